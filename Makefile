@@ -1,0 +1,49 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help
+help:  ## Show what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/run.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch  # first: the constraint picks its build before another package can ask for a larger one
+	$(PIP) --editable '.[run,view]'
+	@touch $@
+
+$(VENV)/dev.done: $(VENV)/run.done
+	$(PIP) --editable '.[run,view,dev]'
+	@touch $@
+
+.PHONY: run
+run: $(VENV)/run.done  ## Make an environment, run the example and trace it (under two minutes)
+	$(BIN)/rltrace run examples/laptop.yaml
+
+.PHONY: install
+install: $(VENV)/dev.done  ## Make an environment for development
+
+.PHONY: perfetto
+perfetto: $(VENV)/dev.done  ## Fetch the two versions of Perfetto's importer that the tests ask
+	$(BIN)/python tests/exporters/trace_processor.py
+
+.PHONY: lint
+lint: $(VENV)/dev.done  ## Check style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+.PHONY: test
+test: lint perfetto  ## Install everything and run every test
+	$(BIN)/python -m pytest
+
+.PHONY: bench
+bench: $(VENV)/dev.done  ## Measure what recording and exporting cost, beside the peers
+	$(BIN)/python tests/bench/hot_path.py
+	$(BIN)/python tests/bench/export.py --require 500000
+
+.PHONY: clean
+clean:  ## Remove what was made, Recordings apart
+	rm -rf $(VENV) .perfetto .mypy_cache .ruff_cache .pytest_cache dist

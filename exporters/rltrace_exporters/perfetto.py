@@ -1,0 +1,472 @@
+"""Writes a Recording as a Perfetto trace: packets as bytes, a block at a time, whatever the Recording's size.
+
+Each span becomes two packets where it ends (the importer sorts by time): its beginning with everything known about it,
+and its end. All times are nanoseconds since 1970: each clock domain's monotonic clock plus one constant. Packets go out
+in compressed blocks of whole packets, so a cut file loses its last block and nothing else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Iterable
+from hashlib import blake2b
+from typing import Any, BinaryIO, NamedTuple
+
+from rltrace.events import REQUEST, STEP, Counter, Span
+from rltrace.recording import Process, Recording, in_order
+from rltrace_exporters import perfetto_tracks as tracks
+from rltrace_exporters.protobuf import PAIRS, SHORT, SMALL, data, double, fixed64, integer, rest_of_nine, text, varint
+from rltrace_exporters.rows import FlatRow, NestedRow, Row, Rows
+
+BLOCK_PIECES = 65_536
+"""Pieces of packets (about half a megabyte) that are compressed at a time."""
+
+MOST_NAMES = 20_000
+"""Names that one process's sequence of packets refers to by number; then it starts numbering afresh."""
+
+STARTS = "recording starts"
+"""Name of the instant at which the first process began: the UI, like `rltrace summary`, counts seconds from it."""
+
+_REALTIME, _MONOTONIC = 1, 3
+_TYPE_BEGIN, _TYPE_END, _TYPE_INSTANT, _TYPE_COUNTER = (integer(9, kind) for kind in (1, 2, 3, 4))
+_EVENT_NAMES, _ARG_NAMES = 2, 3
+_CLEARED, _NEEDS_NAMES = 1, 2
+_NEVER = 1 << 62
+
+
+class Perfetto:
+    """The format of ui.perfetto.dev and of `rltrace view`."""
+
+    suffix = ".pftrace"
+
+    def write(self, recording: Recording, out: BinaryIO) -> None:
+        """Write every event of a Recording.
+
+        Args:
+            recording: Alive, dead or complete; what is open in it stays open in the trace.
+            out: Written from its position on, never read or rewound.
+        """
+        processes = in_order(recording.processes)
+        clocks = Clocks(processes)
+        pids = tracks.pids(processes)
+        trace = _Trace(out)
+        trace.preamble(recording, processes, clocks)
+        first = clocks.first(processes)
+        for position, process in enumerate(processes):
+            _write_process(trace, process, position, pids[process.key], clocks, is_first=process is first)
+        trace.end()
+
+
+def _write_process(trace: _Trace, process: Process, position: int, pid: int, clocks: Clocks, *, is_first: bool) -> None:
+    labels = clocks.labels(process)
+    uuid = trace.track(lambda uuid: tracks.process_track(uuid, pid, process, position, labels))
+    sequence = position + 2  # descriptors of tracks are on sequence 1
+    _ProcessWriter(trace, process, uuid, pid, sequence, clocks.offset_ns(process)).write(is_first=is_first)
+
+
+class Clocks:
+    """What to add to each process's times to get nanoseconds since 1970.
+
+    One constant for a clock domain, so that processes of one domain keep their exact distance. Domains are aligned by
+    their real-time clocks only: how far those are apart nobody measured, and the trace says so.
+    """
+
+    def __init__(self, processes: Iterable[Process]):
+        self.offsets: dict[tuple[str, str], int] = {}
+        for process in sorted(processes, key=lambda process: process.start_ns):
+            if "realtime_ns" in process.identity and "monotonic_ns" in process.identity:
+                self.offsets.setdefault(process.clock_domain, process.unix_offset_ns)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all times come from one clock."""
+        return len(self.offsets) < 2
+
+    def offset_ns(self, process: Process) -> int:
+        """What to add to the times of `process`; one that never said its clock is taken to have the first's."""
+        first = next(iter(self.offsets.values()), 0)
+        return self.offsets.get(process.clock_domain, first)
+
+    def first(self, processes: Iterable[Process]) -> Process | None:
+        """The process that began first; those that never said when do not count."""
+        known = [process for process in processes if process.start_ns]
+        return min(known, key=lambda process: process.start_ns + self.offset_ns(process), default=None)
+
+    def labels(self, process: Process) -> list[str]:
+        """What must be said next to the name of `process`."""
+        if self.is_one or process.clock_domain == next(iter(self.offsets)):
+            return []
+        return ["another clock, aligned by real time, error unknown"]
+
+
+class _Trace:
+    """The file: blocks of packets, and the numbers of tracks."""
+
+    def __init__(self, out: BinaryIO):
+        self.out = out
+        self.packets: list[bytes] = []
+        """Packets or pieces of packets, in order."""
+        self.tracks = 0
+        self.digest = blake2b(digest_size=16)
+        """Of all that was written."""
+
+    def preamble(self, recording: Recording, processes: list[Process], clocks: Clocks) -> None:
+        """What holds for the whole trace: its clock, the order of its processes."""
+        if processes:
+            monotonic_ns = processes[0].start_ns
+            pair = ((_REALTIME, monotonic_ns + clocks.offset_ns(processes[0])), (_MONOTONIC, monotonic_ns))
+            snapshot = b"".join(data(1, integer(1, clock) + integer(2, time)) for clock, time in pair)
+            self.packet(data(6, snapshot + integer(2, _REALTIME)))
+        self.packet(data(60, tracks.root()))
+        facts: dict[str, str | int] = {
+            "rltrace.run_id": str(recording.manifest.get("run_id")),
+            "rltrace.command": " ".join(map(str, recording.manifest.get("command") or ())),
+            "rltrace.clock_domains": len(clocks.offsets),
+            "rltrace.clock_error_bound": "exact: one clock" if clocks.is_one else "unknown: aligned by real time",
+        }
+        self.packet(data(126, b"".join(data(1, _attribute(key, value)) for key, value in facts.items())))
+
+    def packet(self, fields: bytes) -> None:
+        """Append one packet that says nothing about its sequence but its number, or nothing at all."""
+        self.packets.append(data(1, fields))
+
+    def track(self, descriptor: Callable[[int], bytes]) -> int:
+        """Append the descriptor that `descriptor(uuid)` makes, and return the new track's uuid."""
+        self.tracks += 1
+        self.packet(data(60, descriptor(self.tracks)) + integer(10, 1))
+        return self.tracks
+
+    def flush(self) -> None:
+        """Write what was appended as one block."""
+        block = b"".join(self.packets)
+        self.packets.clear()
+        if block:
+            self.digest.update(block)
+            self.out.write(data(1, data(50, zlib.compress(block, 1))))
+
+    def end(self) -> None:
+        """Write the rest, and what tells this trace from others.
+
+        The UI keeps traces by it: the same Recording must give the same, and more of a live run another one.
+        """
+        self.flush()
+        identity = int.from_bytes(self.digest.digest(), "big")
+        self.packet(data(89, integer(1, identity >> 64) + integer(2, identity & 0xFFFF_FFFF_FFFF_FFFF)))
+        self.flush()
+
+
+def _attribute(key: str, value: str | int) -> bytes:
+    return text(1, key) + (integer(2, value) if isinstance(value, int) else text(3, value))
+
+
+class _Track:
+    """A row's number in a TrackEvent, and the bytes around the time of a packet that ends a span on it."""
+
+    def __init__(self, uuid: int, sequence: bytes):
+        self.uuid = integer(11, uuid)
+        self.sequence = sequence + b"\x5a"
+        self.end_head, self.end_tail = self.around(_TYPE_END + self.uuid)
+
+    def around(self, event: bytes) -> tuple[bytes, bytes]:
+        """The bytes before and after the time of a packet with this TrackEvent.
+
+        A packet is `head + time + tail`. A time always takes nine bytes, so the lengths in `head` are known before it.
+        """
+        tail = self.sequence + varint(len(event)) + event
+        return _head(len(tail)), tail
+
+
+def _head(tail_bytes: int) -> bytes:
+    """What precedes the time of a packet: `packet` and its length, `timestamp`."""
+    return b"\x0a" + varint(10 + tail_bytes) + b"\x40"
+
+
+_HEADS = [_head(tail_bytes) for tail_bytes in range(4096)]
+
+
+class _Begin(NamedTuple):
+    """The bytes of a packet that begins a span of one name on one track."""
+
+    track: _Track
+    sequence: bytes
+    event: bytes
+    head: bytes
+    tail: bytes
+    """Before and after the time, for a span that has nothing else."""
+    end_head: bytes
+    end_tail: bytes
+    """Before and after the time of the packet that ends it."""
+
+
+class _Names:
+    """Numbers for the names on one sequence of packets, and the packets that say which is which."""
+
+    def __init__(self, trace: _Trace, sequence: bytes):
+        self.trace = trace
+        self.sequence = sequence
+        self.numbers: dict[tuple[int, str], bytes] = {}
+
+    def number(self, kind: int, name: str) -> bytes:
+        """The number of a name, as a varint: `kind` is its field in InternedData."""
+        number = self.numbers.get((kind, name))
+        if number is None:
+            number = self.numbers[kind, name] = varint(len(self.numbers) + 1)
+            entry = data(kind, b"\x08" + number + text(2, name))
+            self.trace.packet(self.sequence + integer(13, _NEEDS_NAMES) + data(12, entry))
+        return number
+
+    def restart(self) -> None:
+        """Begin the sequence, or forget all names on it."""
+        self.numbers.clear()
+        self.trace.packet(self.sequence + integer(13, _CLEARED) + data(59, integer(58, _REALTIME)))
+
+
+class _Arguments:
+    """Span arguments as debug annotations, which the UI shows under a selected span."""
+
+    def __init__(self, names: _Names):
+        self.names = names
+        self.integers: dict[str, list[bytes]] = {}
+        """By name: what precedes an integer of so many varint bytes."""
+        self.strings: dict[tuple[str, str], bytes] = {}
+
+    def forget(self) -> None:
+        """The names have been numbered afresh."""
+        self.integers.clear()
+        self.strings.clear()
+
+    def encode(self, args: dict[str, Any]) -> bytes:
+        """The annotations of one span, the most frequent kinds of value first."""
+        pieces = []
+        for key, value in args.items():
+            if value.__class__ is str:
+                pieces.append(self.strings.get((key, value)) or self._string(key, value))
+            elif value.__class__ is int and 0 <= value < 1 << 63:
+                number = SHORT[value] if value < SMALL else varint(value)
+                heads = self.integers.get(key) or self._integer(key)
+                pieces += (heads[len(number)], number)
+            else:
+                pieces.append(data(4, self._name(key) + _annotation_value(value)))
+        return b"".join(pieces)
+
+    def _name(self, key: str) -> bytes:
+        return b"\x08" + self.names.number(_ARG_NAMES, str(key))
+
+    def _integer(self, key: str) -> list[bytes]:
+        prefix = self._name(key) + b"\x20"
+        heads = self.integers[key] = [b"\x22" + varint(len(prefix) + length) + prefix for length in range(10)]
+        return heads
+
+    def _string(self, key: str, value: str) -> bytes:
+        annotation = data(4, self._name(key) + text(6, value))
+        if len(value) < 100:
+            self.strings[key, value] = annotation
+        return annotation
+
+
+def _annotation_value(value: Any) -> bytes:
+    """A DebugAnnotation without its name."""
+    if isinstance(value, bool):
+        return integer(2, value)
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        return integer(4 if value < 1 << 63 else 3, value)
+    if isinstance(value, float):
+        return double(5, value)
+    if isinstance(value, dict) and value:
+        return b"".join(data(11, text(10, str(key)) + _annotation_value(inner)) for key, inner in value.items())
+    if isinstance(value, (list, tuple)) and value:
+        return b"".join(data(12, _annotation_value(inner)) for inner in value)
+    return text(6, str(value))
+
+
+def _counter_value(value: float) -> bytes:
+    if value.__class__ is int and -(1 << 63) <= value < 1 << 63:
+        return b"\xf0\x01" + varint(value)
+    return double(44, value)
+
+
+def _flows(keys: Iterable[str]) -> bytes:
+    """Arrows of one slice; the importer joins the slices of one number in the order of their times."""
+    return b"".join(
+        fixed64(47, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")) for key in keys
+    )
+
+
+class _ProcessWriter:
+    """Writes one process: its events in the order the reader yields them, descriptors where a track is first needed."""
+
+    def __init__(self, trace: _Trace, process: Process, uuid: int, pid: int, sequence: int, offset_ns: int):
+        self.trace = trace
+        self.process = process
+        self.uuid = uuid
+        self.pid = pid
+        self.offset_ns = offset_ns
+        self.sequence = integer(10, sequence) + integer(13, _NEEDS_NAMES)
+        self.names = _Names(trace, integer(10, sequence))
+        self.arguments = _Arguments(self.names)
+        self.begins: dict[tuple[int, int, int | None, str], _Begin] = {}
+        """Of spans whose row follows from their thread, task and lane."""
+        self.tracks: dict[Hashable, _Track] = {}
+        self.rows: dict[Hashable, Rows] = {}
+        self.counters: dict[str, _Track] = {}
+        self.groups: dict[str, int] = {}
+        self.threads: dict[int, int] = {}
+        self.times: dict[int, bytes] = {}
+
+    def write(self, *, is_first: bool) -> None:
+        """Write all events of the process, of the first one also when it began.
+
+        This loop is the exporter's speed: a span without arguments takes one look-up of prepared bytes and two of
+        times; nothing is encoded.
+        """
+        self.names.restart()
+        if is_first:
+            start_ns = self.process.start_ns
+            mark = Span(STARTS, self.process.pid, 0, start_ns, start_ns, {"phase": True})
+            self._rare(mark, self._begin(mark))
+        packets = self.trace.packets
+        append = packets.extend
+        arguments = self.arguments.encode
+        pairs, short, heads, times = PAIRS, SHORT, _HEADS, self.times
+        begins, offset_ns, most = self.begins, self.offset_ns, BLOCK_PIECES
+        for event in self.process.events():
+            if len(packets) > most:
+                self._make_room()
+            if isinstance(event, Counter):
+                self._counter(event)
+                continue
+            args = event.args
+            begin = begins.get((event.thread, event.task, event.lane, event.name))
+            if begin is None or "phase" in args:
+                begin = self._begin(event)
+            end_ns = event.end_ns
+            if end_ns is None or end_ns == event.start_ns or event.flows_out or event.flows_in:
+                self._rare(event, begin)
+                continue
+            _, sequence, fields, head, tail, end_head, end_tail = begin
+            start = event.start_ns + offset_ns
+            end = end_ns + offset_ns
+            high, end_high = start >> 28, end >> 28
+            rest = times.get(high) or self._rest(high)
+            end_rest = rest if end_high == high else times.get(end_high) or self._rest(end_high)
+            if args:
+                annotations = arguments(args)
+                size = len(fields) + len(annotations)
+                tail_size = len(sequence) + size + (1 if size < 128 else 2)
+                if tail_size >= 4096:
+                    self._rare(event, begin)
+                    continue
+                append((
+                    heads[tail_size], pairs[start & 0x3FFF], pairs[start >> 14 & 0x3FFF], rest,
+                    sequence, short[size], fields, annotations,
+                    end_head, pairs[end & 0x3FFF], pairs[end >> 14 & 0x3FFF], end_rest, end_tail,
+                ))  # fmt: skip
+            else:
+                append((
+                    head, pairs[start & 0x3FFF], pairs[start >> 14 & 0x3FFF], rest, tail,
+                    end_head, pairs[end & 0x3FFF], pairs[end >> 14 & 0x3FFF], end_rest, end_tail,
+                ))  # fmt: skip
+        self._make_room()
+
+    def _rare(self, span: Span, begin: _Begin) -> None:
+        """Write a span that is still open, or takes no time, or has arrows or very long arguments.
+
+        Arrows leave at a span's beginning and arrive at its end, so that they point forward where both began at once.
+        The importer turns an arrow around if its receiver began before its sender did.
+        """
+        track, fields = begin.track, begin.event + _flows(span.flows_out) + self.arguments.encode(span.args)
+        start = span.start_ns + self.offset_ns
+        if span.end_ns is None:
+            self._packet(start, track, fields + _flows(span.flows_in))
+        elif span.end_ns == span.start_ns:
+            self._packet(start, track, _TYPE_INSTANT + fields.removeprefix(_TYPE_BEGIN) + _flows(span.flows_in))
+        else:
+            self._packet(start, track, fields)
+            self._packet(span.end_ns + self.offset_ns, track, _TYPE_END + track.uuid + _flows(span.flows_in))
+
+    def _packet(self, time: int, track: _Track, event: bytes) -> None:
+        head, tail = track.around(event)
+        rest = self.times.get(time >> 28) or self._rest(time >> 28)
+        self.trace.packets.extend((head, PAIRS[time & 0x3FFF], PAIRS[time >> 14 & 0x3FFF], rest, tail))
+
+    def _counter(self, sample: Counter) -> None:
+        track = self.counters.get(sample.name) or self._counter_track(sample.name)
+        self._packet(sample.ts_ns + self.offset_ns, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
+
+    def _rest(self, high: int) -> bytes:
+        rest = self.times[high] = rest_of_nine(high)
+        return rest
+
+    def _make_room(self) -> None:
+        """Write a block, and bound what is kept from one to the next."""
+        self.trace.flush()
+        if len(self.names.numbers) + len(self.begins) + len(self.arguments.strings) > MOST_NAMES:
+            self.begins.clear()
+            self.arguments.forget()
+            self.names.restart()
+        if len(self.times) > MOST_NAMES:
+            self.times.clear()
+
+    # ---------------------------------------------------------------- rows
+
+    def _begin(self, span: Span) -> _Begin:
+        """Find or make the row of a span, and the bytes that begin it there."""
+        track, follows_from_key = self._track_of(span)
+        event = _TYPE_BEGIN + track.uuid + b"\x50" + self.names.number(_EVENT_NAMES, span.name)
+        begin = _Begin(track, track.sequence, event, *track.around(event), track.end_head, track.end_tail)
+        if follows_from_key:
+            self.begins[span.thread, span.task, span.lane, span.name] = begin
+        return begin
+
+    def _track_of(self, span: Span) -> tuple[_Track, bool]:
+        """The row of a span, and whether every span of its thread, task, lane and name is on it."""
+        if span.is_phase or span.name == STEP:
+            span.args.pop("phase", None)
+            return self._placed(span, "phases", NestedRow, tracks.phases(self.process)), False
+        if span.name == REQUEST:
+            return self._placed(span, "requests", FlatRow, tracks.REQUESTS), False
+        if span.lane is None:
+            return self._placed(span, (span.thread, span.task), NestedRow, span.name), False
+        key = (span.thread, span.task, span.lane)
+        return self.tracks.get(key) or self._thread_row(*key), True
+
+    def _placed(self, span: Span, group: Hashable, kind: type[Row], name: str) -> _Track:
+        """The first row of a group that has room for a span."""
+        rows = self.rows.setdefault(group, Rows(kind))
+        index = rows.place(span.start_ns, _NEVER if span.end_ns is None else span.end_ns)
+        key = (group, index)
+        if key not in self.tracks:
+            self.tracks[key] = self._track(lambda uuid: tracks.row(uuid, self.uuid, name))
+        return self.tracks[key]
+
+    def _thread_row(self, thread: int, task: int, lane: int) -> _Track:
+        if thread not in self.threads:
+            self.threads[thread] = self._thread(thread)
+        parent = self.threads[thread]
+        if not task and not lane:
+            track = _Track(parent, self.sequence)
+        else:
+            name = f"{self._thread_name(thread)} · {'tasks' if task else 'overlapping'}"
+            track = self._track(lambda uuid: tracks.row(uuid, parent, name))
+        self.tracks[thread, task, lane] = track
+        return track
+
+    def _thread(self, thread: int) -> int:
+        # A main thread's id is its process's, by which the importer knows it.
+        tid = self.pid if thread == self.process.pid else thread
+        position, name = len(self.threads), self._thread_name(thread)
+        return self.trace.track(lambda uuid: tracks.thread_track(uuid, self.uuid, self.pid, tid, name, position))
+
+    def _thread_name(self, thread: int) -> str:
+        return self.process.threads.get(thread) or f"thread {thread}"
+
+    def _counter_track(self, name: str) -> _Track:
+        title = tracks.MEMORY if name.endswith("_bytes") else tracks.COUNTERS
+        if title not in self.groups:
+            self.groups[title] = self.trace.track(lambda uuid: tracks.row(uuid, self.uuid, title))
+        group = self.groups[title]
+        track = self.counters[name] = self._track(lambda uuid: tracks.counter_track(uuid, group, name))
+        return track
+
+    def _track(self, descriptor: Callable[[int], bytes]) -> _Track:
+        return _Track(self.trace.track(descriptor), self.sequence)

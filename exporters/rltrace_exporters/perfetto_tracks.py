@@ -1,0 +1,92 @@
+"""The rows of the timeline: which there are, what they are called, and their order.
+
+One process per recorded process. In a process: its threads (each with rows for asyncio tasks and for spans that
+overlap), its phases, memory by owner, other counters, requests, and what was recorded afterwards with its own times.
+Requests are below memory because they take as many rows as are in flight. Sibling rows of one name are laid out as one
+by the UI.
+
+The UI puts threads first, and sorts what else a process has by name, whatever order we ask for: the names below are in
+that order (capital letters sort first). Inside a group it does as asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rltrace.events import OWNERS, owner_of_counter
+from rltrace.recording import Process
+from rltrace_exporters.protobuf import data, integer, text
+
+MAX_LINUX_PID = 1 << 22
+
+MEMORY = "memory"
+COUNTERS = "other counters"
+REQUESTS = "requests"
+
+
+def phases(process: Process) -> str:
+    """Name of the row of phases; it says whose they are, for it is pinned to the top, away from its process."""
+    return f"Phases · {process.place}"
+
+
+_EXPLICIT = 3
+_SIZE_BYTES = 3
+
+
+def title(process: Process, pid: int) -> str:
+    """`rank 0 engine · host`: the UI adds the pid, so the true one is said only where that is another."""
+    named = f"{process.place} · {process.host}"
+    return named if pid == process.pid else f"{named}, pid {process.pid}"
+
+
+def pids(processes: Iterable[Process]) -> dict[str, int]:
+    """A number for each process, by its key: its pid, if no other process of the Recording has the same.
+
+    To the importer a pid is the process: two hosts' equal pids, or one pid used twice, would become one. Machine ids
+    would tell hosts apart, but not pid namespaces, nor a pid's second use; numbers above Linux's largest pid always do.
+    """
+    numbers: dict[str, int] = {}
+    taken = {0}  # the importer takes pid 0 for the kernel's idle task
+    for process in processes:
+        pid = process.pid
+        if pid in taken:
+            pid = MAX_LINUX_PID + len(numbers)
+        taken.add(pid)
+        numbers[process.key] = pid
+    return numbers
+
+
+def root(uuid: int = 0) -> bytes:
+    """The descriptor that makes newer UIs (v57) keep our order of processes and threads."""
+    return integer(1, uuid) + integer(19, 1) + integer(20, 1)
+
+
+def process_track(uuid: int, pid: int, process: Process, position: int, labels: Iterable[str]) -> bytes:
+    """The descriptor of a process."""
+    descriptor = integer(1, pid) + integer(3, position) + text(6, title(process, pid))
+    for label in labels:
+        descriptor += text(8, label)
+    return integer(1, uuid) + data(3, descriptor) + integer(11, _EXPLICIT) + integer(12, position)
+
+
+def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str, position: int) -> bytes:
+    """The descriptor of a thread; threads keep the order in which they were first heard of."""
+    descriptor = integer(1, pid) + integer(2, tid) + integer(3, position) + text(5, name)
+    return integer(1, uuid) + integer(5, parent) + data(4, descriptor)
+
+
+def row(uuid: int, parent: int, name: str) -> bytes:
+    """The descriptor of a row or a group of rows."""
+    return integer(1, uuid) + integer(5, parent) + text(2, name) + integer(11, _EXPLICIT)
+
+
+def counter_track(uuid: int, parent: int, name: str) -> bytes:
+    """The descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
+
+    A process's totals have a scale of their own, or the owners beside them would be too flat to see.
+    """
+    owner = owner_of_counter(name)
+    in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner else "totals")
+    unit = in_bytes if name.endswith("_bytes") else text(6, name.rpartition("_")[2])
+    position = OWNERS.index(owner) if owner else len(OWNERS)
+    return integer(1, uuid) + integer(5, parent) + text(2, name) + data(8, unit) + integer(12, position)

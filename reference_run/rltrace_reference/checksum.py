@@ -1,0 +1,71 @@
+"""Checksums of tensors in parts: any rank sums up the elements it has, and the sums add up to the whole tensor's.
+
+The checksum of words w_0 ... w_n is the sum of w_i * (mix(i) | 1) modulo 2^64, each word (16 or 32 bits) taken as a
+signed integer and `mix` a bijection of 32-bit integers that scatters positions. It needs no order, so that a GPU
+computes it at the speed of its memory; it sees every single changed word, and words or rows that changed places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Piece(NamedTuple):
+    """Consecutive words of a parameter."""
+
+    slot: int
+    """Whose sum they belong to."""
+    start: int
+    """Position of the first in the whole parameter, in words."""
+    words: Tensor
+    """Flat and contiguous, int16 or int32."""
+
+
+class Summands(Protocol):
+    """Pieces made ready to be added, once or often; they are read when they are added."""
+
+    def add_to(self, values: Tensor) -> None:
+        """Adds each piece's weighted sum to its slot; on a GPU the work is queued only."""
+
+
+def prepare(pieces: Sequence[Piece], device: torch.device) -> Summands:
+    """The pieces, which must stay where they are, ready to be added."""
+    if device.type == "cpu":
+        return HostSummands(list(pieces))
+    from rltrace_reference import kernels  # needs Triton
+
+    return kernels.Summands(pieces)
+
+
+class HostSummands:
+    """Pieces in host memory."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+
+    def add_to(self, values: Tensor) -> None:
+        """One after the other."""
+        for piece in self.pieces:
+            values[piece.slot] += weighted_sum(piece.words, piece.start)
+
+
+def weighted_sum(words: Tensor, start: int) -> Tensor:
+    """The checksum's share of some consecutive words, shape (), int64; any device."""
+    positions = torch.arange(start, start + len(words), dtype=torch.int64, device=words.device)
+    return (words.to(torch.int64) * (_mix(positions) | 1)).sum()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit integers (here in int64) after which neighbours have nothing in common.
+
+    Source: C. Wellons, "Prospecting for Hash Functions", the two-round function with the least bias.
+    """
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & 0xFFFFFFFF
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)

@@ -1,0 +1,69 @@
+"""`python -m rltrace_reference.compare_sync CONFIG.yaml`: the same weights synced in several ways, and a table."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import uuid
+
+from rich.console import Console
+from rich.table import Table
+
+from rltrace.errors import RltraceError
+from rltrace_reference.__main__ import checked
+from rltrace_reference.config import Config
+from rltrace_reference.strategy import alternatives
+from rltrace_reference.weight_sync import SyncStats
+from rltrace_reference.worker_group import WorkerGroup
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compares and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rltrace_reference.compare_sync", description=__doc__)
+    parser.add_argument("config", help="YAML file; its model, ranks and bucket size are used")
+    parser.add_argument("--rounds", type=int, default=6, help="syncs in each way; the first is shown apart")
+    parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    options = parser.parse_args(arguments)
+    try:
+        config = checked(options.config, options.force)
+        Console(width=140).print(compare(config, options.rounds))
+    except RltraceError as error:
+        print(f"rltrace: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def compare(config: Config, rounds: int) -> Table:
+    """Starts the run's processes and syncs in every way.
+
+    Args:
+        config: The run.
+        rounds: Syncs in each way, at least 2.
+    """
+    transports = ["shared_memory"] if config.device == "cpu" else ["cuda_ipc", "host_staging"]
+    table = Table("way", "first ms", "median ms", "slowest ms", "GB/s", "buckets", box=None, header_style="bold")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    with WorkerGroup(config, run_id=uuid.uuid4().hex[:8]) as workers:
+        for strategy in alternatives(transports, config.rollout.bucket_megabytes):
+            of_ranks = workers.call("compare_sync", [(strategy, rounds)] * config.ranks)
+            table.add_row(str(strategy), *_figures(of_ranks))
+    return table
+
+
+def _figures(of_ranks: list[list[SyncStats]]) -> list[str]:
+    """A row: a round is as slow as its slowest rank."""
+    first, *rest = (max(stats.seconds for stats in of_round) for of_round in zip(*of_ranks, strict=True))
+    stats, median = of_ranks[0][0], statistics.median(rest)
+    return [
+        f"{1e3 * first:.1f}",
+        f"{1e3 * median:.1f}",
+        f"{1e3 * max(rest):.1f}",
+        f"{stats.bytes / median / 1e9:.0f}",
+        str(stats.buckets),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

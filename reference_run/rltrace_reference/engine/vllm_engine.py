@@ -1,0 +1,156 @@
+"""vLLM as the engine: in this process, tensor parallelism 1, asleep while the actor has the GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from rltrace.errors import RunError
+from rltrace_reference.architecture import transformers_config
+from rltrace_reference.config import Config, ModelConfig
+from rltrace_reference.engine.model import matrices
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is the engine's: no further one beneath it
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+"""CUDA graphs of whole decode steps, without torch.compile, which would add a minute to every start."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled sequence."""
+
+    tokens: list[int]
+    log_probs: list[float]
+
+
+class VllmEngine:
+    """The embedded engine's calls, answered by vLLM."""
+
+    def __init__(self, config: Config, rank: int, eos: int) -> None:
+        """Imports vLLM and no more: memory is measured in `start`."""
+        self.config, self.rank, self.eos = config, rank, eos
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        if importlib.util.find_spec("flashinfer") is None:
+            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        import vllm
+
+        self.vllm = vllm
+        self.parameters: dict[str, Tensor] = {}
+
+    def start(self) -> None:
+        """Loads dummy weights, profiles, reserves the KV pool and captures graphs, all in vLLM's constructor."""
+        rollout = self.config.rollout
+        with tempfile.TemporaryDirectory(prefix="rltrace-model-") as folder:
+            transformers_config(self.config.model).save_pretrained(folder)
+            self.llm: Any = self.vllm.LLM(
+                model=folder,
+                skip_tokenizer_init=True,
+                load_format="dummy",
+                dtype="bfloat16",
+                generation_config="vllm",
+                enable_sleep_mode=rollout.sleep_level > 0,
+                gpu_memory_utilization=rollout.gpu_memory_utilization,
+                max_model_len=rollout.max_model_len or self.config.sequence_tokens,
+                max_num_seqs=rollout.slots,
+                enforce_eager=rollout.enforce_eager,
+                compilation_config=None if rollout.enforce_eager else GRAPHS,
+                enable_prefix_caching=False,
+                logprobs_mode="processed_logprobs",  # at the temperature that it samples with
+                seed=self.config.seed,
+            )
+        model: nn.Module = self.llm.apply_model(lambda model: model)[0]
+        self.parameters = checkpoint_views(dict(model.named_parameters()), self.config.model)
+
+    def sleep(self, level: int) -> dict[str, int]:
+        """Gives memory back to the device.
+
+        Returns:
+            Bytes of the sleeping pools that are mapped nevertheless, by tag.
+        """
+        if level == 0:
+            return {}
+        self.llm.sleep(level)
+        return mapped_bytes()
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Maps memory behind the tags; what was in it is gone at level 2."""
+        if self.config.rollout.sleep_level > 0:
+            self.llm.wake_up(tags)
+
+    def generate(self, prompts: list[list[int]], seed: int, step: int) -> list[Response]:
+        """As `Engine.generate` of the embedded engine."""
+        rollout = self.config.rollout
+        asked = [
+            self.vllm.SamplingParams(
+                n=rollout.n,
+                temperature=rollout.temperature,
+                max_tokens=rollout.max_tokens,
+                ignore_eos=rollout.ignore_eos,
+                stop_token_ids=[] if rollout.ignore_eos else [self.eos],
+                logprobs=0,
+                seed=(seed * 1009 + index * rollout.n) % (1 << 63),
+                detokenize=False,
+            )
+            for index in range(len(prompts))
+        ]
+        finished = self.llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
+        return [self._response(sample) for request in finished for sample in request.outputs]
+
+    def _response(self, sample: Any) -> Response:
+        tokens = list(sample.token_ids)
+        log_probs = [said[token].logprob for token, said in zip(tokens, sample.logprobs, strict=True)]
+        if not all(map(math.isfinite, log_probs)):
+            raise RunError(
+                f"engine of rank {self.rank}: its log-probs are not finite, weights may still hold what lay there "
+                "before; was the weight sync skipped?"
+            )
+        return Response(tokens, log_probs)
+
+
+def checkpoint_views(fused: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """The parameters of a checkpoint as rows of vLLM's, which fuses projections and pads the vocabulary.
+
+    Args:
+        fused: vLLM's parameters by its names, at tensor parallelism 1.
+        config: Sizes.
+
+    Raises:
+        RunError: vLLM has another set of parameters, or other sizes.
+    """
+    views: dict[str, Tensor] = {}
+    expected = matrices(config)
+    unknown = sorted(set(fused) - set(expected))
+    for name, members in expected.items():
+        matrix = fused.get(name)
+        rows = sum(shape[0] for shape in members.values())
+        if matrix is None or len(matrix) < rows or unknown:
+            has = "none" if matrix is None else f"shape {tuple(matrix.shape)}"
+            raise RunError(
+                f"vllm: the model needs {name} with {rows} rows, vLLM has {has}"
+                + (f", and parameters unknown here: {unknown[0]}" if unknown else "")
+            )
+        parts = matrix.detach()[:rows].split([shape[0] for shape in members.values()])
+        views |= dict(zip(members, parts, strict=True))
+    return views
+
+
+def mapped_bytes() -> dict[str, int]:
+    """Bytes of vLLM's sleeping pools that have memory behind them now, by tag; empty where it does not say."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    bytes_by_tag: dict[str, int] = {}
+    for data in list(CuMemAllocator.instance.pointer_to_data.values()) if CuMemAllocator.instance else ():
+        if hasattr(data, "is_asleep"):  # 0.24 keeps no record
+            bytes_by_tag[data.tag] = bytes_by_tag.get(data.tag, 0) + (0 if data.is_asleep else data.handle[1])
+    return bytes_by_tag

@@ -1,0 +1,87 @@
+"""The worker's handle of its engine process: start, generate, sleep, wake up, close."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from rltrace.errors import RunError
+from rltrace_reference import batch, process_exit, task
+from rltrace_reference.batch import Batch
+from rltrace_reference.channel import Channel
+from rltrace_reference.config import Config
+
+
+class Rollout:
+    """One engine process, which lives as long as this worker does."""
+
+    def __init__(self, config: Config, rank: int) -> None:
+        """Starts the process; its imports run while the worker builds its actor."""
+        self.config, self.rank = config, rank
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rltrace_reference.engine", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self.channel = Channel(ours)
+        self.channel.send({"config": msgspec.to_builtins(config), "rank": rank, "eos": task.EOS})
+
+    def start(self) -> None:
+        """Lets the engine load dummy weights, profile and reserve its KV pool; vLLM captures its graphs too."""
+        self._call("start")
+
+    def generate(self, prompts: list[list[int]], seed: int, step: int) -> Batch:
+        """Samples n responses of each prompt.
+
+        Returns:
+            Samples of one prompt adjacent, with the engine's log-probs.
+        """
+        said = self._call("generate", prompts=prompts, seed=seed, step=step)
+        repeated = [prompt for prompt in prompts for _ in range(self.config.rollout.n)]
+        return batch.from_responses(repeated, said["tokens"], said["log_probs"], self.config.rollout.max_tokens)
+
+    def sleep(self, level: int) -> dict[str, int]:
+        """Lets the engine give its memory back.
+
+        Returns:
+            Bytes that are still there, by tag.
+        """
+        residual: dict[str, int] = self._call("sleep", level=level)
+        return residual
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Lets the engine put memory behind these tags again."""
+        self._call("wake_up", tags=tags)
+
+    def use_transport(self, name: str) -> None:
+        """Lets the engine expect the next sync by this transport, as `device.py` names them."""
+        self._call("use_transport", transport=name)
+
+    def death(self) -> str:
+        """Waits until the engine process has ended and says how."""
+        how = process_exit.in_words(self.process.wait())
+        return f"engine of rank {self.rank} (pid {self.process.pid}) died: {how}"
+
+    def close(self) -> None:
+        """Ends the engine process."""
+        try:
+            self.channel.send({"call": "exit"})
+            self.process.wait(timeout=5)
+        except (ConnectionError, subprocess.TimeoutExpired):
+            self.process.kill()
+
+    def _call(self, name: str, **arguments: Any) -> Any:
+        try:
+            self.channel.send({"call": name} | arguments)
+            answer, _ = self.channel.receive()
+        except ConnectionError:
+            raise RunError(self.death()) from None
+        if answer.get("error"):
+            raise RunError(answer["error"])
+        return answer["result"]

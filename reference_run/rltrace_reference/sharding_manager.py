@@ -1,0 +1,86 @@
+"""Joins a rank's actor and engine, which share one device: inside, the engine is awake with the actor's weights."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rltrace_reference import device
+from rltrace_reference.actor import Actor
+from rltrace_reference.config import MEBIBYTE
+from rltrace_reference.rollout import Rollout
+from rltrace_reference.strategy import Strategy
+from rltrace_reference.weight_sync import EXCHANGES, Sender, SyncStats
+
+
+class ShardingManager:
+    """`with manager.at(step): rollout.generate(...)`; outside, the engine sleeps and the device is the actor's."""
+
+    def __init__(self, actor: Actor, rollout: Rollout, sender_id: str) -> None:
+        self.actor, self.rollout = actor, rollout
+        self.config = rollout.config
+        self.sender_id = sender_id
+        self.sender = self.sender_of(
+            Strategy(
+                transport=device.transport_name(self.config),
+                keep=self.config.rollout.keep_buckets,
+                bucket_megabytes=self.config.rollout.bucket_megabytes,
+                buckets=self.config.rollout.buckets,
+            )
+        )
+        self.step = 0
+
+    def sender_of(self, strategy: Strategy) -> Sender:
+        """The sender that syncs in this way."""
+        return Sender(
+            self.rollout.channel,
+            int(strategy.bucket_megabytes * MEBIBYTE),
+            self.sender_id,
+            device.transport(strategy.transport),
+            strategy.buckets,
+            strategy.keep,
+            EXCHANGES[strategy.exchange],
+        )
+
+    def at(self, step: int) -> ShardingManager:
+        """This manager, for the buckets of that step."""
+        self.step = step
+        return self
+
+    def __enter__(self) -> ShardingManager:
+        if self.config.rollout.sync:
+            self.actor.onload()
+            self.empty_cache()  # what training has left in the allocator is what the engine wakes into
+            self.wake_weights()
+            self.sync_weights()
+            self.actor.offload()
+            self.wake_kv_cache()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.config.rollout.sync and kind is None:
+            self.sleep()
+            self.empty_cache()
+
+    def wake_weights(self) -> None:
+        """Memory for the weights first: the KV cache need not be there while parameters are gathered."""
+        both = self.config.rollout.wake_up == "all"
+        self.rollout.wake_up(["weights", "kv_cache"] if both else ["weights"])
+
+    def sync_weights(self) -> SyncStats:
+        """The actor's parameters into the engine, one bucket after the other."""
+        return self.sender.sync(self.actor.state_dict(), self.step)
+
+    def wake_kv_cache(self) -> None:
+        """Memory for the KV cache."""
+        if self.config.rollout.wake_up == "staged":
+            self.rollout.wake_up(["kv_cache"])
+
+    def sleep(self) -> None:
+        """The engine's memory back to the device."""
+        self.rollout.sleep(self.config.rollout.sleep_level)
+
+    def empty_cache(self) -> None:
+        """What this process's allocator holds without using it back to the device."""
+        device.empty_cache(self.config)

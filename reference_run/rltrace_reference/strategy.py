@@ -1,0 +1,45 @@
+"""Ways to sync the weights, as data: what a run uses, and what `compare_sync` compares it with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One way."""
+
+    transport: str
+    """As `device.py` names them."""
+    exchange: Literal["all_gather", "relay"] = "all_gather"
+    """Whether every rank gathers from all others, or rank 0 collects and sends the whole on."""
+    keep: bool = False
+    """Whether the buckets stay allocated and mapped from sync to sync."""
+    bucket_megabytes: float
+    buckets: int = 2
+    """How many there are at a time."""
+
+    def __str__(self) -> str:
+        kept = "kept" if self.keep else "freed"
+        return f"{self.transport}, {self.exchange}, {self.buckets} x {self.bucket_megabytes:g} MiB {kept}"
+
+
+def alternatives(transports: list[str], bucket_megabytes: float) -> list[Strategy]:
+    """What is worth comparing: each transport, buckets kept or freed, smaller and larger, and the relay.
+
+    Args:
+        transports: That the device has, the usual one first.
+        bucket_megabytes: Size of the run's buckets.
+    """
+    usual, size = transports[0], bucket_megabytes
+    return [
+        Strategy(transport=usual, bucket_megabytes=size),
+        Strategy(transport=usual, bucket_megabytes=size, keep=True),
+        Strategy(transport=usual, bucket_megabytes=size, keep=True, buckets=4),
+        Strategy(transport=usual, bucket_megabytes=size / 2, keep=True, buckets=4),
+        Strategy(transport=usual, bucket_megabytes=size / 4, keep=True),
+        Strategy(transport=usual, bucket_megabytes=size * 2, keep=True),
+        Strategy(transport=usual, bucket_megabytes=size, keep=True, exchange="relay"),
+        *(Strategy(transport=other, bucket_megabytes=size, keep=True) for other in transports[1:]),
+    ]

@@ -1,0 +1,107 @@
+"""One rank: its actor, its ref and its engine. A plain class; `worker_group.py` makes it a Ray actor."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rltrace_reference import device
+from rltrace_reference.actor import Actor, Ref, UpdateStats
+from rltrace_reference.batch import Batch
+from rltrace_reference.config import Config
+from rltrace_reference.rollout import Rollout
+from rltrace_reference.sharding_manager import ShardingManager
+from rltrace_reference.strategy import Strategy
+from rltrace_reference.weight_sync import SyncStats
+
+HOST = "127.0.0.1"
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+class Worker:
+    """The methods the driver calls, in the order of a run."""
+
+    def __init__(self, rank: int, config: Config, run_id: str) -> None:
+        self.rank, self.config, self.run_id = rank, config, run_id
+        torch.set_num_threads(1)
+        # Here, not in `setup`: the engine dies with the thread that started it, and this is the main one.
+        self.rollout = Rollout(config, rank)
+
+    def pids(self) -> dict[str, int]:
+        """This rank's processes by role."""
+        return {"worker": os.getpid(), "engine": self.rollout.process.pid}
+
+    def open_store(self) -> int:
+        """Rank 0 opens the meeting point of the ranks at a free port and returns it."""
+        self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        port: int = self.store.port
+        return port
+
+    def setup(self, port: int) -> None:
+        """Joins the ranks at rank 0's port, then builds actor, ref and engine, and puts the engine to sleep."""
+        threading.current_thread().name = "worker"  # Ray runs the driver's calls on a thread of its own
+        if self.rank != 0:
+            self.store = dist.TCPStore(HOST, port, is_master=False)
+        dist.init_process_group(
+            device.backend(self.config),
+            store=self.store,
+            rank=self.rank,
+            world_size=self.config.ranks,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=torch.device("cuda", 0) if self.config.device == "cuda" else None,
+        )
+        self.actor = Actor(self.config, self.rank)
+        self.ref = Ref(self.config, self.rank)
+        device.empty_cache(self.config)
+        self.rollout.start()  # last: vLLM measures what the GPU has left, and nobody else may allocate meanwhile
+        self.sharding_manager = ShardingManager(self.actor, self.rollout, f"{self.run_id}.{self.rank}")
+        if not self.config.rollout.sync:
+            self.sharding_manager.sync_weights()  # once: the initial weights, which the engine then keeps
+        self.rollout.sleep(self.config.rollout.sleep_level)
+        self.actor.offload()
+
+    def generate(self, prompts: list[list[int]], step: int) -> Batch:
+        """Samples responses from the current policy."""
+        seed = (self.config.seed * 1_000_003 + step) * 4099 + self.rank
+        with self.sharding_manager.at(step):
+            return self.rollout.generate(prompts, seed, step)
+
+    def old_log_prob(self, batch: Batch) -> torch.Tensor:
+        """Log-probs by the actor before the update, shape (B, T)."""
+        self.actor.onload()
+        return self.actor.log_probs(batch)
+
+    def ref_log_prob(self, batch: Batch) -> torch.Tensor:
+        """Log-probs by the ref, shape (B, T)."""
+        return self.ref.log_probs(batch)
+
+    def update(self, batch: Batch, step: int) -> UpdateStats:
+        """Learns from the step's samples."""
+        stats = self.actor.update(batch, step)
+        self.actor.offload()
+        return stats
+
+    def compare_sync(self, strategy: Strategy, rounds: int) -> list[SyncStats]:
+        """Syncs the weights again and again in one way; not part of a run."""
+        manager = self.sharding_manager
+        sender = manager.sender_of(strategy)
+        self.rollout.use_transport(strategy.transport)
+        self.rollout.wake_up(["weights", "kv_cache"])
+        stats = [sender.sync(self.actor.state_dict(), step) for step in range(rounds)]
+        self.rollout.use_transport(strategy.transport)  # it unmaps what was kept
+        sender.close()
+        self.rollout.sleep(self.config.rollout.sleep_level)
+        return stats
+
+    def watch(self) -> str:
+        """Returns when this rank's engine has died, with how; runs beside the other methods."""
+        return self.rollout.death()
+
+    def close(self) -> None:
+        """Ends the engine and leaves the ranks."""
+        self.rollout.close()
+        dist.destroy_process_group()

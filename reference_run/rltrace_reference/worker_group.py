@@ -1,0 +1,213 @@
+"""The driver's side of the workers: Ray starts one per rank; a call is dispatched, executed and collected."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rltrace.errors import RunError
+from rltrace_reference import process_exit
+from rltrace_reference.config import Config
+from rltrace_reference.reaper import Reaper
+from rltrace_reference.worker import Worker
+
+OBJECT_STORE_BYTES = 80 << 20
+SETTLE_SECONDS = 3.0
+"""How long a failed call waits to learn whether a process died: its peers' broken collectives are heard of first."""
+
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",  # results must not depend on the machine's cores
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class WorkerGroup:
+    """One worker a rank, each in a bundle of its own of one placement group; a context manager."""
+
+    def __init__(self, config: Config, run_id: str, on_call: Callable[[str], None] = lambda method: None) -> None:
+        """Starts Ray and the workers and sets them up.
+
+        Args:
+            config: The run.
+            run_id: Unique, for what must be unique beyond this run.
+            on_call: Told the method of each call.
+        """
+        self.config, self.on_call = config, on_call
+        self.temp_folder = tempfile.mkdtemp(prefix="rlt-", dir="/tmp")  # short: it holds Unix sockets
+        self.workers: list[Any] = []
+        self.watches: list[Any] = []
+        self.pids: list[dict[str, int]] = []
+        self.pidfds: list[int] = []
+        self.reaper = Reaper(self.temp_folder)
+        try:
+            _start_ray(config, self.temp_folder)
+            self._start_workers(run_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_workers(self, run_id: str) -> None:
+        ranks = range(self.config.ranks)
+        gpus = int(self.config.device == "cuda")
+        group = placement_group([{"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}] * len(ranks), strategy="PACK")
+        # `watch` needs a thread beside the one that the other methods run on. A GPU of one's own: Ray lets a worker,
+        # and the engine it starts, see no other.
+        remote = ray.remote(num_cpus=1, num_gpus=gpus, concurrency_groups={"watch": 1})(Worker)
+        self.workers = [
+            remote.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+            ).remote(rank, self.config, run_id)
+            for rank in ranks
+        ]
+        self.watches = [worker.watch.options(concurrency_group="watch").remote() for worker in self.workers]
+        self.pids = self.call("pids", [() for _ in ranks])
+        self.pidfds = [os.pidfd_open(of_rank["worker"]) for of_rank in self.pids]
+        (port,) = self.collect(self.execute([self.workers[0].open_store.remote()]))
+        self.call("setup", [(port,) for _ in ranks])
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Runs a method on every rank.
+
+        Args:
+            method: Of `Worker`.
+            arguments: Of each rank.
+
+        Returns:
+            What each rank returned, in rank order.
+
+        Raises:
+            RunError: A rank failed or a process died; says which.
+        """
+        self.on_call(method)
+        return self.collect(self.execute(self.dispatch(method, arguments)))
+
+    def dispatch(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Sends each rank its call; returns one reference a rank."""
+        return [
+            getattr(worker, method).remote(*of_rank) for worker, of_rank in zip(self.workers, arguments, strict=True)
+        ]
+
+    def execute(self, references: list[Any]) -> list[Any]:
+        """Waits until every rank is done.
+
+        Raises:
+            RunError: As soon as the first one fails, or a worker or an engine dies, whatever it was doing.
+        """
+        pending = list(references)
+        while pending:
+            done, _ = ray.wait(pending + self.watches, num_returns=1)
+            for reference in done:
+                self._check(reference)
+                pending.remove(reference)
+        return references
+
+    def collect(self, references: list[Any]) -> list[Any]:
+        """The results of each rank, in rank order."""
+        results: list[Any] = ray.get(references)
+        return results
+
+    def _check(self, reference: Any) -> None:
+        """Raises a RunError if what has ended here is a process, or a call that failed."""
+        if reference in self.watches:
+            raise RunError(self._death(reference))
+        try:
+            ray.get(reference)
+        except RayError as error:
+            ended, _ = ray.wait(self.watches, num_returns=1, timeout=SETTLE_SECONDS)
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, RunError) or not ended:
+                raise RunError(_one_line(cause)) from None
+            raise RunError(self._death(ended[0])) from None
+
+    def _death(self, watch: Any) -> str:
+        """Who died, from the watch that ended."""
+        rank = self.watches.index(watch)
+        try:
+            return str(ray.get(watch))
+        except RayActorError:
+            if not self.pids:
+                return f"worker of rank {rank} died while it started"
+            pid, pidfd = self.pids[rank]["worker"], self.pidfds[rank]
+            return f"worker of rank {rank} (pid {pid}) died: {process_exit.in_words(process_exit.exit_code(pidfd))}"
+        except RayTaskError as error:
+            return f"worker of rank {rank}: {_one_line(error.cause)}"
+
+    def close(self) -> None:
+        """Ends every process of the run: gently while all are well, then with Ray itself."""
+        ray.shutdown()
+        self.reaper.close()
+        for pidfd in self.pidfds:
+            os.close(pidfd)
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.watches = []  # from here on an engine may end
+            self.call("close", [()] * self.config.ranks)
+            self._end_workers()
+        self.close()
+
+    def _end_workers(self) -> None:
+        """Lets the workers run their exit handlers, which Ray's shutdown does not wait for."""
+        for worker in self.workers:
+            worker.__ray_terminate__.remote()
+        end = time.monotonic() + 5
+        while time.monotonic() < end and any(_alive(of_rank["worker"]) for of_rank in self.pids):
+            time.sleep(0.02)
+
+
+def _start_ray(config: Config, temp_folder: str) -> None:
+    """A private, quiet Ray on this machine; its processes inherit this one's environment and die with it."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    ray.init(
+        address="local",
+        num_cpus=config.ranks,
+        num_gpus=config.ranks if config.device == "cuda" else 0,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _temp_dir=temp_folder,
+        _node_ip_address="127.0.0.1",
+    )
+    signal.signal(signal.SIGTERM, _leave)  # Ray's own handler prints its stack and ends nothing gently
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Ends the driver by way of every `finally`, with the exit code of a shell."""
+    sys.exit(128 + number)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RunError) else f"{type(error).__name__}: {text[:500]}"

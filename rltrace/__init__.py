@@ -1,0 +1,49 @@
+"""Where every second and every byte of a colocated RL step went.
+
+`start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`, and read the `Recording`
+with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a disabled span only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rltrace.recorder import (
+    counter,
+    flow,
+    identify,
+    join,
+    phase,
+    span,
+    span_at,
+    start,
+    stop,
+    traced,
+    typed_span,
+)
+
+if TYPE_CHECKING:
+    from rltrace.recording import Recording
+
+__all__ = [
+    "Recording",
+    "counter",
+    "flow",
+    "identify",
+    "join",
+    "phase",
+    "span",
+    "span_at",
+    "start",
+    "stop",
+    "traced",
+    "typed_span",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Recording":  # the reader's dependencies are not loaded into a traced program
+        from rltrace.recording import Recording
+
+        return Recording
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

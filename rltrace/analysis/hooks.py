@@ -1,0 +1,88 @@
+"""Hooks over all processes: where they are, why they are not, and which never fired."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rltrace.analysis.observations import Observations
+from rltrace.events import not_applicable
+
+STATES = ("failed", "installed", "skipped", "undone", "waiting")
+"""A hook's state in the run is the first of these that it has in any process."""
+
+
+class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One hook, over the processes that report it."""
+
+    instrumentation: str
+    target: str
+    """`module:Class.attribute`."""
+    state: str
+    """`failed`, `installed`, `skipped`, `undone`, or `waiting` for a module that no process imported."""
+    reason: str | None
+    """Why it is not installed, or what failed."""
+    processes: dict[str, int]
+    """Number of processes by the hook's state in them."""
+    fired: int
+    emits: list[str]
+    """Names of the spans it makes."""
+    not_applicable: str | None
+    """Why its spans cannot be in this run, if that is so."""
+    never_fired: bool
+    """Installed, yet nothing called it, though its spans could have been."""
+
+
+def hooks(seen: Observations) -> list[HookFigures]:
+    """Every hook, by instrumentation in the order they report, then by target."""
+    reported: dict[tuple[str, str], list[dict[str, object]]] = {}
+    for process in seen.processes:
+        for hook in process.process.hooks:
+            reported.setdefault((str(hook["instrumentation"]), str(hook["target"])), []).append(hook)
+    inapplicable = names_not_applicable(seen)
+    order = {name: place for place, name in enumerate(dict.fromkeys(name for name, _ in reported))}
+    return [
+        _hook(instrumentation, target, reports, inapplicable)
+        for (instrumentation, target), reports in sorted(
+            reported.items(), key=lambda item: (order[item[0][0]], item[0][1])
+        )
+    ]
+
+
+def names_not_applicable(seen: Observations) -> dict[str, str]:
+    """Span names that cannot be in this run, each with the reason."""
+    return not_applicable(_device_type(seen), _ranks(seen))
+
+
+def _hook(
+    instrumentation: str, target: str, reports: list[dict[str, object]], inapplicable: dict[str, str]
+) -> HookFigures:
+    counts: dict[str, int] = {}
+    for report in reports:
+        counts[str(report["state"])] = counts.get(str(report["state"]), 0) + 1
+    state = next((state for state in STATES if state in counts), next(iter(counts)))
+    reasons = [str(report["reason"]) for report in reports if report["state"] == state and report.get("reason")]
+    fired = sum(int(str(report["fired"])) for report in reports)
+    emits = sorted({str(name) for report in reports for name in report.get("emits") or ()})  # type: ignore[attr-defined]
+    missing = [inapplicable.get(name) for name in emits]
+    inapplicable_reason = missing[0] if missing and all(missing) else None
+    return HookFigures(
+        instrumentation=instrumentation,
+        target=target,
+        state=state,
+        reason=reasons[0] if reasons else None,
+        processes=counts,
+        fired=fired,
+        emits=emits,
+        not_applicable=inapplicable_reason,
+        never_fired=state == "installed" and fired == 0 and inapplicable_reason is None,
+    )
+
+
+def _ranks(seen: Observations) -> int:
+    return len({process.lane for process in seen.processes if process.lane.rank is not None}) or 1
+
+
+def _device_type(seen: Observations) -> str:
+    """`cuda` where a process names a GPU by its UUID."""
+    uuids = [process.lane.device or "" for process in seen.processes]
+    return "cuda" if any(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids) else "cpu"

@@ -1,0 +1,159 @@
+"""One pass over all events of a Recording: keeps what the figures are made from, and lets the rest go by."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from rltrace.analysis.clocks import TimeLine
+from rltrace.analysis.intervals import Intervals
+from rltrace.analysis.lanes import Lane, lanes
+from rltrace.events import STEP, WEIGHT_SYNC_STAGES, Counter, Span, owner_of_counter
+from rltrace.recording import Process, Recording
+
+REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
+STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
+"""Counters, or arguments of the `step` span, that say how a step went; what else the driver samples is kept too."""
+
+_OPEN = -1
+
+
+class Intervalled:
+    """Spans of one name, as columns: 16 bytes a span, 32 where their bytes and tensors count."""
+
+    __slots__ = ("bytes", "ends", "starts", "tensors")
+
+    def __init__(self) -> None:
+        self.starts = array("q")
+        self.ends = array("q")
+        self.bytes = array("q")
+        self.tensors = array("q")
+
+    def rows(self, until_ns: int) -> Intervals:
+        """Shape (N, 2); spans that are open end at `until_ns`."""
+        starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
+        ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
+        return np.column_stack([starts, np.where(ends == _OPEN, np.maximum(starts, until_ns), ends)])
+
+
+class Samples:
+    """Samples of one counter of one process, as columns."""
+
+    __slots__ = ("times_ns", "values")
+
+    def __init__(self) -> None:
+        self.times_ns = array("q")
+        self.values = array("d")
+
+    def add(self, time_ns: int, value: float) -> None:
+        """Append one."""
+        self.times_ns.append(time_ns)
+        self.values.append(value)
+
+
+class Seen:
+    """What was kept of one process."""
+
+    def __init__(self, process: Process, lane: Lane) -> None:
+        self.process = process
+        self.lane = lane
+        self.first_ns = 0
+        self.last_ns = 0
+        """When it began, and was last heard of."""
+        self.spans = 0
+        self.samples = 0
+        self.steps: list[Span] = []
+        self.phases: defaultdict[str, Intervalled] = defaultdict(Intervalled)
+        self.stages: defaultdict[str, Intervalled] = defaultdict(Intervalled)
+        self.owners: defaultdict[str, Samples] = defaultdict(Samples)
+        self.figures: defaultdict[str, Samples] = defaultdict(Samples)
+        self.open_spans: list[Span] = []
+
+
+class Observations:
+    """What was kept of a Recording; all times are on its `TimeLine`.
+
+    Memory: a few numbers for each phase, weight-sync stage and owner's sample; nothing for any other event.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        processes = recording.processes
+        self.recording = recording
+        self.time_line = TimeLine(processes)
+        on_lane = lanes(processes)
+        self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
+        self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
+        self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
+        """When anything was last heard of."""
+
+
+def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
+    seen = Seen(process, lane)
+    shift_ns = time_line.shift_ns(process)
+    last_ns = process.start_ns
+    owner_names: dict[str, str | None] = {}
+    for event in process.events():
+        if isinstance(event, Counter):
+            seen.samples += 1
+            last_ns = max(last_ns, event.ts_ns)
+            _see_sample(seen, event, owner_names, shift_ns)
+            continue
+        seen.spans += 1
+        end_ns = event.end_ns
+        if end_ns is None:
+            end_ns = event.start_ns
+            seen.open_spans.append(event)
+        if end_ns > last_ns:
+            last_ns = end_ns
+        if event.name in _STAGES:
+            _see_stage(seen.stages[event.name], event, shift_ns)
+        elif event.is_phase:
+            _see_interval(seen.phases[event.name], event, shift_ns)
+        elif event.name == STEP:
+            seen.steps.append(event)
+    if shift_ns:
+        _shift(seen, shift_ns)
+    seen.first_ns = process.start_ns + shift_ns
+    seen.last_ns = max(last_ns, process.end_ns or 0) + shift_ns
+    return seen
+
+
+_STAGES = frozenset(WEIGHT_SYNC_STAGES)
+
+
+def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:
+    kept.starts.append(span.start_ns + shift_ns)
+    kept.ends.append(_OPEN if span.end_ns is None else span.end_ns + shift_ns)
+
+
+def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:
+    _see_interval(kept, span, shift_ns)
+    kept.bytes.append(_integer(span.args.get("bytes")))
+    kept.tensors.append(_integer(span.args.get("tensors")))
+
+
+def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:
+    name = sample.name
+    if name not in owner_names:
+        owner_names[name] = owner_of_counter(name)
+    owner = owner_names[name]
+    if owner is not None:
+        if isfinite(sample.value):  # else nobody knows how many bytes
+            seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
+    elif name in STEP_FIGURES or seen.lane.is_driver:
+        seen.figures[name].add(sample.ts_ns + shift_ns, sample.value)
+
+
+def _shift(seen: Seen, shift_ns: int) -> None:
+    for span in {id(span): span for span in (*seen.steps, *seen.open_spans)}.values():
+        span.start_ns += shift_ns
+        if span.end_ns is not None:
+            span.end_ns += shift_ns
+
+
+def _integer(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) and isfinite(value) else 0

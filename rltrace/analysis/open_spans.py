@@ -1,0 +1,60 @@
+"""Spans that have begun and not ended: what was running when a process died, or hangs now."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rltrace.analysis.lanes import called
+from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.processes import State, state
+from rltrace.events import Args, Span
+
+LONG_SECONDS = 60.0
+"""A span open for longer is worth a look."""
+
+
+class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A span without an end."""
+
+    name: str
+    args: Args
+    process: str
+    """What the process is called."""
+    process_key: str
+    process_state: State
+    """`alive`: the span is under way. `died`: it was, when the process died."""
+    rank: int | None
+    pid: int
+    thread: str
+    open_seconds: float
+    """Until now where its process is alive, else until the Recording's last event."""
+    is_long: bool
+    """Open for more than 60 s."""
+
+
+def open_spans(seen: Observations) -> list[OpenSpan]:
+    """Every open span, the longest first."""
+    now_ns = seen.time_line.now_ns()
+    spans = [
+        _open_span(span, process, state(process), seen.end_ns, now_ns)
+        for process in seen.processes
+        for span in process.open_spans
+    ]
+    return sorted(spans, key=lambda span: -span.open_seconds)
+
+
+def _open_span(span: Span, process: Seen, process_state: State, last_ns: int, now_ns: int) -> OpenSpan:
+    until_ns = now_ns if process_state == "alive" else last_ns
+    seconds = max(0.0, (until_ns - span.start_ns) / 1e9)
+    return OpenSpan(
+        name=span.name,
+        args=span.args,
+        process=called(process.process),
+        process_key=process.process.key,
+        process_state=process_state,
+        rank=process.lane.rank,
+        pid=process.process.pid,
+        thread=process.process.threads.get(span.thread, str(span.thread)),
+        open_seconds=seconds,
+        is_long=seconds > LONG_SECONDS,
+    )

@@ -1,0 +1,137 @@
+"""What each rank did with its step: seconds of every phase, of waiting for the driver, and of nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+
+import msgspec
+import numpy as np
+
+from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, union
+from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.steps import StepWindows
+from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIVER
+
+IDLE = "idle"
+
+ORDER = {name: place for place, name in enumerate((*STARTUP_PHASES, *STEP_PHASES))}
+"""Known phases in the order they happen; others follow by name."""
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A part of a rank's step."""
+
+    seconds: float
+    share: float
+    """Of the step, 0 to 1."""
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """Two phases of one rank at once: one of them is not a phase, or not of this rank."""
+
+    phases: tuple[str, str]
+    seconds: float
+
+
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of one rank: its phases, `wait.driver` and `idle` add up to `seconds` plus `overlap_seconds`."""
+
+    step: int | None
+    """None: the start-up, before the first step; or the whole Recording, if it has no steps."""
+    lane: str
+    rank: int | None
+    host: str | None
+    device: str | None
+    seconds: float
+    finished: bool
+    """False: the step is open, or an exception aborted it."""
+    phases: dict[str, Share]
+    """By name, in the order they happen; then `wait.driver` (the driver is in a phase of its own and the rank in none)
+    and `idle` (neither is)."""
+    overlap_seconds: float
+    """What is counted more than once above; 0 in a colocated run."""
+    overlaps: list[Overlap]
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """A window in whole nanoseconds: `sum(phases) - overlap + wait_driver + idle` is its length."""
+
+    phases_ns: dict[str, int]
+    overlap_ns: int
+    wait_driver_ns: int
+    idle_ns: int
+
+
+def partition(phases: Mapping[str, Intervals], driver: Intervals, window: tuple[int, int]) -> Partition:
+    """Divide a rank's window.
+
+    Args:
+        phases: Of the rank, by name, inside the window.
+        driver: When the driver was in a phase of its own, inside the window.
+        window: Its first instant and the first one after it, ns.
+    """
+    phases_ns = {name: covered_ns(rows) for name, rows in phases.items()}
+    busy_ns = covered_ns(*phases.values())
+    known_ns = covered_ns(driver, *phases.values())
+    return Partition(phases_ns, sum(phases_ns.values()) - busy_ns, known_ns - busy_ns, window[1] - window[0] - known_ns)
+
+
+def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
+    """Every step of every rank, of the driver, and of every other process that has phases: by step, then by rank."""
+    of_lane: dict[Lane, dict[str, list[Intervals]]] = {}
+    driver: list[Intervals] = []
+    for process in seen.processes:
+        for name, kept in process.phases.items():
+            rows = kept.rows(seen.end_ns)
+            of_lane.setdefault(process.lane, {}).setdefault(name, []).append(rows)
+            if name in DRIVER_PHASES:
+                driver.append(rows)
+    driver_of_window = _by_window(union(*driver), windows)
+    found = []
+    for lane in sorted(of_lane, key=order):
+        phases = {name: _by_window(union(*rows), windows) for name, rows in of_lane[lane].items()}
+        for place in range(len(windows.numbers)):
+            inside = {name: rows[place] for name, rows in phases.items() if place in rows}
+            found.append((place, _rank_step(lane, place, windows, inside, driver_of_window.get(place, EMPTY))))
+    return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
+
+
+def _rank_step(
+    lane: Lane, place: int, windows: StepWindows, phases: dict[str, Intervals], driver: Intervals
+) -> RankStep:
+    start_ns, end_ns = map(int, windows.windows[place])
+    length_ns = end_ns - start_ns
+    parts = partition(phases, EMPTY if lane.is_driver else driver, (start_ns, end_ns))
+    named = sorted(parts.phases_ns.items(), key=lambda item: (ORDER.get(item[0], len(ORDER)), item[0]))
+    all_ns = {**dict(named), WAIT_DRIVER: parts.wait_driver_ns, IDLE: parts.idle_ns}
+    return RankStep(
+        step=windows.numbers[place],
+        lane=lane.name,
+        rank=lane.rank,
+        host=lane.host,
+        device=lane.device,
+        seconds=length_ns / 1e9,
+        finished=windows.finished[place],
+        phases={name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0) for name, ns in all_ns.items()},
+        overlap_seconds=parts.overlap_ns / 1e9,
+        overlaps=_overlaps(phases, parts.phases_ns) if parts.overlap_ns else [],
+    )
+
+
+def _overlaps(phases: dict[str, Intervals], phases_ns: dict[str, int]) -> list[Overlap]:
+    pairs = []
+    for one, other in combinations(sorted(phases, key=lambda name: (ORDER.get(name, len(ORDER)), name)), 2):
+        both_ns = phases_ns[one] + phases_ns[other] - covered_ns(phases[one], phases[other])
+        if both_ns:
+            pairs.append(Overlap((one, other), both_ns / 1e9))
+    return pairs
+
+
+def _by_window(rows: Intervals, windows: StepWindows) -> dict[int, Intervals]:
+    """The pieces that lie in each window, by the window's place; windows without any are left out."""
+    pieces, window, _ = cut(rows, windows.windows)
+    by_window = np.argsort(window, kind="stable")
+    places, first = np.unique(window[by_window], return_index=True)
+    return dict(zip(map(int, places), np.split(pieces[by_window], first[1:]), strict=True)) if len(places) else {}

@@ -1,0 +1,115 @@
+"""The processes of a run: who they are, who started whom, and which of them died."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import Literal
+
+import msgspec
+
+from rltrace.analysis.lanes import called
+from rltrace.analysis.observations import Observations, Seen
+
+State = Literal["alive", "ended", "died", "stopped", "unknown"]
+
+
+class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the run."""
+
+    key: str
+    """Its folder in the Recording."""
+    name: str
+    role: str
+    rank: int | None
+    host: str
+    pid: int
+    device: str | None
+    parent: str | None
+    """Key of the traced process that started it."""
+    state: State
+    """`died`: gone without ending its part of the Recording. `stopped`: likewise, but because the user stopped the run,
+    or because another process had died. `unknown`: not ended, and on another host than this."""
+    killed_by: str | None
+    """Name of the signal, where it is known."""
+    start_seconds: float
+    last_seconds: float
+    """When it ended or was last heard of."""
+    spans: int
+    samples: int
+    clock_aligned: bool
+    """False: it has another clock than the first process; the error of its times is not known."""
+
+
+def processes(seen: Observations) -> list[ProcessFigures]:
+    """Every process, by when it began."""
+    parents = _parents(seen.processes)
+    found = [_process(process, parents[process.process.key], seen) for process in seen.processes]
+    return sorted(found, key=lambda process: process.start_seconds)
+
+
+def state(seen: Seen) -> State:
+    """Whether a process lives, ended in good order, or died."""
+    process = seen.process
+    if process.was_stopped:
+        return "stopped"
+    if process.end_ns is not None:
+        return "ended"
+    if process.killed_by is not None:
+        return "died"
+    if process.host != socket.gethostname():
+        return "unknown"
+    return "alive" if process.is_alive else "died"
+
+
+def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessFigures:
+    process = seen.process
+    return ProcessFigures(
+        key=process.key,
+        name=called(process),
+        role=process.role,
+        rank=process.rank,
+        host=process.host,
+        pid=process.pid,
+        device=seen.lane.device,
+        parent=parent,
+        state=state(seen),
+        killed_by=_signal_name(process.killed_by),
+        start_seconds=(seen.first_ns - all_seen.start_ns) / 1e9,
+        last_seconds=(seen.last_ns - all_seen.start_ns) / 1e9,
+        spans=seen.spans,
+        samples=seen.samples,
+        clock_aligned=all_seen.time_line.is_aligned(process),
+    )
+
+
+def _parents(all_seen: list[Seen]) -> dict[str, str | None]:
+    """Each process's parent: the one it names, else the one that had its parent's pid when it began."""
+    known = {seen.process.key for seen in all_seen}
+    parents: dict[str, str | None] = {}
+    for seen in all_seen:
+        named = seen.process.parent
+        parents[seen.process.key] = named if named in known else _by_pid(seen, all_seen)
+    return parents
+
+
+def _by_pid(child: Seen, all_seen: list[Seen]) -> str | None:
+    ppid = child.process.identity.get("ppid")
+    older = [
+        seen
+        for seen in all_seen
+        if seen is not child
+        and seen.process.pid == ppid
+        and seen.process.host == child.process.host
+        and seen.first_ns <= child.first_ns
+    ]
+    return max(older, key=lambda seen: seen.first_ns).process.key if older else None
+
+
+def _signal_name(number: int | None) -> str | None:
+    if number is None:
+        return None
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal, or one that this system does not have
+        return f"signal {number}"

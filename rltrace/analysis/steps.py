@@ -1,0 +1,118 @@
+"""Steps: when each began and ended, and how it went."""
+
+from __future__ import annotations
+
+import bisect
+
+import msgspec
+import numpy as np
+
+from rltrace.analysis.intervals import Intervals
+from rltrace.analysis.lanes import order
+from rltrace.analysis.observations import REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Observations, Samples, Seen
+from rltrace.events import Span
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the run, as its driver saw it."""
+
+    step: int
+    """The `step` argument of its span, else its place in the run from 0."""
+    start_seconds: float
+    """After the Recording's first instant."""
+    end_seconds: float | None
+    """None: the step was under way when the Recording was last written."""
+    seconds: float
+    """Until the Recording's last instant if the step is open."""
+    error: str | None
+    """Name of the exception that aborted the step; None if none did."""
+    reward_mean: float | None
+    tokens: float | None
+    tokens_per_second: float | None
+    figures: dict[str, float]
+    """The other numbers that the step's span was given: a loss, a gradient's norm."""
+
+
+class StepWindows:
+    """The steps of a run, and the windows that phases are counted in.
+
+    Windows are disjoint: where steps overlap, one ends at the beginning of the next. The first is the start-up. A
+    Recording without steps has one window: the whole of it.
+    """
+
+    def __init__(self, seen: Observations) -> None:
+        self.owner = _owner(seen)
+        """The process whose `step` spans count; None if there are none."""
+        self.spans: list[Span] = sorted(self.owner.steps, key=lambda span: span.start_ns) if self.owner else []
+        self.numbers: list[int | None] = [None]
+        """The step of each window; None is the start-up, or the whole."""
+        windows = [(seen.start_ns, self.spans[0].start_ns if self.spans else seen.end_ns)]
+        for place, span in enumerate(self.spans):
+            following = self.spans[place + 1].start_ns if place + 1 < len(self.spans) else seen.end_ns
+            windows.append((span.start_ns, min(_end_ns(span, seen), following)))
+            self.numbers.append(_number(span, place))
+        self.windows: Intervals = np.array(windows, np.int64)
+        self.finished = [True, *(span.end_ns is not None and _error(span) is None for span in self.spans)]
+        """Of each window, whether its step is over and was not aborted."""
+
+
+def steps(seen: Observations, windows: StepWindows) -> list[Step]:
+    """Every step in order; rewards and tokens from the span's late arguments, else from the last sample inside it."""
+    return [_step(seen, windows, span, number) for span, number in zip(windows.spans, windows.numbers[1:], strict=True)]
+
+
+def _step(seen: Observations, windows: StepWindows, span: Span, number: int | None) -> Step:
+    assert windows.owner is not None and number is not None
+    end_ns = _end_ns(span, seen)
+    seconds = (end_ns - span.start_ns) / 1e9
+    numbers = {name: float(value) for name, value in span.args.items() if _is_number(value) and name != "step"}
+    for name, samples in windows.owner.figures.items():
+        value = _last_inside(samples, span.start_ns, end_ns)
+        if value is not None:
+            numbers.setdefault(name, value)
+    tokens = numbers.pop(TOKENS, None)
+    rate = numbers.pop(TOKENS_PER_SECOND, None)
+    if rate is None and tokens is not None and seconds > 0:
+        rate = tokens / seconds
+    return Step(
+        step=number,
+        start_seconds=(span.start_ns - seen.start_ns) / 1e9,
+        end_seconds=None if span.end_ns is None else (span.end_ns - seen.start_ns) / 1e9,
+        seconds=seconds,
+        error=_error(span),
+        reward_mean=numbers.pop(REWARD_MEAN, None),
+        tokens=tokens,
+        tokens_per_second=rate,
+        figures=numbers,
+    )
+
+
+def _owner(seen: Observations) -> Seen | None:
+    """The driver; where there is none, the lowest rank that has steps."""
+    owners = [process for process in seen.processes if process.steps]
+    return min(owners, key=lambda process: (order(process.lane), process.first_ns), default=None)
+
+
+def _error(span: Span) -> str | None:
+    error = span.args.get("error")
+    return None if error is None else str(error)
+
+
+def _end_ns(span: Span, seen: Observations) -> int:
+    return seen.end_ns if span.end_ns is None else span.end_ns
+
+
+def _number(span: Span, place: int) -> int:
+    step = span.args.get("step")
+    return step if isinstance(step, int) else place
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _last_inside(samples: Samples, start_ns: int, end_ns: int) -> float | None:
+    behind = bisect.bisect_right(samples.times_ns, end_ns)
+    if behind and samples.times_ns[behind - 1] >= start_ns:
+        return samples.values[behind - 1]
+    return None

@@ -1,0 +1,120 @@
+"""Everything `rltrace summary` shows, as one value; its fields are the keys of the JSON."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
+from rltrace.analysis.memory import DeviceMemory, device_memory
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.open_spans import OpenSpan, open_spans
+from rltrace.analysis.phases import RankStep, rank_steps
+from rltrace.analysis.processes import ProcessFigures, processes
+from rltrace.analysis.steps import Step, StepWindows, steps
+from rltrace.analysis.weight_sync import RankSync, rank_syncs
+from rltrace.recording import Recording
+
+VERSION = 1
+"""Of the JSON: raised when a key changes its meaning or goes; new keys do not raise it."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run."""
+
+    path: str
+    run_id: str | None
+    command: list[str]
+    created_unix_seconds: float | None
+    seconds: float
+    """From the first process's beginning to the last event of any."""
+    is_live: bool
+    clock_domains: int
+    """More than 1: times of processes with `clock_aligned` false were shifted by their real-time clocks."""
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Recording lacks, of one process."""
+
+    process_key: str
+    lost_events: int
+    """Could not be written: a full disk, a record too large."""
+    torn_records: int
+    """Cut by the death of the process while it wrote them."""
+    orphan_records: int
+    """Ends whose beginning is missing, and arrows outside of any span."""
+    dropped_segments: int
+    """Dropped, oldest first, to keep to `max_bytes`."""
+    dropped_bytes: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A Recording in figures."""
+
+    version: int
+    run: Run
+    steps: list[Step]
+    phases: list[RankStep]
+    weight_sync: list[RankSync]
+    memory: list[DeviceMemory]
+    processes: list[ProcessFigures]
+    hooks: list[HookFigures]
+    not_applicable: dict[str, str]
+    """Span names that cannot be in this run, each with the reason."""
+    open_spans: list[OpenSpan]
+    losses: list[Losses]
+    """Of the processes that lost something; empty is good."""
+    lost_events: int
+    """Over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
+    complete: bool
+    """Every process ended its part in good order."""
+
+
+def summarize(recording: Recording) -> Summary:
+    """Read a Recording once and work out its figures; it may be alive, dead, empty, or of any program."""
+    seen = Observations(recording)
+    windows = StepWindows(seen)
+    return Summary(
+        version=VERSION,
+        run=_run(seen),
+        steps=steps(seen, windows),
+        phases=rank_steps(seen, windows),
+        weight_sync=rank_syncs(seen, windows),
+        memory=device_memory(seen, windows),
+        processes=processes(seen),
+        hooks=hooks(seen),
+        not_applicable=names_not_applicable(seen),
+        open_spans=open_spans(seen),
+        losses=_losses(recording),
+        lost_events=recording.lost_events,
+        complete=recording.is_complete and not any(process.was_stopped for process in recording.processes),
+    )
+
+
+def _run(seen: Observations) -> Run:
+    manifest = seen.recording.manifest
+    created_ns = manifest.get("created_unix_ns")
+    return Run(
+        path=str(seen.recording.path),
+        run_id=manifest.get("run_id"),
+        command=[str(word) for word in manifest.get("command") or ()],
+        created_unix_seconds=created_ns / 1e9 if isinstance(created_ns, (int, float)) else None,
+        seconds=(seen.end_ns - seen.start_ns) / 1e9,
+        is_live=any(process.is_alive for process in seen.recording.processes),
+        clock_domains=seen.time_line.domains,
+    )
+
+
+def _losses(recording: Recording) -> list[Losses]:
+    """Called after the events were read: torn and orphan records are known only then."""
+    found = [
+        Losses(
+            process_key=process.key,
+            lost_events=process.lost_events,
+            torn_records=process.torn,
+            orphan_records=process.orphans,
+            dropped_segments=process.dropped_segments,
+            dropped_bytes=process.dropped_bytes,
+        )
+        for process in recording.processes
+    ]
+    return [loss for loss in found if any(msgspec.structs.astuple(loss)[1:])]

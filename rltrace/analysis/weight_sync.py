@@ -1,0 +1,142 @@
+"""The weight sync by stage: seconds, bytes, and how fast they went."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, total_ns, union
+from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.observations import Intervalled, Observations
+from rltrace.analysis.steps import StepWindows
+from rltrace.events import WEIGHT_SYNC_STAGES
+
+PHASE = "weight_sync"
+SEND = "weight_sync.send"
+GATHER = "weight_sync.gather"
+COUNTED = ("weight_sync.pack", SEND)
+"""Stages that may say how many tensors they took."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of a rank's sync, over all its buckets."""
+
+    spans: int
+    seconds: float
+    """While at least one span of the stage was open: overlapping ones count once."""
+    summed_seconds: float
+    """Added up over the spans: more than `seconds` where buckets overlap."""
+    bytes: int
+    gigabytes_per_second: float | None
+    """10^9 bytes a second of `seconds`; None where the stage's spans carry no bytes."""
+
+
+class RankSync(msgspec.Struct, frozen=True, kw_only=True):
+    """The sync of one rank in one step."""
+
+    step: int | None
+    """None: before the first step; or the whole Recording, if it has no steps."""
+    lane: str
+    rank: int | None
+    seconds: float
+    """Of the phase `weight_sync`, or from the first to the last of the stages' spans where there is no phase."""
+    bytes: int
+    """Sent; where nothing says it was sent, the most that a stage handled."""
+    gigabytes_per_second: float | None
+    buckets: int
+    """Buckets sent."""
+    tensors: int
+    stages: dict[str, Stage]
+    """By name, in the order in which a bucket passes them."""
+
+
+class _Columns:
+    """Spans of one stage on one lane."""
+
+    def __init__(self, kept: list[Intervalled], until_ns: int) -> None:
+        self.rows: Intervals = np.concatenate([columns.rows(until_ns) for columns in kept])
+        self.bytes = np.concatenate([np.array(columns.bytes, np.int64) for columns in kept])
+        self.tensors = np.concatenate([np.array(columns.tensors, np.int64) for columns in kept])
+
+
+class _Part:
+    """What of one stage lies in one window."""
+
+    def __init__(self, rows: Intervals, size_bytes: int, tensors: int, spans: int) -> None:
+        self.rows = rows
+        self.bytes = size_bytes
+        self.tensors = tensors
+        self.spans = spans
+
+    def figures(self) -> Stage:
+        seconds = covered_ns(self.rows) / 1e9
+        return Stage(
+            spans=self.spans,
+            seconds=seconds,
+            summed_seconds=total_ns(self.rows) / 1e9,
+            bytes=self.bytes,
+            gigabytes_per_second=_rate(self.bytes, seconds),
+        )
+
+
+def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
+    """The sync of every rank in every step that has one: by step, then by rank."""
+    stages: dict[Lane, dict[str, list[Intervalled]]] = {}
+    phase: dict[Lane, list[Intervals]] = {}
+    for process in seen.processes:
+        for name, kept in process.stages.items():
+            stages.setdefault(process.lane, {}).setdefault(name, []).append(kept)
+        if PHASE in process.phases:
+            phase.setdefault(process.lane, []).append(process.phases[PHASE].rows(seen.end_ns))
+    found = []
+    for lane in sorted(stages.keys() | phase.keys(), key=order):
+        columns = {name: _Columns(kept, seen.end_ns) for name, kept in stages.get(lane, {}).items()}
+        parts = {name: _parts(of_stage, windows) for name, of_stage in columns.items()}
+        pieces, window, _ = cut(union(*phase.get(lane, [])), windows.windows)
+        for place, number in enumerate(windows.numbers):
+            inside = {name: parts[name][place] for name in WEIGHT_SYNC_STAGES if place in parts.get(name, {})}
+            in_phase = pieces[window == place]
+            if inside or len(in_phase):
+                found.append((place, _rank_sync(lane, number, in_phase, inside)))
+    return [sync for _, sync in sorted(found, key=lambda item: item[0])]
+
+
+def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[str, _Part]) -> RankSync:
+    if len(in_phase):
+        seconds = covered_ns(in_phase) / 1e9
+    else:
+        rows = np.concatenate([part.rows for part in parts.values()])
+        seconds = float(rows[:, 1].max() - rows[:, 0].min()) / 1e9
+    nothing = _Part(EMPTY, 0, 0, 0)
+    sent = parts.get(SEND, nothing)
+    size_bytes = sent.bytes or max((part.bytes for part in parts.values()), default=0)
+    counted = max(parts.get(name, nothing).tensors for name in COUNTED)
+    return RankSync(
+        step=step,
+        lane=lane.name,
+        rank=lane.rank,
+        seconds=seconds,
+        bytes=size_bytes,
+        gigabytes_per_second=_rate(size_bytes, seconds),
+        buckets=sent.spans,
+        tensors=counted or parts.get(GATHER, nothing).spans,
+        stages={name: part.figures() for name, part in parts.items()},
+    )
+
+
+def _parts(columns: _Columns, windows: StepWindows) -> dict[int, _Part]:
+    pieces, window, row = cut(columns.rows, windows.windows)
+    # A span that crosses the edge of a window has its bytes where it begins.
+    is_first = np.append(True, row[1:] != row[:-1]) if len(row) else np.empty(0, bool)
+    parts = {}
+    for place in map(int, np.unique(window)):
+        here = window == place
+        rows_begun = row[here & is_first]
+        parts[place] = _Part(
+            pieces[here], int(columns.bytes[rows_begun].sum()), int(columns.tensors[rows_begun].sum()), len(rows_begun)
+        )
+    return parts
+
+
+def _rate(size_bytes: int, seconds: float) -> float | None:
+    return size_bytes / 1e9 / seconds if size_bytes and seconds > 0 else None

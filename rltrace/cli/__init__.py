@@ -1,0 +1,88 @@
+"""The command line: `ls rltrace/cli` is its manual. The only place where errors become exit codes.
+
+0 done; 1 an error without a code of its own; 2 wrong usage or configuration; 3 no such Recording; 4 the run failed;
+5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from rltrace.cli.exec import exec_
+from rltrace.cli.export import export
+from rltrace.cli.run import run
+from rltrace.cli.summary import summary
+from rltrace.cli.view import view
+from rltrace.errors import RltraceError
+
+DEBUG_VARIABLE = "RLTRACE_DEBUG"
+"""Environment variable that shows the traceback of an error that is otherwise one line."""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class Commands(click.Group):
+    """A group whose errors are one line on stderr and an exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command; in standalone mode, leave with its exit code."""
+
+        def invoke() -> Any:
+            return super(Commands, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
+
+        return sys.exit(_exit_code(invoke)) if standalone_mode else invoke()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="rltrace-toolkit", prog_name="rltrace")
+def main() -> None:
+    """Where every second and every byte of a colocated RL step went."""
+
+
+for command in (run, view, summary, export, exec_):
+    main.add_command(command)
+
+
+def _exit_code(invoke: Callable[[], Any]) -> int:
+    try:
+        code = invoke()
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except RltraceError as error:
+        return _fail(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        return _fail(_usage(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:  # `rltrace summary | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _fail(message: str, code: int) -> int:
+    if os.environ.get(DEBUG_VARIABLE):
+        raise  # noqa: PLE0704 - called while the error is handled
+    click.echo(f"rltrace: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _usage(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f"; see `{context.command_path} --help`" if context is not None else ""
+    return error.format_message().rstrip(".") + hint

@@ -1,0 +1,35 @@
+"""`rltrace exec`: any program, traced without an edit."""
+
+from __future__ import annotations
+
+import click
+
+from rltrace.cli.runs import DISABLE_HELP, check_disabled, claim, require_linux
+
+
+@click.command(
+    name="exec",
+    epilog=DISABLE_HELP,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(out: str | None, command: tuple[str, ...]) -> int:
+    """Run any COMMAND, and record it.
+
+    All its Python processes are recorded, with no edit to them: rltrace exec -- python train.py. Leaves with the exit
+    code of COMMAND.
+    """
+    require_linux("`rltrace exec`")
+    from rltrace import supervisor
+
+    supervisor.require_program(command[0])
+    check_disabled()
+    folder = claim(out, list(command), {})
+    outcome = supervisor.supervise(command, folder, is_our_run=False)
+    for death in outcome.deaths:
+        click.echo(f"rltrace: {death}", err=True)
+    click.echo(
+        f"rltrace: recorded in {folder}; go on with `rltrace view {folder}` or `rltrace summary {folder}`", err=True
+    )
+    return outcome.exit_code

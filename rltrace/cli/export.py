@@ -1,0 +1,111 @@
+"""`rltrace export`: a Recording in another program's format."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+import click
+
+from rltrace import plugins
+from rltrace.cli.runs import open_run
+from rltrace.errors import MissingExtraError, OutputError
+
+if TYPE_CHECKING:
+    from rltrace.recording import Recording
+
+STDOUT = "-"
+
+
+class Exporter(Protocol):
+    """One format."""
+
+    suffix: str
+    """End of its files' names."""
+
+    def write(self, recording: Recording, out: BinaryIO) -> None:
+        """Write the whole Recording."""
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--to", "name", metavar="FORMAT", help="Name of the format; else told by the end of FILE's name.")
+@click.option("-o", "--output", metavar="FILE", required=True, help="File to write; - for standard output.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def export(run: str | None, name: str | None, output: str, force: bool) -> None:
+    """Write RUN in a format that other programs read.
+
+    RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
+    """
+    recording = open_run(run)
+    exporter = load_exporter(name) if name is not None else _by_suffix(output)
+    if output == STDOUT:
+        exporter.write(recording, sys.stdout.buffer)
+        return
+    write_whole(exporter, recording, Path(output), force=force)
+    click.echo(f"{output}  {Path(output).stat().st_size:,} bytes", err=True)
+
+
+def load_exporter(name: str) -> Exporter:
+    """The exporter of a format.
+
+    Raises:
+        click.UsageError: there is no such format.
+        MissingExtraError: its packages are not installed.
+    """
+    known = plugins.exporters()
+    if name not in known:
+        raise click.UsageError(f"--to {name}: no such format; there is {', '.join(sorted(known))}")
+    try:
+        exporter: Exporter = plugins.load(known[name])()
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the format {name} needs {error.name}, not installed here: pip install 'rltrace-toolkit[view]'"
+        ) from None
+    return exporter
+
+
+def write_whole(exporter: Exporter, recording: Recording, file: Path, *, force: bool) -> None:
+    """Write a file that is whole once it is there, and that overwrites another one only if told to.
+
+    Raises:
+        OutputError: the file exists, is a folder, or cannot be written.
+    """
+    if file.is_dir():
+        raise OutputError(f"{file}: a folder; name a file in it with -o, such as {file / f'trace{exporter.suffix}'}")
+    exists = OutputError(f"{file}: exists already, and will not be overwritten without --force")
+    if file.exists() and not force:
+        raise exists
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with unfinished.open("xb") as out:
+            exporter.write(recording, out)
+        if force:
+            unfinished.replace(file)
+        else:
+            os.link(unfinished, file)  # fails where somebody made the file meanwhile
+    except FileExistsError:
+        raise exists from None
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be written: {error.strerror or error}; name another file with -o") from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+def _by_suffix(output: str) -> Exporter:
+    names = sorted(plugins.exporters())
+    suffixes: dict[str, Any] = {}
+    for name in names:
+        try:
+            exporter = load_exporter(name)
+        except MissingExtraError:
+            continue
+        if output.endswith(exporter.suffix):
+            return exporter
+        suffixes[name] = exporter.suffix
+    known = ", ".join(f"{name} ({suffix})" for name, suffix in suffixes.items())
+    raise click.UsageError(f"-o {output}: its ending names no format; say one with --to: {known}")

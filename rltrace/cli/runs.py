@@ -1,0 +1,96 @@
+"""Which Recording a command reads, and which folder it may write a new one to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rltrace import manifest, plugins
+from rltrace.errors import RecordingError, RltraceError
+from rltrace.recorder import default_folder
+
+if TYPE_CHECKING:
+    from rltrace.recording import Recording
+
+RUNS = Path("rltrace-runs")
+
+DISABLE_HELP = (
+    "RLTRACE_DISABLE=ray,fsdp2 in the environment leaves these instrumentations out; there is "
+    f"{', '.join(plugins.INSTRUMENTATIONS)}."
+)
+"""Below the help of the commands that trace."""
+
+
+def open_run(run: str | None) -> Recording:
+    """The Recording that the user named, else the newest of `rltrace-runs`.
+
+    Raises:
+        RecordingError: there is none, or it cannot be read.
+    """
+    from rltrace.recording import Recording, newest
+
+    folder = Path(run) if run is not None else newest(RUNS)
+    if folder.exists() and not folder.is_dir():
+        raise RecordingError(f"{folder}: a file, not a Recording; give the folder that `rltrace run` printed")
+    return Recording.open(folder)
+
+
+def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Path:
+    """Make a new Recording that belongs to this process.
+
+    Args:
+        out: Its folder; `rltrace-runs/<time>` by default, numbered if two begin in one second.
+        command: What will be run.
+        config: What it was configured with.
+
+    Raises:
+        RecordingError: the folder holds a Recording already, or cannot be written.
+    """
+    folder = Path(out) if out is not None else _free_folder()
+    taken = RecordingError(f"{folder}: holds a Recording already; name another folder with --out")
+    if (folder / manifest.FILE).exists() or (folder / manifest.PROCESSES).exists():
+        raise taken
+    try:
+        manifest.create(folder, owner=None, command=command, config=config)
+    except OSError as error:
+        if (folder / manifest.FILE).exists():  # another run was faster
+            raise taken from None
+        raise RecordingError(
+            f"{folder}: cannot be written: {error.strerror or error}; name another folder with --out"
+        ) from None
+    return folder
+
+
+def check_disabled() -> None:
+    """Warn, before any process is traced, of what `RLTRACE_DISABLE` would leave out in vain."""
+    from rltrace import instrument
+
+    warning = instrument.warning_of_disabled()
+    if warning is not None:
+        click.echo(f"rltrace: {warning}", err=True)
+
+
+def _free_folder() -> Path:
+    wanted = default_folder()
+    folder, number = wanted, 1
+    while folder.exists():
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
+
+
+def require_linux(what: str) -> None:
+    """Refuse on another system.
+
+    Raises:
+        RltraceError: one line that says what does work there.
+    """
+    if sys.platform != "linux":
+        raise RltraceError(
+            f"{what} needs Linux, this is {sys.platform}; run on Linux and copy the folder here: "
+            "`rltrace view`, `summary` and `export` work anywhere"
+        )

@@ -1,0 +1,29 @@
+"""`rltrace summary`: a Recording in figures."""
+
+from __future__ import annotations
+
+import click
+
+from rltrace.cli.runs import open_run
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
+def summary(run: str | None, as_json: bool) -> None:
+    """Show RUN in figures.
+
+    Its steps, phases, weight sync, memory, processes, hooks, open spans and losses. RUN is the folder of
+    a Recording, by default the newest in ./rltrace-runs; it may still be going on, or be dead.
+    """
+    from rltrace.analysis import summarize
+
+    found = summarize(open_run(run))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        return
+    from rltrace.cli.tables import console, show
+
+    show(found, console())

@@ -1,0 +1,55 @@
+"""`rltrace view`: the timeline in Perfetto's own UI, served from this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from rltrace.cli.export import load_exporter, write_whole
+from rltrace.cli.runs import open_run
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
+@click.option("--online", is_flag=True, help="Use the public UI at ui.perfetto.dev; the trace stays in your browser.")
+@click.option("--port", type=int, default=0, show_default="any that is free", help="Port of the loopback interface.")
+def view(run: str | None, no_open: bool, online: bool, port: int) -> None:
+    """Show RUN's timeline in the browser.
+
+    It is Perfetto's UI, served from this machine: the internet is not needed. RUN is the
+    folder of a Recording, by default the newest in ./rltrace-runs. Over SSH the line that forwards the port is printed.
+    """
+    recording = open_run(run)
+    from rltrace import perfetto_ui
+
+    ui = None if online else perfetto_ui.find_ui()
+    with tempfile.TemporaryDirectory(prefix="rltrace-view-") as folder:
+        trace = Path(folder) / f"{recording.path.resolve().name}.pftrace"
+        write_whole(load_exporter("perfetto"), recording, trace, force=False)
+        if ui is None:
+            server = perfetto_ui.serve_launcher(trace, port)
+        else:
+            server = perfetto_ui.serve(trace, ui, port, perfetto_ui.startup_commands(recording.processes))
+        forward = perfetto_ui.port_forward(server, os.environ)
+        click.echo(f"{recording.path}: {server.url}")
+        if forward:
+            click.echo(f"on your machine: {forward}")
+        if not no_open and not forward:
+            perfetto_ui.open_in_browser(server)
+        _end_orderly()
+        with contextlib.suppress(KeyboardInterrupt):
+            click.echo("Ctrl-C ends.")
+            server.serve_forever()
+
+
+def _end_orderly() -> None:
+    """A closed terminal, too, ends by an exception, so that the trace does not stay in the temporary folder."""
+    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))

@@ -1,0 +1,157 @@
+"""The words of rltrace: what a Recording is made of, and the names every reader knows.
+
+Imports the standard library and msgspec only, so that a laptop reads what a cluster wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Args = dict[str, Any]
+
+VERSION = 1
+"""Of the Recording's format; a reader refuses a higher one."""
+
+
+class Span(msgspec.Struct, gc=False):
+    """A named interval `[start_ns, end_ns)` on one track of a process."""
+
+    name: str
+    thread: int
+    """Native thread id."""
+    task: int
+    """Identity of the asyncio task, or of another lane such as a request; 0 is the thread itself."""
+    start_ns: int
+    end_ns: int | None
+    """None: still open when its process was last heard of."""
+    args: Args
+    """What was known at the beginning and, over it, what was known at the end."""
+    flows_out: tuple[str, ...] = ()
+    """Keys of the arrows that leave here."""
+    flows_in: tuple[str, ...] = ()
+    """Keys of the arrows that arrive here."""
+    lane: int | None = 0
+    """Row among the spans of its thread and task: on one row, spans nest. Above 0 for a span that overlaps another
+    without nesting, as spans of interleaved generators do. None: recorded afterwards with its own times, it may
+    overlap anything."""
+
+    @property
+    def seconds(self) -> float:
+        """Length in seconds; 0 while open."""
+        return 0.0 if self.end_ns is None else (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def is_phase(self) -> bool:
+        """Whether this span partitions its rank's step."""
+        return self.name in PHASES or self.args.get("phase") is True
+
+
+class Counter(msgspec.Struct):
+    """A sampled value; the unit is the end of its name (`allocated_bytes`)."""
+
+    name: str
+    thread: int
+    ts_ns: int
+    value: float
+
+
+STARTUP_PHASES = (
+    "actor.build",
+    "actor.shard",
+    "actor.broadcast",
+    "actor.draw",
+    "ref.build",
+    "ref.shard",
+    "ref.broadcast",
+    "ref.draw",
+    "rollout.load",
+    "rollout.profile",
+    "rollout.reserve_kv",
+    "rollout.capture",
+)
+"""What lies before the first step, in the order it happens."""
+
+STEP_PHASES = (
+    "rollout.wake_weights",
+    "weight_sync",
+    "rollout.wake_kv_cache",
+    "rollout.generate",
+    "rollout.sleep",
+    "reward",
+    "advantage",
+    "actor.old_log_prob",
+    "ref.log_prob",
+    "actor.update",
+)
+"""The phases of a step, in the order they happen."""
+
+PHASES = frozenset(STARTUP_PHASES + STEP_PHASES)
+
+DRIVER_PHASES = frozenset({"reward", "advantage"})
+"""Phases of the driver; on the ranks they are `WAIT_DRIVER`."""
+
+STEP = "step"
+WAIT_DRIVER = "wait.driver"
+REQUEST = "rollout.request"
+
+WEIGHT_SYNC_STAGES = (
+    "weight_sync.gather",
+    "weight_sync.pack",
+    "weight_sync.send",
+    "weight_sync.wait",
+    "weight_sync.map",
+    "weight_sync.load",
+    "weight_sync.verify",
+)
+"""Stages of one bucket, in the order its bytes pass them."""
+
+
+def not_applicable(device_type: str, ranks: int) -> dict[str, str]:
+    """Names whose bytes do not really move on such a run, each with the reason.
+
+    Args:
+        device_type: "cpu" or "cuda".
+        ranks: Number of ranks of the run.
+    """
+    reasons: dict[str, str] = {}
+    if device_type == "cpu":
+        no_copy = "host and device are one memory on a CPU"
+        reasons |= {"offload.h2d": no_copy, "offload.d2h": no_copy}
+        reasons["rollout.capture"] = "there are no CUDA graphs on a CPU"
+        one_draws = "on a CPU rank 0 draws random weights and broadcasts them"
+        reasons |= {"actor.draw": one_draws, "ref.draw": one_draws}
+    if ranks == 1:
+        alone = "one rank has nobody to exchange shards with"
+        reasons |= {"fsdp.all_gather": alone, "fsdp.reduce_scatter": alone}
+    return reasons
+
+
+OWNERS = (
+    "actor.params",
+    "actor.grads",
+    "actor.optimizer",
+    "actor.activations",
+    "ref.params",
+    "weight_sync.gather",
+    "weight_sync.bucket",
+    "rollout.weights",
+    "rollout.kv_cache",
+    "rollout.graphs",
+    "rollout.activations",
+    "allocator.cached",
+    "cuda.context",
+    "nccl",
+    "driver.reserved",
+    "unattributed",
+    "unexplained",
+    "free",
+)
+"""Who can hold a byte of a device, in the order the readers show them."""
+
+
+def owner_of_counter(name: str) -> str | None:
+    """The owner whose bytes a counter samples: `actor.params_bytes` gives `actor.params`; None for another counter."""
+    owner = name.removesuffix("_bytes")
+    return owner if owner != name and owner in OWNERS else None

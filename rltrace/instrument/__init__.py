@@ -1,0 +1,103 @@
+"""Instrumentations: which places of a framework are spans. One file a framework, one line in `rltrace/plugins.py`.
+
+None of these files imports its framework: hooks wait for the program to do that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Protocol
+
+from rltrace import plugins
+from rltrace.patching import HookRegister, PatchSet
+
+DISABLE_VARIABLE = "RLTRACE_DISABLE"
+"""Environment variable with the names of instrumentations to leave out, separated by commas."""
+
+
+class Instrumentation(Protocol):
+    """A framework's hooks."""
+
+    name: str
+    """Its name in `plugins.INSTRUMENTATIONS`."""
+
+    supports: tuple[str, ...]
+    """The versions whose source was read, such as "torch >= 2.11, < 2.14"; other versions are skipped."""
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; called once a process, before or after the framework is imported."""
+
+
+class Installed:
+    """The instrumentations of this process."""
+
+    def __init__(self) -> None:
+        self.patch_sets: dict[str, PatchSet] = {}
+
+    def undo(self) -> list[str]:
+        """Take every hook back, the last first.
+
+        Returns:
+            The targets that somebody has patched since, which are left alone.
+        """
+        left = [target for patches in reversed(self.patch_sets.values()) for target in patches.undo()]
+        self.patch_sets.clear()
+        return left
+
+
+_installed = Installed()
+
+
+def install(register: HookRegister, names: Iterable[str] | None = None) -> Installed:
+    """Install instrumentations; those that are installed already stay as they are.
+
+    Args:
+        register: Where the hooks report to: the Recorder.
+        names: Of the instrumentations; all of the table by default. `RLTRACE_DISABLE` takes some out.
+
+    Returns:
+        What is installed in this process, for `undo`. Never raises.
+    """
+    known = _known()
+    disabled = _disabled()
+    for name in known if names is None else names:
+        if name in _installed.patch_sets:
+            continue
+        patches = PatchSet(name, register)
+        try:
+            instrumentation: Instrumentation = plugins.load(known[name])()
+            patches.supports = instrumentation.supports
+            if name in disabled:
+                patches.refuse(f"disabled by {DISABLE_VARIABLE}")
+            else:
+                _installed.patch_sets[name] = patches
+            instrumentation.install(patches)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            register.hook(name, known.get(name, name), "failed", reason)
+            print(f"rltrace: the instrumentation {name} is not installed: {reason}", file=sys.stderr)
+    return _installed
+
+
+def warning_of_disabled() -> str | None:
+    """One line if `RLTRACE_DISABLE` names an instrumentation that there is not, for who starts the run."""
+    known = _known()
+    unknown = [name for name in _disabled() if name not in known]
+    if not unknown:
+        return None
+    return f"{DISABLE_VARIABLE}: no instrumentation {', '.join(unknown)}; there is {', '.join(known)}"
+
+
+def _disabled() -> list[str]:
+    names = (name.strip() for name in os.environ.get(DISABLE_VARIABLE, "").split(","))
+    return [name for name in names if name]
+
+
+def _known() -> dict[str, str]:
+    try:
+        return plugins.instrumentations()
+    except Exception as error:  # another distribution's metadata
+        print(f"rltrace: plugins of other distributions are left out: {error}", file=sys.stderr)
+        return plugins.INSTRUMENTATIONS

@@ -1,0 +1,126 @@
+"""Ray: which process is a driver and which a worker, and an arrow from each actor call to the method that it runs.
+
+Both ends know the task's id, so nothing is added to the call's arguments (Ray's own OpenTelemetry hook adds one, which
+breaks streaming methods). Source read: Ray 2.60, ray/actor.py and ray/_private/function_manager.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from rltrace import recorder
+from rltrace.patching import (
+    Function,
+    Hook,
+    PatchSet,
+    wrap_async_generator_function,
+    wrap_function,
+    wrap_generator_function,
+)
+
+
+class Ray:
+    """Roles, and actor calls with their arrows."""
+
+    name = "ray"
+    supports = ("ray >= 2.41, < 3",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        patches.around("ray._private.worker:init", nothing, become_driver)
+        patches.around("ray.actor:ActorMethod._remote", begin_submit, end_submit, ("ray.submit",))
+        patches.wrap(
+            "ray._private.function_manager:FunctionActorManager._make_actor_method_executor",
+            watch_executor,
+            ("ray.call",),
+        )
+
+
+def nothing(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """All is done afterwards."""
+
+
+def become_driver(_token: Any, _result: Any, error: BaseException | None) -> None:
+    """The process that starts or joins a cluster is its driver."""
+    if error is None:
+        recorder.identify(role="driver")
+
+
+def begin_submit(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Open the span that a call's arrow leaves from: the caller may have none of its own."""
+    return recorder.span("ray.submit", method=args[0]._method_name).__enter__()
+
+
+def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
+    """Let the arrow leave once the task has an id."""
+    try:
+        task_id = None if error is not None else task_of(result)
+        if task_id is not None:
+            recorder.flow(flow_key(task_id), "out")
+    finally:
+        opened.__exit__(None if error is None else type(error))
+
+
+def task_of(result: Any) -> str | None:
+    """The id of the task that an actor call started; None for a method of no results, which has no reference."""
+    reference = result[0] if isinstance(result, list) and result else result
+    reference = getattr(reference, "_generator_ref", reference)
+    task_id = getattr(reference, "task_id", None)
+    return task_id().hex() if task_id is not None else None
+
+
+def flow_key(task_id: str) -> str:
+    """The arrow of one actor call."""
+    return f"ray:{task_id}"
+
+
+def watch_executor(original: Function, hook: Hook) -> Function:
+    """Wrap the maker of executors: each executor that it makes is a span `ray.call`."""
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        executor = original(*args, **kwargs)
+        if not hook.live:
+            return executor
+        try:
+            return wrap_executor(executor, hook)
+        except Exception as error:
+            hook.failed(error)
+            return executor
+
+    return make
+
+
+def wrap_executor(executor: Any, hook: Hook) -> Any:
+    """Put a span around the calls of one actor method; Ray reads `.name` and `.method` of the result."""
+    if executor.name.startswith("__ray"):
+        return executor
+    if inspect.isgeneratorfunction(executor.method):
+        wrap = wrap_generator_function
+    elif inspect.isasyncgenfunction(executor.method):
+        wrap = wrap_async_generator_function
+    else:
+        wrap = wrap_function  # a coroutine method's executor returns the coroutine
+
+    def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        actor = type(args[0]).__name__
+        if executor.name == "__init__":
+            recorder.identify(role="worker", name=actor)
+        opened = recorder.span("ray.call", method=f"{actor}.{executor.name}").__enter__()
+        if executor.name != "__init__":  # an actor's creation is no call that a reference is returned for
+            recorder.flow(flow_key(current_task()), "in")
+        return opened
+
+    def end(opened: Any, _result: Any, error: BaseException | None) -> None:
+        opened.__exit__(None if error is None else type(error))
+
+    return wrap(executor, hook, begin, end)
+
+
+def current_task() -> str:
+    """The id of the task that this thread or coroutine runs."""
+    import ray
+
+    return str(ray.get_runtime_context().get_task_id())

@@ -1,0 +1,535 @@
+"""Hooks on foreign code: the only module that replaces attributes of it.
+
+A `PatchSet` belongs to one instrumentation. Each hook names a target ("module:Class.attr"), waits for the module's
+import, and puts a closure of the same kind in the attribute's place: a coroutine function stays one, a generator
+function stays one. Closures, not wrapt's proxies: a proxy costs 0.4 us a call, and cloudpickle takes a class that
+holds one by value, so that a Ray worker would lose the hook. A hook that fails is counted and reported; what it was
+put around runs on as if it were not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator
+from types import CoroutineType, FunctionType, MethodType, ModuleType
+from typing import Any, Protocol
+
+from wrapt import register_post_import_hook
+
+from rltrace import recorder
+from rltrace.versions import unmet_support
+
+Function = Callable[..., Any]
+Describe = Callable[..., "dict[str, Any] | None"]
+Key = Callable[..., "str | None"]
+Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+After = Callable[[Any, Any, "BaseException | None"], None]
+
+
+class HookRow(Protocol):
+    """A hook's place in `counts.u64`."""
+
+    def fired(self) -> None:
+        """Count one more time that the hook ran."""
+
+
+class HookRegister(Protocol):
+    """Where hooks report to; the Recorder is one."""
+
+    def hook(
+        self, instrumentation: str, target: str, state: str, reason: str | None = None, emits: tuple[str, ...] = ()
+    ) -> HookRow:
+        """Report a hook's state; a later report of the same hook replaces it."""
+
+
+class Hook:
+    """One hook: whether it is live, and what it reports.
+
+    A wrapper that Ray sends to another process by value takes its hook along; there it is inert, because that
+    process counts its own hooks.
+    """
+
+    __slots__ = ("_register", "emits", "failures", "fired", "instrumentation", "live", "state", "target")
+
+    def __init__(
+        self, instrumentation: str, target: str, emits: tuple[str, ...] = (), register: HookRegister | None = None
+    ) -> None:
+        self.instrumentation = instrumentation
+        self.target = target
+        self.emits = emits
+        self.fired: Callable[[], None] = _nothing
+        self.failures = 0
+        self._register = register
+        self.report("waiting", f"{target.partition(':')[0]} is not imported")
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[str, str, tuple[str, ...]]]:
+        return Hook, (self.instrumentation, self.target, self.emits)
+
+    def report(self, state: str, reason: str | None = None) -> None:
+        """Set the hook's state, here and in the Recording.
+
+        Args:
+            state: "waiting" for its module, "installed", "skipped", "failed" or "undone".
+            reason: Why it is not installed.
+        """
+        self.state = state
+        self.live = state == "installed"
+        if self._register is not None:
+            row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
+            self.fired = row.fired
+
+    def failed(self, error: Exception) -> None:
+        """Count an error of our own; the first one is printed and reported."""
+        self.failures += 1
+        if self.failures > 1:
+            return
+        try:
+            reason = f"{type(error).__name__}: {error}"
+            live = self.live
+            self.report("failed", reason)
+            self.live = live  # one bad call does not silence the hook
+            print(f"rltrace: the hook on {self.target} failed, the program runs on: {reason}", file=sys.stderr)
+        except Exception:  # an error that cannot be printed must not reach the program either
+            pass
+
+    def enter(self, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run `before`; the token for `leave`, or `_NOT_ENTERED`."""
+        if not self.live:
+            return _NOT_ENTERED
+        try:
+            self.fired()
+            return before(args, kwargs)
+        except Exception as error:
+            self.failed(error)
+            return _NOT_ENTERED
+
+    def leave(self, after: After, token: Any, result: Any, error: BaseException | None) -> None:
+        """Run `after` if its `before` was run."""
+        if token is _NOT_ENTERED:
+            return
+        try:
+            after(token, result, error)
+        except Exception as failure:
+            self.failed(failure)
+
+
+_NOT_ENTERED = object()
+
+
+def _nothing() -> None:
+    """Count for nobody."""
+
+
+# ---- wrappers, one per kind -------------------------------------------------------------------------------------
+
+
+def wrap_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around a call, and around the coroutine if the call returns one."""
+
+    # Hook.enter and Hook.leave written out: this is the hot one (two calls less, 0.1 us).
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not hook.live:
+            return original(*args, **kwargs)
+        try:
+            hook.fired()
+            token = before(args, kwargs)
+        except Exception as error:
+            hook.failed(error)
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            hook.leave(after, token, None, error)
+            raise
+        # `@torch.no_grad() async def` is a plain function that returns a coroutine.
+        if type(result) is CoroutineType:
+            return _finish_coroutine(result, hook, after, token)
+        try:
+            after(token, result, None)
+        except Exception as error:
+            hook.failed(error)
+        return result
+
+    return call
+
+
+async def _finish_coroutine(coroutine: Any, hook: Hook, after: After, token: Any) -> Any:
+    try:
+        result = await coroutine
+    except BaseException as error:
+        hook.leave(after, token, None, error)
+        raise
+    hook.leave(after, token, result, None)
+    return result
+
+
+def wrap_coroutine_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around the awaiting, not around the making of the coroutine."""
+
+    @functools.wraps(original)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        return await _finish_coroutine(original(*args, **kwargs), hook, after, hook.enter(before, args, kwargs))
+
+    return call
+
+
+def wrap_generator_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around the generator's life, from its first `next` to its end."""
+
+    @functools.wraps(original)
+    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        token = hook.enter(before, args, kwargs)
+        try:
+            result = yield from original(*args, **kwargs)
+        except BaseException as error:
+            hook.leave(after, token, None, None if isinstance(error, GeneratorExit) else error)
+            raise
+        hook.leave(after, token, result, None)
+        return result
+
+    return generate
+
+
+def wrap_each_item(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around every `next` of a generator function, whose consumer works in between."""
+
+    @functools.wraps(original)
+    def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        inner = original(*args, **kwargs)
+        resume, value = inner.send, None
+        while True:
+            token = hook.enter(before, args, kwargs)
+            try:
+                item = resume(value)
+            except StopIteration as stop:
+                hook.leave(after, token, None, None)
+                return stop.value
+            except BaseException as error:
+                hook.leave(after, token, None, error)
+                raise
+            hook.leave(after, token, item, None)
+            try:
+                resume, value = inner.send, (yield item)
+            except GeneratorExit:
+                inner.close()
+                raise
+            except BaseException as thrown:
+                resume, value = inner.throw, thrown
+
+    return generate
+
+
+def wrap_async_generator_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around the asynchronous generator's life."""
+
+    @functools.wraps(original)
+    async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        token = hook.enter(before, args, kwargs)
+        inner = original(*args, **kwargs)
+        try:
+            # What `yield from` does, which asynchronous generators lack.
+            step = inner.__anext__()
+            while True:
+                try:
+                    item = await step
+                except StopAsyncIteration:
+                    break
+                try:
+                    sent = yield item
+                except GeneratorExit:
+                    await inner.aclose()
+                    raise
+                except BaseException as thrown:
+                    step = inner.athrow(thrown)
+                else:
+                    step = inner.asend(sent)
+        except BaseException as error:
+            hook.leave(after, token, None, None if isinstance(error, GeneratorExit) else error)
+            raise
+        hook.leave(after, token, None, None)
+
+    return generate
+
+
+def wrap_context_manager(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around the `with` block of a `@contextmanager` function."""
+    generate = wrap_generator_function(original.__wrapped__, hook, before, after)  # type: ignore[attr-defined]
+    return functools.update_wrapper(contextlib.contextmanager(generate), original)
+
+
+def wrap_async_context_manager(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around the `async with` block of an `@asynccontextmanager` function."""
+    generate = wrap_async_generator_function(original.__wrapped__, hook, before, after)  # type: ignore[attr-defined]
+    return functools.update_wrapper(contextlib.asynccontextmanager(generate), original)
+
+
+# The code object that every function made by these decorators shares tells it from other wrapped functions.
+_CONTEXT_MANAGER_CODE = contextlib.contextmanager(_nothing).__code__  # type: ignore[arg-type]
+_ASYNC_CONTEXT_MANAGER_CODE = contextlib.asynccontextmanager(_nothing).__code__  # type: ignore[arg-type]
+
+
+def wrap_same_kind(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Choose the wrapper of the kind of `original`.
+
+    Args:
+        original: A function of any kind.
+        hook: Gates and counts the calls.
+        before: Called with the call's (args, kwargs); returns a token.
+        after: Called with the token, the result (None after an error) and the error (None without one).
+    """
+    code = getattr(original, "__code__", None)
+    if code is _CONTEXT_MANAGER_CODE:
+        wrap = wrap_context_manager
+    elif code is _ASYNC_CONTEXT_MANAGER_CODE:
+        wrap = wrap_async_context_manager
+    elif inspect.isasyncgenfunction(original):
+        wrap = wrap_async_generator_function
+    elif inspect.iscoroutinefunction(original):
+        wrap = wrap_coroutine_function
+    elif inspect.isgeneratorfunction(original):
+        wrap = wrap_generator_function
+    else:
+        wrap = wrap_function
+    return wrap(original, hook, before, after)
+
+
+# ---- patches ----------------------------------------------------------------------------------------------------
+
+
+class UntouchableError(Exception):
+    """The target is not something that a hook can be put around; the text says why."""
+
+
+class Patch:
+    """One replaced attribute: its owner, what stood there and what stands there now."""
+
+    __slots__ = ("attr", "hook", "inherited", "original", "owner", "replacement")
+
+    def __init__(self, owner: Any, attr: str, hook: Hook, make: Callable[[Function], Function]) -> None:
+        self.owner = owner
+        self.attr = attr
+        self.hook = hook
+        self.inherited = attr not in vars(owner)
+        self.original = inspect.getattr_static(owner, attr)
+        self.replacement = _replace(self.original, make)
+        try:
+            setattr(owner, attr, self.replacement)
+        except (AttributeError, TypeError) as error:  # a type written in C
+            raise UntouchableError(str(error)) from error
+
+    def undo(self) -> bool:
+        """Put the original back; False if somebody has patched the attribute since, and is left alone."""
+        if vars(self.owner).get(self.attr) is not self.replacement:
+            return False
+        if self.inherited:
+            delattr(self.owner, self.attr)
+        else:
+            setattr(self.owner, self.attr, self.original)
+        return True
+
+
+def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
+    """The replacement of `raw`, in the same descriptor."""
+    if isinstance(raw, staticmethod | classmethod):
+        return type(raw)(make(raw.__func__))
+    if isinstance(raw, property):
+        raise UntouchableError("a property: reading it must stay what it is")
+    if isinstance(raw, type):
+        raise UntouchableError("a class: name one of its methods")
+    if isinstance(raw, FunctionType | MethodType) or inspect.isroutine(raw):
+        return make(raw)
+    raise UntouchableError(f"an object of {type(raw).__module__}.{type(raw).__qualname__}, not a function")
+
+
+def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
+    """The object that holds the attribute at the end of `path`, and the attribute's name."""
+    *parents, attr = path.split(".")
+    owner: Any = module
+    try:
+        for name in parents:
+            owner = getattr(owner, name)
+        inspect.getattr_static(owner, attr)
+    except AttributeError as error:
+        raise UntouchableError(f"not there: {error}") from error
+    return owner, attr
+
+
+def _span_hooks(
+    name: str, args: Describe | None, late_args: Describe | None, flow_out: Key | None, flow_in: Key | None
+) -> tuple[Before, After]:
+    """What opens the span of a call, and what closes it."""
+    begin_span = _begin(name, args)
+    if late_args is None and flow_out is None and flow_in is None:
+        return begin_span, _end
+
+    def begin(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
+        # The keys first: what they may raise must not leave a span open.
+        leaving = flow_out(*call_args, **call_kwargs) if flow_out is not None else None
+        arriving = flow_in(*call_args, **call_kwargs) if flow_in is not None else None
+        opened = begin_span(call_args, call_kwargs)
+        if opened is not None and leaving is not None:
+            recorder.flow(leaving, "out")
+        if opened is not None and arriving is not None:
+            recorder.flow(arriving, "in")
+        return opened, call_args, call_kwargs
+
+    def end(token: Any, result: Any, error: BaseException | None) -> None:
+        opened, call_args, call_kwargs = token
+        try:
+            if late_args is not None and opened is not None and error is None:
+                opened.set(**(late_args(result, *call_args, **call_kwargs) or {}))
+        finally:
+            _end(opened, result, error)
+
+    return begin, end
+
+
+def _begin(name: str, args: Describe | None) -> Before:
+    """Open a span; of a call that `args` calls no span, None."""
+    if args is None:
+        return lambda _args, _kwargs: recorder.span(name).__enter__()
+
+    def begin(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
+        known = args(*call_args, **call_kwargs)
+        return None if known is None else recorder.span(name, **known).__enter__()
+
+    return begin
+
+
+def _end(opened: Any, _result: Any, error: BaseException | None) -> None:
+    """Close what `_begin` opened."""
+    if opened is not None:
+        opened.__exit__(None if error is None else type(error))
+
+
+class PatchSet:
+    """The hooks of one instrumentation.
+
+    Args:
+        instrumentation: Its name.
+        register: Where its hooks report to.
+        supports: Requirements such as "torch >= 2.6, < 3"; looked up when a target's module is imported. While one is
+            unmet every hook is skipped with that reason.
+    """
+
+    def __init__(self, instrumentation: str, register: HookRegister, supports: tuple[str, ...] = ()) -> None:
+        self.instrumentation = instrumentation
+        self.hooks: list[Hook] = []
+        self._register = register
+        self.supports = supports
+        self._patches: list[Patch] = []
+        self._undos: list[tuple[Hook, Callable[[], None]]] = []
+        self._refused: str | None = None
+        self._closed = False
+
+    def refuse(self, reason: str) -> None:
+        """Bind none of the hooks that are named from here on; each reports the reason."""
+        self._refused = reason
+
+    def around(self, target: str, before: Before, after: After, emits: tuple[str, ...] = ()) -> None:
+        """Call `before` and `after` around every call of `target`, of whatever kind it is."""
+        self.wrap(target, lambda original, hook: wrap_same_kind(original, hook, before, after), emits)
+
+    def span(
+        self,
+        target: str,
+        name: str,
+        args: Describe | None = None,
+        late_args: Describe | None = None,
+        *,
+        flow_out: Key | None = None,
+        flow_in: Key | None = None,
+        each_item: bool = False,
+    ) -> None:
+        """Make every call of `target` a span.
+
+        Args:
+            target: "module:Class.attr".
+            name: Of the span.
+            args: Called as `target` is; returns the span's arguments, or None for a call that is no span.
+            late_args: Called with the result, then as `target` was; returns what is known only at the end.
+            flow_out: Called as `target` is; the key of an arrow that leaves here, None for none.
+            flow_in: As `flow_out`, of an arrow that arrives here.
+            each_item: Of a generator, make every `next` a span, not its life; the result is the item.
+        """
+
+        wrap = wrap_each_item if each_item else wrap_same_kind
+        before, after = _span_hooks(name, args, late_args, flow_out, flow_in)
+        self.wrap(target, lambda original, hook: wrap(original, hook, before, after), (name,))
+
+    def wrap(self, target: str, make: Callable[[Function, Hook], Function], emits: tuple[str, ...] = ()) -> None:
+        """Replace `target` by `make(original, hook)` once its module is imported.
+
+        For what `around` cannot express. `make` keeps the kind and the attributes (functools.wraps) itself, and
+        guards its own code by `hook.enter` and `hook.leave`.
+        """
+
+        def bind(module: ModuleType, hook: Hook) -> None:
+            owner, attr = _find_owner(module, target.partition(":")[2])
+            self._patches.append(Patch(owner, attr, hook, lambda original: make(original, hook)))
+
+        self._when_imported(target, bind, emits)
+
+    def use(self, target: str, register: Callable[[Hook], Callable[[], None]], emits: tuple[str, ...] = ()) -> None:
+        """Call a framework's own registration once its module is imported.
+
+        Args:
+            target: "module:function" of the public hook, for the report.
+            register: Registers, and returns the function that takes it back.
+            emits: The span names that the hook writes.
+        """
+
+        def bind(module: ModuleType, hook: Hook) -> None:
+            _find_owner(module, target.partition(":")[2])
+            self._undos.append((hook, register(hook)))
+
+        self._when_imported(target, bind, emits)
+
+    def _when_imported(self, target: str, bind: Callable[[ModuleType, Hook], None], emits: tuple[str, ...]) -> None:
+        if any(hook.target == target for hook in self.hooks):
+            return
+        hook = Hook(self.instrumentation, target, emits, self._register)
+        self.hooks.append(hook)
+        if self._refused is not None:
+            hook.report("skipped", self._refused)
+            return
+        register_post_import_hook(functools.partial(self._bind, bind, hook), target.partition(":")[0])
+
+    def _bind(self, bind: Callable[[ModuleType, Hook], None], hook: Hook, module: ModuleType) -> None:
+        """Bind one hook to the module that was just imported; never raises into the import."""
+        if self._closed:
+            return
+        try:
+            if reason := unmet_support(self.supports):
+                hook.report("skipped", reason)
+                return
+            # Live before it is in place, so that no call slips through uncounted.
+            hook.live = True
+            bind(module, hook)
+            hook.report("installed")
+        except UntouchableError as reason:
+            hook.report("skipped", str(reason))
+        except Exception as error:
+            hook.live = False
+            hook.failed(error)
+
+    def undo(self) -> list[str]:
+        """Take every hook back.
+
+        Returns:
+            The targets that somebody has patched since: their patch stays, ours beneath it does nothing any more.
+        """
+        self._closed = True
+        left = [patch.hook.target for patch in reversed(self._patches) if not patch.undo()]
+        for _, take_back in reversed(self._undos):
+            take_back()
+        for hook in self.hooks:
+            if hook.live:
+                hook.report("undone", "patched again since: left in place, inert" if hook.target in left else None)
+        self._patches.clear()
+        self._undos.clear()
+        return left

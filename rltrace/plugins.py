@@ -1,0 +1,47 @@
+"""The two tables of what can be plugged in. Adding an instrumentation or an exporter is one file and one line here.
+
+Other distributions add theirs by the entry-point groups `rltrace.instrumentations` and `rltrace.exporters`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+INSTRUMENTATIONS = {
+    "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
+    "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
+    "ray": "rltrace.instrument.ray:Ray",
+    "vllm": "rltrace.instrument.vllm:Vllm",
+    "reference": "rltrace.instrument.reference:Reference",
+    "reference_memory": "rltrace.instrument.reference_memory:ReferenceMemory",
+}
+"""Name -> "module:Class"; installed in this order."""
+
+EXPORTERS = {
+    "perfetto": "rltrace_exporters.perfetto:Perfetto",
+}
+"""Name -> "module:Class"."""
+
+
+def instrumentations() -> dict[str, str]:
+    """Our instrumentations and those of other distributions, name -> "module:Class"."""
+    return INSTRUMENTATIONS | _entry_points("rltrace.instrumentations")
+
+
+def exporters() -> dict[str, str]:
+    """Our exporters and those of other distributions, name -> "module:Class"."""
+    return EXPORTERS | _entry_points("rltrace.exporters")
+
+
+def load(reference: str) -> Any:
+    """The object that "module:Class" names."""
+    module, _, attr = reference.partition(":")
+    return getattr(importlib.import_module(module), attr)
+
+
+def _entry_points(group: str) -> dict[str, str]:
+    # Imported here: a laptop's `import rltrace` should not pay its 24 ms.
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.value for entry in entry_points(group=group)}

@@ -1,0 +1,799 @@
+"""Records what this process does: spans, counters and flows, appended to memory-mapped segments.
+
+A record costs one call to encode it and one to append it, both in C. There is no thread and no buffer: what was
+written before a `kill -9` is in the Recording. A failure of ours is counted as a lost event and never reaches the
+traced program. The wire format is in `rltrace/README.md`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import inspect
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+from asyncio import _get_running_loop
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, overload
+
+import msgspec
+
+from rltrace import clock, manifest
+from rltrace.process import COUNT_SLOTS, LOST, ProcessFolder, identity, process_key
+from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
+
+if sys.version_info < (3, 14):
+    # {loop: task} over all threads. `asyncio.current_task` is Python before 3.12, and `_get_running_loop` a system
+    # call before 3.12: a look at this dictionary spares both while no task runs.
+    from asyncio.tasks import _current_tasks  # type: ignore[attr-defined]
+
+    _task_of = _current_tasks.get
+else:
+    from asyncio import current_task as _task_of
+
+    _current_tasks = True
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_now_ns = clock.now_ns
+
+DIR_VARIABLE = "RLTRACE_DIR"
+"""Environment variable naming the Recording that a process joins."""
+
+PARENT_VARIABLE = "RLTRACE_PARENT"
+"""Environment variable naming the process (its folder) that started this one."""
+
+RETRY_NS = 1_000_000_000
+"""How long to wait after a full disk before trying for a segment again."""
+
+
+def _plain(value: Any) -> Any:
+    """What an argument that msgpack does not know is recorded as: a number if it is one, else its text."""
+    item = getattr(value, "item", None)
+    if item is not None:
+        try:
+            number = item()
+            if isinstance(number, (bool, int, float, str)):
+                return number
+        except Exception:  # a tensor of several elements
+            pass
+    return str(value)[:256]
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_local = threading.local()
+"""`.write` appends to this thread's segment; absent until the thread's first record."""
+_recorder: Recorder | None = None
+_typed_spans: list[dict[str, Any]] = []
+
+
+# ---------------------------------------------------------------- spans
+
+
+class NoSpan:
+    """What `span` returns while nothing is recorded."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> NoSpan:
+        return self
+
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
+        return None
+
+    async def __aenter__(self) -> NoSpan:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def set(self, /, **late_args: Any) -> None:
+        """Do nothing."""
+
+
+_NO_SPAN = NoSpan()
+
+
+class _Enterable:
+    """Entering and leaving a span: the record of its beginning is the Struct itself, that of its end a tuple."""
+
+    __slots__ = ()
+    task: int
+    start_ns: int
+    args: dict[str, Any] | None
+    """What the record of the beginning says; once that is written, what the end will add."""
+
+    def __enter__(self: Any) -> Any:
+        if _recorder is None:
+            return self
+        if _current_tasks:
+            loop = _get_running_loop()
+            if loop is not None:
+                task = _task_of(loop)
+                if task is not None:  # None: a callback of the loop
+                    self.task = id(task)
+        self.start_ns = _now_ns()
+        try:
+            _local.write(_encode(self))
+        except Exception:
+            _write_slowly(self)
+        if self.args is not None:
+            self.args = None
+        return self
+
+    # The three arguments are spelled out: `*_` would build a tuple. Hooks end a span with the first one only.
+    def __exit__(self, kind: type[BaseException] | None, error: object = None, traceback: object = None, /) -> None:
+        if _recorder is None:
+            return
+        end_ns = _now_ns()
+        if kind is not None and kind is not GeneratorExit:  # closing a generator is no error
+            self.set(error=kind.__name__)
+        try:
+            _local.write(_encode((self.start_ns, end_ns, self.args, True)))
+        except Exception:
+            _write_slowly((self.start_ns, end_ns, self.args, True))
+
+    async def __aenter__(self: Any) -> Any:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object, /) -> None:
+        self.__exit__(kind, error, traceback)
+
+    def set(self: Any, /, **late_args: Any) -> None:
+        """Add arguments that are known only inside the span; they are written with its end."""
+        self.args = late_args if self.args is None else {**self.args, **late_args}
+
+
+class OpenSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
+    """A span whose arguments are keywords. On the wire: `[name, task, start_ns, args, true]`."""
+
+    name: str
+    task: int
+    start_ns: int
+    args: dict[str, Any] | None
+    ok: Literal[True] = True
+
+
+# Fields that only a keyword sets come last on the wire, so `ok` is the last byte here too.
+class TypedSpan(_Enterable, msgspec.Struct, array_like=True, gc=False, kw_only=True):
+    """A span whose arguments are declared. On the wire: `[-number, *arguments, task, start_ns, nil, true]`."""
+
+    task: int = 0
+    start_ns: int = 0
+    args: dict[str, Any] | None = None
+    ok: Literal[True] = True
+
+
+def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
+    """Declare a span for a hot site: its arguments are positional, and it costs about three quarters of `span`.
+
+    Args:
+        name: Name of every span made by the result.
+        **fields: Names and types of its arguments, in their order.
+
+    Returns:
+        A callable that makes the span: `gather = typed_span("weight_sync.gather", bytes=int)`, then
+        `with gather(4096): ...`.
+    """
+    number = -1 - len(_typed_spans)
+    # Called by position, so the fields need no names here: an argument may be called `task` or `args`.
+    numbered = [(f"field{n}", type_) for n, type_ in enumerate(fields.values())]
+    declared = msgspec.defstruct(f"TypedSpan{-number}", numbered, bases=(TypedSpan,), tag=number, gc=False)
+    line = {"number": number, "name": name, "fields": list(fields)}
+    _typed_spans.append(line)
+    if _recorder is not None:
+        _recorder.append("type", **line)
+    return cast("Callable[..., TypedSpan]", declared)
+
+
+def span(name: str, /, **args: Any) -> OpenSpan | NoSpan:
+    """A named interval of this thread or asyncio task, for `with` and `async with`.
+
+    Args:
+        name: `subject.action`.
+        **args: Recorded with the beginning, so they are known even if the process dies inside.
+    """
+    return _NO_SPAN if _recorder is None else OpenSpan(name, 0, 0, args)
+
+
+def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
+    """A span that partitions its rank's step: phases of one rank do not overlap."""
+    return _NO_SPAN if _recorder is None else OpenSpan(name, 0, 0, {**args, "phase": True})
+
+
+def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
+    """A span that is over, with times read elsewhere from `clock.now_ns`.
+
+    Args:
+        name: `subject.action`.
+        start_ns: First instant, CLOCK_MONOTONIC.
+        end_ns: First instant after it.
+        lane: Spans of one lane nest; 0 is the thread's own, any other number a row of its own (a request, a stream).
+        **args: Recorded with it.
+    """
+    if _recorder is not None:
+        _write((name, lane, start_ns, end_ns, args, True))
+
+
+def counter(name: str, value: float, /) -> None:
+    """A sample of a value; the unit is the end of its name (`allocated_bytes`)."""
+    if _recorder is None:
+        return
+    try:
+        _local.write(_encode((name, _now_ns(), value, True)))
+    except Exception:
+        _write_slowly((name, _now_ns(), value, True))
+
+
+def flow(key: str, direction: Literal["out", "in"], /) -> None:
+    """Make the innermost open span an end of an arrow between processes.
+
+    Args:
+        key: The same on both ends, unique in the run.
+        direction: "out" where the arrow leaves, "in" where it arrives.
+    """
+    if _recorder is None:
+        return
+    loop = _get_running_loop()
+    task = None if loop is None else _task_of(loop)
+    _write((key, 0 if task is None else id(task), _now_ns(), direction, True))
+
+
+@overload
+def traced(function: _F, /) -> _F: ...
+@overload
+def traced(name: str | None = None, /, **args: Any) -> Callable[[_F], _F]: ...
+def traced(name: Any = None, /, **args: Any) -> Any:
+    """Decorate a function, coroutine, generator or async generator: each call is a span.
+
+    Args:
+        name: Of the span; by default the function's qualified name. `@traced` works without brackets.
+        **args: Recorded with every call.
+    """
+    if callable(name):
+        return _traced(name, _name_of(name), {})
+    return lambda function: _traced(function, name or _name_of(function), args)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__qualname__  # a partial has none
+
+
+def _traced(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
+    # A wrapper is of the same kind as what it wraps: frameworks inspect it.
+    if inspect.iscoroutinefunction(function):
+        wrapper = _traced_coroutine(function, name, args)
+    elif inspect.isasyncgenfunction(function):
+        wrapper = _traced_async_generator(function, name, args)
+    elif inspect.isgeneratorfunction(function):
+        wrapper = _traced_generator(function, name, args)
+    else:
+        wrapper = _traced_function(function, name, args)
+    return functools.wraps(function)(wrapper)
+
+
+def _traced_function(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
+    def wrapper(*a: Any, **k: Any) -> Any:
+        with span(name, **args):
+            return function(*a, **k)
+
+    return wrapper
+
+
+def _traced_coroutine(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
+    async def wrapper(*a: Any, **k: Any) -> Any:
+        with span(name, **args):
+            return await function(*a, **k)
+
+    return wrapper
+
+
+def _traced_generator(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
+    def wrapper(*a: Any, **k: Any) -> Any:
+        with span(name, **args):
+            return (yield from function(*a, **k))
+
+    return wrapper
+
+
+def _traced_async_generator(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
+    async def wrapper(*a: Any, **k: Any) -> Any:
+        with span(name, **args):
+            generator = function(*a, **k)
+            try:
+                item = await generator.__anext__()
+                while True:
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        await generator.aclose()
+                        raise
+                    except BaseException as error:
+                        item = await generator.athrow(error)
+                    else:
+                        item = await generator.asend(sent)
+            except StopAsyncIteration:
+                pass
+
+    return wrapper
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _write(record: Any) -> None:
+    try:
+        _local.write(_encode(record))
+    except Exception:
+        _write_slowly(record)
+
+
+def _write_slowly(record: Any) -> None:
+    """The first record of a thread, one that its segment has no room for, or one that cannot be written at all."""
+    recorder = _recorder
+    if recorder is None:  # stopped while the span was open
+        return
+    try:
+        data = _encode_anyhow(record)
+        recorder.next_segment(len(data))
+        _local.write(data)
+    except Exception:
+        recorder.lose()
+
+
+def _encode_anyhow(record: Any) -> bytes:
+    """Encode a record; where msgpack refuses one of its arguments (an int of 65 bits), that one becomes its text.
+
+    Raises:
+        Exception: what it consists of besides, such as a time, cannot be encoded.
+    """
+    try:
+        return _encode(record)
+    except Exception:
+        pass
+    if isinstance(record, TypedSpan):
+        fields = map(_sayable, msgspec.structs.astuple(record))
+        return _encode((type(record).__struct_config__.tag, *fields))
+    if isinstance(record, OpenSpan):
+        record = msgspec.structs.astuple(record)
+    return _encode([_sayable_args(part) if isinstance(part, dict) else part for part in record])
+
+
+def _sayable_args(args: dict[str, Any]) -> dict[Any, Any]:
+    return {_sayable(key): _sayable(value) for key, value in args.items()}
+
+
+def _sayable(value: Any) -> Any:
+    try:
+        _encode(value)
+        return value
+    except Exception:
+        return _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    try:
+        text = str(value)
+    except Exception:
+        text = f"<{type(value).__qualname__}>"
+    return text[:256].encode(errors="replace").decode()
+
+
+class _Held:
+    """The segment of a thread: its thread-local storage has the only reference, so this dies with the thread."""
+
+    __slots__ = ("pid", "recorder", "segment")
+
+    def __init__(self, recorder: Recorder, segment: Segment) -> None:
+        self.pid = recorder.pid
+        self.recorder = recorder
+        self.segment = segment
+
+    def __del__(self) -> None:
+        try:
+            if self.pid == os.getpid():  # a forked child has no part in its parent's segments
+                self.recorder.take_back(self.segment)
+        except Exception:
+            pass
+
+
+class Hook:
+    """One patched place of a framework: how often it fired is counted where a kill cannot lose it."""
+
+    __slots__ = ("_next", "_recorder", "_slot", "line")
+
+    def __init__(self, recorder: Recorder, line: dict[str, Any]) -> None:
+        self.line = line
+        self._recorder = recorder
+        self._slot: int = line["slot"]
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from the start again: in a forked child, what fired before belongs to its parent."""
+        # One C call that never gives two threads the same number: a lock here costs a hot hook 0.3 us.
+        self._next = itertools.count(1).__next__
+
+    def fired(self) -> None:
+        """Count once."""
+        try:
+            self._recorder._counts[self._slot] = self._next()
+        except Exception:  # the recorder has stopped
+            pass
+
+    def settle(self) -> None:
+        """Write the last number: two threads may have stored theirs in the other order."""
+        self._recorder._counts[self._slot] = self._next() - 1
+
+
+class Recorder:
+    """What one process writes of a Recording: made by `start` and `join`; a forked child begins anew."""
+
+    _folder: ProcessFolder | None = None
+
+    def __init__(
+        self, recording: Path, *, start_ns: int | None = None, max_bytes: int | None = None, **who: Any
+    ) -> None:
+        """Open this process's folder.
+
+        Args:
+            recording: Folder with a manifest.
+            start_ns: When this process began to record; now by default.
+            max_bytes: Bound on this process's segments: the oldest are dropped, and counted, when it is reached. What
+                its threads are writing now, at most 1 MiB a thread, is never dropped.
+            **who: Added to the process's identity: role, rank, device, name.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.recording = recording
+        self.max_bytes = max_bytes
+        self.who = who
+        self._hooks: dict[tuple[str, str], Hook] = {}
+        self.forget_parent(start_ns)
+        self._open()
+
+    def forget_parent(self, start_ns: int | None = None) -> None:
+        """Begin with nothing: in a forked child the mappings belong to the parent, which goes on writing them.
+
+        The child makes a folder of its own at its first record, so one that records nothing leaves nothing.
+        """
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+        self.pid = os.getpid()
+        self.start_ns = _now_ns() if start_ns is None else start_ns
+        self.key = process_key(self.start_ns)
+        self._lock = threading.RLock()  # re-entrant: a signal handler may record too
+        self._counts = memoryview(bytearray(COUNT_SLOTS * 8)).cast("Q")
+        for hook in self._hooks.values():
+            hook.restart()
+        self._segments: list[Segment] = []
+        self._returned: list[Segment] = []
+        self._numbers = itertools.count(1)  # a signal handler inside `_new_segment` gets another one
+        self._retry_ns = 0
+
+    def _open(self) -> None:
+        """Make this process's folder, unless it is made."""
+        if self._folder is not None:
+            return
+        self._wait_for_space()
+        try:
+            folder = ProcessFolder(self.recording, self.key)
+        except OSError:
+            self._retry_ns = _now_ns() + RETRY_NS
+            raise
+        folder.counts[:] = self._counts  # what a forked child counted before its first record
+        self._folder, self._counts = folder, folder.counts
+        self.append("process", **identity(self.start_ns), parent=os.environ.get(PARENT_VARIABLE), **self.who)
+        for line in _typed_spans:
+            self.append("type", **line)
+        for hook in self._hooks.values():
+            self.append("hook", **hook.line)
+        os.environ[DIR_VARIABLE] = str(self.recording)  # processes started from here join the same Recording
+        os.environ[PARENT_VARIABLE] = self.key
+        _stop_at_exit()
+
+    def append(self, kind: str, **fields: Any) -> None:
+        """Append a line about this process; one that cannot be written is counted as lost."""
+        if self._folder is None:  # a forked child that has recorded nothing: `_open` will say it all
+            return
+        try:
+            self._folder.append(kind, **fields)
+        except Exception:
+            self.lose()
+
+    def identify(self, **who: Any) -> None:
+        """Say more about this process: role, rank, device, name."""
+        self.who |= who
+        self.append("process", **who)
+
+    def hook(
+        self, instrumentation: str, target: str, state: str, reason: str | None = None, emits: tuple[str, ...] = ()
+    ) -> Hook:
+        """Report a hook.
+
+        Args:
+            instrumentation: Name in the table of instrumentations.
+            target: `module:Class.attribute`.
+            state: "waiting", "installed", "skipped", "failed" or "undone"; a later report of the same instrumentation's
+                same target replaces it.
+            reason: Why it is not installed.
+            emits: Names of the spans it makes.
+        """
+        known = self._hooks.get((instrumentation, target))
+        slot = known.line["slot"] if known else min(len(self._hooks) + 1, COUNT_SLOTS - 1)
+        line = {
+            "slot": slot,
+            "instrumentation": instrumentation,
+            "target": target,
+            "state": state,
+            "reason": reason,
+            "emits": list(emits),
+        }
+        if known is None:
+            self._hooks[instrumentation, target] = known = Hook(self, line)
+        known.line = line
+        self.append("hook", **line)
+        return known
+
+    def lose(self) -> None:
+        """Count one event that could not be written."""
+        try:
+            with self._lock:
+                self._counts[LOST] += 1
+        except Exception:  # the recorder has stopped
+            pass
+
+    def next_segment(self, record_bytes: int) -> None:
+        """Give this thread a segment with room for a record.
+
+        Raises:
+            OSError: the disk is full, now or less than `RETRY_NS` ago.
+            ValueError: the record is larger than a segment, or the recorder has stopped.
+        """
+        if record_bytes > NEXT_BYTES - REUSE_BYTES:
+            raise ValueError(f"a record of {record_bytes} bytes does not fit a segment of {NEXT_BYTES}")
+        with self._lock:
+            if _recorder is not self:
+                raise ValueError("the recorder has stopped")
+            self._open()
+            held = getattr(_local, "held", None)
+            header = _encode((threading.get_native_id(), _thread_name(), True))
+            segment = self._segment_for(held, len(header) + record_bytes)
+            segment.write(header)
+            if held is None:
+                _local.held = _Held(self, segment)
+            else:
+                held.segment.close()
+                held.segment = segment
+            _local.write = segment.write
+
+    def _segment_for(self, held: _Held | None, needed_bytes: int) -> Segment:
+        if held is None:
+            for segment in self._returned:
+                if segment.free_bytes > max(needed_bytes, REUSE_BYTES):
+                    self._returned.remove(segment)
+                    return segment
+        first = held is None and needed_bytes < FIRST_BYTES
+        return self._new_segment(FIRST_BYTES if first else NEXT_BYTES)
+
+    def _new_segment(self, size_bytes: int) -> Segment:
+        self._wait_for_space()
+        self._drop_oldest(size_bytes)
+        assert self._folder is not None
+        try:
+            segment = Segment(self._folder.path / f"{next(self._numbers):06d}.seg", size_bytes)
+        except OSError:
+            self._retry_ns = _now_ns() + RETRY_NS
+            raise
+        self._segments.append(segment)
+        return segment
+
+    def _wait_for_space(self) -> None:
+        """Asking a full disk again and again would slow the program down: fail at once until `RETRY_NS` have passed."""
+        if _now_ns() < self._retry_ns:
+            raise OSError("the disk was full a moment ago")
+
+    def _drop_oldest(self, new_bytes: int) -> None:
+        if self.max_bytes is None:
+            return
+        full = [s for s in self._segments if s.is_closed]
+        total_bytes = new_bytes + sum(s.size_bytes for s in self._segments)
+        for segment in full:
+            if total_bytes <= self.max_bytes:
+                return
+            total_bytes -= segment.size_bytes
+            self._segments.remove(segment)
+            segment.path.unlink(missing_ok=True)
+            self.append("lost", segments=1, bytes=segment.size_bytes)
+
+    def take_back(self, segment: Segment) -> None:
+        """Keep what a dead thread left for the next new one, if it has room."""
+        with self._lock:
+            if segment.free_bytes > REUSE_BYTES:
+                self._returned.append(segment)
+            else:
+                segment.close()
+
+    def close(self) -> None:
+        """End this process's part of the Recording."""
+        with self._lock:
+            if self._folder is None:
+                return
+            for segment in self._segments:
+                segment.close()
+            for hook in self._hooks.values():
+                hook.settle()
+            self.append("end", end_ns=_now_ns())
+            self._folder.close()
+
+
+def _thread_name() -> str:
+    """Of this thread, cut to a length and an alphabet that any record can hold."""
+    name = threading.current_thread().name
+    if name.startswith("Dummy-"):  # not made by Python, which has no better name for it; the kernel may
+        try:
+            name = _kernel_name()
+        except OSError:
+            pass
+    return name[:256].encode(errors="replace").decode()
+
+
+def _kernel_name() -> str:
+    """Of this thread; one that it only inherited from its process, as those of Ray's pools do, says nothing."""
+    own, main = (
+        Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip()
+        for task in (threading.get_native_id(), os.getpid())
+    )
+    # Ray renames its main thread with every call ("ray::Worker.step"); a pool has the name of when it was made.
+    return "thread" if re.split("[.:]", own)[0] == re.split("[.:]", main)[0] else own
+
+
+def _stop_at_exit() -> None:
+    """Children of multiprocessing leave without running atexit's functions; they run its finalizers."""
+    atexit.unregister(stop)
+    atexit.register(stop)
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, stop, exitpriority=-100)
+
+
+# ---------------------------------------------------------------- start and stop
+
+
+def start(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    role: str = "main",
+    rank: int | None = None,
+    device: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    max_bytes: int | None = None,
+) -> Path | None:
+    """Record this process from here on.
+
+    Processes that name the folder of a run that is still going on join it. A folder that holds a finished Recording is
+    left alone: a numbered one beside it is used, and said.
+
+    Args:
+        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec`, whose folder is used.
+        role: What this process is: "main", "driver", "worker", "engine".
+        rank: Of its device in the run.
+        device: {"host": ..., "uuid": ...} of the device it works on.
+        name: What a reader calls it.
+        config: Of the run, kept in the manifest with secrets redacted.
+        max_bytes: Bound on what this process keeps; the oldest is dropped when it is reached, and counted.
+
+    Returns:
+        The folder; None where recording is impossible, with one line on stderr that says why. Never raises.
+    """
+    who = {"role": role, "rank": rank, "device": device, "name": name}
+    if _recorder is not None:
+        identify(**{key: value for key, value in who.items() if value is not None and value != "main"})
+        return _recorder.recording
+    start_ns = _now_ns()
+    try:
+        inherited = os.environ.get(DIR_VARIABLE)
+        recording = Path(inherited) if inherited else _claim(folder, config, process_key(start_ns))
+    except Exception as error:
+        _warn(f"not recording: {error}")
+        return None
+    return join(recording, start_ns=start_ns, max_bytes=max_bytes, **who)
+
+
+def join(
+    recording: str | os.PathLike[str], *, start_ns: int | None = None, max_bytes: int | None = None, **who: Any
+) -> Path | None:
+    """Record this process into a Recording that another process made.
+
+    Args:
+        recording: Its folder.
+        start_ns: When this process began to record; now by default.
+        max_bytes: As of `start`.
+        **who: role, rank, device and name of this process.
+
+    Returns:
+        The folder; None where recording is impossible, with one line on stderr. Never raises.
+    """
+    global _recorder, _local
+    if _recorder is not None:
+        return _recorder.recording
+    try:
+        path = Path(recording).absolute()
+        recorder = Recorder(path, start_ns=start_ns, max_bytes=max_bytes, **who)
+    except Exception as error:
+        _warn(f"not recording: {recording} cannot be written: {error}")
+        return None
+    _local = threading.local()
+    _recorder = recorder
+    return path
+
+
+def stop() -> None:
+    """End this process's part of the Recording; spans still open stay open in it. Never raises."""
+    global _recorder, _local
+    recorder, _recorder = _recorder, None
+    _local = threading.local()
+    if recorder is None:
+        return
+    atexit.unregister(stop)
+    if os.environ.get(PARENT_VARIABLE) == recorder.key:
+        os.environ.pop(DIR_VARIABLE, None)
+        os.environ.pop(PARENT_VARIABLE, None)
+    try:
+        recorder.close()
+    except Exception as error:
+        _warn(f"the Recording {recorder.recording} is not ended cleanly: {error}")
+
+
+def identify(**who: Any) -> None:
+    """Say more about this process: role, rank, device, name."""
+    if _recorder is not None:
+        _recorder.identify(**who)
+
+
+def current() -> Recorder | None:
+    """The recorder of this process, None while nothing is recorded."""
+    return _recorder
+
+
+def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | None, owner: str) -> Path:
+    """The folder to record into: made, joined if its run goes on, or numbered if it is another run's."""
+    wanted = Path(folder) if folder is not None else default_folder()
+    for path in itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in itertools.count(2))):
+        try:
+            manifest.create(path, owner=owner, command=sys.orig_argv, config=config)
+        except FileExistsError:
+            if not manifest.is_live(path):
+                continue
+        if path != wanted:
+            _warn(f"{wanted} holds another run already; recording into {path}")
+        return path
+    raise AssertionError("unreachable: the numbers do not end")
+
+
+def default_folder() -> Path:
+    """`rltrace-runs/` and the time to the second."""
+    return Path("rltrace-runs") / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _warn(message: str) -> None:
+    print(f"rltrace: {message}", file=sys.stderr)
+
+
+def _after_fork_in_child() -> None:
+    global _local
+    _local = threading.local()  # first: what it held was the parent's
+    if _recorder is not None:
+        _recorder.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):  # readers run where nothing forks
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,509 @@
+"""Reads a Recording: a folder that is valid at every instant, while its run goes on and after any process was killed.
+
+Streaming: a reader holds one segment and the spans that are open, whatever the Recording's size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import msgpack
+
+from rltrace import manifest
+from rltrace.errors import RecordingError
+from rltrace.events import VERSION, Args, Counter, Span
+from rltrace.manifest import LINES
+from rltrace.process import COUNTS, LOST
+
+Event = Span | Counter
+
+
+class Recording:
+    """The folder of a run, read only."""
+
+    def __init__(self, path: Path, fields: dict[str, Any]) -> None:
+        self.path = path
+        self.manifest = fields
+        """As written by `rltrace.manifest.create`."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Recording:
+        """Read the manifest.
+
+        Raises:
+            RecordingError: there is no Recording at `path`, its manifest is damaged, or a newer rltrace wrote it.
+        """
+        folder = Path(path)
+        file = folder / manifest.FILE
+        try:
+            fields = json.loads(file.read_text())
+        except FileNotFoundError:
+            raise RecordingError(f"{folder}: no Recording here ({manifest.FILE} is missing){_nearby(folder)}") from None
+        except (OSError, ValueError) as error:
+            raise RecordingError(
+                f"{file}: damaged: {error}; the segments beside it are intact, restore the manifest from a copy"
+            ) from None
+        if not isinstance(fields, dict) or not isinstance(fields.get("version"), int):
+            raise RecordingError(f"{file}: damaged: it has no version; restore the manifest from a copy")
+        if fields["version"] > VERSION:
+            raise RecordingError(
+                f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
+            )
+        return cls(folder, fields)
+
+    @cached_property
+    def processes(self) -> list[Process]:
+        """Every process that recorded, by when it began, hosts kept together."""
+        folders = (self.path / manifest.PROCESSES).glob("*/")
+        processes = [Process(folder) for folder in folders if (folder / LINES).exists()]
+        return sorted(processes, key=lambda process: (process.host, process.start_ns, process.key))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process that owns the run is still there, as seen from its host."""
+        return manifest.is_live(self.path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every process ended its part in good order."""
+        return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
+
+    @property
+    def lost_events(self) -> int:
+        """Events that could not be written, over all processes."""
+        return sum(process.lost_events for process in self.processes)
+
+
+class Process:
+    """What one process wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.key = folder.name
+        self.identity: dict[str, Any] = {}
+        self.hooks: list[dict[str, Any]] = []
+        """As last reported, each with `fired`."""
+        self.end_ns: int | None = None
+        """When it ended its part in good order; None if it is alive or was killed."""
+        self.killed_by: int | None = None
+        """The signal that killed it, where somebody watched."""
+        self.was_stopped = False
+        """It ended because another process of the run had died."""
+        self.dropped_segments = 0
+        self.dropped_bytes = 0
+        self.threads: dict[int, str] = {}
+        """Names by native id, known after `events` passed them."""
+        self.torn = 0
+        """Records that are damaged, such as the one that the process died in, known after `events`."""
+        self.orphans = 0
+        """Ends and flows whose span's beginning was dropped or lost, known after `events`."""
+        self.misfits = 0
+        """Whole records that say nothing, such as a sample whose value is no number, known after `events`."""
+        self._types: dict[int, tuple[str, list[str]]] = {}
+        self._read_lines()
+
+    @property
+    def host(self) -> str:
+        return str(self.identity.get("host", "unknown"))
+
+    @property
+    def pid(self) -> int:
+        return int(self.identity.get("pid", 0))
+
+    @property
+    def start_ns(self) -> int:
+        return int(self.identity.get("start_ns", 0))
+
+    @property
+    def role(self) -> str:
+        return str(self.identity.get("role") or "process")
+
+    @property
+    def rank(self) -> int | None:
+        rank = self.identity.get("rank")
+        return None if rank is None else int(rank)
+
+    @property
+    def device(self) -> dict[str, Any] | None:
+        device = self.identity.get("device")
+        return device if isinstance(device, dict) else None
+
+    @property
+    def parent(self) -> str | None:
+        """Folder name of the traced process it descends from."""
+        return self.identity.get("parent")
+
+    @property
+    def place(self) -> str:
+        """Its place in the run, whatever name it was given: `rank 0 engine`, or `driver`."""
+        return self.role if self.rank is None else f"rank {self.rank} {self.role}"
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it: `rank 0 engine`, or `driver`."""
+        given = self.identity.get("name")
+        return str(given) if given else self.place
+
+    @property
+    def clock_domain(self) -> tuple[str, str]:
+        """Processes of one domain share a clock by construction."""
+        return str(self.identity.get("boot_id")), str(self.identity.get("time_namespace"))
+
+    @property
+    def unix_offset_ns(self) -> int:
+        """What to add to its times to get nanoseconds since 1970, by its own real-time clock."""
+        return int(self.identity.get("realtime_ns", 0)) - int(self.identity.get("monotonic_ns", 0))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs; only its own host can tell."""
+        if self.end_ns is not None or self.host != socket.gethostname():
+            return False
+        ticks = manifest.started_ticks(self.pid)
+        return ticks is not None and ticks == self.identity.get("start_ticks")
+
+    @property
+    def lost_events(self) -> int:
+        """Events it could not write (a full disk, a record too large) or not as what they are (`misfits`)."""
+        return (self._counts[LOST] if self._counts else 0) + self.misfits
+
+    def events(self) -> Iterator[Event]:
+        """Every span and sample, decoded and matched.
+
+        Yields:
+            Spans where they end and samples where they were taken, in the order each thread wrote them; threads follow
+            each other segment by segment. Spans that never ended come last, `end_ns` None.
+        """
+        self.torn = self.orphans = self.misfits = 0
+        return _EventReader(self, self._types).events()
+
+    @cached_property
+    def _counts(self) -> memoryview:
+        try:
+            data = (self.folder / COUNTS).read_bytes()
+        except OSError:
+            data = b""
+        return memoryview(data[: len(data) // 8 * 8]).cast("Q")
+
+    def _read_lines(self) -> None:
+        hooks: dict[tuple[str, str], dict[str, Any]] = {}
+        for line in _json_lines(self.folder / LINES):
+            try:
+                self._read_line(line, hooks)
+            except (KeyError, TypeError, ValueError):  # damaged
+                continue
+        self.hooks = [{**hook, "fired": self._fired(hook["slot"])} for hook in hooks.values()]
+
+    def _read_line(self, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
+        kind = line.pop("kind", None)
+        if kind == "process":
+            self.identity |= line
+        elif kind == "hook":
+            hooks[line["instrumentation"], line["target"]] = {**line, "slot": int(line["slot"])}
+        elif kind == "type":
+            self._types[line["number"]] = (line["name"], list(line["fields"]))
+        elif kind == "lost":
+            self.dropped_segments += line["segments"]
+            self.dropped_bytes += line["bytes"]
+        elif kind == "end":
+            self.end_ns = int(line["end_ns"])
+        elif kind == "exit":
+            self.killed_by, self.was_stopped = line["killed_by"], bool(line["was_stopped"])
+            if self.killed_by is None and self.end_ns is None:
+                self.end_ns = int(line["end_ns"])
+
+    def _fired(self, slot: int) -> int:
+        return self._counts[slot] if slot < len(self._counts) else 0
+
+
+class _EventReader:
+    """Matches the ends of one process to their beginnings."""
+
+    def __init__(self, process: Process, types: dict[int, tuple[str, list[str]]]) -> None:
+        self.process = process
+        self.types = types
+        self.thread = 0
+        """Whose records are being read."""
+        self.open: dict[int, list[Span]] = {}
+        """Spans by their start: two of one thread never share it, two threads may."""
+        self.stacks: dict[tuple[int, int], list[Span]] = {}
+        """Open spans by thread and task, innermost last: a flow belongs to the innermost."""
+        self.barred: dict[int, set[int | None]] = {}
+        """Lanes that an open span, by its id, cannot be on: one there began before it and ended inside it."""
+        self.early_ends: dict[int, tuple[int, Args | None]] = {}
+        """Ends read before their beginning: another thread ended the span, and its segment was read first."""
+        # What a record is follows from the types of its elements; one that fits none is a typed span or damaged.
+        self.readers: dict[tuple[type, ...], Callable[..., Event | None]] = {
+            (int, str, bool): self._thread,
+            (int, int, dict, bool): self._end,
+            (int, int, NoneType, bool): self._end,
+            (str, int, int, dict, bool): self._begin,
+            (str, int, int, NoneType, bool): self._begin,
+            (str, int, int, int, dict, bool): self._whole,
+            (str, int, int, int, NoneType, bool): self._whole,
+            (str, int, int, bool): self._counter,
+            (str, int, float, bool): self._counter,
+            (str, int, bool, bool): self._switch,
+            (str, int, int, str, bool): self._flow,
+        }
+
+    def events(self) -> Iterator[Event]:
+        for path in sorted(self.process.folder.glob("*.seg")):
+            self.thread = 0
+            yield from self._segment(path)
+        for span in [span for spans in self.open.values() for span in spans]:
+            self._choose_lane(span)
+            yield span
+        self.process.orphans += len(self.early_ends)
+
+    def _segment(self, path: Path) -> Iterator[Event]:
+        """The events of one segment.
+
+        Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
+        two are handled on the spot, which halves the time an event takes; all others go to the readers by type.
+        """
+        open_spans, stacks = self.open, self.stacks
+        for record in self._records(path):
+            first, size = record[0], len(record)
+            if size == 4 and first.__class__ is int:
+                end_ns, late = record[1], record[2]
+                spans = open_spans.get(first)
+                if spans is not None and len(spans) == 1 and not self.barred and late.__class__ in _ARGS:
+                    span = spans[0]
+                    key = (span.thread, span.task)
+                    stack = stacks[key]
+                    if stack[-1] is span and end_ns.__class__ is int and end_ns >= first:
+                        del open_spans[first]
+                        if len(stack) == 1:
+                            del stacks[key]
+                        else:
+                            del stack[-1]
+                        span.end_ns = end_ns
+                        if late:
+                            span.args |= late
+                        yield span
+                        continue
+            elif size == 5 and first.__class__ is str:
+                task, start_ns, args = record[1], record[2], record[3]
+                if (
+                    args.__class__ in _ARGS
+                    and start_ns.__class__ is int
+                    and task.__class__ is int
+                    and start_ns not in open_spans
+                    and not self.early_ends
+                ):
+                    span = Span(first, self.thread, task, start_ns, None, args or {})
+                    open_spans[start_ns] = [span]
+                    siblings = stacks.get((self.thread, task))
+                    if siblings is None:
+                        stacks[self.thread, task] = [span]
+                    else:
+                        siblings.append(span)
+                    continue
+            read = self.readers.get((*map(type, record),))
+            event = self._typed(*record) if read is None else read(*record)
+            if event is not None:
+                yield event
+
+    def _records(self, path: Path) -> Iterator[list[Any]]:
+        """The whole records of a segment; zeros follow the last one."""
+        try:
+            data = path.read_bytes()
+        except OSError:  # dropped by `max_bytes` a moment ago
+            return
+        read = 0
+        for options in (_USUAL, _ODD_KEYS):
+            unpacker = _unpacker(len(data) + 1, **options)
+            unpacker.feed(data)
+            unpacker.feed(b"\0")  # a sound segment ends in a zero; a file cut inside a record swallows it
+            try:
+                for _ in range(read):
+                    unpacker.skip()
+                for record in unpacker:
+                    if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
+                        if record != 0:
+                            self._damaged()
+                        return
+                    read += 1
+                    yield record
+                break
+            except (ValueError, TypeError, msgpack.UnpackException):
+                continue
+        self._damaged()
+
+    def _damaged(self) -> None:
+        self.process.torn += 1
+
+    def _thread(self, thread: int, name: str, _: bool) -> None:
+        self.thread = thread
+        self.process.threads[thread] = name
+
+    def _counter(self, name: str, ts_ns: int, value: float, _: bool) -> Counter:
+        return Counter(name, self.thread, ts_ns, value)
+
+    def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter:
+        return Counter(name, self.thread, ts_ns, int(value))
+
+    def _whole(self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, _: bool) -> Span | None:
+        if end_ns < start_ns:
+            self._damaged()
+            return None
+        return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None)
+
+    def _begin(self, name: str, task: int, start_ns: int, args: Args | None, _: bool) -> Span | None:
+        span = Span(name, self.thread, task, start_ns, None, args or {})
+        if self.early_ends and start_ns in self.early_ends:
+            return _ended(span, *self.early_ends.pop(start_ns))
+        self.open.setdefault(start_ns, []).append(span)
+        self.stacks.setdefault((self.thread, task), []).append(span)
+        return None
+
+    def _typed(self, *record: Any) -> Span | None:
+        """A typed span; one whose declaration was lost keeps its arguments, numbered."""
+        number = record[0]
+        if number.__class__ is str:  # whole, and of no use: the program sampled what is no number
+            self.process.misfits += 1
+            return None
+        sound = len(record) >= 5 and (*map(type, record[-4:-2]),) == (int, int) and type(record[-2]) in _ARGS
+        if not sound or number.__class__ is not int or number >= 0:
+            self._damaged()
+            return None
+        name, fields = self.types.get(number) or (f"type {number}", [f"arg{n}" for n in range(len(record) - 5)])
+        args = dict(zip(fields, record[1:-4], strict=False))
+        if record[-2]:
+            args |= record[-2]
+        return self._begin(name, record[-4], record[-3], args, True)
+
+    def _end(self, start_ns: int, end_ns: int, late: Args | None, _: bool) -> Span | None:
+        if end_ns < start_ns:
+            self._damaged()
+            return None
+        span = self._take(start_ns)
+        if span is None:
+            self.early_ends[start_ns] = (end_ns, late)
+            return None
+        return _ended(span, end_ns, late)
+
+    def _take(self, start_ns: int) -> Span | None:
+        spans = self.open.get(start_ns)
+        if spans is None:
+            return None
+        span = spans[-1]
+        if len(spans) == 1:  # begun in this thread or in another one
+            del self.open[start_ns]
+        else:
+            span = next((s for s in spans if s.thread == self.thread), span)
+            _remove(spans, span)
+        self._leave(span)
+        return span
+
+    def _leave(self, span: Span) -> None:
+        """Take a span off its stack; those that began after it and are still open overlap it without nesting."""
+        key = (span.thread, span.task)
+        stack = self.stacks[key]
+        if self.barred or stack[-1] is not span:
+            self._choose_lane(span)
+            at = next(index for index in reversed(range(len(stack))) if stack[index] is span)
+            for younger in stack[at + 1 :]:
+                self.barred.setdefault(id(younger), set()).add(span.lane)
+        if len(stack) == 1:
+            del self.stacks[key]
+        else:
+            _remove(stack, span)
+
+    def _choose_lane(self, span: Span) -> None:
+        """The first lane of its row that no span is on which began before this one and ended inside it."""
+        barred = self.barred.pop(id(span), ())
+        span.lane = next(lane for lane in itertools.count() if lane not in barred)
+
+    def _flow(self, key: str, task: int, ts_ns: int, direction: str, _: bool) -> None:
+        stack = self.stacks.get((self.thread, task))
+        if not stack:
+            self.process.orphans += 1
+            return
+        span = stack[-1]
+        if direction == "out":
+            span.flows_out = (*span.flows_out, key)
+        else:
+            span.flows_in = (*span.flows_in, key)
+
+
+def _unpacker(size_bytes: int, **options: Any) -> Any:
+    """Dates become seconds since 1970, as they are in the manifest; nothing larger than the segment is believed."""
+    return msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=size_bytes, **options)
+
+
+def _remove(stack: list[Span], span: Span) -> None:
+    """Take out this very span: mostly the last one, but spans of interleaved generators end in any order."""
+    if stack[-1] is span:
+        stack.pop()
+    else:
+        stack[:] = [other for other in stack if other is not span]
+
+
+def _ended(span: Span, end_ns: int, late: Args | None) -> Span:
+    span.end_ns = end_ns
+    if late:
+        span.args |= late
+    return span
+
+
+def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    return {key if isinstance(key, str) else str(key): value for key, value in pairs}
+
+
+_ARGS = (dict, NoneType)
+_USUAL: dict[str, Any] = {}
+_ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": False}
+"""For a segment with a map whose keys are not text: slower, and every reader gets text."""
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines only: the process may have died in the last one."""
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+_ROLES = ("driver", "main", "worker", "engine")
+
+
+def in_order(processes: Iterable[Process]) -> list[Process]:
+    """As readers show them: the driver, then rank by rank its worker and its engine, then what has no rank."""
+    return sorted(processes, key=_position)
+
+
+def _position(process: Process) -> tuple[int, int, int, int]:
+    role = _ROLES.index(process.role) if process.role in _ROLES else len(_ROLES)
+    if process.rank is not None:
+        return 1, process.rank, role, process.start_ns
+    return (0 if process.role in ("driver", "main") else 2), 0, role, process.start_ns
+
+
+def newest(runs: Path) -> Path:
+    """The Recording in `runs` that was made last.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    found = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns)
+    if not found:
+        raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace run examples/laptop.yaml`")
+    return found[-1].parent
+
+
+def _nearby(folder: Path) -> str:
+    below = sorted(folder.glob(f"*/{manifest.FILE}")) if folder.is_dir() else []
+    return f"; did you mean {below[-1].parent}?" if below else "; give the folder that `rltrace run` printed"

@@ -1,0 +1,371 @@
+"""Runs a command traced, watches every process that records, and leaves none of them behind. Linux only.
+
+Who lives and who died is read from the Recording: a process whose pid is gone and whose folder has no `end` line died.
+The supervisor is the subreaper of all it starts, so that daemons whose parent died (Ray's raylet) are found too. The
+command stays in the terminal's foreground group: Ctrl-C, Ctrl-Z and standard input work as without the supervisor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rltrace import clock
+from rltrace.errors import RltraceError, RunError
+from rltrace.manifest import LINES, PROCESSES
+from rltrace.process import append_exit
+from rltrace.recorder import DIR_VARIABLE, PARENT_VARIABLE
+from rltrace.recording import Process
+
+STARTUP = Path(__file__).parent / "startup"
+"""Holds the `sitecustomize` that joins every Python process to the Recording."""
+
+POLL_SECONDS = 0.1
+DEATH_GRACE_SECONDS = 12.0
+"""How long the command may take to end by itself after one of its processes died."""
+TERMINATE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL."""
+LEAVE_SECONDS = 10.0
+"""How long daemons may take to leave after a command that ended well; then they are told to."""
+
+WATCHED_ROLES = frozenset({"driver", "worker", "engine"})
+"""A run needs these; another process may come and go."""
+
+COMMAND_NOT_FOUND = 127
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SI_KERNEL = 0x80  # the terminal sent it, and to the whole foreground group
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that is gone without having ended its part of the Recording."""
+
+    name: str
+    pid: int
+    signal: int | None
+    """What killed it; None where only its parent was told, or it left by itself."""
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"{self.name} (pid {self.pid}) died without a word (killed, out of memory, or crashed)"
+        return f"{self.name} (pid {self.pid}) was killed by {signal.Signals(self.signal).name}"
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it was killed; else it may have left by itself, unseen by this kernel."""
+        return self.signal is not None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a supervised command ended."""
+
+    exit_code: int
+    """Of the command; 128 + the signal's number if one killed it."""
+    deaths: tuple[Death, ...] = field(default=())
+    """Who died while the command was running, in the order it was seen."""
+    interrupted_by: int | None = None
+    """SIGINT, SIGTERM or SIGHUP, if the user stopped it."""
+
+
+def traced_environment(recording: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment whose Python processes join the Recording.
+
+    Args:
+        recording: Its folder.
+        environment: Of the command, else unchanged.
+    """
+    paths = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
+    traced = {**environment, DIR_VARIABLE: str(recording.absolute()), "PYTHONPATH": os.pathsep.join(paths)}
+    traced.pop(PARENT_VARIABLE, None)
+    return traced
+
+
+def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool) -> Outcome:
+    """Run a command under a Recording and wait for it.
+
+    Args:
+        command: Program and arguments.
+        recording: Folder with a manifest.
+        is_our_run: True ends the whole run when one of its drivers, workers or engines died, and waits for its daemons
+            to leave at the end. False watches only: a program of the user may survive a death, and leave daemons.
+
+    Raises:
+        RltraceError: there is no such program.
+    """
+    require_program(command[0])
+    _adopt_orphans()
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    try:
+        return _Supervisor(_start(command, recording, unblocked), recording, is_our_run).wait()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def require_program(name: str) -> None:
+    """Refuse a program that is not there.
+
+    Raises:
+        RltraceError: the shell would not find it either.
+    """
+    if shutil.which(name) is None:
+        error = RltraceError(f"{name}: no such program; give one that the shell finds, or its path")
+        error.exit_code = COMMAND_NOT_FOUND
+        raise error
+
+
+def _start(command: Sequence[str], recording: Path, signals: Iterable[int]) -> int:
+    """The pid of the command, started with the signal mask that we were started with."""
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
+    process = subprocess.Popen(command, env=traced_environment(recording, os.environ), preexec_fn=unblock)  # noqa: PLW1509
+    process.returncode = 0  # we reap it ourselves, with all other children
+    return process.pid
+
+
+class _Supervisor:
+    def __init__(self, pid: int, recording: Path, is_our_run: bool) -> None:
+        self.pid = pid
+        self.is_our_run = is_our_run
+        self.watch = _Watch(recording)
+        self.exit_codes: dict[int, int] = {}
+        """Of children and adopted orphans that are gone: negative is a signal."""
+        self.deaths: list[Death] = []
+        self.interrupted_by: int | None = None
+        self.deadline: float | None = None
+        """When the command is ended by force."""
+
+    def wait(self) -> Outcome:
+        """Until the command is over, and what it started too."""
+        while self.pid not in self.exit_codes:
+            self._take_signal(POLL_SECONDS)
+            self._reap()
+            self._look_for_deaths()
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                break
+        code = self.exit_codes.get(self.pid)
+        if code is not None and code < 0 and self.interrupted_by is None:
+            self._command_was_killed(-code)
+        self._clear(is_well=code == 0)
+        self.watch.close(self.exit_codes, ended_well=code == 0)
+        code = self.exit_codes.get(self.pid, -signal.SIGKILL) if code is None else code
+        return Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
+
+    def _take_signal(self, seconds: float) -> None:
+        info = signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, seconds)
+        if info is None or info.si_signo == signal.SIGCHLD:
+            return
+        if self.interrupted_by is not None:  # asked twice: now
+            self.deadline = 0.0
+        self.interrupted_by = info.si_signo
+        self.watch.is_stopping = True  # whoever is killed now, by us or by the command's own shutdown
+        if info.si_code != _SI_KERNEL:
+            _send(self.pid, info.si_signo)
+        if self.is_our_run and self.deadline is None:
+            self.deadline = time.monotonic() + LEAVE_SECONDS
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
+
+    def _look_for_deaths(self) -> None:
+        died = self.watch.died(self.exit_codes)
+        if self.interrupted_by is not None:
+            return
+        self.deaths += [death for death in died if death.pid != self.pid]
+        if self.is_our_run and self.deaths and self.deadline is None:
+            self.deadline = time.monotonic() + DEATH_GRACE_SECONDS
+            self.watch.is_stopping = True
+
+    def _command_was_killed(self, number: int) -> None:
+        """It comes first, whatever else was seen to die in the same moment."""
+        self.deaths.insert(0, Death(self.watch.name(self.pid) or "the command", self.pid, number))
+
+    def _clear(self, *, is_well: bool) -> None:
+        """Leave no process behind."""
+        if not self.is_our_run and is_well:
+            return
+        if is_well:
+            self._until_gone(LEAVE_SECONDS)
+        self.watch.died(self.exit_codes)  # who went before it is told to
+        self.watch.is_stopping = True
+        for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, TERMINATE_SECONDS)):
+            for pid in descendants(os.getpid()):
+                _send(pid, number)
+                _send(pid, signal.SIGCONT)
+            if self._until_gone(seconds):
+                return
+
+    def _until_gone(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while True:
+            self._reap()
+            if not descendants(os.getpid()):
+                return True
+            if time.monotonic() > deadline:
+                return False
+            self._take_signal_in_end()
+
+    def _take_signal_in_end(self) -> None:
+        signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, POLL_SECONDS)
+
+
+class _Watch:
+    """The processes of a Recording that run on this host."""
+
+    def __init__(self, recording: Path) -> None:
+        self.folder = recording / PROCESSES
+        self.known: set[str] = set()
+        self.running: dict[str, tuple[Process, int | None]] = {}
+        """By key, each with a pidfd: it says how the process ended even if somebody else is its parent."""
+        self.pids: dict[int, str] = {}
+        """Folder of each pid's last interpreter."""
+        self.unexplained: list[Process] = []
+        """Gone, and this kernel cannot say how."""
+        self.is_stopping = False
+        """Whether whoever is killed now is so because another one died, or because the user stopped the run."""
+
+    def died(self, exit_codes: Mapping[int, int]) -> list[Death]:
+        """Who is gone since the last call without having ended its part; parents before their children.
+
+        One that left by itself is not among them: so does a Ray worker, with a status of 1, when its driver has ended.
+        """
+        self._find_new()
+        gone = [key for key, (process, _) in self.running.items() if not process.is_alive]
+        deaths = []
+        for key in sorted(gone):
+            process, pidfd = self.running.pop(key)
+            code = _exit_code(process.pid, pidfd, exit_codes)
+            if pidfd is not None:
+                os.close(pidfd)
+            last = Process(process.folder)  # it may have said more since: its role, its end
+            if last.end_ns is not None:
+                continue
+            if code is not None or self.is_stopping:
+                self._note(last, code or 0)
+            else:
+                self.unexplained.append(last)
+            if last.role in WATCHED_ROLES and (code is None or code < 0):
+                deaths.append((last, Death(last.place, last.pid, None if code is None else -code)))
+        keys = {process.key for process, _ in deaths}
+        return [death for _, death in sorted(deaths, key=lambda item: item[0].parent in keys)]
+
+    def close(self, exit_codes: Mapping[int, int], *, ended_well: bool) -> None:
+        """Look for the last time; of a run that ended well nobody died, whatever this kernel could not tell."""
+        self.died(exit_codes)
+        for process in self.unexplained if ended_well else ():
+            self._note(process, 0)
+        for _, pidfd in self.running.values():
+            if pidfd is not None:
+                os.close(pidfd)
+
+    def _note(self, process: Process, code: int) -> None:
+        killed_by = -code if code < 0 else None
+        append_exit(process.folder, end_ns=clock.now_ns(), killed_by=killed_by, was_stopped=self.is_stopping)
+
+    def name(self, pid: int) -> str | None:
+        """What the process with this pid is called in the Recording."""
+        self._find_new()
+        key = self.pids.get(pid)
+        return Process(self.folder / key).place if key else None
+
+    def _find_new(self) -> None:
+        for entry in os.scandir(self.folder):
+            if entry.name in self.known or not Path(entry.path, LINES).exists():
+                continue
+            process = Process(Path(entry.path))
+            if not process.pid:  # its first line is not written yet
+                continue
+            self.known.add(entry.name)
+            if process.host == os.uname().nodename:
+                self.running[entry.name] = process, _pidfd(process.pid)
+                self.pids[process.pid] = entry.name
+
+
+def descendants(root: int) -> list[int]:
+    """Pids of everything below a process that still runs, itself left out."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            parent = _running_parent(int(entry.name))
+            if parent is not None:
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _running_parent(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    state, ppid = stat.rpartition(")")[2].split()[:2]
+    return None if state in "ZX" else int(ppid)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+# PIDFD_GET_INFO, Linux 6.15 and newer: include/uapi/linux/pidfd.h
+_PIDFD_INFO = struct.Struct("QQ" + 11 * "I" + "i")
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT = 1 << 3
+
+
+def _exit_code(pid: int, pidfd: int | None, exit_codes: Mapping[int, int]) -> int | None:
+    """How a process ended that is gone, negative if by a signal; None if only its parent was told."""
+    if pid in exit_codes:
+        return exit_codes[pid]
+    try:
+        status = int(Path(f"/proc/{pid}/stat").read_text().split()[-1])  # its parent has not asked yet
+        return os.waitstatus_to_exitcode(status)
+    except (OSError, ValueError):
+        pass
+    if pidfd is None:
+        return None
+    asked = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *([0] * 13)))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, asked)
+    except OSError:
+        return None
+    answered, *_, status = _PIDFD_INFO.unpack(asked)
+    return os.waitstatus_to_exitcode(status) if answered & _PIDFD_INFO_EXIT else None
+
+
+def _adopt_orphans() -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise RunError(f"the system refuses to let rltrace look after its processes: {os.strerror(ctypes.get_errno())}")

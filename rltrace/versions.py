@@ -1,0 +1,77 @@
+"""Which versions an instrumentation knows: requirement strings such as "torch >= 2.6, < 3"."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+
+Release = tuple[int, ...]
+
+_COMPARE: dict[str, Callable[[Release, Release], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CLAUSE = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*([0-9.]+)\s*")
+
+
+def unmet_support(supports: tuple[str, ...]) -> str | None:
+    """Say which requirement the installed versions do not meet.
+
+    Returns:
+        The reason, or None if all are met. A package whose version nobody knows is unmet.
+    """
+    for requirement in supports:
+        if reason := _unmet(requirement):
+            return reason
+    return None
+
+
+def _unmet(requirement: str) -> str | None:
+    package, clauses = _parse(requirement)
+    version = _installed_version(package)
+    if version is None:
+        return f"the version of {package} is unknown, this hook knows {requirement}"
+    release = _release(version)
+    for compare, bound in clauses:
+        if not _COMPARE[compare](_padded(release), _padded(_release(bound))):
+            return f"{package} {version} is outside of what this hook knows: {requirement}"
+    return None
+
+
+def _parse(requirement: str) -> tuple[str, list[tuple[str, str]]]:
+    """Split "torch >= 2.6, < 3" into its package and its clauses."""
+    head = re.match(r"\s*([A-Za-z0-9._-]+)", requirement)
+    if head is None:
+        raise ValueError(f"{requirement!r} names no package; write it as 'torch >= 2.6, < 3'")
+    clauses = []
+    for text in filter(str.strip, requirement[head.end() :].split(",")):
+        clause = _CLAUSE.fullmatch(text)
+        if clause is None:
+            raise ValueError(f"{requirement!r}: {text!r} is no version bound; write it as '>= 2.6'")
+        clauses.append((clause[1], clause[2]))
+    return head[1], clauses
+
+
+def _installed_version(package: str) -> str | None:
+    # Imported here: it takes 24 ms, and every framework has imported it before a hook asks.
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> Release:
+    """The numbers of a version: "2.13.0+cpu" is (2, 13, 0); pre-releases count as the release."""
+    numbers = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    return tuple(int(part) for part in numbers[0].split(".")) if numbers else ()
+
+
+def _padded(release: Release) -> Release:
+    return (*release, 0, 0, 0, 0)[:4]

@@ -1,0 +1,60 @@
+"""What every test can count on: nothing is recorded before it and nothing after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rltrace
+from rltrace import recorder
+from rltrace.events import Span
+from rltrace.recording import Process, Recording
+
+
+@pytest.fixture(autouse=True)
+def no_recorder_survives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test that leaves a recorder behind fails itself, not the one after it."""
+    for variable in (recorder.DIR_VARIABLE, recorder.PARENT_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    assert recorder.current() is None
+    yield
+    leaked = recorder.current()
+    rltrace.stop()
+    assert leaked is None, f"the test leaves a recorder of {leaked.recording} behind" if leaked else ""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a Recording can be made."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def process_of() -> Callable[[Path], Process]:
+    """Reads the only process of a Recording."""
+
+    def read(path: Path) -> Process:
+        (process,) = Recording.open(path).processes
+        return process
+
+    return read
+
+
+@pytest.fixture
+def spans_of() -> Callable[..., list[Span]]:
+    """Reads the spans of a Recording's processes, in the order of their beginning."""
+
+    def read(path: Path, name: str | None = None, **identity: Any) -> list[Span]:
+        spans = [
+            event
+            for process in Recording.open(path).processes
+            if all(process.identity.get(key) == value for key, value in identity.items())
+            for event in process.events()
+            if isinstance(event, Span) and name in (None, event.name)
+        ]
+        return sorted(spans, key=lambda span: span.start_ns)
+
+    return read

@@ -1,0 +1,201 @@
+"""What every row of the table of instrumentations promises, and what `install` does with them."""
+
+import importlib
+import importlib.util
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from rltrace import instrument, plugins
+from rltrace.patching import PatchSet
+
+FRAMEWORKS = ("torch", "ray", "vllm", "verl", "sglang", "transformers", "rltrace_reference")
+
+every_row = pytest.mark.parametrize("name", plugins.INSTRUMENTATIONS)
+
+
+def installed(name):
+    """The row, left out where its framework is not installed: vLLM comes with a GPU machine."""
+    supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
+    package = supports[0].split()[0] if supports else "rltrace_reference"
+    missing = importlib.util.find_spec(package) is None
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{package} is not installed here"))
+
+
+installed_row = pytest.mark.parametrize("name", [installed(name) for name in plugins.INSTRUMENTATIONS])
+
+
+class Row:
+    """What a hook last reported."""
+
+    def fired(self):
+        pass
+
+
+class Rows:
+    """A register that keeps what hooks report."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def hook(self, instrumentation, target, state, reason=None, emits=()):
+        row = self.rows.setdefault((instrumentation, target), Row())
+        row.state, row.reason, row.emits = state, reason, emits
+        return row
+
+    def states(self):
+        return {row.state for row in self.rows.values()}
+
+
+@pytest.fixture
+def rows():
+    yield Rows()
+    instrument.install(Rows(), []).undo()
+
+
+def patch_set(name, rows):
+    """The row's PatchSet, its hooks named."""
+    instrumentation = plugins.load(plugins.INSTRUMENTATIONS[name])()
+    patches = PatchSet(name, rows, instrumentation.supports)
+    instrumentation.install(patches)
+    return patches
+
+
+def import_targets(patches):
+    """Import every module that a hook waits for."""
+    for hook in patches.hooks:
+        importlib.import_module(hook.target.partition(":")[0])
+
+
+def attributes(patches, *, inherited=False):
+    """What stands at every target now; None where it is only inherited, unless that is asked for too."""
+    found = {}
+    for hook in patches.hooks:
+        module, _, path = hook.target.partition(":")
+        *parents, attr = path.split(".")
+        owner = sys.modules[module]
+        for parent in parents:
+            owner = getattr(owner, parent)
+        found[hook.target] = inspect.getattr_static(owner, attr) if inherited else vars(owner).get(attr)
+    return found
+
+
+@every_row
+def test_a_row_has_the_name_of_its_class(name):
+    instrumentation = plugins.load(plugins.INSTRUMENTATIONS[name])
+    assert instrumentation.name == name
+    assert isinstance(instrumentation.supports, tuple)
+    assert instrumentation.__doc__
+
+
+@every_row
+def test_installing_imports_no_framework(name):
+    code = (
+        "import sys; from rltrace import instrument, plugins, recorder\n"
+        "class Rows:\n"
+        "    def hook(self, *a, **k): return self\n"
+        "    fired = None\n"
+        f"instrument.install(Rows(), [{name!r}])\n"
+        f"print([m for m in {FRAMEWORKS!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@installed_row
+def test_every_hook_binds_to_the_installed_framework(name, rows):
+    patches = patch_set(name, rows)
+    import_targets(patches)
+    assert patches.hooks
+    assert {target: (row.state, row.reason) for (_, target), row in rows.rows.items()} == {
+        hook.target: ("installed", None) for hook in patches.hooks
+    }
+    patches.undo()
+
+
+@installed_row
+def test_undo_restores_every_attribute(name, rows):
+    before = patch_set(name, Rows())
+    import_targets(before)
+    before.undo()
+    originals = attributes(before)
+    patches = patch_set(name, rows)
+    replaced = attributes(patches)
+    assert patches.undo() == []
+    restored = attributes(patches)
+    for target, original in originals.items():
+        assert restored[target] is original, target
+    assert rows.states() == {"undone"}
+    assert replaced != originals or name == "torch_optim"  # a public hook replaces nothing
+
+
+@installed_row
+def test_a_hook_keeps_the_kind_and_the_face_of_what_it_wraps(name, rows):
+    bare = patch_set(name, Rows())
+    import_targets(bare)
+    bare.undo()
+    originals = attributes(bare, inherited=True)
+    patches = patch_set(name, rows)
+    replacements = attributes(patches, inherited=True)
+    patches.undo()
+    for target, replacement in replacements.items():
+        original = originals[target]
+        if replacement is original:
+            assert name == "torch_optim"  # a public hook replaces nothing
+            continue
+        assert type(replacement) is type(original), target
+        for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
+            assert kind(replacement) == kind(original), target
+        assert inspect.signature(replacement) == inspect.signature(original), target
+        assert replacement.__wrapped__ is original, target
+        assert vars(replacement) == vars(original) | {"__wrapped__": original}
+
+
+@installed_row
+def test_an_unsupported_version_is_skipped_with_the_reason(name, rows):
+    instrumentation = plugins.load(plugins.INSTRUMENTATIONS[name])()
+    package = (*instrumentation.supports, "msgspec")[0].split()[0]
+    patches = PatchSet(name, rows, (f"{package} < 0.1",))
+    instrumentation.install(patches)
+    import_targets(patches)
+    assert rows.states() == {"skipped"}
+    assert all(f"outside of what this hook knows: {package} < 0.1" in row.reason for row in rows.rows.values())
+
+
+@installed_row
+def test_installing_twice_is_installing_once(name, rows):
+    installed = instrument.install(rows, [name])
+    import_targets(installed.patch_sets[name])
+    once = attributes(installed.patch_sets[name])
+    again = instrument.install(Rows(), [name])
+    assert again is installed
+    assert attributes(installed.patch_sets[name]) == once
+    assert installed.undo() == []
+
+
+@every_row
+def test_a_disabled_row_binds_nothing_and_says_so(name, rows, monkeypatch):
+    monkeypatch.setenv(instrument.DISABLE_VARIABLE, f"other, {name}")
+    installed = instrument.install(rows, [name])
+    assert name not in installed.patch_sets
+    assert rows.rows
+    assert {(row.state, row.reason) for row in rows.rows.values()} == {("skipped", "disabled by RLTRACE_DISABLE")}
+
+
+def test_a_row_that_does_not_load_is_reported_and_the_others_are_installed(rows, monkeypatch, capfd):
+    monkeypatch.setitem(plugins.INSTRUMENTATIONS, "broken", "rltrace.instrument.gone:Gone")
+    installed = instrument.install(rows, ["broken", "torch_optim"])
+    assert list(installed.patch_sets) == ["torch_optim"]
+    assert rows.rows["broken", "rltrace.instrument.gone:Gone"].state == "failed"
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_another_distributions_instrumentation_is_found(tmp_path, monkeypatch):
+    metadata = tmp_path / "extra-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rltrace.instrumentations]\nextra = extra_hooks:Extra\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugins.instrumentations() == plugins.INSTRUMENTATIONS | {"extra": "extra_hooks:Extra"}

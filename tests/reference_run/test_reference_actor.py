@@ -1,0 +1,146 @@
+"""FSDP2 on two real gloo ranks learns what one process would learn from all the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from rltrace_reference import grpo
+from rltrace_reference.actor import Actor, Ref
+from rltrace_reference.architecture import transformers_config
+from rltrace_reference.batch import Batch
+from rltrace_reference.config import ActorConfig, Config, ModelConfig
+from torch.distributed.tensor import DTensor
+from transformers import Qwen3ForCausalLM
+
+RANKS = 2
+
+
+def on_each_rank(rank: int, check: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    torch.save(check(rank, *arguments), folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Runs a function on two ranks and returns what each returned."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+    def run(check: Callable[..., Any], *arguments: Any) -> list[Any]:
+        mp.spawn(on_each_rank, (check, tmp_path, arguments), nprocs=RANKS)
+        return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+
+    return run
+
+
+def batch_of(lengths: list[int]) -> Batch:
+    """Sequences with responses of these lengths, and random log-probs to learn from."""
+    random = torch.Generator().manual_seed(2)
+    rows, width = len(lengths), 2 + max(lengths)
+    mask = torch.arange(width) - 2 < torch.tensor(lengths)[:, None]
+    mask[:, :2] = False
+    return Batch(
+        tokens_BT=torch.randint(0, 10, (rows, width), generator=random),
+        response_mask_BT=mask,
+        engine_log_probs_BT=torch.zeros(rows, width),
+        old_log_probs_BT=-2.7 + 0.1 * torch.randn(rows, width, generator=random),
+        ref_log_probs_BT=-2.7 + 0.1 * torch.randn(rows, width, generator=random),
+        advantages_B=torch.randn(rows, generator=random),
+    )
+
+
+def config_of() -> Config:
+    return Config(actor=ActorConfig(minibatches=1, micro_batch=2))
+
+
+def gradients_of_rank(rank: int, config: Config, batch: Batch) -> dict[str, torch.Tensor]:
+    """Whole gradients after the micro-batches of this rank's half, one half with few tokens and one with many."""
+    actor = Actor(config, rank)
+    mine = batch.split(RANKS)[rank]
+    for start in range(0, len(mine), config.actor.micro_batch):
+        part = mine.rows(slice(start, start + config.actor.micro_batch))
+        actor.micro_batch(part, torch.tensor(float(batch.tokens)))
+    return {name: parameter.grad.full_tensor() for name, parameter in actor.parameters()}
+
+
+def test_gradients_are_those_of_the_token_mean_over_all_ranks(ranks: Callable[..., list[Any]]) -> None:
+    config, batch = config_of(), batch_of([1, 2, 1, 1, 9, 8, 9, 7])
+    found, same = ranks(gradients_of_rank, config, batch)
+
+    torch.manual_seed(config.seed)
+    model = Qwen3ForCausalLM(transformers_config(config.model)).float()
+    log_probs = grpo.token_log_probs(model(input_ids=batch.tokens_BT).logits, batch.tokens_BT, 1.0)
+    policy = grpo.clipped_loss(log_probs, batch.old_log_probs_BT, batch.advantages_B, config.actor.clip_ratio)
+    kl = grpo.k3_kl(log_probs, batch.ref_log_probs_BT)
+    loss = grpo.token_mean(policy + config.actor.kl_coefficient * kl, batch.response_mask_BT, batch.tokens)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(found[name], same[name])
+        scale = parameter.grad.norm()
+        assert (found[name] - parameter.grad).norm() <= 0.05 * scale, name  # bf16 against fp32
+
+
+def sharding_of_rank(rank: int, config: Config) -> dict[str, Any]:
+    actor, ref = Actor(config, rank), Ref(config, rank)
+    local = {name: parameter.to_local().shape for name, parameter in actor.parameters()}
+    whole = {name: parameter.full_tensor().detach() for name, parameter in actor.state_dict()}
+    return {
+        "local": local,
+        "whole": whole,
+        "dtypes": {p.dtype for _, p in actor.parameters()},
+        "sharded": all(isinstance(p, DTensor) for _, p in actor.parameters()),
+        "same": torch.equal(ref.log_probs(batch_of([3, 4])), actor.log_probs(batch_of([3, 4]))),
+        "learns": [any(p.requires_grad for p in policy.model.parameters()) for policy in (actor, ref)],
+    }
+
+
+def test_each_rank_holds_half_of_every_parameter_in_fp32(ranks: Callable[..., list[Any]]) -> None:
+    config = config_of()
+    first, second = ranks(sharding_of_rank, config)
+    shapes = config.model.shapes()
+    assert set(first["whole"]) == set(shapes)
+    for name, shape in shapes.items():
+        assert tuple(first["whole"][name].shape) == shape
+        assert first["local"][name][0] == second["local"][name][0] == shape[0] / 2
+        assert torch.equal(first["whole"][name], second["whole"][name])
+    assert first["dtypes"] == {torch.float32} and first["sharded"]
+    assert first["same"] and second["same"]  # the ref starts as the actor
+    assert first["learns"] == [True, False]
+
+
+def log_probs_of_rank(rank: int, config: Config) -> torch.Tensor:
+    return Actor(config, rank).log_probs(batch_of([3, 4]))
+
+
+def test_a_checkpoint_of_rank_0_reaches_every_rank(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    shape = ModelConfig(hidden_size=32, num_hidden_layers=3, tie_word_embeddings=False, rope_theta=500.0)
+    torch.manual_seed(99)
+    model = Qwen3ForCausalLM(transformers_config(shape)).float()
+    model.save_pretrained(folder)
+    config = msgspec.structs.replace(config_of(), model=msgspec.structs.replace(shape, path=str(folder)))
+    first, second = ranks(log_probs_of_rank, config)
+    tokens = batch_of([3, 4]).tokens_BT
+    with torch.no_grad():
+        expected = grpo.token_log_probs(model(input_ids=tokens).logits, tokens, 1.0)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, expected, atol=0.03, rtol=0.0)
+
+
+def test_padding_does_not_change_log_probs() -> None:
+    model = Qwen3ForCausalLM(transformers_config(ModelConfig())).float()
+    batch = batch_of([3, 9])
+    other = replace(batch, tokens_BT=torch.where(torch.arange(11) < 5, batch.tokens_BT, 0))
+    with torch.no_grad():
+        one, two = (grpo.token_log_probs(model(input_ids=b.tokens_BT).logits, b.tokens_BT, 1.0) for b in (batch, other))
+    torch.testing.assert_close(one[0, :5], two[0, :5])

@@ -1,0 +1,203 @@
+"""A wrong configuration is one line and exit code 2, before anything is made or started."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rltrace_reference import config as configuration
+from rltrace_reference.__main__ import main
+from rltrace_reference.config import Config
+
+from rltrace.errors import ConfigError
+
+LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
+
+WRONG = {
+    "unknown key": ("rollout: {nn: 4}", "rollout.nn: unknown key; use one of: n, max_tokens"),
+    "unknown section": ("rolout: {n: 4}", "rolout: unknown key; use one of: ranks, steps"),
+    "wrong type": ("steps: many", "steps: Expected `int`, got `str`, found 'many'"),
+    "a float that YAML reads as text": ("actor: {learning_rate: 3e-3}", "write 0.003"),
+    "not a mapping": ("- 1", "found [1]"),
+    "not YAML": ("steps: [", "line 1, column 9: not YAML: while parsing a flow node"),
+    "a slip of the indent": ("ranks: 2\nrollout:\n  n: 4\n max_tokens: 3\n", "line 4, column 2: not YAML: "),
+    "a character that YAML has not": ("ranks: 2\nsteps: \x00", "not YAML: "),
+    "a key given twice": ("ranks: 2\nsteps: 3\nranks: 4", "line 3: ranks: given twice, first in line 1"),
+    "a key of a section given twice": (
+        "rollout:\n  n: 4\n  max_tokens: 3\n  n: 8",
+        "line 4: n: given twice, first in line 2",
+    ),
+    "out of range": ("ranks: 0", "ranks: Expected `int` >= 1, found 0"),
+    "a group of one": ("rollout: {n: 1}", "rollout.n: Expected `int` >= 2, found 1"),
+    "a small KV pool": ("rollout: {kv_cache_megabytes: 32}", "Expected `float` >= 64.0, found 32"),
+    "no such sleep level": ("rollout: {sleep_level: 3}", "rollout.sleep_level: Invalid enum value 3"),
+    "ranks that do not divide the batch": (
+        "ranks: 3",
+        "task.prompts: 32 prompts do not divide over ranks: 3; use 30 or 33",
+    ),
+    "minibatches that do not divide": ("actor: {minibatches: 5}", "5 minibatches do not divide the 256 sequences"),
+    "a bucket without room for all ranks": (
+        "rollout: {bucket_megabytes: 0.0001}",
+        "rollout.bucket_megabytes: a bucket of 104 bytes cannot hold 128 of each of ranks: 2; use at least 0.000244141",
+    ),
+    "vLLM on a CPU": ("{device: cpu, rollout: {engine: vllm}}", "rollout.engine: vllm does not run on device: cpu"),
+    "the embedded engine on a GPU": (
+        "{device: cuda, rollout: {engine: embedded}}",
+        "rollout.engine: embedded does not run on device: cuda",
+    ),
+    "a model length below a sequence": (
+        "{device: cuda, task: {prompt_tokens: 20}, rollout: {max_model_len: 30}}",
+        "rollout.max_model_len: 30 tokens, a sequence needs 32 (task.prompt_tokens 20 + rollout.max_tokens 12)",
+    ),
+    "a prompt without a digit": ("task: {prompt_tokens: 1}", "task.prompt_tokens: Expected `int` >= 2, found 1"),
+    "a KV pool below one sequence a slot": (
+        "rollout: {slots: 100000}",
+        "rollout.slots: 100000 hold 2 tokens a slot, a sequence needs 14",
+    ),
+    "a vocabulary below the task's": (
+        "model: {vocab_size: 8}",
+        "model.vocab_size: 8 tokens, the count-down task uses 13",
+    ),
+    "heads that KV heads do not share": (
+        "model: {num_attention_heads: 3}",
+        "3 heads do not share num_key_value_heads: 2",
+    ),
+    "an odd head": ("model: {head_dim: 15}", "model.head_dim: 15 is odd"),
+    "sleep without sync": ("rollout: {sync: false}", "rollout.sleep_level: 2 with rollout.sync: false"),
+    "a checkpoint that is not there": ("model: {path: /nowhere}", "model.path: cannot read /nowhere/config.json"),
+}
+
+
+def load(file: Path) -> Config:
+    return configuration.load(file, vocabulary=13)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_configuration_says_file_key_values_and_next_step_in_one_line(case: str, tmp_path: Path) -> None:
+    text, expected = WRONG[case]
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert expected in message
+    assert "\n" not in message
+    assert "; " in message  # a next step follows
+
+
+def test_the_command_ends_with_one_line_and_exit_code_2_and_makes_nothing(tmp_path: Path) -> None:
+    file, out = tmp_path / "wrong.yaml", tmp_path / "out"
+    file.write_text("ranks: 3")
+    done = subprocess.run(
+        [sys.executable, "-m", "rltrace_reference", str(file), "--out", str(out)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        f"rltrace: {file}: task.prompts: 32 prompts do not divide over ranks: 3; use 30 or 33"
+    ]
+    assert not out.exists()
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: No such file or directory; name a YAML file"):
+        load(tmp_path / "none.yaml")
+
+
+def test_a_key_that_overrides_a_merged_one_is_not_given_twice(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    file.write_text("model:\n  <<: {hidden_size: 32, head_dim: 16}\n  hidden_size: 128\n")
+    model = load(file).model
+    assert (model.hidden_size, model.head_dim) == (128, 16)
+
+
+def test_the_laptop_example_spells_out_the_defaults() -> None:
+    assert load(LAPTOP) == configuration.resolved(Config())
+
+
+CHECKPOINT: dict[str, Any] = {
+    "model_type": "qwen3",
+    "vocab_size": 32,
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 100,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
+
+
+def load_with_checkpoint(folder: Path, checkpoint: dict[str, Any]) -> Config:
+    (folder / "config.json").write_text(json.dumps(checkpoint))
+    file = folder / "run.yaml"
+    file.write_text(f"{{model: {{path: {folder}}}, rollout: {{slots: 8}}}}")
+    return load(file)
+
+
+@pytest.mark.parametrize("name", ["gpu.yaml", "qwen3_8b_4gpu.yaml"])
+def test_the_gpu_examples_can_be_read_anywhere(name: str) -> None:
+    config = load(LAPTOP.parent / name)
+    assert (config.device, config.rollout.engine, config.model.init) == ("cuda", "vllm", "sharded")
+
+
+def test_the_8b_example_has_the_size_of_qwen3_8b() -> None:
+    shapes = load(LAPTOP.parent / "qwen3_8b_4gpu.yaml").model.shapes().values()
+    assert sum(math.prod(shape) for shape in shapes) == 8_190_735_360
+
+
+def test_a_cpu_chooses_the_embedded_engine_and_broadcasts(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.yaml"
+    file.write_text("device: cpu")
+    config = load(file)
+    assert (config.rollout.engine, config.model.init) == ("embedded", "broadcast")
+
+
+def test_a_checkpoint_says_its_own_sizes(tmp_path: Path) -> None:
+    model = load_with_checkpoint(tmp_path, CHECKPOINT).model
+    assert (model.vocab_size, model.hidden_size, model.rope_theta) == (32, 96, 5000.0)
+    assert not model.tie_word_embeddings  # Qwen3's own default
+
+
+def test_a_checkpoint_without_a_size_is_refused(tmp_path: Path) -> None:
+    checkpoint = {name: value for name, value in CHECKPOINT.items() if name != "head_dim"}
+    with pytest.raises(ConfigError, match=r"model\.path: .*config\.json does not say head_dim; name a whole"):
+        load_with_checkpoint(tmp_path, checkpoint)
+
+
+def test_a_checkpoint_with_a_wrong_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path: .*config\.json: Expected `int`, got `str`"):
+        load_with_checkpoint(tmp_path, CHECKPOINT | {"head_dim": "many"})
+
+
+def test_a_checkpoint_that_the_engine_would_compute_wrongly_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rope_type yarn, the engine knows False and 'default'"):
+        load_with_checkpoint(tmp_path, CHECKPOINT | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}})
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: {{path: {tmp_path}}}")
+    with pytest.raises(ConfigError, match="model_type 'llama', not 'qwen3'"):
+        load(file)
+
+
+def test_another_system_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert main([str(LAPTOP)]) == 1
+    assert capsys.readouterr().err == (
+        "rltrace: the reference run needs Linux, this is darwin; recordings can be read anywhere\n"
+    )

@@ -1,0 +1,128 @@
+"""Whoever is killed is named, and nobody is left behind. Real processes, really killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import reference_runs as runs
+from rltrace_reference.reaper import processes_of
+
+pytestmark = pytest.mark.run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run in the middle of its steps."""
+    process = runs.start(runs.write_config(tmp_path, steps=1000))
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step   1"):
+            break
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def children(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(run.pid).children(recursive=True)
+
+
+def workers(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in children(run) if child.name() == "ray::Worker"]
+
+
+def engines(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return [child for child in children(run) if "rltrace_reference.engine" in child.cmdline()]
+
+
+def wait_until_gone(processes: list[psutil.Process], seconds: float) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    assert alive == []
+
+
+@pytest.mark.parametrize(("role", "find"), [("worker", workers), ("engine", engines)])
+def test_a_killed_process_ends_the_run_with_one_line_that_names_it(
+    role: str, find: Callable[[subprocess.Popen[str]], list[psutil.Process]], run: subprocess.Popen[str]
+) -> None:
+    others = children(run)
+    victim = find(run)[-1]
+    victim.kill()
+    start = time.monotonic()
+    _, errors = run.communicate(timeout=30)
+    assert time.monotonic() - start < 10
+    assert run.returncode == 4
+    (line,) = errors.splitlines()
+    # A kernel before Linux 6.15 tells only a parent how its child ended.
+    how = r"killed (by SIGKILL|or crashed)" if role == "worker" else "killed by SIGKILL"
+    assert re.fullmatch(rf"rltrace: {role} of rank [01] \(pid {victim.pid}\) died: {how}", line)
+    wait_until_gone(others, seconds=1)
+
+
+def test_a_stopped_engine_that_is_then_killed_while_the_driver_waits_is_noticed(run: subprocess.Popen[str]) -> None:
+    victim = engines(run)[0]
+    victim.send_signal(signal.SIGSTOP)  # the ranks now wait for it
+    time.sleep(1)
+    victim.kill()
+    _, errors = run.communicate(timeout=10)
+    assert f"(pid {victim.pid}) died: killed by SIGKILL" in errors
+
+
+def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> None:
+    others = children(run)
+    assert len(engines(run)) == len(workers(run)) == 2
+    (reaper,) = [child for child in others if child.cmdline()[-2].endswith("reaper.py")]
+    folder = Path(reaper.cmdline()[-1])
+    assert {child.pid for child in others} == {reaper.pid, *processes_of(str(folder))} - {run.pid}
+    run.kill()
+    wait_until_gone(others, seconds=30)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_driver_that_is_told_to_end_does_so_quietly(
+    sent: signal.Signals, code: int, run: subprocess.Popen[str]
+) -> None:
+    others = children(run)
+    run.send_signal(sent)
+    _, errors = run.communicate(timeout=30)
+    assert (run.returncode, errors) == (code, "")
+    wait_until_gone(others, seconds=1)
+
+
+HOLD_ONE_BACK = """
+import sys
+import wrapt
+
+@wrapt.when_imported("rltrace_reference.weight_sync")
+def hold_one_back(module):
+    load = module.Receiver.load
+
+    def load_all_but_one(receiver, bucket):
+        stale = receiver.parameters["model.norm.weight"].clone()
+        load(receiver, bucket)
+        if receiver.rank == 1 and ".2." in bucket.key:  # of step 2
+            receiver.parameters["model.norm.weight"].copy_(stale)
+
+    module.Receiver.load = load_all_but_one
+"""
+
+
+def test_a_run_whose_weights_did_not_arrive_ends_with_one_line_that_names_the_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOLD_ONE_BACK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    run = runs.start(runs.write_config(tmp_path))
+    out, errors = run.communicate(timeout=100)
+    assert [line.split()[1] for line in out.splitlines() if line.startswith("step  ")] == ["0", "1"]
+    assert run.returncode == 4
+    (line,) = errors.splitlines()
+    assert "model.norm.weight did not arrive in the engine of rank 1: checksum" in line

@@ -1,0 +1,194 @@
+"""Every tensor is proven to have arrived: real sender, real shared memory, real engine process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rltrace_reference.channel import Channel
+from rltrace_reference.config import Config
+from rltrace_reference.engine.__main__ import Server
+from rltrace_reference.rollout import Rollout
+from rltrace_reference.shared_memory import SharedMemory
+from rltrace_reference.weight_sync import Bucket, Receiver, Sender
+
+from rltrace.errors import RunError
+
+NAMES = sorted(Config().model.shapes())
+BUCKET_BYTES = 20_000
+
+
+class FaultyReceiver(Receiver):
+    """After a load, one parameter is as if its bytes had not arrived, or had arrived in other places."""
+
+    stale: str | None = None
+    swapped: str | None = None
+
+    def load(self, bucket: Bucket) -> None:
+        before = {name: parameter.clone() for name, parameter in self.parameters.items()}
+        super().load(bucket)
+        names = {entry.name for entry in bucket.entries}
+        if self.stale in names:
+            self.parameters[self.stale].copy_(before[self.stale])
+        if self.swapped in names:
+            first, second = self.parameters[self.swapped].view(-1, 64)[:2].clone()
+            self.parameters[self.swapped].view(-1, 64)[:2] = torch.stack((second, first))
+
+
+def sender_to(channel: Channel, **options: Any) -> Sender:
+    return Sender(channel, BUCKET_BYTES, "s", SharedMemory(), **options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Server:
+    """A real engine whose receiver can hold a parameter back."""
+    server = Server(Config(), rank=1, eos=11)
+    server.on_start()
+    server.receiver = FaultyReceiver(server.engine.parameters, 1, SharedMemory())
+    return server
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[Channel]:
+    """The other end of the engine's channel, which it serves on a thread."""
+    ours, theirs = map(Channel, socket.socketpair())
+    thread = threading.Thread(target=server.serve, args=(theirs,))
+    thread.start()
+    yield ours
+    ours.send({"call": "exit"})
+    thread.join()
+
+
+def step_of(weights: dict[str, torch.Tensor], step: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters after some steps of learning: each differs from the last in one element only."""
+    for name, tensor in weights.items():
+        moved = tensor.clone()
+        moved.view(-1)[0] += step
+        yield name, moved
+
+
+def test_a_sync_fills_the_engine_with_exactly_the_bytes_sent(
+    channel: Channel, server: Server, weights: dict[str, torch.Tensor]
+) -> None:
+    stats = sender_to(channel).sync(weights.items(), step=0)
+    assert stats.bytes == sum(w.nbytes for w in weights.values())
+    assert stats.tensors == len(weights) == 24
+    assert stats.buckets > 4
+    assert all(torch.equal(p, weights[name]) for name, p in server.engine.weights.parameters.items())
+    fused = server.engine.weights.matrices["model.layers.1.self_attn.qkv_proj.weight"]
+    parts = [weights[f"model.layers.1.self_attn.{x}_proj.weight"] for x in "qkv"]
+    assert torch.equal(fused, torch.cat(parts))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_parameter_held_one_step_stale_is_caught_and_named(
+    name: str, channel: Channel, server: Server, weights: dict[str, torch.Tensor]
+) -> None:
+    sender = sender_to(channel)
+    sender.sync(step_of(weights, 0), step=0)
+    server.receiver.stale = name
+    with pytest.raises(RunError, match=rf"weight sync: {name} did not arrive in the engine of rank 1: checksum"):
+        sender.sync(step_of(weights, 1), step=1)
+    server.receiver.stale = None
+
+
+def test_two_rows_that_changed_places_are_caught_and_named(
+    channel: Channel, server: Server, weights: dict[str, torch.Tensor]
+) -> None:
+    server.receiver.swapped = "model.layers.1.mlp.up_proj.weight"
+    with pytest.raises(RunError, match=r"model\.layers\.1\.mlp\.up_proj\.weight did not arrive"):
+        sender_to(channel).sync(weights.items(), step=0)
+    server.receiver.swapped = None
+
+
+def test_a_parameter_that_is_never_sent_is_named(channel: Channel, weights: dict[str, torch.Tensor]) -> None:
+    del weights["model.norm.weight"]
+    with pytest.raises(RunError, match=r"model\.norm\.weight \(1 of 24 parameters\) was never sent"):
+        sender_to(channel).sync(weights.items(), step=0)
+
+
+def test_a_parameter_that_the_engine_does_not_have_is_named(channel: Channel, weights: dict[str, torch.Tensor]) -> None:
+    extra = {"model.extra.weight": torch.zeros(3)}
+    with pytest.raises(RunError, match=r"model\.extra\.weight of 3 elements was sent, the engine of rank 1 has no"):
+        sender_to(channel).sync((extra | weights).items(), step=0)
+
+
+def test_two_buckets_are_in_flight_and_never_three(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    unacknowledged: list[int] = []
+
+    class Counting(Sender):
+        def send(self, *arguments: Any) -> None:
+            super().send(*arguments)
+            unacknowledged.append(len(self.in_flight))
+
+        def wait(self, bucket: Bucket) -> None:
+            unacknowledged.append(len(self.in_flight))
+            super().wait(bucket)
+
+    Counting(rollout.channel, BUCKET_BYTES, "s", SharedMemory()).sync(weights.items(), step=0)
+    assert max(unacknowledged) == 2
+
+
+def test_the_buffers_are_gone_after_a_sync_on_both_sides(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    def buffers(pid: int) -> int:
+        """Mappings and descriptors of buckets in a process."""
+        names = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        names += [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+        return sum("rltrace-bucket" in name for name in names)
+
+    seen: list[int] = []
+
+    class Counting(Sender):
+        def wait(self, bucket: Bucket) -> None:
+            seen.append(buffers(os.getpid()))
+            super().wait(bucket)
+
+    sender = Counting(rollout.channel, BUCKET_BYTES, "s", SharedMemory())
+    before = buffers(os.getpid())
+    for step in range(3):
+        sender.sync(weights.items(), step)
+    assert max(seen) >= before + 4  # so this test would see one that stayed
+    assert buffers(os.getpid()) == before
+    assert buffers(rollout.process.pid) == 0
+
+
+def test_kept_buffers_serve_the_next_sync_too(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    sender = sender_to(rollout.channel, keep=True, buffers=3)
+    sender.sync(step_of(weights, 0), step=0)
+    addresses = [buffer.bytes.data_ptr() for buffer in sender.buffers]
+    sender.sync(step_of(weights, 1), step=1)
+    assert [buffer.bytes.data_ptr() for buffer in sender.buffers] == addresses
+    assert len(addresses) == 3
+
+
+def test_an_engine_synced_after_sleep_samples_again(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    sender = sender_to(rollout.channel)
+    sender.sync(weights.items(), 0)
+    before = rollout.generate([[10, 5]], seed=0, step=0)
+    rollout.sleep(2)
+    rollout.wake_up(["weights"])
+    sender.sync(weights.items(), 1)
+    rollout.wake_up(["kv_cache"])
+    after = rollout.generate([[10, 5]], seed=0, step=1)
+    assert torch.equal(before.tokens_BT, after.tokens_BT)
+    assert torch.equal(before.engine_log_probs_BT, after.engine_log_probs_BT)
+
+
+def test_an_engine_without_a_sync_after_sleep_ends_the_run(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    sender_to(rollout.channel).sync(weights.items(), 0)
+    rollout.sleep(2)
+    rollout.wake_up(["weights", "kv_cache"])
+    with pytest.raises(RunError, match="its logits are not finite"):
+        rollout.generate([[10, 5]], seed=0, step=1)
+
+
+def test_a_killed_engine_is_named_with_its_signal(rollout: Rollout) -> None:
+    rollout.process.kill()
+    with pytest.raises(RunError, match=rf"engine of rank 0 \(pid {rollout.process.pid}\) died: killed by SIGKILL"):
+        rollout.generate([[10, 5]], seed=0, step=0)

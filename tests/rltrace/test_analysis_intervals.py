@@ -1,0 +1,54 @@
+"""Arithmetic of interval sets, against counting every nanosecond."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rltrace.analysis.intervals import covered_ns, cut, total_ns, union
+from rltrace.analysis.phases import partition
+
+Row = tuple[int, int]
+rows = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda row: (row[0], row[0] + row[1])), max_size=9
+)
+
+
+def as_array(rows: list[Row]) -> np.ndarray:
+    return np.array(rows, np.int64).reshape(-1, 2)
+
+
+def moments(rows: list[Row]) -> set[int]:
+    return {moment for start, end in rows for moment in range(start, end)}
+
+
+@given(rows, rows)
+def test_union_covers_what_its_sets_cover_and_is_disjoint(one: list[Row], other: list[Row]) -> None:
+    joined = union(as_array(one), as_array(other))
+    assert moments([tuple(row) for row in joined]) == moments(one + other)
+    assert (joined[1:, 0] > joined[:-1, 1]).all()
+    assert covered_ns(as_array(one), as_array(other)) == total_ns(joined) == len(moments(one + other))
+
+
+@given(rows, st.lists(st.integers(0, 80), min_size=2, max_size=8, unique=True))
+def test_cut_gives_each_window_its_piece_of_each_row(given_rows: list[Row], edges: list[int]) -> None:
+    edges = sorted(edges[: len(edges) // 2 * 2])
+    windows = list(zip(edges[::2], edges[1::2], strict=True))
+    pieces, window, row = cut(as_array(given_rows), as_array(windows))
+    for at, (start, end) in enumerate(windows):
+        for of, (row_start, row_end) in enumerate(given_rows):
+            mine = pieces[(window == at) & (row == of)]
+            assert moments([tuple(piece) for piece in mine]) == moments([(row_start, row_end)]) & set(range(start, end))
+
+
+@given(st.lists(rows, min_size=1, max_size=4), rows)
+def test_the_parts_of_a_step_add_up_to_it_to_the_nanosecond(phases: list[list[Row]], driver: list[Row]) -> None:
+    """Whatever the phases do: overlap, touch, be empty, cover nothing or everything."""
+    window = (0, 100)
+    named = {f"phase {number}": as_array(of_phase) for number, of_phase in enumerate(phases)}
+    parts = partition(named, as_array(driver), window)
+    assert sum(parts.phases_ns.values()) - parts.overlap_ns + parts.wait_driver_ns + parts.idle_ns == 100
+    busy = moments([row for of_phase in phases for row in of_phase])
+    assert parts.wait_driver_ns == len(moments(driver) - busy)
+    assert parts.idle_ns == 100 - len(moments(driver) | busy)

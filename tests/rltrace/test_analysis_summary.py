@@ -1,0 +1,246 @@
+"""The figures of a Recording whose events and times are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from recordings import SECOND, Written, hook, sample, span, two_ranks
+
+from rltrace import clock, manifest
+from rltrace.analysis import Summary, summarize
+from rltrace.analysis.phases import RankStep
+
+MYSELF: dict[str, Any] = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
+"""Identity of a process that is alive: this one."""
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> Summary:
+    return summarize(two_ranks(tmp_path / "run").read())
+
+
+def seconds(row: RankStep) -> dict[str, float]:
+    return {name: round(share.seconds, 6) for name, share in row.phases.items() if share.seconds}
+
+
+def test_steps_have_their_times_and_their_rewards(summary: Summary) -> None:
+    assert [(step.step, step.start_seconds, step.end_seconds, step.reward_mean) for step in summary.steps] == [
+        (0, 10.0, 20.0, 0.25),
+        (1, 20.0, 30.0, 0.5),
+    ]
+
+
+def test_what_a_step_was_told_late_wins_over_its_samples(tmp_path: Path) -> None:
+    step = span("step", 0, 4, step=7, reward_mean=0.75, tokens=100, loss=0.5)
+    written = Written(tmp_path / "run").process("d", sample("reward_mean", 3, 0.1), step, role="driver", ended_s=4)
+    (figures,) = summarize(written.read()).steps
+    assert (figures.step, figures.reward_mean, figures.tokens, figures.tokens_per_second) == (7, 0.75, 100, 25)
+    assert figures.figures == {"loss": 0.5}
+
+
+def test_a_ranks_lane_is_assembled_from_its_worker_and_its_engine(summary: Summary) -> None:
+    rows = {(row.lane, row.step): row for row in summary.phases}
+    assert seconds(rows["rank 0", 0]) == {
+        "weight_sync": 2, "rollout.generate": 2, "actor.update": 3, "wait.driver": 1, "idle": 2,
+    }  # fmt: skip
+    assert seconds(rows["rank 1", 1])["rollout.generate"] == 2.5
+    assert seconds(rows["rank 1", 1])["idle"] == 1.5
+
+
+def test_the_start_up_is_a_block_of_its_own(summary: Summary) -> None:
+    startup = [row for row in summary.phases if row.step is None and row.rank == 0]
+    assert [seconds(row) for row in startup] == [{"actor.build": 3, "rollout.load": 2, "idle": 5}]
+
+
+def test_work_of_the_driver_is_on_its_own_lane(summary: Summary) -> None:
+    driver = [row for row in summary.phases if row.lane == "driver" and row.step == 0]
+    assert [seconds(row) for row in driver] == [{"reward": 1, "idle": 9}]
+
+
+def test_overlapping_phases_of_a_rank_are_reported_with_both_names(tmp_path: Path) -> None:
+    records = [span("actor.update", 0, 6), span("rollout.generate", 4, 8), span("step", 0, 10, step=0)]
+    written = Written(tmp_path / "run").process("p", *records, role="worker", rank=0, ended_s=10)
+    row = next(row for row in summarize(written.read()).phases if row.step == 0)
+    assert row.overlap_seconds == 2
+    assert [(overlap.phases, overlap.seconds) for overlap in row.overlaps] == [
+        (("rollout.generate", "actor.update"), 2)
+    ]
+    assert sum(seconds(row).values()) - row.overlap_seconds == row.seconds
+
+
+def test_a_phase_across_two_steps_is_cut_at_the_edge(tmp_path: Path) -> None:
+    records = [span("actor.update", 5, 15), span("step", 0, 10, step=0), span("step", 10, 20, step=1)]
+    written = Written(tmp_path / "run").process("p", *records, role="worker", rank=0, ended_s=20)
+    rows = summarize(written.read()).phases
+    assert [seconds(row)["actor.update"] for row in rows if row.step is not None] == [5, 5]
+
+
+def test_a_program_without_steps_is_one_block(tmp_path: Path) -> None:
+    records = [span("my.phase", 1, 3, phase=True), span("other", 0, 4)]
+    summary = summarize(Written(tmp_path / "run").process("p", *records, role="main", ended_s=4).read())
+    assert summary.steps == []
+    assert [(row.step, row.seconds, seconds(row)) for row in summary.phases] == [(None, 4, {"my.phase": 2, "idle": 2})]
+
+
+def test_an_empty_recording_has_empty_figures(tmp_path: Path) -> None:
+    summary = summarize(Written(tmp_path / "run").read())
+    assert (summary.steps, summary.phases, summary.processes, summary.complete) == ([], [], [], False)
+
+
+def test_a_sync_counts_overlapping_buckets_once_and_says_the_sum_too(summary: Summary) -> None:
+    sync = next(sync for sync in summary.weight_sync if sync.rank == 0 and sync.step == 0)
+    send = sync.stages["weight_sync.send"]
+    assert (send.seconds, send.summed_seconds, send.spans, send.bytes) == (2.5, 3.0, 2, 2 * 10**9)
+    assert send.gigabytes_per_second == 0.8
+    assert (sync.seconds, sync.bytes, sync.buckets, sync.tensors) == (2, 2 * 10**9, 2, 6)
+    assert sync.gigabytes_per_second == 1
+
+
+def test_a_devices_peak_is_that_of_the_sum_over_its_processes(summary: Summary) -> None:
+    memory = next(device for device in summary.memory if device.rank == 0)
+    assert memory.peak_bytes == 500
+    assert memory.at_peak_bytes == {"actor.params": 100, "actor.grads": 0, "rollout.kv_cache": 400}
+    assert (memory.peak_at_seconds, memory.peak_step, memory.peak_phase) == (12, 0, "rollout.generate")
+    assert (memory.owner_peaks["actor.grads"].bytes, memory.owner_peaks["actor.grads"].phase) == (50, "actor.update")
+
+
+def test_free_bytes_are_nobodys(tmp_path: Path) -> None:
+    samples = [sample("actor.params_bytes", 1, 10), sample("free_bytes", 1, 90), sample("nccl_bytes", 2, 5)]
+    (memory,) = summarize(Written(tmp_path / "run").process("p", *samples, rank=0, ended_s=3).read()).memory
+    assert memory.peak_bytes == 15
+    assert memory.at_peak_bytes == {"actor.params": 10, "nccl": 5, "free": 90}
+
+
+def test_the_bytes_of_an_ended_process_are_gone(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("a", sample("rollout.weights_bytes", 1, 60), rank=0, ended_s=2)
+    written.process("b", sample("actor.params_bytes", 3, 70), rank=0, ended_s=4)
+    (memory,) = summarize(written.read()).memory
+    assert memory.at_peak_bytes == {"actor.params": 70, "rollout.weights": 0}
+
+
+def test_the_tree_of_processes_is_by_key_and_else_by_pid(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("driver", role="driver", pid=500, ended_s=9)
+    written.process("worker", role="worker", rank=0, pid=501, parent="driver", ended_s=9)
+    written.process("helper", role="helper", pid=502, ppid=501, start_ns=SECOND, ended_s=9)
+    parents = {process.key: process.parent for process in summarize(written.read()).processes}
+    assert parents == {"driver": None, "worker": "driver", "helper": "worker"}
+
+
+def test_a_process_that_is_gone_without_an_end_died(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("gone", role="worker", rank=1)
+    written.process("ended", ended_s=1).process("elsewhere", host="another-host")
+    written.process("here", **MYSELF)
+    states = {process.key: process.state for process in summarize(written.read()).processes}
+    assert states == {"gone": "died", "ended": "ended", "elsewhere": "unknown", "here": "alive"}
+
+
+def test_a_pid_that_was_given_to_another_process_is_not_the_one_that_recorded(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("old", **MYSELF | {"start_ticks": MYSELF["start_ticks"] - 1})
+    assert summarize(written.read()).processes[0].state == "died"
+
+
+def test_hooks_say_what_fired_what_did_not_and_what_cannot(summary: Summary) -> None:
+    hooks = {hook.target: hook for hook in summary.hooks}
+    assert (hooks["m:Group.dispatch"].fired, hooks["m:Group.dispatch"].never_fired) == (8, False)
+    assert hooks["m:Group.unused"].never_fired
+    assert (hooks["torch:step"].state, hooks["torch:step"].reason) == ("skipped", "torch 1.0 is older than 2.11")
+    assert not hooks["torch:offload"].never_fired
+    assert "memory on a CPU" in str(hooks["torch:offload"].not_applicable)
+
+
+def test_a_hook_is_counted_over_all_processes(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("a", hooks=(hook(1, "m:f", fires=2),), ended_s=1)
+    written.process("b", hooks=(hook(1, "m:f", fires=3),), ended_s=1)
+    written.process("c", hooks=(hook(1, "m:f", "waiting", reason="m is not imported"),), ended_s=1)
+    (figures,) = summarize(written.read()).hooks
+    assert (figures.state, figures.fired, figures.processes) == ("installed", 5, {"installed": 2, "waiting": 1})
+
+
+def test_open_spans_of_the_dead_age_until_the_last_event_of_the_run(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("w", span("actor.update", 10, None), role="worker", rank=1)
+    written.process("d", span("step", 9, 90), role="driver", ended_s=95)
+    (found,) = summarize(written.read()).open_spans
+    assert (found.name, found.process, found.process_state, found.thread) == (
+        "actor.update", "rank 1 worker", "died", "MainThread",
+    )  # fmt: skip
+    assert (found.open_seconds, found.is_long) == (85, True)
+
+
+def test_open_spans_of_the_living_age_until_now(tmp_path: Path) -> None:
+    now_ns = clock.now_ns()
+    start_s = (now_ns - 100 * SECOND) / SECOND
+    records = [span("rollout.generate", start_s, None), span("step", start_s + 90, None)]
+    found = summarize(Written(tmp_path / "run").process("p", *records, **MYSELF).read()).open_spans
+    assert [(span.name, span.is_long, span.process_state) for span in found] == [
+        ("rollout.generate", True, "alive"),
+        ("step", False, "alive"),
+    ]
+    assert 100 <= found[0].open_seconds < 130
+
+
+def test_an_open_step_lasts_until_the_last_event(tmp_path: Path) -> None:
+    records = [span("step", 0, 10, step=0), span("reward", 12, 14), span("step", 10, None, step=1)]
+    steps = summarize(Written(tmp_path / "run").process("d", *records, role="driver").read()).steps
+    assert [(step.end_seconds, step.seconds) for step in steps] == [(10, 10), (None, 4)]
+
+
+def test_another_clock_is_shifted_by_real_time_and_marked(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
+    other = {"boot_id": "other", "start_ns": 1000 * SECOND, "monotonic_ns": 1000 * SECOND, "realtime_ns": 3 * SECOND}
+    written.process("w", span("actor.update", 1001, 1005), role="worker", rank=0, host="far", ended_s=1006, **other)
+    summary = summarize(written.read())
+    assert summary.run.clock_domains == 2
+    assert {process.key: process.clock_aligned for process in summary.processes} == {"d": True, "w": False}
+    row = next(row for row in summary.phases if row.rank == 0 and row.step == 0)
+    assert seconds(row) == {"actor.update": 4, "idle": 6}
+
+
+def test_losses_name_the_process_that_has_them(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("good", span("a", 0, 1), ended_s=1).process("bad", span("a", 0, 1))
+    segment = written.folder / "processes" / "bad" / "000001.seg"
+    segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
+    (written.folder / "processes" / "bad" / "counts.u64").write_bytes((4).to_bytes(8, "little"))
+    summary = summarize(written.read())
+    assert [(loss.process_key, loss.lost_events, loss.torn_records) for loss in summary.losses] == [("bad", 4, 1)]
+    assert (summary.lost_events, summary.complete) == (4, False)
+
+
+def keys(value: object, path: str = "") -> set[str]:
+    """Every path of keys in a JSON value; names of phases, owners and the like become *."""
+    found: set[str] = set()
+    if isinstance(value, list):
+        for item in value:
+            found |= keys(item, f"{path}[]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            last = path.rpartition(".")[2]
+            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures") or path.endswith("phases[].phases")
+            here = f"{path}.{'*' if named else key}".lstrip(".")
+            found |= {here} | keys(item, here)
+    return found
+
+
+def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: Path) -> None:
+    """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
+    written = two_ranks(tmp_path / "run")
+    step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
+    written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
+    segment = written.folder / "processes" / "torn" / "000001.seg"
+    segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
+    value = json.loads(msgspec.json.encode(summarize(written.read())))
+    documented = (Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md").read_text()
+    listed = set(re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE))
+    opaque = ("open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
+    assert {key for key in keys(value) if not key.startswith(opaque)} == listed
+
+
+def test_seconds_and_bytes_are_said_in_the_keys() -> None:
+    documented = (Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md").read_text()
+    for key, unit in re.findall(r"^\| `([^`]+)` \| (s|bytes) \|", documented, re.MULTILINE):
+        assert {"s": "seconds", "bytes": "bytes"}[unit] in key

@@ -1,0 +1,423 @@
+"""Every command on every bad input: one line on stderr, a code of its own, no traceback, nothing overwritten."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from recordings import SECOND, Written, hook, sample, span, two_ranks
+from rich.console import Console
+
+from rltrace.analysis import summarize
+from rltrace.cli import main
+from rltrace.cli.tables import WIDTH, show
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="rltrace")
+
+
+def the_line(result: Result, code: int) -> str:
+    """What stderr says: one line of ours, and nothing on stdout."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("rltrace: ")
+    return line.removeprefix("rltrace: ")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return two_ranks(tmp_path / "run").folder
+
+
+READERS = [
+    ("summary",),
+    ("summary", "--json"),
+    ("export", "--to", "perfetto", "-o", "never.pftrace"),
+    ("view", "--no-open"),
+]
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
+class TestReaders:
+    def test_no_folder(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        line = the_line(call(*command, tmp_path / "nothing"), 3)
+        assert "nothing: no Recording here (manifest.json is missing)" in line
+
+    def test_a_folder_that_holds_recordings_names_the_last_one(self, command: tuple[str, ...], run: Path) -> None:
+        assert the_line(call(*command, run.parent), 3).endswith(f"did you mean {run}?")
+
+    def test_a_file(self, command: tuple[str, ...], run: Path) -> None:
+        assert "a file, not a Recording" in the_line(call(*command, run / "manifest.json"), 3)
+
+    def test_a_damaged_manifest(self, command: tuple[str, ...], run: Path) -> None:
+        (run / "manifest.json").write_text('{"version": 1,')
+        assert "manifest.json: damaged" in the_line(call(*command, run), 3)
+
+    def test_a_newer_format(self, command: tuple[str, ...], run: Path) -> None:
+        (run / "manifest.json").write_text('{"version": 99}')
+        assert "format 99, this rltrace reads up to 1; upgrade" in the_line(call(*command, run), 3)
+
+    def test_no_runs_yet(self, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert "no Recording here; make one" in the_line(call(*command), 3)
+
+
+def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("b", "a")):
+        Written(tmp_path / "rltrace-runs" / name)
+        os.utime(tmp_path / "rltrace-runs" / name / "manifest.json", (number, number))
+    assert json.loads(call("summary", "--json").stdout)["run"]["path"] == "rltrace-runs/a"
+
+
+def test_an_unknown_format_names_those_there_are(run: Path) -> None:
+    line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
+    assert "--to vhs: no such format; there is perfetto" in line
+
+
+def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
+    assert "say one with --to: perfetto (.pftrace)" in the_line(call("export", run, "-o", run / "x.vhs"), 2)
+
+
+def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.pftrace"
+    file.write_text("precious")
+    assert f"{file}: exists already, and will not be overwritten without --force" in the_line(
+        call("export", run, "-o", file), 7
+    )
+    assert file.read_text() == "precious"
+    assert call("export", run, "-o", file, "--force").exit_code == 0
+    assert file.read_bytes() != b"precious"
+
+
+@pytest.mark.parametrize("words", [[], ["--force"]])
+@pytest.mark.parametrize("output", [".", "..", "sub", ""])
+def test_a_folder_is_no_file_to_write(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, words: list[str]
+) -> None:
+    (tmp_path / "here" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    line = the_line(call("export", run, "--to", "perfetto", "-o", output, *words), 7)
+    assert line == f"{Path(output)}: a folder; name a file in it with -o, such as {Path(output, 'trace.pftrace')}"
+    assert [path.name for path in tmp_path.rglob("*") if path.suffix == ".pftrace"] == []
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert "cannot be written: Not a directory" in the_line(
+        call("export", run, "-o", tmp_path / "file" / "x.pftrace"), 7
+    )
+    assert "cannot be written: No such file" in the_line(call("export", run, "-o", tmp_path / "no" / "x.pftrace"), 7)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_that_fails_leaves_no_half_a_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rltrace import plugins
+
+    monkeypatch.setitem(plugins.EXPORTERS, "full", f"{__name__}:FullDisk")
+    before = sorted(tmp_path.rglob("*"))
+    assert "No space left on device" in the_line(call("export", run, "-o", tmp_path / "x.full"), 7)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+class FullDisk:
+    suffix = ".full"
+
+    def write(self, recording: object, out: io.BufferedIOBase) -> None:
+        out.write(b"half")
+        raise OSError(28, os.strerror(28))
+
+
+def test_export_to_standard_output_is_the_trace_alone(run: Path, tmp_path: Path) -> None:
+    result = call("export", run, "--to", "perfetto", "-o", "-")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert len(result.stdout_bytes) > 100
+
+
+def test_a_missing_package_names_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rltrace import plugins
+
+    monkeypatch.setitem(plugins.EXPORTERS, "needy", "no_such_package.module:Needy")
+    line = the_line(call("export", run, "--to", "needy", "-o", run / "x"), 6)
+    assert "needs no_such_package, not installed here: pip install 'rltrace-toolkit[view]'" in line
+
+
+def test_a_busy_port_is_named(run: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is not free" in the_line(
+            call("view", run, "--no-open", "--port", str(port)), 5
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_view_leaves_nothing_behind_however_it_ends(run: Path, tmp_path: Path, number: int) -> None:
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "view", str(run), "--no-open"]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONUNBUFFERED": "1"}
+    view = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert view.stdout is not None
+    said = []
+    while "Ctrl-C ends." not in (line := view.stdout.readline()):
+        assert line, view.communicate()
+        said.append(line)
+    assert re.fullmatch(rf"{re.escape(str(run))}: http://127\.0\.0\.1:\d+/\n", said[0])
+    assert list((tmp_path / "tmp").iterdir()) != []
+    view.send_signal(number)
+    _, errors = view.communicate(timeout=20)
+    assert errors == ""
+    assert view.returncode == (0 if number == signal.SIGINT else 128 + number)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["sumary"], ["summary", "--jsn"], ["export", "x"], ["exec"]])
+def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
+    assert the_line(call(*words), 2).endswith("--help`")
+
+
+def test_debugging_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLTRACE_DEBUG", "1")
+    assert call("summary", tmp_path).exception.__class__.__name__ == "RecordingError"
+
+
+def test_a_second_run_does_not_take_the_folder_of_the_first(run: Path) -> None:
+    before = (run / "manifest.json").read_bytes()
+    line = the_line(call("exec", "--out", run, "--", "true"), 3)
+    assert f"{run}: holds a Recording already; name another folder with --out" in line
+    assert (run / "manifest.json").read_bytes() == before
+
+
+def test_a_run_into_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot be written" in the_line(call("exec", "--out", tmp_path / "file" / "run", "--", "true"), 3)
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    assert "no-such-program: no such program" in the_line(
+        call("exec", "--out", tmp_path / "r", "--", "no-such-program"), 127
+    )
+    assert not (tmp_path / "r").exists()
+
+
+def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
+    program = "import rltrace, sys; rltrace.start(); sys.exit(5)"
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(tmp_path / "run")]
+    done = subprocess.run([*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert "recorded in" in done.stderr.splitlines()[-1]
+    (process,) = summarize_folder(tmp_path / "run")["processes"]
+    assert process["state"] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("disabled", "warned"),
+    [
+        ("", []),
+        (" fsdp2, ray ,", []),
+        (
+            "fsdp3,ray,tourch",
+            [
+                "rltrace: RLTRACE_DISABLE: no instrumentation fsdp3, tourch; there is "
+                "fsdp2, torch_optim, ray, vllm, reference, reference_memory"
+            ],
+        ),
+    ],
+)
+def test_a_typo_in_what_to_disable_is_warned_of_once(tmp_path: Path, disabled: str, warned: list[str]) -> None:
+    """Also where several processes are traced."""
+    program = "import msgspec, subprocess, sys; subprocess.run([sys.executable, '-c', 'import msgspec'])"
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"RLTRACE_DISABLE": disabled}
+    done = subprocess.run(
+        [*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stderr.splitlines()[:-1] == warned
+    assert len(summarize_folder(tmp_path / "run")["processes"]) == 2
+
+
+@pytest.mark.parametrize("command", ["run", "exec"])
+def test_the_help_of_what_traces_says_how_to_leave_an_instrumentation_out(command: str) -> None:
+    said = " ".join(call(command, "--help").stdout.split())
+    assert "RLTRACE_DISABLE=ray,fsdp2" in said
+    assert "vllm, reference" in said
+
+
+def test_summary_into_a_pipe_that_closes_is_quiet(run: Path) -> None:
+    command = f"{sys.executable} -c 'from rltrace.cli import main; main()' summary {run} | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert "2 steps" in done.stdout
+
+
+def summarize_folder(folder: Path) -> dict[str, list[dict[str, object]]]:
+    return dict(json.loads(call("summary", folder, "--json").stdout))
+
+
+def printed(written: Written) -> str:
+    screen = Console(width=WIDTH, file=io.StringIO())
+    show(summarize(written.read()), screen)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def test_the_tables_fit_into_a_hundred_columns_and_hold_the_figures(tmp_path: Path) -> None:
+    text = printed(two_ranks(tmp_path / "run"))
+    assert max(map(len, text.splitlines())) <= WIDTH
+    for words in ("rollout.generate", "wait.driver", "never fired", "rank 1 engine", "peak 500 B", "0.8", "complete"):
+        assert words in text
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_a_figure_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path, odd: float) -> None:
+    records = [
+        sample("loss", 1, odd),
+        sample("actor.params_bytes", 1, 10),
+        sample("actor.params_bytes", 2, odd),
+        span("weight_sync.send", 1, 2, bytes=odd),
+        span("step", 0, 5, step=0, reward_mean=odd, kl=odd),
+        span("step", 5, 9, step=1, reward_mean=0.5, kl=0.25, loss=2.0),
+    ]
+    written = Written(tmp_path / "run").process("d", *records, role="driver", ended_s=9)
+    lines = printed(written).splitlines()
+    diverged, well = lines[lines.index("Steps") + 3 :][:2]
+    assert diverged.split() == ["0", "5.000", str(odd), str(odd), str(odd)]
+    assert well.split() == ["1", "4.000", "0.5", "██████████", "0.25", "2"]
+    assert "peak 10 B" in "\n".join(lines)
+    assert summarize_folder(written.folder)["steps"][0]["reward_mean"] is None
+
+
+def test_a_recorded_step_that_was_told_nan_can_be_summarized(tmp_path: Path) -> None:
+    program = (
+        "import rltrace; rltrace.start(%r, role='driver'); nan = float('nan')\n"
+        "with rltrace.span('step', step=0) as step:\n"
+        " rltrace.counter('loss', nan); rltrace.counter('reward_mean', nan); step.set(kl=nan)\n"
+    )
+    subprocess.run([sys.executable, "-c", program % str(tmp_path / "run")], check=True)
+    done = call("summary", tmp_path / "run")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[lines.index("Steps") + 3].split()[2:] == ["nan", "nan", "nan"]
+
+
+def driver_of(folder: Path, *steps: list[list[object]], **ended: float) -> Written:
+    """A driver with these steps, and the reward of 1 s in each of them."""
+    rewards = [span("reward", step[0][2] / SECOND, step[0][2] / SECOND + 1) for step in steps]
+    return Written(folder).process("d", *rewards, *steps, role="driver", **ended)
+
+
+def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None:
+    whole = [span("step", 0, 4, step=0), span("step", 4, 8, step=1)]
+    aborted, still_open = span("step", 8, 18, step=2, error="KeyboardInterrupt"), span("step", 18, None, step=3)
+    lines = printed(driver_of(tmp_path / "run", *whole, aborted, still_open)).splitlines()
+    at = lines.index("Steps") + 3
+    assert [" ".join(line.split()) for line in lines[at : at + 4]] == [
+        "0 4.000", "1 4.000", "2 10.000 aborted", "3 1.000 open",
+    ]  # fmt: skip
+    at = lines.index("Phases: mean of 2 steps, 2 unfinished left out")
+    (reward,) = [line.split()[:3] for line in lines[at:] if line.startswith("reward")]
+    assert reward == ["reward", "1.000", "25%"]
+
+
+def test_phases_of_a_first_step_that_is_not_over_say_so(tmp_path: Path) -> None:
+    lines = printed(driver_of(tmp_path / "run", span("step", 0, None, step=0))).splitlines()
+    assert "Phases: mean of 1 step, none of them finished" in lines
+
+
+def hook_lines(folder: Path, *hooks: dict[str, object], **who: object) -> list[str]:
+    """The table of these hooks, its words apart by one blank, down to the first empty line."""
+    named = tuple({**one, "slot": slot} for slot, one in enumerate(hooks, 1))
+    lines = printed(Written(folder).process("p", hooks=named, ended_s=1, **who)).splitlines()
+    at = lines.index("Hooks") + 3
+    return [" ".join(line.split()) for line in lines[at : lines.index("", at)]]
+
+
+def test_hooks_that_wait_are_one_line_of_their_instrumentation(tmp_path: Path) -> None:
+    assert hook_lines(
+        tmp_path / "run",
+        hook(0, "m:fires", fires=3),
+        hook(0, "m:fails", "failed", reason="TypeError: no"),
+        hook(0, "m:unused"),
+        hook(0, "n:one", "waiting"),
+        hook(0, "n:other", "waiting"),
+        hook(0, "o:one", "waiting", instrumentation="absent"),
+        hook(0, "o:other", "waiting", instrumentation="absent"),
+    ) == [
+        "reference",
+        "fails 0 failed: TypeError: no",
+        "fires 3",
+        "unused 0 never fired",
+        "2 more wait for modules that were not imported",
+        "absent not imported in this run",
+    ]
+
+
+def test_an_instrumentation_of_which_nothing_fired_says_so_once(tmp_path: Path) -> None:
+    assert hook_lines(
+        tmp_path / "run",
+        hook(0, "m:one"),
+        hook(0, "m:other"),
+        hook(0, "m:broken", "failed", reason="TypeError: no"),
+        hook(0, "n:one", "waiting"),
+    ) == [
+        "reference",
+        "2 hooks 0 imported, nothing fired",
+        "broken 0 failed: TypeError: no",
+        "1 more waits for a module that was not imported",
+    ]
+
+
+def test_a_disabled_instrumentation_says_so_once(tmp_path: Path) -> None:
+    hooks = [hook(0, target, "skipped", reason="disabled by RLTRACE_DISABLE") for target in ("m:one", "m:other")]
+    assert hook_lines(tmp_path / "run", *hooks) == ["reference skipped: disabled by RLTRACE_DISABLE"]
+
+
+def test_what_is_not_applicable_is_said_of_a_run_with_ranks_only(tmp_path: Path) -> None:
+    for name, who, is_said in (("plain", {}, False), ("ranks", {"role": "worker", "rank": 0}, True)):
+        written = Written(tmp_path / name).process("p", hooks=(hook(1, "m:f", fires=1),), ended_s=1, **who)
+        assert ("Not applicable in this run" in printed(written)) is is_said
+
+
+def test_many_ranks_are_shown_as_mean_fastest_and_slowest(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
+    for rank in range(8):
+        written.process(f"w{rank}", span("actor.update", 0, 1 + rank), role="worker", rank=rank, ended_s=10)
+    (line,) = [line for line in printed(written).splitlines() if line.startswith("actor.update")]
+    assert line.split() == ["actor.update", "4.500", "45%", "████▌", "1.000", "rank", "0", "8.000", "rank", "7"]
+
+
+def test_a_long_run_shows_its_first_and_last_steps(tmp_path: Path) -> None:
+    steps = [span("step", number, number + 1, step=number) for number in range(100)]
+    lines = printed(Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=100)).splitlines()
+    table = lines[lines.index("Steps") + 3 : lines.index("…".ljust(len(lines[lines.index("Steps") + 2])))]
+    assert [int(line.split()[0]) for line in table] == list(range(10))
+    assert any(line.startswith("99 ") for line in lines)
+
+
+def test_a_killed_run_begins_with_who_died_and_what_it_did(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("w", span("actor.update", 0, None), role="worker", rank=1)
+    text = printed(written.process("d", span("step", 0, 90, step=0), role="driver", ended_s=90))
+    assert "rank 1 worker (pid 4194305) died" in text.splitlines()[0]
+    assert "90.0 s" in text
+    assert "the process died" in text
+
+
+def test_an_empty_recording_and_a_plain_program_are_readable(tmp_path: Path) -> None:
+    assert "no process has recorded anything" in printed(Written(tmp_path / "empty"))
+    plain = Written(tmp_path / "plain").process("p", span("mine", 0, 1), sample("loss", 1, 2.0), role="main", ended_s=1)
+    assert "no steps" in printed(plain)
+    assert "Nothing was lost." in printed(plain)

@@ -1,0 +1,176 @@
+"""A supervised run: who died is named, nothing stays behind, the Recording stays readable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rltrace.analysis import Summary, summarize
+from rltrace.recording import Process, Recording
+
+TOY = Path(__file__).parent / "toy_run.py"
+
+
+class Run:
+    """A toy run under its supervisor."""
+
+    def __init__(self, folder: Path, mode: str) -> None:
+        self.folder = folder
+        command = [sys.executable, TOY, "supervise", folder, mode]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.began = time.monotonic()
+
+    def everybody(self) -> dict[str, Process]:
+        """The five processes by name, once each of them is inside a span."""
+        while True:
+            time.sleep(0.05)
+            assert self.process.poll() is None, self.process.communicate()
+            if (self.folder / "manifest.json").exists():
+                processes = {process.name: process for process in Recording.open(self.folder).processes}
+                if len(processes) == 5 and all(list(process.events()) for process in processes.values()):
+                    return processes
+
+    def end(self) -> tuple[int, str, float]:
+        """Exit code, standard error, and seconds since `began`."""
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors, time.monotonic() - self.began
+
+    def summary(self) -> Summary:
+        """What was recorded; every process of it must be gone."""
+        found = summarize(Recording.open(self.folder))
+        assert not [process.name for process in found.processes if process.state == "alive"]
+        return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
+    runs: list[Run] = []
+
+    def start(mode: str) -> Run:
+        runs.append(Run(tmp_path / "run", mode))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+
+
+@pytest.mark.parametrize("name", ["rank 1 worker", "rank 0 engine", "driver"])
+def test_a_killed_process_is_named_and_the_run_ends(start: Callable[[str], Run], name: str) -> None:
+    run = start("notice")
+    victim = run.everybody()[name]
+    run.began = time.monotonic()
+    os.kill(victim.pid, signal.SIGKILL)
+    code, errors, seconds = run.end()
+    assert code == 4
+    assert f"{name} (pid {victim.pid}) " in errors.splitlines()[-1]
+    assert seconds < 30
+    found = run.summary()
+    states = {process.name: process.state for process in found.processes}
+    assert states.pop(name) == "died"
+    assert set(states.values()) <= {"ended", "stopped"}
+    assert name in {span.process for span in found.open_spans}
+
+
+def test_a_run_that_does_not_notice_is_ended(start: Callable[[str], Run]) -> None:
+    run = start("deaf")
+    victim = run.everybody()["rank 0 worker"]
+    os.kill(victim.pid, signal.SIGKILL)
+    code, errors, _ = run.end()
+    assert code == 4
+    assert f"rank 0 worker (pid {victim.pid}) was killed by SIGKILL; the run was stopped" in errors.splitlines()[-1]
+    run.summary()
+
+
+def test_a_run_that_ends_well_says_nothing(start: Callable[[str], Run]) -> None:
+    run = start("end")
+    code, errors, _ = run.end()
+    assert (code, errors) == (0, "")
+    assert run.summary().complete
+
+
+def test_a_drivers_own_error_is_not_blamed_on_who_ends_with_it(start: Callable[[str], Run]) -> None:
+    code, errors, _ = start("fail").end()
+    assert code == 1
+    assert errors.splitlines()[0] == "the driver's own error"
+    assert "exit code 1" in errors.splitlines()[-1]
+    assert "pid" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing_behind(start: Callable[[str], Run], number: int) -> None:
+    run = start("deaf")
+    run.everybody()
+    os.kill(run.process.pid, number)
+    code, _, seconds = run.end()
+    assert code == 128 + number
+    assert seconds < 30
+    run.summary()
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "SIGINT (Ctrl-C)"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
+)
+@pytest.mark.parametrize("mode", ["deaf", "shutdown"])
+def test_nobody_is_blamed_for_the_end_of_an_interrupted_run(
+    start: Callable[[str], Run], mode: str, number: int, name: str
+) -> None:
+    """Neither who is ended by us, nor an engine that the run's own shutdown kills."""
+    run = start(mode)
+    run.everybody()
+    os.kill(run.process.pid, number)
+    code, errors, _ = run.end()
+    assert code == 128 + number
+    assert f"rltrace: interrupted by {name}" in errors.splitlines()[-1]
+    found = run.summary()
+    states = {process.name: process.state for process in found.processes}
+    assert set(states.values()) <= {"ended", "stopped"}
+    assert states["rank 0 engine"] == states["rank 1 engine"] == "stopped"
+    assert not found.complete
+
+
+def test_who_died_before_the_interrupt_is_still_named(start: Callable[[str], Run]) -> None:
+    run = start("deaf")
+    victim = run.everybody()["rank 0 worker"]
+    os.kill(victim.pid, signal.SIGKILL)
+    while Process(victim.folder).killed_by is None:
+        time.sleep(0.02)
+    time.sleep(0.2)  # the grace for the driver is 2 s
+    os.kill(run.process.pid, signal.SIGINT)
+    code, errors, _ = run.end()
+    assert code == 130
+    assert errors.splitlines()[-1] == (
+        f"rltrace: interrupted by SIGINT (Ctrl-C), after rank 0 worker (pid {victim.pid}) was killed by SIGKILL"
+    )
+    assert {process.name for process in run.summary().processes if process.state == "died"} == {"rank 0 worker"}
+
+
+def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
+    """A terminal sends it to the whole group: forwarding it too would interrupt the command's cleaning up."""
+    program = "import time\ntry:\n print('ready', flush=True)\n time.sleep(60)\n"
+    program += "except KeyboardInterrupt:\n time.sleep(1)\n print('cleaned up')\n"
+    cli = "from rltrace.cli import main; main()"
+    command = [sys.executable, "-c", cli, "exec", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", program]
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execv(command[0], command)
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    while True:
+        try:
+            seen += os.read(terminal, 1000)
+        except OSError:  # the terminal's other end is closed
+            break
+    assert b"cleaned up" in seen
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,0 +1,103 @@
+"""Hooks on Ray: real actors on a CPU, called every way that Ray knows."""
+
+import pytest
+from traced_runs import run_traced
+
+CALLS = """
+    import asyncio
+    import ray
+    import rltrace
+
+    class Plain:
+        def __init__(self, base):
+            self.base = base
+        def add(self, a, b=1):
+            with rltrace.span("inner"):
+                return self.base + a + b
+        def fail(self):
+            raise KeyError("theirs")
+        def two(self):
+            return 1, 2
+        def nothing(self):
+            pass
+        def stream(self, n):
+            for i in range(n):
+                yield i
+        @staticmethod
+        def fixed():
+            return "fixed"
+
+    class Asynchronous:
+        async def add(self, a):
+            await asyncio.sleep(0.05)
+            return a + 1
+        async def stream(self, n):
+            for i in range(n):
+                yield i
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    plain = ray.remote(Plain).remote(10)
+    with rltrace.span("outer"):
+        print(ray.get(plain.add.remote(1, b=2)))
+        print(ray.get(plain.two.options(num_returns=2).remote()))
+        print(plain.nothing.options(num_returns=0).remote())
+        print([ray.get(ref) for ref in plain.stream.options(num_returns="streaming").remote(3)])
+        print(ray.get(plain.fixed.remote()))
+        try:
+            ray.get(plain.fail.remote())
+        except KeyError as error:
+            print(type(error).__name__)
+    asynchronous = ray.remote(Asynchronous).remote()
+    with rltrace.span("outer"):
+        print(ray.get([asynchronous.add.remote(i) for i in range(3)]))
+        print([ray.get(ref) for ref in asynchronous.stream.remote(2)])
+    ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    return run_traced(tmp_path_factory.mktemp("ray"), CALLS)
+
+
+def test_every_call_gives_what_it_gives_without_hooks(calls, tmp_path):
+    bare = run_traced(tmp_path, CALLS, RLTRACE_DISABLE="ray")
+    assert (calls.returncode, bare.returncode) == (0, 0), calls.err
+    assert calls.out == bare.out
+    assert calls.out.splitlines()[:4] == ["13", "[1, 2]", "None", "[0, 1, 2]"]
+
+
+def test_every_method_is_a_span_on_its_worker(calls):
+    methods = [span.args["method"] for span in calls.spans("ray.call")]
+    assert sorted(methods) == sorted(
+        ["Plain.__init__", "Plain.add", "Plain.two", "Plain.nothing", "Plain.stream", "Plain.fixed", "Plain.fail"]
+        + ["Asynchronous.__init__"]
+        + ["Asynchronous.add"] * 3
+        + ["Asynchronous.stream"]
+    )
+    errors = {span.args["method"]: span.args["error"] for span in calls.spans("ray.call") if "error" in span.args}
+    assert errors == {"Plain.fail": "KeyError"}
+    assert all(span.end_ns is not None for span in calls.spans())
+
+
+def test_an_asynchronous_method_is_watched_until_it_ends(calls):
+    adds = [span for span in calls.spans("ray.call") if span.args["method"] == "Asynchronous.add"]
+    assert all(span.seconds >= 0.05 for span in adds)
+    assert len({span.task for span in adds}) == 3
+
+
+def test_an_arrow_leads_from_each_call_to_its_method(calls):
+    submits = calls.spans("ray.submit")
+    leaving = [key for span in submits for key in span.flows_out]
+    arriving = {key: span.args["method"] for span in calls.spans("ray.call") for key in span.flows_in}
+    assert len(leaving) == len(set(leaving)) == 9
+    assert set(leaving) <= set(arriving)
+    # A call without results returns no reference, so nobody knows its task where it was made.
+    assert [arriving[key] for key in set(arriving) - set(leaving)] == ["Plain.nothing"]
+
+
+def test_processes_say_what_they_are(calls):
+    roles = sorted((p.role, p.identity.get("name")) for p in calls.recording.processes if list(p.events()))
+    assert roles == [("driver", None), ("worker", "Asynchronous"), ("worker", "Plain")]
+    commands = [" ".join(process.identity["argv"]) for process in calls.recording.processes]
+    assert not any("dashboard" in c or "log_monitor" in c or "setup_worker" in c for c in commands), commands

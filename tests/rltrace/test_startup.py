@@ -1,0 +1,208 @@
+"""The start-up hook: which processes it traces, what it leaves as it was, and that it never breaks a program."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from traced_runs import ROOT, STARTUP, run_traced, traced_environment
+
+
+def python(*arguments, tmp_path, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+
+
+def site_folder(tmp_path, source):
+    """A folder with somebody else's sitecustomize."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(source)
+    return folder
+
+
+def test_without_a_recording_nothing_happens(tmp_path):
+    code = "import sys, json.tool; print(sorted(m for m in sys.modules if 'rltrace' in m), len(sys.meta_path))"
+    bare = python("-c", code, tmp_path=tmp_path)
+    ours = python("-c", code, tmp_path=tmp_path, PYTHONPATH=f"{STARTUP}:{ROOT}")
+    assert ours.stdout.startswith("[] ")
+    assert (ours.stdout, ours.stderr) == (bare.stdout, bare.stderr)
+
+
+# Some of these try an import that exists on other Pythons only, half-way through their own.
+STANDARD = """
+import asyncio, copy, ctypes, dataclasses, json, multiprocessing, pickle, platform, pstats, subprocess, sys, xml.sax
+try:
+    import there_is_no_such_module
+except ImportError:
+    print("rltrace" in sys.modules)
+"""
+
+
+def test_a_process_of_the_standard_library_only_is_not_recorded(tmp_path):
+    run = run_traced(tmp_path, STANDARD)
+    assert (run.out, run.err) == ("False\n", "")
+    assert run.recording.processes == []
+
+
+def test_a_process_joins_before_its_first_import_from_elsewhere(tmp_path):
+    (tmp_path / "theirs_too.py").write_text("import sys; print('rltrace.recorder' in sys.modules)")
+    run = run_traced(tmp_path, "import theirs_too, sys; print('torch' in sys.modules, 'ray' in sys.modules)")
+    assert (run.out, run.err) == ("True\nFalse False\n", "")
+    assert len(run.recording.processes) == 1
+    states = {hook["state"] for hook in run.recording.processes[0].hooks}
+    assert states == {"waiting"}
+
+
+def test_the_first_import_may_be_a_hooked_module_itself(tmp_path):
+    (tmp_path / "extra.py").write_text(
+        "class Extra:\n"
+        "    name, supports = 'extra', ()\n"
+        "    def install(self, patches):\n"
+        "        patches.span('hooked:work', 'extra.work')\n"
+    )
+    (tmp_path / "hooked.py").write_text("def work(): return 7\n")
+    metadata = tmp_path / "extra-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rltrace.instrumentations]\nextra = extra:Extra\n")
+    run = run_traced(tmp_path, "import hooked; print(hooked.work())")
+    assert (run.out, run.err) == ("7\n", "")
+    assert [span.name for span in run.spans()] == ["extra.work"]
+
+
+def test_the_next_sitecustomize_runs_as_python_would_have_run_it(tmp_path):
+    theirs = site_folder(tmp_path, "import sys; marker = 'theirs'; print(__name__, __file__, __spec__.name)")
+    code = "import sitecustomize; print(sitecustomize.marker, sitecustomize.__file__)"
+    bare = python("-c", code, tmp_path=tmp_path, PYTHONPATH=str(theirs))
+    for path in (f"{STARTUP}:{ROOT}:{theirs}", f"{STARTUP}:{STARTUP}/:{ROOT}:{theirs}"):
+        ours = python("-c", code, tmp_path=tmp_path, PYTHONPATH=path)
+        assert (ours.returncode, ours.stdout, ours.stderr) == (0, bare.stdout, bare.stderr)
+
+
+@pytest.mark.parametrize("error", ["ValueError('theirs')", "ImportError('theirs')"])
+def test_a_broken_sitecustomize_is_reported_as_python_does(tmp_path, error):
+    theirs = site_folder(tmp_path, f"raise {error}")
+    bare = python("-c", "print('ran')", tmp_path=tmp_path, PYTHONPATH=str(theirs))
+    ours = python("-c", "print('ran')", tmp_path=tmp_path, PYTHONPATH=f"{STARTUP}:{ROOT}:{theirs}")
+    assert (ours.returncode, ours.stdout, ours.stderr) == (bare.returncode, bare.stdout, bare.stderr)
+
+
+def test_we_trace_even_behind_a_broken_sitecustomize(tmp_path):
+    theirs = site_folder(tmp_path, "raise ValueError('theirs')")
+    run = run_traced(tmp_path, "import msgspec", PYTHONPATH=f"{STARTUP}:{ROOT}:{theirs}")
+    assert run.returncode == 0
+    assert len(run.recording.processes) == 1
+
+
+def test_a_failure_of_ours_is_one_line_and_the_program_runs_on(tmp_path):
+    folder = tmp_path / "gone" / "recording"
+    (tmp_path / "gone").write_text("a file where a folder should be")
+    environment = traced_environment(folder)
+    done = python("-c", "import msgspec; print('ran')", tmp_path=tmp_path, **environment)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("rltrace: ")
+
+
+def test_without_our_package_on_the_path_the_program_runs_on(tmp_path):
+    (tmp_path / "theirs_too.py").write_text("print('ran')")
+    done = python("-I", "-c", "", tmp_path=tmp_path)
+    assert done.returncode == 0
+    environment = {"RLTRACE_DIR": str(tmp_path), "PYTHONPATH": f"{STARTUP}:{tmp_path}"}
+    done = python("-c", HIDE_US, tmp_path=tmp_path, **environment)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert (
+        done.stderr
+        == "rltrace: this process is not traced: ModuleNotFoundError: import of rltrace halted; None in sys.modules\n"
+    )
+
+
+HIDE_US = "import sys; sys.modules['rltrace'] = None; import theirs_too"
+
+
+def test_rays_own_services_are_not_traced():
+    sys_path = list(sys.path)
+    namespace = {"__file__": str(STARTUP / "sitecustomize.py"), "__name__": "ours"}
+    exec((STARTUP / "sitecustomize.py").read_text().partition("\ntry:\n")[0], namespace)
+    assert sys.path == sys_path
+    is_traced = namespace["is_traced"]
+    site = "/venv/lib/python3.11/site-packages"
+    assert is_traced(["/venv/bin/python", "-m", "rltrace_reference", "config.yaml"])
+    assert is_traced(["python", f"{site}/ray/_private/workers/default_worker.py", "--node-ip-address=127.0.0.1"])
+    assert is_traced(["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)"])
+    assert not is_traced(["python", f"{site}/ray/_private/workers/setup_worker.py", "--worker-setup-hook="])
+    assert not is_traced(["python", f"{site}/ray/dashboard/dashboard.py", "--host=127.0.0.1"])
+    assert not is_traced(["python", "-u", f"{site}/ray/dashboard/agent.py"])
+    assert not is_traced(["python", "-u", f"{site}/ray/_private/runtime_env/agent/main.py"])
+    assert not is_traced(["python", "-u", f"{site}/ray/_private/log_monitor.py"])
+    assert not is_traced(["python", "-u", f"{site}/ray/autoscaler/_private/monitor.py"])
+    assert not is_traced(["python", "-c", "from multiprocessing.resource_tracker import main;main(6)"])
+
+
+PROGRAM = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.weight.data.fill_(1); model.bias.data.fill_(0)
+model(torch.ones(2)).sum().backward()
+optimizer.step()
+print(model.weight.tolist())
+raise ValueError("theirs")
+"""
+
+
+def test_a_start_up_costs_little(tmp_path):
+    """Importing what we add to a bare interpreter: nothing but the frozen halves of importlib."""
+    code = "import sys; print(sorted(sys.modules))"
+    bare = python("-c", code, tmp_path=tmp_path)
+    ours = python("-c", code, tmp_path=tmp_path, PYTHONPATH=f"{STARTUP}:{ROOT}", RLTRACE_DIR=str(tmp_path))
+    added = set(eval(ours.stdout)) - set(eval(bare.stdout))
+    assert added <= {"sitecustomize"}
+
+
+def test_every_hook_made_to_fail_changes_nothing(tmp_path):
+    bare = python("-c", PROGRAM, tmp_path=tmp_path)
+    broken = run_traced(tmp_path, BREAK_ALL_AND_RUN.format(program=PROGRAM))
+    assert (broken.returncode, broken.out) == (bare.returncode, bare.stdout)
+    assert broken.err.splitlines()[-1] == bare.stderr.splitlines()[-1] == "ValueError: theirs"
+    failed = [hook for hook in broken.hooks().values() if hook["state"] == "failed"]
+    assert failed
+    assert all("ZeroDivisionError: a bug of ours" in hook["reason"] for hook in failed)
+
+
+BREAK_ALL_AND_RUN = """
+from rltrace import recorder
+def broken(*args, **kwargs):
+    raise ZeroDivisionError("a bug of ours")
+recorder.span = recorder.flow = recorder.identify = broken
+{program}
+"""
+
+
+def test_a_spawned_child_is_traced_too(tmp_path):
+    run = run_traced(
+        tmp_path,
+        """
+        import subprocess, sys
+        import rltrace
+        with rltrace.span("parent"):
+            subprocess.run([sys.executable, "-c", "import rltrace\\nwith rltrace.span('child'): pass"], check=True)
+        """,
+    )
+    assert [span.name for span in run.spans()] == ["parent", "child"]
+    parent, child = run.recording.processes
+    assert child.identity["parent"] == parent.key
+
+
+def test_our_folder_has_no_package_marker():
+    assert sorted(path.name for path in Path(STARTUP).iterdir() if path.name != "__pycache__") == ["sitecustomize.py"]
+    assert os.path.isdir(STARTUP)
