@@ -16,7 +16,7 @@ import yaml
 
 from rltrace.analysis import Summary, summarize
 from rltrace.errors import RecordingError
-from rltrace.recording import Recording
+from rltrace.recording import Process, Recording
 
 LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
 RLTRACE = [sys.executable, "-c", "from rltrace.cli import main; main(prog_name='rltrace')"]
@@ -227,6 +227,7 @@ def test_a_run_ends_and_names_who_was_killed(
 ) -> None:
     run, folder = going_on()
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
+    doing = _stopped_at_work(folder, victim)
     began = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
     _, errors = run.communicate()
@@ -235,7 +236,18 @@ def test_a_run_ends_and_names_who_was_killed(
     assert errors.splitlines()[-1].startswith(f"rltrace: {victim.place} (pid {victim.pid}) ")
     summary = _everything_is_gone(folder)
     assert next(p.state for p in summary.processes if p.pid == victim.pid) == "died"
-    assert victim.place in {span.process for span in summary.open_spans}
+    assert doing <= {span.name for span in summary.open_spans if span.process == victim.place}
+
+
+def _stopped_at_work(folder: Path, victim: Process) -> set[str]:
+    """Halts a process in the middle of its work (an engine sleeps through half of a step); what it was doing."""
+    while True:
+        os.kill(victim.pid, signal.SIGSTOP)
+        spans = summarize(Recording.open(folder)).open_spans
+        if doing := {span.name for span in spans if span.process == victim.place}:
+            return doing
+        os.kill(victim.pid, signal.SIGCONT)
+        time.sleep(0.05)
 
 
 @pytest.mark.run
