@@ -74,6 +74,11 @@ class Alignment:
         part = (time_ns - before.at_ns) / (after.at_ns - before.at_ns)
         return before.shift_ns + round((after.shift_ns - before.shift_ns) * part)
 
+    def undone_ns(self, reference_ns: int) -> int:
+        """The time of the domain's clock that `shift_ns` makes this one of the reference, to well below a bound."""
+        near_ns = reference_ns - self.readings[-1].shift_ns
+        return reference_ns - self.shift_ns(near_ns)
+
     def bound_ns(self, time_ns: int) -> float:
         """How far `shift_ns` is off at most: half of the nearest round trips, and what the drift may do from there."""
         before, after = self._around(time_ns)

@@ -20,17 +20,18 @@ OURS = frozenset(SOURCES)
 EVENTS = {"rltrace.events"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions"}
 WRITING = LOW | {"rltrace.manifest", "rltrace.process", "rltrace.segment"}
-READING = WRITING | {"rltrace.recording"}
+READING = WRITING | {"rltrace.alignment", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.segment": set(),
-    "rltrace.manifest": EVENTS,
+    "rltrace.alignment": set(),
+    "rltrace.manifest": EVENTS | {"rltrace.clock"},
     "rltrace.process": LOW | {"rltrace.manifest"},
     "rltrace.recorder": WRITING,
-    "rltrace.recording": WRITING,
+    "rltrace.recording": WRITING | {"rltrace.alignment"},
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},

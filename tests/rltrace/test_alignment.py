@@ -1,4 +1,4 @@
-"""The fit of another clock: whatever its offset, drift and wander, and however unequal the ways, truth is in the bound."""
+"""The fit of another clock: whatever its offset, drift and wander, and however unequal the ways, the bound holds."""
 
 from __future__ import annotations
 
