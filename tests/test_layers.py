@@ -19,7 +19,7 @@ OURS = frozenset(SOURCES)
 
 EVENTS = {"rltrace.events"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions"}
-WRITING = LOW | {"rltrace.manifest", "rltrace.process", "rltrace.segment"}
+WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment"}
 READING = WRITING | {"rltrace.alignment", "rltrace.recording"}
 
 MAY_IMPORT = {
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "rltrace.segment": set(),
     "rltrace.alignment": set(),
     "rltrace.manifest": EVENTS | {"rltrace.clock"},
+    "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.process": LOW | {"rltrace.manifest"},
     "rltrace.recorder": WRITING,
     "rltrace.recording": WRITING | {"rltrace.alignment"},
@@ -38,6 +39,9 @@ MAY_IMPORT = {
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"},
     "rltrace.startup": WRITING | {"rltrace", "rltrace.recorder", "rltrace.plugins", "rltrace.instrument"},
+    "rltrace.nodes": READING,
+    "rltrace.collection": READING | {"rltrace.nodes"},
+    "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection"},
     "rltrace.analysis": READING | {"rltrace.analysis"},
     "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},
 }
@@ -48,6 +52,7 @@ THIRD_PARTY = {
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.segment": set(),
+    "rltrace.cluster": set(),
     "rltrace.manifest": set(),
     "rltrace.process": set(),
     "rltrace.recorder": {"msgspec"},
