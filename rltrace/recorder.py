@@ -495,6 +495,9 @@ class Recorder:
             self.append("hook", **hook.line)
         os.environ[DIR_VARIABLE] = str(self.recording)  # processes started from here join the same Recording
         os.environ[PARENT_VARIABLE] = self.key
+        run_id = cluster.run_id(self.recording)
+        if run_id is not None:
+            os.environ[cluster.RUN_ID_VARIABLE] = run_id
         _stop_at_exit()
 
     def append(self, kind: str, **fields: Any) -> None:
@@ -701,7 +704,7 @@ def start(
     start_ns = _now_ns()
     try:
         inherited = os.environ.get(DIR_VARIABLE)
-        recording = cluster.recording_here(os.environ) if inherited else _claim(folder, config, process_key(start_ns))
+        recording = Path(inherited) if inherited else _claim(folder, config, process_key(start_ns))
     except Exception as error:
         _warn(f"not recording: {error}")
         return None
@@ -726,7 +729,7 @@ def join(
     if _recorder is not None:
         return _recorder.recording
     try:
-        path = Path(recording).absolute()
+        path = cluster.recording_here(Path(recording).absolute(), os.environ)
         recorder = Recorder(path, start_ns=start_ns, max_bytes=max_bytes, **who)
     except Exception as error:
         _warn(f"not recording: {recording} cannot be written: {error}")
@@ -747,6 +750,7 @@ def stop() -> None:
     if os.environ.get(PARENT_VARIABLE) == recorder.key:
         os.environ.pop(DIR_VARIABLE, None)
         os.environ.pop(PARENT_VARIABLE, None)
+        os.environ.pop(cluster.RUN_ID_VARIABLE, None)
     try:
         recorder.close()
     except Exception as error:
