@@ -23,7 +23,7 @@ from rltrace.recording import Process, Recording
 
 LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 PROGRAM = """
 import sys, time
@@ -74,7 +74,7 @@ def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rltrace_command(nodes: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", *words]
     return subprocess.run(
-        command, cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=300
+        command, cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=500
     )
 
 
