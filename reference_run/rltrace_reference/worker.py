@@ -13,6 +13,7 @@ from rltrace_reference import device
 from rltrace_reference.actor import Actor, Ref, UpdateStats
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config
+from rltrace_reference.disk_reload import DiskReload
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.sharding_manager import ShardingManager
 from rltrace_reference.strategy import Strategy
@@ -88,12 +89,20 @@ class Worker:
     def compare_sync(self, strategy: Strategy, rounds: int) -> list[SyncStats]:
         """Syncs the weights again and again in one way; not part of a run."""
         manager = self.sharding_manager
+        if strategy.restarts_engine:
+            return self._compare_reload(rounds)
         sender = manager.sender_of(strategy)
         self.rollout.use_transport(strategy.transport)
         self.rollout.wake_up(["weights", "kv_cache"])
         stats = [sender.sync(self.actor.state_dict(), step) for step in range(rounds)]
         self.rollout.use_transport(strategy.transport)  # it unmaps what was kept
         sender.close()
+        self.rollout.sleep(self.config.rollout.sleep_level)
+        return stats
+
+    def _compare_reload(self, rounds: int) -> list[SyncStats]:
+        with DiskReload(self.rollout) as reload:
+            stats = [reload.sync(self.actor.state_dict()) for _ in range(rounds)]
         self.rollout.sleep(self.config.rollout.sleep_level)
         return stats
 
