@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rltrace.cluster import worker_environment
 from rltrace.recorder import (
     counter,
     flow,
@@ -38,6 +39,7 @@ __all__ = [
     "stop",
     "traced",
     "typed_span",
+    "worker_environment",
 ]
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 import msgspec
 
-from rltrace import clock, manifest
+from rltrace import clock, cluster, manifest
 from rltrace.process import COUNT_SLOTS, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
@@ -41,7 +41,7 @@ else:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _now_ns = clock.now_ns
 
-DIR_VARIABLE = "RLTRACE_DIR"
+DIR_VARIABLE = cluster.DIR_VARIABLE
 """Environment variable naming the Recording that a process joins."""
 
 PARENT_VARIABLE = "RLTRACE_PARENT"
@@ -701,7 +701,7 @@ def start(
     start_ns = _now_ns()
     try:
         inherited = os.environ.get(DIR_VARIABLE)
-        recording = Path(inherited) if inherited else _claim(folder, config, process_key(start_ns))
+        recording = cluster.recording_here(os.environ) if inherited else _claim(folder, config, process_key(start_ns))
     except Exception as error:
         _warn(f"not recording: {error}")
         return None

@@ -83,7 +83,7 @@ class Observations:
     def __init__(self, recording: Recording) -> None:
         processes = recording.processes
         self.recording = recording
-        self.time_line = TimeLine(processes)
+        self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rltrace.analysis.clocks import ClockFigures, clocks
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.memory import DeviceMemory, device_memory
 from rltrace.analysis.observations import Observations
@@ -29,7 +30,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """From the first process's beginning to the last event of any."""
     is_live: bool
     clock_domains: int
-    """More than 1: times of processes with `clock_aligned` false were shifted by their real-time clocks."""
+    """More than 1: see `clocks`."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     run: Run
+    clocks: list[ClockFigures]
     steps: list[Step]
     phases: list[RankStep]
     weight_sync: list[RankSync]
@@ -73,9 +75,11 @@ def summarize(recording: Recording) -> Summary:
     """Read a Recording once and work out its figures; it may be alive, dead, empty, or of any program."""
     seen = Observations(recording)
     windows = StepWindows(seen)
+    measured = clocks(seen.processes, seen.time_line)
     return Summary(
         version=VERSION,
-        run=_run(seen),
+        run=_run(seen, len(measured)),
+        clocks=measured,
         steps=steps(seen, windows),
         phases=rank_steps(seen, windows),
         weight_sync=rank_syncs(seen, windows),
@@ -90,7 +94,7 @@ def summarize(recording: Recording) -> Summary:
     )
 
 
-def _run(seen: Observations) -> Run:
+def _run(seen: Observations, clock_domains: int) -> Run:
     manifest = seen.recording.manifest
     created_ns = manifest.get("created_unix_ns")
     return Run(
@@ -100,7 +104,7 @@ def _run(seen: Observations) -> Run:
         created_unix_seconds=created_ns / 1e9 if isinstance(created_ns, (int, float)) else None,
         seconds=(seen.end_ns - seen.start_ns) / 1e9,
         is_live=any(process.is_alive for process in seen.recording.processes),
-        clock_domains=seen.time_line.domains,
+        clock_domains=clock_domains,
     )
 
 

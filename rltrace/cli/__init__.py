@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from rltrace.cli.collect import collect
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.run import run
@@ -52,7 +53,7 @@ def main() -> None:
     """Where every second and every byte of a colocated RL step went."""
 
 
-for command in (run, view, summary, export, exec_):
+for command in (run, view, summary, export, exec_, collect):
     main.add_command(command)
 
 

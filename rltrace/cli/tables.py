@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from rltrace.analysis.clocks import ClockFigures
 from rltrace.analysis.hooks import HookFigures
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.open_spans import OpenSpan
@@ -170,6 +171,9 @@ def phase_table(title: str, rows: Sequence[RankStep]) -> RenderableType:
     if overlap:
         pairs = sorted({" + ".join(pair.phases) for row in rows for pair in row.overlaps})
         caption += f"; {_seconds(overlap)} s counted twice, phases overlap: {', '.join(pairs)}"
+    astray = list(dict.fromkeys(row.lane for row in rows if not row.clock_aligned))
+    if astray:
+        caption += f"; clock of {', '.join(astray)} not aligned: its figures are by real time, error unknown"
     return _titled(title, table, caption)
 
 
@@ -289,6 +293,8 @@ def _process_line(process: ProcessFigures) -> Text:
     line.append(state, _STATE_STYLES[process.state])
     if not process.clock_aligned:
         line.append("  another clock, error unknown", "yellow")
+    elif process.clock_bound_seconds:
+        line.append(f"  clock within ±{_short(process.clock_bound_seconds)}", "dim")
     return line
 
 
@@ -367,12 +373,25 @@ def loss_lines(summary: Summary) -> Text:
     """What the Recording lacks, and how far its clocks can be trusted."""
     lines = [_loss_line(loss) for loss in summary.losses]
     text = Text("Nothing was lost." if not lines else "\n".join(lines), "green" if not lines else "yellow")
-    if summary.run.clock_domains > 1:
-        text.append(
-            f"\n{summary.run.clock_domains} clocks: times across them are shifted by real time, the error is unknown.",
-            "yellow",
-        )
+    for other in (clock for clock in summary.clocks if not clock.is_reference):
+        text.append(f"\n{_clock_line(other)}", "dim" if other.aligned else "yellow")
     return text
+
+
+def _clock_line(clock: ClockFigures) -> str:
+    whose = f"Clock of {', '.join(clock.hosts)}"
+    if clock.bound_seconds is None:
+        return (
+            f"{whose}: not aligned: its times were shifted by real time only, how far they are off is unknown; do not"
+            " compare them with others (`rltrace collect` measures it while the cluster is up)."
+        )
+    drift = "drift not measured" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.1f} ppm"
+    return f"{whose}: aligned within ±{_short(clock.bound_seconds)}, {drift}, {_count(clock.readings, 'reading')}."
+
+
+def _short(seconds: float) -> str:
+    """A small time in milliseconds, microseconds below one of them."""
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
 def _loss_line(loss: Losses) -> str:

@@ -10,7 +10,7 @@ import functools
 import inspect
 from typing import Any
 
-from rltrace import recorder
+from rltrace import cluster, recorder
 from rltrace.patching import (
     Function,
     Hook,
@@ -43,9 +43,21 @@ def nothing(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
 
 
 def become_driver(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """The process that starts or joins a cluster is its driver."""
-    if error is None:
-        recorder.identify(role="driver")
+    """The process that starts or joins a cluster is its driver; one that was there before may have other hosts."""
+    if error is not None:
+        return
+    recorder.identify(role="driver")
+    recording, address = recorder.current(), address_of_joined_cluster()
+    if recording is not None and address is not None:
+        cluster.say(recording.recording, address)
+
+
+def address_of_joined_cluster() -> str | None:
+    """`host:port` of the cluster that this process joined; None if it started the cluster itself."""
+    import ray
+
+    node = ray._private.worker._global_node  # None where a Ray client runs its tasks through a server
+    return None if node is None or node.head else str(node.gcs_address)
 
 
 def begin_submit(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:

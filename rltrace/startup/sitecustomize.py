@@ -81,9 +81,9 @@ NOT_YET = sys.stdlib_module_names | {"sitecustomize", "usercustomize", "apport_p
 def join():
     """Join the Recording and install the hooks; one line on stderr if that fails."""
     try:
-        from rltrace import instrument, recorder
+        from rltrace import cluster, instrument, recorder
 
-        if recorder.join(os.environ["RLTRACE_DIR"]) is not None:
+        if recorder.join(cluster.recording_here(os.environ)) is not None:
             instrument.install(recorder.current())
     except Exception as error:
         print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)

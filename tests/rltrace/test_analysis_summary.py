@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,10 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 from recordings import SECOND, Written, hook, sample, span, two_ranks
+from rich.console import Console
 
-from rltrace import clock, manifest
+from rltrace import alignment, clock, manifest
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.phases import RankStep
+from rltrace.cli.tables import show
 
 MYSELF: dict[str, Any] = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
 """Identity of a process that is alive: this one."""
@@ -197,8 +200,43 @@ def test_another_clock_is_shifted_by_real_time_and_marked(tmp_path: Path) -> Non
     summary = summarize(written.read())
     assert summary.run.clock_domains == 2
     assert {process.key: process.clock_aligned for process in summary.processes} == {"d": True, "w": False}
+    assert [(clock.is_reference, clock.aligned, clock.bound_seconds) for clock in summary.clocks] == [
+        (True, True, 0),
+        (False, False, None),
+    ]
     row = next(row for row in summary.phases if row.rank == 0 and row.step == 0)
     assert seconds(row) == {"actor.update": 4, "idle": 6}
+    assert not row.clock_aligned
+    screen = Console(width=200, file=io.StringIO())
+    show(summary, screen)
+    assert "Clock of far: not aligned" in screen.file.getvalue()
+    assert "clock of rank 0 not aligned" in screen.file.getvalue()
+
+
+def test_a_clock_that_was_measured_is_aligned_and_its_bound_said(tmp_path: Path) -> None:
+    """The same two processes as above, with two exchanges: 2 ms round trips, the other clock 1000 ppm slow."""
+    written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
+    other = {"boot_id": "other", "start_ns": 1000 * SECOND, "monotonic_ns": 1000 * SECOND, "realtime_ns": 3 * SECOND}
+    written.process("w", span("actor.update", 1001, 1005), role="worker", rank=0, host="far", ended_s=1006, **other)
+    here, ms = clock.domain(), SECOND // 1000
+    for true_ns, read_ns in ((0, 1000 * SECOND), (1000 * SECOND, 1999 * SECOND)):
+        times = (true_ns - ms, read_ns, true_ns + ms)
+        there = ("other", here["time_namespace"])
+        line = alignment.line((here["boot_id"], here["time_namespace"]), there, times)
+        with (written.folder / alignment.FILE).open("a") as file:
+            file.write(line)
+    summary = summarize(written.read())
+    reference, far = summary.clocks
+    assert (reference.is_reference, reference.bound_seconds, reference.offset_seconds) == (True, 0, None)
+    assert (far.hosts, far.aligned, far.readings, far.offset_seconds) == (["far"], True, 2, -1000)
+    assert far.drift_ppm == pytest.approx(1001, abs=0.1) and far.drift_error_ppm == pytest.approx(32, abs=0.1)
+    assert far.bound_seconds == pytest.approx(0.001 + 15e-6 * 999 / 2, rel=0.01)
+    assert {process.key: process.clock_bound_seconds for process in summary.processes}["d"] == 0
+    row = next(row for row in summary.phases if row.rank == 0 and row.step == 0)
+    assert row.clock_aligned and seconds(row)["actor.update"] == pytest.approx(4 * 1.001001, abs=1e-5)
+    screen = Console(width=200, file=io.StringIO())
+    show(summary, screen)
+    assert "Clock of far: aligned within ±8." in screen.file.getvalue()
 
 
 def test_losses_name_the_process_that_has_them(tmp_path: Path) -> None:
