@@ -96,6 +96,9 @@ STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
 
+EDGE = "rltrace.edge"
+"""Our own work at a phase's edge, such as asking who holds the memory: in the timeline, and in what tracing costs."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",

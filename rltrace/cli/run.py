@@ -33,7 +33,7 @@ def run(config: str, out: str | None, force: bool) -> int:
     require_linux("`rltrace run`")
     from rltrace import supervisor
 
-    settings = _checked(config, force)
+    settings = checked(config, force)
     command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else [])]
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
@@ -86,7 +86,7 @@ def report(folder: Path, outcome: Any) -> int:
     raise error
 
 
-def _checked(file: str, force: bool) -> dict[str, Any]:
+def checked(file: str, force: bool) -> dict[str, Any]:
     """The configuration, checked by the reference run itself; found by name, so that readers do without it."""
     import msgspec
 

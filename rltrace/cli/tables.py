@@ -147,7 +147,9 @@ def step_table(steps: Sequence[Step]) -> RenderableType:
 def _unfinished(step: Step) -> str:
     if step.end_seconds is None:
         return " open"
-    return " aborted" if step.error is not None else ""
+    if step.error is not None:
+        return " aborted"
+    return "" if step.recorded else " not recorded"
 
 
 def _figure(name: str, step: Step) -> float | None:
