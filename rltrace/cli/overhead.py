@@ -16,6 +16,7 @@ from rltrace import manifest
 from rltrace.cli.run import PACKAGE, checked, report
 from rltrace.cli.runs import RUNS, check_disabled, claim, require_linux
 from rltrace.errors import RecordingError, RunError
+from rltrace.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:  # numpy is not loaded to show the help
     from rltrace.analysis.overhead import Arm
@@ -119,7 +120,9 @@ def _run_arm(folder: Path, name: str, traced: bool, config: str, pairs: int, for
     load = os.getloadavg()[0]
     if traced:
         recording = claim(str(folder / name), command, {})
-        if code := report(recording, supervisor.supervise(command, recording, is_our_run=True)):
+        if code := report(
+            recording, supervisor.supervise(command, recording, is_our_run=True, sample_seconds=INTERVAL_SECONDS)
+        ):
             raise click.exceptions.Exit(code)
         return Arm(times=times, recording=name, load_before=load)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RLTRACE_")}
