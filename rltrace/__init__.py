@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rltrace.cluster import worker_environment
+from rltrace.cost import measure_cost
 from rltrace.recorder import (
     counter,
     flow,
     identify,
     join,
+    pause,
     phase,
+    resume,
     span,
     span_at,
     start,
@@ -32,7 +35,10 @@ __all__ = [
     "flow",
     "identify",
     "join",
+    "measure_cost",
+    "pause",
     "phase",
+    "resume",
     "span",
     "span_at",
     "start",

@@ -96,6 +96,9 @@ STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
 
+EDGE = "rltrace.edge"
+"""Our own work at a phase's edge, such as asking who holds the memory: in the timeline, and in what tracing costs."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",
@@ -149,6 +152,44 @@ OWNERS = (
     "free",
 )
 """Who can hold a byte of a device, in the order the readers show them."""
+
+
+SAMPLER = "sampler"
+"""Role of the process that samples a host; it samples nothing but the counters below."""
+
+SAMPLED = (
+    "host.cpu_percent",
+    "host.available_bytes",
+    "process.cpu_percent",
+    "process.resident_bytes",
+    "process.pss_bytes",
+    "process.uss_bytes",
+    "gpu.used_bytes",
+    "gpu.reserved_bytes",
+    "gpu.free_bytes",
+    "gpu.process_bytes",
+    "gpu.other_processes_bytes",
+    "gpu.utilisation_percent",
+    "gpu.memory_utilisation_percent",
+    "gpu.power_watts",
+    "gpu.nvlink_sent_bytes_per_second",
+    "gpu.nvlink_received_bytes_per_second",
+    "gpu.pcie_sent_bytes_per_second",
+    "gpu.pcie_received_bytes_per_second",
+    "sampler.cpu_seconds",
+)
+"""What a sampler samples. Behind a slash follows whose: a process's folder, or a GPU's uuid and then a process's."""
+
+
+def subject(name: str, *of: str) -> str:
+    """The name of a counter of one process or GPU: `process.pss_bytes/host-12-34`."""
+    return "/".join((name, *of))
+
+
+def subjects(name: str) -> tuple[str, list[str]]:
+    """What `subject` put together: the counter, and whose it is."""
+    counter, *of = name.split("/")
+    return counter, of
 
 
 def owner_of_counter(name: str) -> str | None:

@@ -128,6 +128,12 @@ class Process:
         """The signal that killed it, where somebody watched."""
         self.was_stopped = False
         """It ended because another process of the run had died."""
+        self.pauses: list[tuple[int, int | None]] = []
+        """From when to when it recorded nothing because it was told so; None: it never went on."""
+        self.costs: dict[str, float] = {}
+        """Nanoseconds that recording one event took in it, by kind of event; empty where nobody measured."""
+        self.unavailable: dict[str, str] = {}
+        """What it was to measure and could not, each with the reason."""
         self.dropped_segments = 0
         self.dropped_bytes = 0
         self.threads: dict[int, str] = {}
@@ -271,6 +277,14 @@ class Process:
             hooks[line["instrumentation"], line["target"]] = {**line, "slot": int(line["slot"])}
         elif kind == "type":
             self._types[line["number"]] = (line["name"], list(line["fields"]))
+        elif kind == "pause":
+            self.pauses.append((int(line["ts_ns"]), None))
+        elif kind == "resume":
+            self.pauses[-1:] = [(begin_ns, int(line["ts_ns"])) for begin_ns, _ in self.pauses[-1:]]
+        elif kind == "cost":
+            self.costs |= {name: float(ns) for name, ns in line.items()}
+        elif kind == "unavailable":
+            self.unavailable[str(line["what"])] = str(line["reason"])
         elif kind == "lost":
             self.dropped_segments += line["segments"]
             self.dropped_bytes += line["bytes"]

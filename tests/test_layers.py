@@ -36,6 +36,10 @@ MAY_IMPORT = {
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},
+    "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
+    "rltrace.host": READING,
+    "rltrace.nvml": LOW,
+    "rltrace.sampler": READING | {"rltrace.recorder", "rltrace.host", "rltrace.nvml"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"},
     "rltrace.startup": WRITING | {"rltrace", "rltrace.recorder", "rltrace.plugins", "rltrace.instrument"},

@@ -85,6 +85,14 @@ class Rollout:
         """Lets the engine expect the next sync by this transport, as `device.py` names them."""
         self._call("use_transport", transport=name)
 
+    def record(self, on: bool) -> None:
+        """Lets the engine's process go on recording, or pause."""
+        self._call("record", on=on)
+
+    def measure_cost(self) -> None:
+        """Lets the engine's process measure what recording an event costs in it."""
+        self._call("measure_cost")
+
     def death(self) -> str:
         """Waits until the engine process has ended, a restart apart, and says how."""
         while True:

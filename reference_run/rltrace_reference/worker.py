@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import rltrace
 from rltrace_reference import device
 from rltrace_reference.actor import Actor, Ref, UpdateStats
 from rltrace_reference.batch import Batch
@@ -111,6 +112,16 @@ class Worker:
             stats = [reload.sync(self.actor.state_dict()) for _ in range(rounds)]
         self.rollout.sleep(self.config.rollout.sleep_level)
         return stats
+
+    def record(self, on: bool) -> None:
+        """Goes on recording or pauses, and the engine with it; nothing where nobody records."""
+        (rltrace.resume if on else rltrace.pause)()
+        self.rollout.record(on)
+
+    def measure_cost(self) -> None:
+        """Measures what recording an event costs here, and in the engine."""
+        rltrace.measure_cost()
+        self.rollout.measure_cost()
 
     def watch(self) -> str:
         """Returns when this rank's engine has died, with how; runs beside the other methods."""

@@ -12,7 +12,7 @@ import numpy as np
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, lanes
-from rltrace.events import STEP, WEIGHT_SYNC_STAGES, Counter, Span, owner_of_counter
+from rltrace.events import SAMPLER, STEP, WEIGHT_SYNC_STAGES, Counter, Span, owner_of_counter
 from rltrace.recording import Process, Recording
 
 REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
@@ -71,6 +71,8 @@ class Seen:
         self.stages: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.owners: defaultdict[str, Samples] = defaultdict(Samples)
         self.figures: defaultdict[str, Samples] = defaultdict(Samples)
+        self.sampled: defaultdict[str, Samples] = defaultdict(Samples)
+        """Of the sampler of a host: everything."""
         self.open_spans: list[Span] = []
 
 
@@ -138,6 +140,9 @@ def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:
 
 def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:
     name = sample.name
+    if seen.process.role == SAMPLER:
+        seen.sampled[name].add(sample.ts_ns + shift_ns, sample.value)
+        return
     if name not in owner_names:
         owner_names[name] = owner_of_counter(name)
     owner = owner_names[name]

@@ -11,6 +11,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes
+from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.steps import Step, StepWindows, steps
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.recording import Recording
@@ -58,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[RankStep]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
+    samples: list[HostSamples]
     processes: list[ProcessFigures]
     hooks: list[HookFigures]
     not_applicable: dict[str, str]
@@ -84,6 +86,7 @@ def summarize(recording: Recording) -> Summary:
         phases=rank_steps(seen, windows),
         weight_sync=rank_syncs(seen, windows),
         memory=device_memory(seen, windows),
+        samples=host_samples(seen),
         processes=processes(seen),
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),

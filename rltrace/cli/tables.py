@@ -22,6 +22,7 @@ from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.phases import IDLE, ORDER, RankStep
 from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.samples import HostSamples
 from rltrace.analysis.steps import Step
 from rltrace.analysis.summary import Losses, Run, Summary
 from rltrace.analysis.weight_sync import RankSync
@@ -71,6 +72,7 @@ def _tables(summary: Summary) -> list[RenderableType]:
     tables += [memory_table(device) for device in _fullest(summary.memory)]
     if len(summary.memory) > MOST_DEVICES:
         tables.append(Text(f"{len(summary.memory) - MOST_DEVICES} more devices: see --json", style="dim"))
+    tables += [sample_table(host) for host in summary.samples]
     if summary.processes:
         tables.append(process_tree(summary.processes))
     if summary.hooks:
@@ -148,7 +150,9 @@ def step_table(steps: Sequence[Step]) -> RenderableType:
 def _unfinished(step: Step) -> str:
     if step.end_seconds is None:
         return " open"
-    return " aborted" if step.error is not None else ""
+    if step.error is not None:
+        return " aborted"
+    return "" if step.recorded else " not recorded"
 
 
 def _figure(name: str, step: Step) -> float | None:
@@ -264,6 +268,22 @@ def memory_table(device: DeviceMemory) -> RenderableType:
             owner, _bytes(size), bar(share), _bytes(own.bytes), own.phase or "", style=None if size else "dim"
         )
     return _titled(title, table)
+
+
+def sample_table(host: HostSamples) -> RenderableType:
+    """What the sampler of a host saw, and what it could not see."""
+    table = _table("sampled", "mean", "least", "most")
+    groups = [("", host.counters), *host.gpus.items(), *host.processes.items()]
+    for title, counters in groups:
+        if title:
+            table.add_row(Text(title, "bold"))
+        for name, figures in counters.items():
+            show = _bytes if "_bytes" in name else _number
+            table.add_row(f"  {name}", show(figures.mean), show(figures.least), show(figures.most))
+    lines = [f"{what}: unknown: {reason}" for what, reason in host.unavailable.items()]
+    if host.sampler_cpu_share is not None:
+        lines.append(f"{host.samples} samples; sampling took {host.sampler_cpu_share:.1%} of a processor")
+    return _titled(f"Host {host.host}", table, "\n".join(lines))
 
 
 def process_tree(processes: Sequence[ProcessFigures]) -> RenderableType:

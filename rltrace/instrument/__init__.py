@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable
 from typing import Protocol
 
-from rltrace import plugins
-from rltrace.patching import HookRegister, PatchSet
+from rltrace import plugins, recorder
+from rltrace.patching import Hook, HookRegister, PatchSet
 
 DISABLE_VARIABLE = "RLTRACE_DISABLE"
 """Environment variable with the names of instrumentations to leave out, separated by commas."""
@@ -35,6 +35,15 @@ class Installed:
 
     def __init__(self) -> None:
         self.patch_sets: dict[str, PatchSet] = {}
+        self._held: list[Hook] = []
+
+    def switch(self, on: bool) -> None:
+        """While recording is paused, let every hook pass its calls through; then let those work again that did."""
+        if not on:
+            hooks = [hook for patches in self.patch_sets.values() for hook in patches.hooks]
+            self._held = [hook for hook in hooks if hook.live]
+        for hook in self._held:
+            hook.live = on
 
     def undo(self) -> list[str]:
         """Take every hook back, the last first.
@@ -48,6 +57,7 @@ class Installed:
 
 
 _installed = Installed()
+recorder.when_switched(_installed.switch)
 
 
 def install(register: HookRegister, names: Iterable[str] | None = None) -> Installed:

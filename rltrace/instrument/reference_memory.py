@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import memory, recorder
+from rltrace.events import EDGE
 from rltrace.instrument.fsdp2 import Shards
 from rltrace.patching import PatchSet
 
@@ -78,10 +79,11 @@ class Sampler:
 
     def sample(self) -> None:
         """Write what everything that is owned here takes now, and the process as a whole."""
-        for measure in self._owned.values():
-            for name, value in measure().items():
-                recorder.counter(name, value)
-        recorder.counter("resident_bytes", self._process.resident_bytes())
+        with recorder.span(EDGE):
+            for measure in self._owned.values():
+                for name, value in measure().items():
+                    recorder.counter(name, value)
+            recorder.counter("resident_bytes", self._process.resident_bytes())
 
 
 def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+import rltrace
 from rltrace.errors import RunError
 from rltrace_reference import checksum, device
 from rltrace_reference.channel import Channel
@@ -129,6 +130,14 @@ class Server:
         if self.receiver is not None:
             self.receiver.close()
         self.receiver = Receiver(self.engine.parameters, self.rank, device.transport(transport))
+
+    def on_record(self, on: bool) -> None:
+        """Goes on recording, or pauses."""
+        (rltrace.resume if on else rltrace.pause)()
+
+    def on_measure_cost(self) -> None:
+        """Measures what recording an event costs in this process."""
+        rltrace.measure_cost()
 
     def on_sleep(self, level: int) -> dict[str, int]:
         """See `Engine.sleep`."""
