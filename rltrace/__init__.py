@@ -1,7 +1,8 @@
 """Where every second and every byte of a colocated RL step went.
 
-`start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`, and read the `Recording`
-with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a disabled span only.
+`instrument` a program, or `start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`,
+and read the `Recording` with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a
+disabled span only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rltrace.recorder import (
 )
 
 if TYPE_CHECKING:
+    from rltrace.instrument import instrument
     from rltrace.recording import Recording
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "counter",
     "flow",
     "identify",
+    "instrument",
     "join",
     "phase",
     "span",
@@ -46,4 +49,8 @@ def __getattr__(name: str) -> Any:
         from rltrace.recording import Recording
 
         return Recording
+    if name == "instrument":  # a process that only records needs no hooks
+        from importlib import import_module
+
+        return import_module("rltrace.instrument")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,9 +34,11 @@ MAY_IMPORT = {
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},
+    "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
-    | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"},
-    "rltrace.startup": WRITING | {"rltrace", "rltrace.recorder", "rltrace.plugins", "rltrace.instrument"},
+    | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
+    | {"rltrace.environment"},
+    "rltrace.startup": {"rltrace.instrument"},
     "rltrace.analysis": READING | {"rltrace.analysis"},
     "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},
 }

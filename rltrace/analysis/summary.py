@@ -11,6 +11,7 @@ from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes
 from rltrace.analysis.steps import Step, StepWindows, steps
+from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.recording import Recording
 
@@ -57,6 +58,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
     processes: list[ProcessFigures]
+    untraced: list[Untraced]
     hooks: list[HookFigures]
     not_applicable: dict[str, str]
     """Span names that cannot be in this run, each with the reason."""
@@ -81,6 +83,7 @@ def summarize(recording: Recording) -> Summary:
         weight_sync=rank_syncs(seen, windows),
         memory=device_memory(seen, windows),
         processes=processes(seen),
+        untraced=untraced(recording),
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),
