@@ -19,7 +19,8 @@ from rltrace.startup.rltrace_startup import is_traced
 LOOKS_BETWEEN_EXAMINATIONS = 10
 """New processes are examined at each look, the others less often: a shell becomes Python by `exec`."""
 
-_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[dt]?")
+PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[dt]?")
+"""File names of interpreters."""
 _PACKAGE = re.compile(rb"/(?:site|dist)-packages/\S+\.so")
 
 
@@ -67,7 +68,7 @@ class ProcessTree:
 
     def _examine(self, pid: int) -> None:
         try:
-            if not _PYTHON.fullmatch(Path(os.readlink(f"/proc/{pid}/exe")).name):
+            if not PYTHON.fullmatch(Path(os.readlink(f"/proc/{pid}/exe")).name):
                 return
             command = _words(pid, "cmdline")
             reason = why_untraced(command, _words(pid, "environ"))

@@ -85,6 +85,11 @@ def install(register: HookRegister, names: Iterable[str] | None = None) -> Insta
     return _installed
 
 
+def installed() -> Installed:
+    """What is installed in this process."""
+    return _installed
+
+
 def warning_of_disabled() -> str | None:
     """One line if `RLTRACE_DISABLE` names an instrumentation that there is not, for who starts the run."""
     known = _known()
