@@ -1,7 +1,8 @@
 """Where every second and every byte of a colocated RL step went.
 
-`start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`, and read the `Recording`
-with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a disabled span only.
+`instrument` a program, or `start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`,
+and read the `Recording` with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a
+disabled span only.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rltrace.recorder import (
 )
 
 if TYPE_CHECKING:
+    from rltrace.instrument import instrument
     from rltrace.recording import Recording
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "counter",
     "flow",
     "identify",
+    "instrument",
     "join",
     "measure_cost",
     "pause",
@@ -54,4 +57,8 @@ def __getattr__(name: str) -> Any:
         from rltrace.recording import Recording
 
         return Recording
+    if name == "instrument":  # a process that only records needs no hooks
+        from importlib import import_module
+
+        return import_module("rltrace.instrument")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,10 +52,17 @@ def worker_environment() -> dict[str, str]:
     Returns:
         Names and values; empty while nothing is recorded.
     """
+    told = recording_variables()
+    if told:
+        told["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:${{PYTHONPATH}}"  # Ray puts the node's own in
+    return told
+
+
+def recording_variables() -> dict[str, str]:
+    """The variables that say which Recording this process writes, also to a process on another host; maybe none."""
     if DIR_VARIABLE not in os.environ:
         return {}
     told = {name: value for name, value in os.environ.items() if name.startswith("RLTRACE_")}
-    told["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:${{PYTHONPATH}}"  # Ray puts the node's own in
     try:
         told.setdefault(RUN_ID_VARIABLE, _manifest(Path(told[DIR_VARIABLE]))["run_id"])
     except (OSError, ValueError, KeyError):  # this host is not the Recording's: whoever started this process knew

@@ -139,12 +139,15 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
             token = before(args, kwargs)
         except Exception as error:
             hook.failed(error)
-            return original(*args, **kwargs)
+            token = _NOT_ENTERED
+        # Outside of the handler above: what the program raises, or asks of sys.exc_info, must not know of our error.
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
             hook.leave(after, token, None, error)
             raise
+        if token is _NOT_ENTERED:
+            return result
         # `@torch.no_grad() async def` is a plain function that returns a coroutine.
         if type(result) is CoroutineType:
             return _finish_coroutine(result, hook, after, token)

@@ -105,6 +105,12 @@ class Recording:
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
 
     @property
+    def untraced(self) -> list[dict[str, Any]]:
+        """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
+        file = self.path / manifest.UNTRACED
+        return list(_json_lines(file)) if file.exists() else []
+
+    @property
     def lost_events(self) -> int:
         """Events that could not be written, over all processes."""
         return sum(process.lost_events for process in self.processes)

@@ -21,14 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rltrace import clock, cluster, sampler
+from rltrace.environment import traced_environment
 from rltrace.errors import RltraceError, RunError
 from rltrace.manifest import LINES, PROCESSES
 from rltrace.process import append_exit
-from rltrace.recorder import DIR_VARIABLE, PARENT_VARIABLE
 from rltrace.recording import Process
-
-STARTUP = Path(__file__).parent / "startup"
-"""Holds the `sitecustomize` that joins every Python process to the Recording."""
+from rltrace.untraced import ProcessTree
 
 POLL_SECONDS = 0.1
 DEATH_GRACE_SECONDS = 12.0
@@ -79,19 +77,6 @@ class Outcome:
     """Who died while the command was running, in the order it was seen."""
     interrupted_by: int | None = None
     """SIGINT, SIGTERM or SIGHUP, if the user stopped it."""
-
-
-def traced_environment(recording: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment whose Python processes join the Recording.
-
-    Args:
-        recording: Its folder.
-        environment: Of the command, else unchanged.
-    """
-    paths = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
-    traced = {**environment, DIR_VARIABLE: str(recording.absolute()), "PYTHONPATH": os.pathsep.join(paths)}
-    traced.pop(PARENT_VARIABLE, None)
-    return traced
 
 
 def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, sample_seconds: float = 0.0) -> Outcome:
@@ -147,6 +132,7 @@ class _Supervisor:
         self.is_our_run = is_our_run
         self.watch = _Watch(recording)
         self.companion = _Companion(recording)
+        self.tree = ProcessTree(os.getpid(), recording)
         self.exit_codes: dict[int, int] = {}
         """Of children and adopted orphans that are gone: negative is a signal."""
         self.deaths: list[Death] = []
@@ -157,6 +143,7 @@ class _Supervisor:
     def wait(self) -> Outcome:
         """Until the command is over, and what it started too."""
         while self.pid not in self.exit_codes:
+            self.tree.look()
             self._take_signal(POLL_SECONDS)
             self._reap()
             self._look_for_deaths()
@@ -170,6 +157,7 @@ class _Supervisor:
         self._end_sampler()
         self._clear(is_well=code == 0)
         self.watch.close(self.exit_codes, ended_well=code == 0)
+        self.tree.write()
         code = self.exit_codes.get(self.pid, -signal.SIGKILL) if code is None else code
         return Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
 

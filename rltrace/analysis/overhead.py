@@ -251,7 +251,7 @@ def run_pair(arms: tuple[Sequence[TimedStep], Sequence[TimedStep]]) -> tuple[flo
 def process_costs(recording: Recording) -> list[ProcessCost]:
     """What the recorded steps cost each process that measured the cost of its events."""
     processes = recording.processes
-    time_line = TimeLine(processes)
+    time_line = TimeLine(recording)
     on_lane = lanes(processes)
     windows = _recorded_steps(processes, time_line)
     if not len(windows):

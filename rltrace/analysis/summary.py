@@ -13,6 +13,7 @@ from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes
 from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.steps import Step, StepWindows, steps
+from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.recording import Recording
 
@@ -61,6 +62,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     memory: list[DeviceMemory]
     samples: list[HostSamples]
     processes: list[ProcessFigures]
+    untraced: list[Untraced]
     hooks: list[HookFigures]
     not_applicable: dict[str, str]
     """Span names that cannot be in this run, each with the reason."""
@@ -88,6 +90,7 @@ def summarize(recording: Recording) -> Summary:
         memory=device_memory(seen, windows),
         samples=host_samples(seen),
         processes=processes(seen),
+        untraced=untraced(recording),
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),

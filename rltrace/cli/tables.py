@@ -25,6 +25,7 @@ from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.samples import HostSamples
 from rltrace.analysis.steps import Step
 from rltrace.analysis.summary import Losses, Run, Summary
+from rltrace.analysis.untraced import Untraced
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import WAIT_DRIVER, WEIGHT_SYNC_STAGES
 
@@ -75,6 +76,8 @@ def _tables(summary: Summary) -> list[RenderableType]:
     tables += [sample_table(host) for host in summary.samples]
     if summary.processes:
         tables.append(process_tree(summary.processes))
+    if summary.untraced:
+        tables.append(untraced_lines(summary.untraced))
     if summary.hooks:
         tables.append(hook_table(summary.hooks))
         # Only where ranks are known is it an RL run, whose reader misses them.
@@ -316,6 +319,16 @@ def _process_line(process: ProcessFigures) -> Text:
     elif process.clock_bound_seconds:
         line.append(f"  clock within ±{_short(process.clock_bound_seconds)}", "dim")
     return line
+
+
+def untraced_lines(found: Sequence[Untraced]) -> RenderableType:
+    """Which processes are missing, and why."""
+    text = Text("Not traced", "bold yellow")
+    for missing in found:
+        command = " ".join(missing.command)
+        pids = ", ".join(map(str, missing.pids))
+        text.append(f"\n  {command[:WIDTH]} (pid {pids}): {missing.reason}", "not bold yellow")
+    return text
 
 
 def hook_table(hooks: Sequence[HookFigures]) -> RenderableType:
