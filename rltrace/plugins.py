@@ -10,6 +10,7 @@ from typing import Any
 
 INSTRUMENTATIONS = {
     "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
+    "fsdp1": "rltrace.instrument.fsdp1:Fsdp1",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
     "ray": "rltrace.instrument.ray:Ray",
     "vllm": "rltrace.instrument.vllm:Vllm",
