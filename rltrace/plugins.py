@@ -10,9 +10,13 @@ from typing import Any
 
 INSTRUMENTATIONS = {
     "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
+    "fsdp1": "rltrace.instrument.fsdp1:Fsdp1",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
     "ray": "rltrace.instrument.ray:Ray",
     "vllm": "rltrace.instrument.vllm:Vllm",
+    "sglang": "rltrace.instrument.sglang:Sglang",
+    "torch_memory_saver": "rltrace.instrument.torch_memory_saver:TorchMemorySaver",
+    "trl": "rltrace.instrument.trl:Trl",
     "reference": "rltrace.instrument.reference:Reference",
     "reference_memory": "rltrace.instrument.reference_memory:ReferenceMemory",
 }
