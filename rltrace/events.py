@@ -96,6 +96,18 @@ STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
 
+MEMORY_EDGE = "memory.edge"
+"""A process measures what it owns, and the kernel's totals of all processes on its device; its length is its cost."""
+
+SLEEP = "rollout.sleep"
+WAKE_UPS = ("rollout.wake_weights", "rollout.wake_kv_cache")
+MAP, UNMAP = "cumem.map", "cumem.unmap"
+MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
+"""Sleep and wake-up: the phases of a rank, and the moves of memory that its engine makes inside them."""
+
+OUT_OF_MEMORY = "memory.out_of_memory"
+"""A process of a device asked for more than there was; its arguments say how much."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",
@@ -143,6 +155,8 @@ OWNERS = (
     "allocator.cached",
     "cuda.context",
     "nccl",
+    "library.kernels",
+    "interpreter",
     "driver.reserved",
     "unattributed",
     "unexplained",

@@ -67,7 +67,8 @@ def _tables(summary: Summary) -> list[RenderableType]:
         tables.append(phase_table("Start-up, before the first step" if summary.steps else "Phases", startup))
     if summary.weight_sync:
         tables.append(weight_sync_table(summary.weight_sync))
-    tables += [memory_table(device) for device in _fullest(summary.memory)]
+    for device in _fullest(summary.memory):
+        tables += [memory_table(device), memory_phase_table(device)]
     if len(summary.memory) > MOST_DEVICES:
         tables.append(Text(f"{len(summary.memory) - MOST_DEVICES} more devices: see --json", style="dim"))
     if summary.processes:
@@ -246,20 +247,52 @@ def weight_sync_table(syncs: Sequence[RankSync]) -> RenderableType:
 
 
 def memory_table(device: DeviceMemory) -> RenderableType:
-    """Who held the bytes of one device when it held most."""
-    where = " ".join(filter(None, (device.device, device.host and f"on {device.host}")))
-    step = f" of step {device.peak_step}" if device.peak_step is not None else ""
-    title = f"Memory of {device.lane}{f' ({where})' if where else ''}: peak {_bytes(device.peak_bytes)}"
-    title += f", in {device.peak_phase or 'no phase'}{step}, {device.peak_at_seconds:.1f} s"
+    """Who held the bytes of one device when it held most, and how far its own peak is above that."""
     table = _table("owner", "at this peak", "", "own peak", "in")
     table.columns[4].justify = "left"
     for owner, size in device.at_peak_bytes.items():
-        own = device.owner_peaks[owner]
+        own = device.owner_peaks.get(owner)
         share = size / device.peak_bytes if device.peak_bytes else 0.0
-        table.add_row(
-            owner, _bytes(size), bar(share), _bytes(own.bytes), own.phase or "", style=None if size else "dim"
-        )
-    return _titled(title, table)
+        most, phase = (_bytes(own.bytes), own.phase or "") if own is not None else ("", "")
+        table.add_row(owner, _bytes(size), bar(share), most, phase, style=None if size else "dim")
+    step = f" of step {device.peak_step}" if device.peak_step is not None else ""
+    title = f"Memory of {_place(device)}: peak {_bytes(device.peak_bytes)}"
+    title += f", in {device.peak_phase or 'no phase'}{step}, {device.peak_at_seconds:.1f} s"
+    return _titled(title, table, _residual_line(device))
+
+
+def memory_phase_table(device: DeviceMemory) -> RenderableType:
+    """Owners by phases, each at the phase's peak; MiB, or GiB where a GPU's memory would be too wide."""
+    phases = [moment for moment in device.phases if moment.step is not None] or device.phases
+    owners = [owner for owner in device.at_peak_bytes if any(moment.bytes[owner] for moment in phases)]
+    unit, divisor = ("GiB", 1 << 30) if device.peak_bytes >= 10 << 30 else ("MiB", 1 << 20)
+    size_of: Callable[[int], str] = lambda size: f"{size / divisor:,.1f}" if size else "·"  # noqa: E731
+    table = _table("owner", *(str(number) for number in range(1, len(phases) + 1)))
+    for owner in owners:
+        table.add_row(owner, *(size_of(moment.bytes[owner]) for moment in phases))
+    table.add_section()
+    table.add_row("used", *(size_of(moment.used_bytes) for moment in phases), style="bold")
+    names = "  ".join(f"{number} {moment.phase}" for number, moment in enumerate(phases, 1))
+    return _titled(f"Memory of {device.lane} by phase, each at its peak, {unit}", table, names)
+
+
+def _place(device: DeviceMemory) -> str:
+    where = " ".join(filter(None, (device.device, device.host and f"on {device.host}")))
+    return f"{device.lane} ({where})" if where else device.lane
+
+
+def _residual_line(device: DeviceMemory) -> str:
+    """How much nobody holds, and what it cost to know."""
+    found = device.residual
+    if found is None:
+        return "; ".join(f"{row} is unknown: {reason}" for row, reason in device.unknown.items())
+    judged = found.edges - found.unsettled_edges
+    line = f"without an owner at {judged} settled phase edges: at most {_bytes(found.worst_bytes)}"
+    line += f" ({found.worst_phase}; allowed {_bytes(found.worst_allowed_bytes)})" if judged else ""
+    line += f", {found.edges_over_allowed} over it" if found.edges_over_allowed else ""
+    line += f"; {_count(found.unsettled_edges, 'edge')} unsettled\n"
+    line += f"a sample takes {found.sample_seconds * 1e3:.1f} ms"
+    return line + (f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else "")
 
 
 def process_tree(processes: Sequence[ProcessFigures]) -> RenderableType:

@@ -220,7 +220,8 @@ def keys(value: object, path: str = "") -> set[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             last = path.rpartition(".")[2]
-            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures") or path.endswith("phases[].phases")
+            by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
+            named = last in by_name or path.endswith("phases[].phases")
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
     return found
@@ -230,6 +231,9 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
     written = two_ranks(tmp_path / "run")
     step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
+    edge = span("memory.edge", 2.5, 2.6, totals={"9": 100}, cpu_ns={"9": 5})
+    owned = sample("actor.params_bytes", 2.5, 90)
+    written.process("edge", span("actor.update", 2, 3), edge, owned, rank=2, role="worker", pid=9, ended_s=4)
     written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
