@@ -6,8 +6,11 @@ Values in, numbers out; which tensors belong to which owner is said by the instr
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import re
+import resource
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -159,6 +162,53 @@ class _Mallinfo2(ctypes.Structure):
             "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
         )
     ]  # fmt: skip
+
+
+class Room(NamedTuple):
+    """How much more a process can have, and what sets that bound."""
+
+    free_bytes: int
+    bound: str
+
+
+def room() -> Room:
+    """The tightest of this process's limits and the machine's memory.
+
+    Raises:
+        OSError: /proc is not there.
+    """
+    data_bytes, address_bytes = _kilobytes("/proc/self/status", ("VmData:", "VmSize:"))
+    rooms = [Room(_kilobytes("/proc/meminfo", ("MemAvailable:",))[0], "the machine's memory")]
+    for used_bytes, limit, name in (
+        (data_bytes, resource.RLIMIT_DATA, "RLIMIT_DATA"),
+        (address_bytes, resource.RLIMIT_AS, "RLIMIT_AS"),
+    ):
+        limit_bytes = resource.getrlimit(limit)[0]
+        if limit_bytes != resource.RLIM_INFINITY:
+            rooms.append(Room(limit_bytes - used_bytes, f"{name} of {limit_bytes / (1 << 20):,.0f} MiB"))
+    return min(rooms)
+
+
+_ASKED = (
+    re.compile(r"tried to allocate (?P<size>\d+) (?P<unit>bytes)"),  # torch on a CPU
+    re.compile(r"Tried to allocate (?P<size>[\d.]+) (?P<unit>\wiB|bytes)"),  # torch on a GPU
+)
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was no memory left."""
+    known = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return known or asked_bytes(error) is not None
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """What was asked for, by the error's text; None where it does not say."""
+    for pattern in _ASKED:
+        found = pattern.search(str(error))
+        if found is not None:
+            return int(float(found["size"]) * _UNITS[found["unit"]])
+    return None
 
 
 def storage_bytes(tensors: Iterable[Any]) -> int:

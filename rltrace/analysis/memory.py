@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.lanes import Lane, called, order
 from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
     ALLOWED_GPU_BYTES,
@@ -19,9 +19,10 @@ from rltrace.analysis.ledger import (
     counter_ledger,
     ledgers,
 )
-from rltrace.analysis.observations import Observations
+from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
+from rltrace.events import Span
 
 
 class OwnerPeak(msgspec.Struct, frozen=True):
@@ -237,6 +238,88 @@ class _Device:
         times_ns = self.ledger.times_ns
         inside = ((steps[:, :1] <= times_ns) & (times_ns < steps[:, 1:])).any(axis=0)
         return float(self.ledger.cost_ns[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of a device asked for more than there was."""
+
+    lane: str
+    rank: int | None
+    process: str
+    at_seconds: float
+    asked_bytes: int | None
+    """None where the error does not say."""
+    free_bytes: int | None
+    bound: str | None
+    """What was exhausted: a limit of the process, or the machine."""
+    reason: str
+    moment: Moment | None
+    """Who held what, over all processes of the device; None where nobody sampled."""
+    before: list[Moment]
+    """The ledger of the last 30 seconds."""
+    changes: list[str]
+    """What would have made room, the largest first."""
+
+
+LAST_NS = 30_000_000_000
+
+CHANGES = {
+    "actor.params": "offload the actor's parameters while they are not used",
+    "actor.grads": "fewer parameters a rank: more ranks, or smaller gradients' dtype",
+    "actor.optimizer": "offload the optimizer's state",
+    "actor.activations": "a smaller micro-batch, or activation checkpointing",
+    "ref.params": "offload the ref",
+    "weight_sync.bucket": "smaller or fewer buckets",
+    "rollout.weights": "let the engine sleep at level 2 meanwhile",
+    "rollout.kv_cache": "a smaller KV cache, or let the engine sleep meanwhile",
+    "rollout.graphs": "fewer CUDA graphs",
+    "allocator.cached": "empty the allocator's cache before",
+    "unattributed": "a smaller micro-batch, or find who allocates it",
+}
+"""What makes an owner smaller."""
+
+
+def out_of_memory(seen: Observations, windows: StepWindows) -> list[OutOfMemory]:
+    """Every time that a process ran out of memory, in time."""
+    found = ledgers(seen)
+    failures = [(span, process) for process in seen.processes for span in process.out_of_memory]
+    return [
+        _out_of_memory(span, process, found.get(process.lane), seen, windows)
+        for span, process in sorted(failures, key=lambda failure: failure[0].start_ns)
+    ]
+
+
+def _out_of_memory(
+    span: Span, process: Seen, ledger: Ledger | None, seen: Observations, windows: StepWindows
+) -> OutOfMemory:
+    before: list[Moment] = []
+    if ledger is not None:
+        device = _Device(process.lane, ledger, seen, windows)
+        until_ns = seen.end_ns if span.end_ns is None else span.end_ns
+        times_ns = ledger.times_ns
+        last = np.flatnonzero((until_ns - LAST_NS <= times_ns) & (times_ns <= until_ns))
+        before = [device.moment(int(index)) for index in last]
+    moment = before[-1] if before else None
+    asked_bytes, free_bytes = span.args.get("asked_bytes"), span.args.get("free_bytes")
+    missing_bytes = (asked_bytes or 0) - (free_bytes or 0)
+    holders = sorted(moment.bytes.items(), key=lambda held: -held[1]) if moment else []
+    return OutOfMemory(
+        lane=process.lane.name,
+        rank=process.lane.rank,
+        process=called(process.process),
+        at_seconds=(span.start_ns - seen.start_ns) / 1e9,
+        asked_bytes=asked_bytes,
+        free_bytes=free_bytes,
+        bound=span.args.get("bound"),
+        reason=str(span.args.get("reason", "")),
+        moment=moment,
+        before=before,
+        changes=[
+            f"{CHANGES[owner]} ({owner} holds {size:,} bytes)"
+            for owner, size in holders
+            if owner in CHANGES and size > 0 and size >= missing_bytes
+        ],
+    )
 
 
 def ownerless_bytes(moment: Moment) -> int:

@@ -17,12 +17,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rltrace.analysis.hooks import HookFigures
-from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.memory import DeviceMemory, OutOfMemory
 from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.phases import IDLE, ORDER, RankStep
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.steps import Step
 from rltrace.analysis.summary import Losses, Run, Summary
+from rltrace.analysis.transactions import Leak, Transaction
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import WAIT_DRIVER, WEIGHT_SYNC_STAGES
 
@@ -35,6 +36,7 @@ MOST_LANES = 4
 MOST_DEVICES = 4
 MOST_FIGURES = 3
 MOST_OPEN = 20
+MOST_WRONG = 8
 BAR = 10
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -54,7 +56,7 @@ def show(summary: Summary, screen: Console) -> None:
 
 
 def _tables(summary: Summary) -> list[RenderableType]:
-    tables: list[RenderableType] = []
+    tables: list[RenderableType] = [out_of_memory_table(failure) for failure in summary.out_of_memory[:MOST_WRONG]]
     if summary.open_spans and not summary.complete:
         tables.append(open_span_table(summary.open_spans))
     if summary.steps:
@@ -71,6 +73,8 @@ def _tables(summary: Summary) -> list[RenderableType]:
         tables += [memory_table(device), memory_phase_table(device)]
     if len(summary.memory) > MOST_DEVICES:
         tables.append(Text(f"{len(summary.memory) - MOST_DEVICES} more devices: see --json", style="dim"))
+    if summary.sleeps:
+        tables.append(sleep_table(summary.sleeps, summary.leaks))
     if summary.processes:
         tables.append(process_tree(summary.processes))
     if summary.hooks:
@@ -293,6 +297,59 @@ def _residual_line(device: DeviceMemory) -> str:
     line += f"; {_count(found.unsettled_edges, 'edge')} unsettled\n"
     line += f"a sample takes {found.sample_seconds * 1e3:.1f} ms"
     return line + (f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else "")
+
+
+def out_of_memory_table(failure: OutOfMemory) -> RenderableType:
+    """Who held what when a process asked for more than there was, and what would have made room."""
+    asked = _bytes(failure.asked_bytes) if failure.asked_bytes is not None else "memory"
+    free = f", {_bytes(failure.free_bytes)} were free" if failure.free_bytes is not None else ""
+    bound = f" ({failure.bound})" if failure.bound else ""
+    title = f"Out of memory: {failure.process} asked for {asked}{free}{bound}, {failure.at_seconds:.1f} s"
+    table = _table("owner", "held", "", f"{len(failure.before)} samples of the last 30 s: most")
+    held = failure.moment.bytes if failure.moment is not None else {}
+    for owner, size in sorted(held.items(), key=lambda item: -item[1]):
+        most = max(moment.bytes.get(owner, 0) for moment in failure.before)
+        if size or most:
+            used = failure.moment.used_bytes if failure.moment is not None else 0
+            table.add_row(owner, _bytes(size), bar(size / used if used else 0.0), _bytes(most))
+    room = "".join(f"\nroom: {change}" for change in failure.changes[:MOST_WRONG])
+    return Group(Text(title, "bold red"), Text(failure.reason, "dim"), table, Text(room.strip(), "yellow"))
+
+
+def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak]) -> RenderableType:
+    """Sleeps and wake-ups by kind, then each that went wrong, and what grew from one sleep to the next."""
+    table = _table(
+        "sleep and wake-up", "times", "seconds", "expected MB", "moved MB", "total MB", "left MB", "GB/s", ""
+    )
+    for name in dict.fromkeys(sleep.name for sleep in sleeps):
+        group = [sleep for sleep in sleeps if sleep.name == name]
+        changed = [sleep.changed_bytes for sleep in group if sleep.changed_bytes is not None]
+        rates = [sleep.gigabytes_per_second for sleep in group if sleep.gigabytes_per_second is not None]
+        wrong = sum(sleep.verdict != "ok" for sleep in group)
+        table.add_row(
+            name,
+            str(len(group)),
+            _seconds(fmean(sleep.seconds for sleep in group)),
+            *(_megabytes(fmean(sum(by.values()) for by in column)) for column in (
+                [sleep.expected_bytes for sleep in group], [sleep.moved_bytes for sleep in group],
+            )),
+            _megabytes(fmean(changed)) if changed else "",
+            _megabytes(fmean(sum(sleep.left_bytes.values()) for sleep in group)),
+            f"{fmean(rates):.3g}" if rates else "",
+            Text(f"{wrong} not ok", "bold red") if wrong else Text("ok", "green"),
+        )  # fmt: skip
+    lines = [_wrong_line(sleep) for sleep in sleeps if sleep.verdict != "ok"][:MOST_WRONG]
+    lines += [
+        f"{leak.lane}: a leak: {leak.owner} grew by {_bytes(leak.bytes_per_sleep)} a sleep, {leak.sleeps} in a row"
+        for leak in leaks
+    ]
+    titled = _titled("Sleeps and wake-ups: a mean of each", table)
+    return Group(titled, Text("\n".join(lines), "yellow")) if lines else titled
+
+
+def _wrong_line(sleep: Transaction) -> str:
+    step = f"step {sleep.step}" if sleep.step is not None else "start-up"
+    return f"{sleep.lane}, {step}, {sleep.at_seconds:.1f} s, {sleep.name}: {sleep.verdict}: {sleep.reason}"
 
 
 def process_tree(processes: Sequence[ProcessFigures]) -> RenderableType:

@@ -11,10 +11,13 @@ import os
 from collections.abc import Callable
 
 from rltrace import memory, recorder
-from rltrace.events import MEMORY_EDGE
+from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
 
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
+
+MOST_REASON = 500
+"""Letters of an error that are kept."""
 
 
 class ProcessLedger:
@@ -31,6 +34,7 @@ class ProcessLedger:
         """The device is this process's own memory; a GPU's totals are not to be had here."""
         self._frozen: _Frozen | None = None
         self._kernel_bytes = 0
+        self._reported: tuple[int, str] | None = None
         self._shared: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
 
     def freeze(self) -> None:
@@ -64,7 +68,20 @@ class ProcessLedger:
         self._kernel_bytes += size_bytes
 
     def out_of_memory(self, error: BaseException) -> None:
-        """Say what was asked for and what there was, if that is what the error is about."""
+        """If an error is about memory, write what was asked for and what there was, and sample what everybody holds.
+
+        It passes several hooks on its way up; the first one that sees it is nearest to the moment.
+        """
+        known = (id(error), str(error))
+        if recorder.current() is None or known == self._reported or not memory.is_out_of_memory(error):
+            return
+        self._reported = known
+        args: dict[str, object] = {"asked_bytes": memory.asked_bytes(error)}
+        if self.on_cpu:
+            room = memory.room()
+            args |= {"free_bytes": room.free_bytes, "bound": room.bound}
+        with recorder.span(OUT_OF_MEMORY, reason=f"{type(error).__name__}: {error}"[:MOST_REASON], **args):
+            self.sample()
 
     def rows(self) -> Rows:
         """Bytes of every owner in this process now."""
@@ -72,6 +89,7 @@ class ProcessLedger:
         rows = in_heap | _measure(self.mapped)
         if not self.on_cpu:
             return rows
+        rows = _on_one_memory(rows)
         here = memory.resident(os.getpid())
         if self._frozen is None:
             return rows | {"interpreter_bytes": sum(here)}
@@ -113,6 +131,15 @@ class _Frozen:
         self.anonymous_bytes = anonymous_bytes
         """Without what its allocator had free."""
         self.heap_bytes = heap_bytes
+
+
+def _on_one_memory(rows: Rows) -> Rows:
+    """With what lies in host memory in the owner's row: on a CPU the host's memory is the device's."""
+    merged: Rows = {}
+    for name, size in rows.items():
+        owner = name.replace("_host_bytes", "_bytes")
+        merged[owner] = merged.get(owner, 0) + size
+    return merged
 
 
 def _measure(sources: dict[str, Callable[[], Rows]]) -> Rows:

@@ -103,9 +103,11 @@ class Sampler:
         """Remember whose edge this is; before the first model exists, what the process holds is its interpreter."""
         kind = type(owner).__name__
         sources = self.ledger.mapped if kind in MAPPED else self.ledger.in_heap
-        if kind not in MEASURES or kind in sources:
+        if kind not in MEASURES or kind in sources:  # what it measures is known
             return
         sources[kind] = MEASURES[kind](owner)
+        if kind == "Engine":
+            self.ledger.in_heap[kind] = HostCopy(owner)
         self._begin_ledger(owner)
 
     def _begin_ledger(self, owner: Any) -> None:
@@ -202,7 +204,9 @@ class MicroBatch:
             self._sampler.ledger.sample()
 
     def end(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
-        """The backward has used them up."""
+        """The backward has used them up; or there was no room for it."""
+        if error is not None:
+            self._sampler.ledger.out_of_memory(error)
         self._sampler.activation_bytes = 0
         self._is_inside = False
         self._kernels.end(unnamed_bytes, error=error)
@@ -294,6 +298,17 @@ class EngineMemory:
             f"rollout.{tag}_bytes": memory.resident_bytes_at(region.address, region.size_bytes)
             for tag, region in regions.items()
         }
+
+
+class HostCopy:
+    """The engine's weights in host memory while it sleeps at level 1."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = weakref.ref(engine)
+
+    def __call__(self) -> dict[str, int]:
+        copy = getattr(self._engine(), "host_weights", None)
+        return {"rollout.weights_host_bytes": 0 if copy is None else memory.storage_bytes([copy])}
 
 
 MEASURES: dict[str, Callable[[Any], Callable[[], dict[str, int]]]] = {
