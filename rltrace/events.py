@@ -164,6 +164,30 @@ OWNERS = (
 )
 """Who can hold a byte of a device, in the order the readers show them."""
 
+OWNER_COLORS = {
+    "actor.params": "#1d4ed8",
+    "actor.grads": "#38bdf8",
+    "actor.optimizer": "#6366f1",
+    "actor.activations": "#a5f3fc",
+    "ref.params": "#0d9488",
+    "weight_sync.gather": "#db2777",
+    "weight_sync.bucket": "#f472b6",
+    "rollout.weights": "#ea580c",
+    "rollout.kv_cache": "#fbbf24",
+    "rollout.graphs": "#92400e",
+    "rollout.activations": "#fdba74",
+    "allocator.cached": "#cbd5e1",
+    "cuda.context": "#64748b",
+    "nccl": "#475569",
+    "library.kernels": "#94a3b8",
+    "interpreter": "#e2e8f0",
+    "driver.reserved": "#334155",
+    "unattributed": "#a855f7",
+    "unexplained": "#dc2626",
+    "free": "#f8fafc",
+}
+"""One colour an owner, in every picture: blue learns, green is the ref, pink moves, orange samples, grey is neither."""
+
 
 def owner_of_counter(name: str) -> str | None:
     """The owner whose bytes a counter samples: `actor.params_bytes` gives `actor.params`; None for another counter."""

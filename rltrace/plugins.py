@@ -20,6 +20,7 @@ INSTRUMENTATIONS = {
 
 EXPORTERS = {
     "perfetto": "rltrace_exporters.perfetto:Perfetto",
+    "memory": "rltrace_exporters.memory:Memory",
 }
 """Name -> "module:Class"."""
 

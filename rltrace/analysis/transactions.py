@@ -108,7 +108,7 @@ class _Rank:
                 self.held(outer.start_ns) if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
             )
             if is_sleep:
-                awake |= {tag: size for tag, size in expected.items() if size} or moved
+                awake |= {tag: size for tag, size in expected.items() if size >= SMALL_BYTES} or moved
             yield self.transaction(outer, inner, expected, moved, is_sleep=is_sleep, known=awake)
 
     def outer_moves(self) -> Iterator[tuple[Span, list[Span]]]:
@@ -203,7 +203,9 @@ def _of_sleep(sleep: Transaction, known: dict[str, int]) -> tuple[str, str]:
     left = {owner: sleep.left_bytes.get(owner, 0) for owner in OWNER_OF_TAG.values() if owner not in kept}
     if sleep.level == 0 or not (known or expected or moved):
         return "ok", ""
-    asleep = sorted(tag for tag, size in known.items() if size > SMALL_BYTES and not sleep.expected_bytes.get(tag))
+    asleep = sorted(
+        tag for tag, size in known.items() if size >= SMALL_BYTES and sleep.expected_bytes.get(tag, 0) < SMALL_BYTES
+    )
     remaining = sum(left.values())
     if asleep and (moved < SMALL_BYTES or remaining >= SMALL_BYTES):
         names = ", ".join(asleep)

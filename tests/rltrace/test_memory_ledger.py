@@ -7,7 +7,6 @@ shared pages (smaps_rollup).
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest

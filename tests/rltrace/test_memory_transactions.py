@@ -1,4 +1,4 @@
-"""Sleeps that free nothing, that find half asleep, wake-ups without room and leaks: each provoked on the real engine."""
+"""Sleeps that free nothing or find one tag asleep, wake-ups without room, leaks: each provoked on the real engine."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     step(1, wake=["weights"])
     for number in range(2, 7):
         step(number, before_sleep=["leak"])
-    step(7, before_sleep=["shared mapping"])
     rollout.wake_up(["like vllm"])
-    step(8, wake=["weights"])
+    step(7, wake=["weights"])
+    step(8, before_sleep=["shared mapping"])
     rollout.close()
     dist.destroy_process_group()
     """
@@ -113,13 +113,13 @@ def test_a_sleep_while_partly_awake_is_named_with_what_slept(summary: Summary) -
 
 def test_a_sleep_that_silently_does_nothing_while_partly_awake_is_named(summary: Summary) -> None:
     """What vLLM 0.26 does."""
-    verdict, reason = sleep_of(summary, 8)
+    verdict, reason = sleep_of(summary, 7)
     assert verdict == "partly awake"
     assert "24.0 MiB that were awake stayed: a silent no-op" in reason
 
 
 def test_a_sleep_that_frees_nothing_is_named_with_who_kept_it(summary: Summary) -> None:
-    verdict, reason = sleep_of(summary, 7)
+    verdict, reason = sleep_of(summary, 8)
     assert verdict == "freed nothing"
     assert "rollout.kv_cache 128.0 MiB" in reason
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import msgspec
 import pytest
 from rich.console import Console
@@ -67,9 +69,9 @@ def test_changes_that_would_have_made_room_name_their_owner(run: TracedRun) -> N
 
 
 def test_the_summary_opens_with_it(run: TracedRun) -> None:
-    screen = Console(width=100, record=True, quiet=True)
-    show(summarize(run.recording), screen)
-    text = screen.export_text()
+    out = io.StringIO()
+    show(summarize(run.recording), Console(width=100, file=out))
+    text = out.getvalue()
     assert text.index("Out of memory: rank 0 worker asked for") < text.index("rollout.kv_cache") < text.index("room: ")
     assert text.index("room: ") < text.index("Memory of rank 0")
 
