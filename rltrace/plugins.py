@@ -24,6 +24,7 @@ INSTRUMENTATIONS = {
 
 EXPORTERS = {
     "perfetto": "rltrace_exporters.perfetto:Perfetto",
+    "memory": "rltrace_exporters.memory:Memory",
 }
 """Name -> "module:Class"."""
 
