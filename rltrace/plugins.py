@@ -13,6 +13,7 @@ INSTRUMENTATIONS = {
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
     "ray": "rltrace.instrument.ray:Ray",
     "vllm": "rltrace.instrument.vllm:Vllm",
+    "verl": "rltrace.instrument.verl:Verl",
     "reference": "rltrace.instrument.reference:Reference",
     "reference_memory": "rltrace.instrument.reference_memory:ReferenceMemory",
 }
