@@ -24,27 +24,18 @@ FILE = "cluster.json"
 """In a Recording: the Ray cluster that its driver joined, and did not start itself."""
 
 
-def recording_here(recording: Path, environment: Mapping[str, str]) -> Path:
-    """Where a process records that is told to join a Recording.
+def recording_here(environment: Mapping[str, str]) -> Path:
+    """Where a process with this environment records.
 
     Args:
-        recording: Its path, as this host or another one knows it.
-        environment: Of the process; it says by `RLTRACE_RUN_ID` which Recording `RLTRACE_DIR` means.
+        environment: With `RLTRACE_DIR`.
 
     Returns:
         The Recording on its own host, the spool on another one, also where both see the Recording on a shared disk.
     """
-    said = environment.get(RUN_ID_VARIABLE)
-    is_inherited = said is not None and Path(environment.get(DIR_VARIABLE, "")).absolute() == recording
-    return spool(str(said)) if is_inherited and not _is_home(recording, str(said)) else recording
-
-
-def run_id(recording: Path) -> str | None:
-    """The run_id of a Recording; None where this host does not see it."""
-    try:
-        return str(_manifest(recording)["run_id"])
-    except (OSError, ValueError, KeyError):
-        return None
+    recording = Path(environment[DIR_VARIABLE])
+    run_id = environment.get(RUN_ID_VARIABLE)
+    return recording if run_id is None or _is_home(recording, run_id) else spool(run_id)
 
 
 def spool(run_id: str) -> Path:
@@ -61,10 +52,21 @@ def worker_environment() -> dict[str, str]:
     Returns:
         Names and values; empty while nothing is recorded.
     """
+    told = recording_variables()
+    if told:
+        told["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:${{PYTHONPATH}}"  # Ray puts the node's own in
+    return told
+
+
+def recording_variables() -> dict[str, str]:
+    """The variables that say which Recording this process writes, also to a process on another host; maybe none."""
     if DIR_VARIABLE not in os.environ:
         return {}
     told = {name: value for name, value in os.environ.items() if name.startswith("RLTRACE_")}
-    told["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:${{PYTHONPATH}}"  # Ray puts the node's own in
+    try:
+        told.setdefault(RUN_ID_VARIABLE, _manifest(Path(told[DIR_VARIABLE]))["run_id"])
+    except (OSError, ValueError, KeyError):  # this host is not the Recording's: whoever started this process knew
+        pass
     return told
 
 

@@ -105,6 +105,12 @@ class Recording:
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
 
     @property
+    def untraced(self) -> list[dict[str, Any]]:
+        """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
+        file = self.path / manifest.UNTRACED
+        return list(_json_lines(file)) if file.exists() else []
+
+    @property
     def lost_events(self) -> int:
         """Events that could not be written, over all processes."""
         return sum(process.lost_events for process in self.processes)
@@ -128,6 +134,12 @@ class Process:
         """The signal that killed it, where somebody watched."""
         self.was_stopped = False
         """It ended because another process of the run had died."""
+        self.pauses: list[tuple[int, int | None]] = []
+        """From when to when it recorded nothing because it was told so; None: it never went on."""
+        self.costs: dict[str, float] = {}
+        """Nanoseconds that recording one event took in it, by kind of event; empty where nobody measured."""
+        self.unavailable: dict[str, str] = {}
+        """What it was to measure and could not, each with the reason."""
         self.dropped_segments = 0
         self.dropped_bytes = 0
         self.threads: dict[int, str] = {}
@@ -271,6 +283,14 @@ class Process:
             hooks[line["instrumentation"], line["target"]] = {**line, "slot": int(line["slot"])}
         elif kind == "type":
             self._types[line["number"]] = (line["name"], list(line["fields"]))
+        elif kind == "pause":
+            self.pauses.append((int(line["ts_ns"]), None))
+        elif kind == "resume":
+            self.pauses[-1:] = [(begin_ns, int(line["ts_ns"])) for begin_ns, _ in self.pauses[-1:]]
+        elif kind == "cost":
+            self.costs |= {name: float(ns) for name, ns in line.items()}
+        elif kind == "unavailable":
+            self.unavailable[str(line["what"])] = str(line["reason"])
         elif kind == "lost":
             self.dropped_segments += line["segments"]
             self.dropped_bytes += line["bytes"]

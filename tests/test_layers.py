@@ -36,9 +36,15 @@ MAY_IMPORT = {
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},
+    "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
+    "rltrace.host": READING,
+    "rltrace.nvml": LOW,
+    "rltrace.sampler": READING | {"rltrace.recorder", "rltrace.host", "rltrace.nvml"},
+    "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
-    | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"},
-    "rltrace.startup": WRITING | {"rltrace", "rltrace.recorder", "rltrace.plugins", "rltrace.instrument"},
+    | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
+    | {"rltrace.environment"},
+    "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,
     "rltrace.collection": READING | {"rltrace.nodes"},
     "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection"},

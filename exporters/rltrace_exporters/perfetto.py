@@ -53,6 +53,7 @@ class Perfetto:
         pids = tracks.pids(processes)
         trace = _Trace(out)
         trace.preamble(recording, processes, clocks)
+        trace.places = {process.key: process.place for process in processes}
         first = clocks.first(processes)
         for position, process in enumerate(processes):
             _write_process(trace, process, position, pids[process.key], clocks, is_first=process is first)
@@ -135,6 +136,8 @@ class _Trace:
         self.packets: list[bytes] = []
         """Packets or pieces of packets, in order."""
         self.tracks = 0
+        self.places: dict[str, str] = {}
+        """What each process is, by its key."""
         self.digest = blake2b(digest_size=16)
         """Of all that was written."""
 
@@ -501,11 +504,12 @@ class _ProcessWriter:
         return self.process.threads.get(thread) or f"thread {thread}"
 
     def _counter_track(self, name: str) -> _Track:
-        title = tracks.MEMORY if name.endswith("_bytes") else tracks.COUNTERS
+        title = tracks.counter_group(self.process, name)
         if title not in self.groups:
             self.groups[title] = self.trace.track(lambda uuid: tracks.row(uuid, self.uuid, title))
         group = self.groups[title]
-        track = self.counters[name] = self._track(lambda uuid: tracks.counter_track(uuid, group, name))
+        shown = tracks.counter_name(self.process, name, self.trace.places)
+        track = self.counters[name] = self._track(lambda uuid: tracks.counter_track(uuid, group, name, shown))
         return track
 
     def _track(self, descriptor: Callable[[int], bytes]) -> _Track:

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import rltrace
 from rltrace_reference import device
 from rltrace_reference.actor import Actor, Ref, UpdateStats
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config
+from rltrace_reference.disk_reload import DiskReload
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.sharding_manager import ShardingManager
 from rltrace_reference.strategy import Strategy
@@ -94,6 +96,8 @@ class Worker:
     def compare_sync(self, strategy: Strategy, rounds: int) -> list[SyncStats]:
         """Syncs the weights again and again in one way; not part of a run."""
         manager = self.sharding_manager
+        if strategy.restarts_engine:
+            return self._compare_reload(rounds)
         sender = manager.sender_of(strategy)
         self.rollout.use_transport(strategy.transport)
         self.rollout.wake_up(["weights", "kv_cache"])
@@ -102,6 +106,22 @@ class Worker:
         sender.close()
         self.rollout.sleep(self.config.rollout.sleep_level)
         return stats
+
+    def _compare_reload(self, rounds: int) -> list[SyncStats]:
+        with DiskReload(self.rollout) as reload:
+            stats = [reload.sync(self.actor.state_dict()) for _ in range(rounds)]
+        self.rollout.sleep(self.config.rollout.sleep_level)
+        return stats
+
+    def record(self, on: bool) -> None:
+        """Goes on recording or pauses, and the engine with it; nothing where nobody records."""
+        (rltrace.resume if on else rltrace.pause)()
+        self.rollout.record(on)
+
+    def measure_cost(self) -> None:
+        """Measures what recording an event costs here, and in the engine."""
+        rltrace.measure_cost()
+        self.rollout.measure_cost()
 
     def watch(self) -> str:
         """Returns when this rank's engine has died, with how; runs beside the other methods."""

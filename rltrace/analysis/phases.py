@@ -97,7 +97,7 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     found = []
     for lane in sorted(of_lane, key=order):
         phases = {name: _by_window(union(*rows), windows) for name, rows in of_lane[lane].items()}
-        for place in range(len(windows.numbers)):
+        for place in np.flatnonzero(windows.recorded).tolist():
             inside = {name: rows[place] for name, rows in phases.items() if place in rows}
             row = _rank_step(
                 lane, place, windows, inside, driver_of_window.get(place, EMPTY), clock_aligned=lane not in astray

@@ -6,12 +6,15 @@ import msgspec
 
 from rltrace.analysis.clocks import ClockFigures, clocks
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
-from rltrace.analysis.memory import DeviceMemory, device_memory
+from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes
+from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.steps import Step, StepWindows, steps
+from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
+from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.recording import Recording
 
@@ -58,7 +61,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[RankStep]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
+    samples: list[HostSamples]
+    out_of_memory: list[OutOfMemory]
+    sleeps: list[Transaction]
+    leaks: list[Leak]
     processes: list[ProcessFigures]
+    untraced: list[Untraced]
     hooks: list[HookFigures]
     not_applicable: dict[str, str]
     """Span names that cannot be in this run, each with the reason."""
@@ -84,7 +92,12 @@ def summarize(recording: Recording) -> Summary:
         phases=rank_steps(seen, windows),
         weight_sync=rank_syncs(seen, windows),
         memory=device_memory(seen, windows),
+        samples=host_samples(seen),
+        out_of_memory=out_of_memory(seen, windows),
+        sleeps=transactions(seen, windows),
+        leaks=leaks(seen),
         processes=processes(seen),
+        untraced=untraced(recording),
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),

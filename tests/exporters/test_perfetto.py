@@ -479,6 +479,30 @@ def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: 
     assert found == list(zip(names, ("owners", "owners", "totals"), strict=True))
 
 
+def test_a_sampler_has_a_group_for_its_host_and_one_for_each_gpu(importer: Importer, recording: RecordingFile) -> None:
+    engine = recording.process(5, role="engine", rank=1)
+    engine.thread().span("rollout.generate", 1, 2)
+    samples = recording.process(6, role="sampler").thread()
+    for name in ("host.cpu_percent", "gpu.used_bytes/GPU-a", "gpu.used_bytes/GPU-b", "gpu.power_watts/GPU-b"):
+        samples.counter(name, 3, 7)
+    samples.counter(f"gpu.process_bytes/GPU-a/{engine.folder.name}", 3, 7)
+    samples.counter(f"process.pss_bytes/{engine.folder.name}", 3, 7)
+    trace = load(importer, recording)
+    trace.check_clean(slices=1, counters=6)
+    rows = """
+        select above.name as above, t.name, c.unit from track t join counter_track c on c.id = t.id
+        join track above on above.id = t.parent_id
+    """
+    assert sorted(trace.query(rows)) == [
+        ("GPU GPU-a", "gpu.process_bytes rank 1 engine", "bytes"),
+        ("GPU GPU-a", "gpu.used_bytes", "bytes"),
+        ("GPU GPU-b", "gpu.power_watts", "watts"),
+        ("GPU GPU-b", "gpu.used_bytes", "bytes"),
+        ("host node", "host.cpu_percent", "percent"),
+        ("processes on node", "process.pss_bytes rank 1 engine", "bytes"),
+    ]
+
+
 def test_the_name_that_a_process_gave_itself_does_not_hide_its_place(
     importer: Importer, recording: RecordingFile
 ) -> None:

@@ -258,7 +258,9 @@ def keys(value: object, path: str = "") -> set[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             last = path.rpartition(".")[2]
-            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures") or path.endswith("phases[].phases")
+            by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
+            by_name += ("expected_bytes", "moved_bytes", "left_bytes")
+            named = last in by_name or path.endswith("phases[].phases")
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
     return found
@@ -268,6 +270,13 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
     written = two_ranks(tmp_path / "run")
     step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
+    edges = [span("memory.edge", at, at + 0.05, totals={"9": 100}, cpu_ns={"9": at}) for at in (2, 4, 6, 8, 10)]
+    grows = [sample("unattributed_bytes", at + 0.01, at * 2**20) for at in (2, 4, 6, 8, 10)]
+    sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]
+    moves = [span("cumem.unmap", 3, 3.1, tag="weights", bytes=7), sample("rollout.weights_bytes", 2.01, 30)]
+    failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
+    work = [*edges, failure, *grows, *sleeps, *moves, span("actor.update", 2, 3)]
+    written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
     written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
