@@ -30,7 +30,7 @@ import sys, time
 import ray, rltrace
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": rltrace.worker_environment()})
+ray.init(address=sys.argv[1], log_to_driver=False)
 
 @ray.remote(num_cpus=0)
 class Rank:
