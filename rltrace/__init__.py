@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rltrace.cluster import worker_environment
 from rltrace.cost import measure_cost
 from rltrace.recorder import (
     counter,
@@ -48,7 +47,6 @@ __all__ = [
     "stop",
     "traced",
     "typed_span",
-    "worker_environment",
 ]
 
 

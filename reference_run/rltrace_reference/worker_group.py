@@ -18,7 +18,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-import rltrace
 from rltrace.errors import RunError
 from rltrace_reference import process_exit
 from rltrace_reference.config import Config
@@ -198,20 +197,32 @@ def _join_cluster(config: Config, address: str) -> None:
         RunError: Nobody answers there, or the cluster is smaller than the run.
     """
     own = {name: value for name, value in os.environ.items() if name.startswith(("GLOO_", "NCCL_"))}
-    environment = {**ENVIRONMENT, **own, **rltrace.worker_environment()}
     try:
+        _require_listener(address)
         ray.init(
             address=address,
             log_to_driver=False,
             configure_logging=False,
-            runtime_env={"env_vars": environment},
+            runtime_env={"env_vars": {**ENVIRONMENT, **own}},
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise RunError(f"ray_address: cannot join a Ray cluster at {address}: {_one_line(error)}") from None
     kind = "GPU" if config.device == "cuda" else "CPU"
     there = int(ray.cluster_resources().get(kind, 0))
     if there < config.ranks:
         raise RunError(f"ranks: {config.ranks}, and the cluster at {address} has {there} {kind}s; use ranks: {there}")
+
+
+def _require_listener(address: str) -> None:
+    """Asks once whether somebody is there: Ray itself waits for ever.
+
+    Raises:
+        OSError: Nobody is.
+        ValueError: The address is not `host:port`.
+    """
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def _start_private_ray(config: Config, temp_folder: str) -> None:
