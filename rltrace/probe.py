@@ -1,7 +1,7 @@
 """What `rltrace doctor` asks of the interpreter that a command would run: `python -m rltrace.probe QUESTION`.
 
-Each question is a process of its own, with the environment that `rltrace exec` makes: what breaks one leaves the others
-as they are. The answer is one line of JSON. Where the start-up hook reached a process, that process says so by a span in the
+Each question is a process of its own, in the environment of `rltrace exec`: what breaks one leaves the others be.
+The answer is one line of JSON. Where the start-up hook reached a process, that process says so by a span in the
 Recording, as the processes of a traced program would.
 """
 
