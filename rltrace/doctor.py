@@ -182,14 +182,16 @@ def ask(python: Sequence[str], question: str, environment: Mapping[str, str]) ->
 
 def interpreter_findings(python: Sequence[str], answer: Answer, remark: str | None) -> list[Finding]:
     """The Python itself, and whether our start-up hook runs in it."""
+    closed = why_untraced(list(python), [f"{DIR_VARIABLE}="])
     if answer.error is not None:
-        return [Finding(about="python", state="missing", said=f"{python[0]}: {answer.error}; install rltrace for it")]
+        why = closed or f"{answer.error}; install rltrace for it"
+        return [Finding(about="python", state="missing", said=f"{python[0]}: {why}")]
     value = answer.value
     said = f"{value['python']}, {value['executable']}" + (f" ({remark})" if remark else "")
     if value["joined"]:
         hook = Finding(about="start-up hook", state="ok", said="runs when this Python starts")
     else:
-        why = why_untraced(list(python), [f"{DIR_VARIABLE}="]) or "another sitecustomize comes before ours"
+        why = closed or "another sitecustomize comes before ours"
         hook = Finding(about="start-up hook", state="missing", said=f"does not run: {why}")
     return [Finding(about="python", state="ok", said=said), hook]
 

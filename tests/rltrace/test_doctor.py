@@ -86,6 +86,9 @@ def test_it_looks_from_the_commands_own_interpreter(environment: installed.Envir
     assert "No module named" in said
     assert said.endswith("install rltrace for it")
 
+    done = environment.rltrace("doctor", "--json", "--", "python", "-S", "train.py", cwd=tmp_path)
+    assert findings(done)["python"][1].endswith(": started with -S: Python runs no start-up hook")
+
     script = tmp_path / "launch"
     script.write_text(f"#!{bare}/bin/python\n")
     script.chmod(0o755)

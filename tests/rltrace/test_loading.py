@@ -179,11 +179,16 @@ def test_debians_sitecustomize_still_runs_its_hook(environment: installed.Enviro
     if debian is None or not python.exists():
         pytest.skip("no Python of Debian's with its sitecustomize")
     (tmp_path / "apport_python_hook.py").write_text("def install(): print('apport is installed')\n")
-    done = environment.run(
-        python, "-c", "print('ran')", cwd=tmp_path,
-        PYTHONPATH=f"{STARTUP}:{tmp_path}", RLTRACE_DIR=str(tmp_path / "run"),
-    )  # fmt: skip
+    path, folder = f"{STARTUP}:{tmp_path}", str(tmp_path / "run")
+    done = environment.run(python, "-c", "print('ran')", cwd=tmp_path, PYTHONPATH=path, RLTRACE_DIR=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, "apport is installed\nran\n", "")
+    if python.name != f"python3.{sys.version_info.minor}":
+        pytest.skip("another version than that of the tests: their msgspec does not load in it")
+    path += f":{environment.site}:{installed.OURS}"
+    code = "import msgspec, rltrace\nwith rltrace.span('in Debian'): pass"
+    done = environment.run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path, RLTRACE_DIR=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "apport is installed\n", "")
+    assert installed.span_names(tmp_path / "run") == ["in Debian"]
 
 
 @pytest.fixture(scope="module")
