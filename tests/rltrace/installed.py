@@ -57,7 +57,16 @@ class Environment:
 
     def rltrace(self, *words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run our command line in it."""
-        return self.run(self.path / "bin" / "rltrace", *words, cwd=cwd, **variables)
+        cli = "from rltrace.cli import main; main(prog_name='rltrace')"
+        return self.run(self.python, "-c", cli, *words, cwd=cwd, **variables)
+
+
+def make_bare(folder: Path) -> Environment:
+    """Where rltrace is only on the path: no wheel, so no `.pth` of ours is read."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    environment = Environment(folder / "venv")
+    (environment.site / "others.pth").write_text(f"{OURS}\n{ROOT}\n")
+    return environment
 
 
 def make(folder: Path) -> Environment:

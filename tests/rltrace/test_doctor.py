@@ -102,14 +102,11 @@ def test_it_looks_from_the_commands_own_interpreter(environment: installed.Envir
 
 def test_a_python_whose_start_up_hook_does_not_run_is_told_from_one_that_has_no_rltrace(tmp_path: Path) -> None:
     """By PYTHONPATH alone, another sitecustomize in front of ours is the only one that Python runs."""
-    environment = installed.Environment(tmp_path / "venv")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment.path], check=True)
-    (environment.site / "others.pth").write_text(f"{installed.OURS}\n{installed.ROOT}\n")
+    environment = installed.make_bare(tmp_path)
     (environment.site / "zz-unhook.pth").write_text(
         "import sys; sys.path = [p for p in sys.path if 'startup' not in p]\n"
     )
-    cli = "from rltrace.cli import main; main(prog_name='rltrace')"
-    done = environment.run(environment.python, "-c", cli, "doctor", "--json", cwd=tmp_path)
+    done = environment.rltrace("doctor", "--json", cwd=tmp_path)
     found = findings(done)
     assert done.returncode == 8
     assert found["start-up hook"] == ("missing", "does not run: another sitecustomize comes before ours")

@@ -140,35 +140,37 @@ def test_an_isolated_python_is_traced_where_the_wheel_is_installed(
     assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
 
 
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
+    return installed.make_bare(tmp_path_factory.mktemp("bare"))
+
+
 SLEEPY = "import time; time.sleep(0.5)"
 
 
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ([sys.executable, "-S", "-c", SLEEPY], "started with -S: Python runs no start-up hook"),
-        ([sys.executable, "-I", "-c", SLEEPY], "started with -I: Python ignores PYTHONPATH"),
-        ([sys.executable, "-W", "ignore", "-Ec", SLEEPY], "started with -E: Python ignores PYTHONPATH"),
-        (["env", "-i", sys.executable, "-c", SLEEPY], "its environment was replaced: RLTRACE_DIR is not in it"),
-        (["sh", "-c", f"sleep 0.3; {sys.executable} -S -c '{SLEEPY}'; true"], "started with -S"),
+        (["python", "-S", "-c", SLEEPY], "started with -S: Python runs no start-up hook"),
+        (["python", "-I", "-c", SLEEPY], "started with -I: Python ignores PYTHONPATH"),
+        (["python", "-W", "ignore", "-Ec", SLEEPY], "started with -E: Python ignores PYTHONPATH"),
+        (["env", "-i", "PYTHON", "-c", SLEEPY], "its environment was replaced: RLTRACE_DIR is not in it"),
+        (["sh", "-c", f"sleep 0.3; python -S -c '{SLEEPY}'; true"], "started with -S"),
         (
-            ["env", "PYTHONPATH=", sys.executable, "-c", "import msgspec, time; time.sleep(3)"],
+            ["env", "PYTHONPATH=", "python", "-c", "import msgspec, time; time.sleep(3)"],
             "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours",
         ),
     ],
     ids=["S", "I", "E", "environment", "grandchild", "path"],
 )
-def test_a_python_that_no_start_up_hook_reaches_is_named(tmp_path: Path, command: list[str], reason: str) -> None:
-    """By PYTHONPATH alone: the interpreter of the tests may have the wheel's .pth."""
-    if (Path(installed.OURS) / "rltrace-startup.pth").exists() and not reason.startswith(("started with -S", "its")):
-        pytest.skip("rltrace's .pth is installed here: this Python is reached")
-    cli = [sys.executable, "-c", "from rltrace.cli import main; main()"]
-    done = subprocess.run(
-        [*cli, "exec", "--out", tmp_path / "run", "--", *command], capture_output=True, text=True, check=False
-    )
+def test_a_python_that_no_start_up_hook_reaches_is_named(
+    bare: installed.Environment, tmp_path: Path, command: list[str], reason: str
+) -> None:
+    command = [bare.python if word == "PYTHON" else word for word in command]
+    done = bare.rltrace("exec", "--out", "run", "--", *command, cwd=tmp_path)
     assert done.returncode == 0
     assert f": {reason}" in done.stderr
-    shown = subprocess.run([*cli, "summary", tmp_path / "run"], capture_output=True, text=True, check=True).stdout
+    shown = bare.rltrace("summary", "run", cwd=tmp_path).stdout
     assert "Not traced" in shown
     assert reason in " ".join(shown.split())
 
@@ -264,9 +266,9 @@ def test_one_line_traces_a_program_and_its_children(environment: installed.Envir
     assert sorted(installed.span_names(tmp_path / "run")) == ["mine"] * 2 + ["optimizer.step"] * 2 + ["reward"] * 2
 
 
-def test_one_line_works_without_an_installed_wheel_too(tmp_path: Path) -> None:
+def test_one_line_works_without_an_installed_wheel_too(bare: installed.Environment, tmp_path: Path) -> None:
     (tmp_path / "one_line.py").write_text(ONE_LINE)
-    subprocess.run([sys.executable, "one_line.py"], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert bare.run(bare.python, "one_line.py", cwd=tmp_path).returncode == 0
     assert len(installed.span_names(tmp_path / "run")) == 6
 
 
