@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rltrace.cluster import worker_environment
+from rltrace.cost import measure_cost
 from rltrace.recorder import (
     counter,
     flow,
     identify,
     join,
+    pause,
     phase,
+    resume,
     span,
     span_at,
     start,
@@ -34,13 +38,17 @@ __all__ = [
     "identify",
     "instrument",
     "join",
+    "measure_cost",
+    "pause",
     "phase",
+    "resume",
     "span",
     "span_at",
     "start",
     "stop",
     "traced",
     "typed_span",
+    "worker_environment",
 ]
 
 

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rltrace import clock
 from rltrace.events import VERSION
 
 FILE = "manifest.json"
@@ -60,6 +61,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
         "run_id": uuid.uuid4().hex,
         "created_unix_ns": time.time_ns(),
         "host": socket.gethostname(),
+        "clock_domain": clock.domain(),
         "owner": owner,
         "owner_pid": os.getpid(),
         "owner_start_ticks": started_ticks(os.getpid()),

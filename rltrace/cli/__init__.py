@@ -14,9 +14,11 @@ from typing import Any
 
 import click
 
+from rltrace.cli.collect import collect
 from rltrace.cli.doctor import doctor
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
+from rltrace.cli.overhead import overhead
 from rltrace.cli.run import run
 from rltrace.cli.summary import summary
 from rltrace.cli.view import view
@@ -54,7 +56,7 @@ def main() -> None:
     """Where every second and every byte of a colocated RL step went."""
 
 
-for command in (run, view, summary, export, exec_, doctor):
+for command in (run, view, summary, export, exec_, collect, overhead, doctor):
     main.add_command(command)
 
 

@@ -12,6 +12,7 @@ import click
 from rltrace import manifest, plugins
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.recorder import default_folder
+from rltrace.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:
     from rltrace.recording import Recording
@@ -23,6 +24,15 @@ DISABLE_HELP = (
     f"{', '.join(plugins.INSTRUMENTATIONS)}."
 )
 """Below the help of the commands that trace."""
+
+SAMPLE_OPTION = click.option(
+    "--sample",
+    "sample_seconds",
+    default=INTERVAL_SECONDS,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds between two samples of this host and its GPUs; 0: none.",
+)
 
 
 def open_run(run: str | None) -> Recording:

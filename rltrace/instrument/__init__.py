@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rltrace import plugins, recorder
 from rltrace.environment import reach_others, with_startup
-from rltrace.patching import HookRegister, PatchSet
+from rltrace.patching import Hook, HookRegister, PatchSet
 
 DISABLE_VARIABLE = "RLTRACE_DISABLE"
 """Environment variable with the names of instrumentations to leave out, separated by commas."""
@@ -39,6 +39,15 @@ class Installed:
 
     def __init__(self) -> None:
         self.patch_sets: dict[str, PatchSet] = {}
+        self._held: list[Hook] = []
+
+    def switch(self, on: bool) -> None:
+        """While recording is paused, let every hook pass its calls through; then let those work again that did."""
+        if not on:
+            hooks = [hook for patches in self.patch_sets.values() for hook in patches.hooks]
+            self._held = [hook for hook in hooks if hook.live]
+        for hook in self._held:
+            hook.live = on
 
     def undo(self) -> list[str]:
         """Take every hook back, the last first.
@@ -52,6 +61,7 @@ class Installed:
 
 
 _installed = Installed()
+recorder.when_switched(_installed.switch)
 
 
 def install(register: HookRegister, names: Iterable[str] | None = None) -> Installed:
@@ -123,7 +133,7 @@ def join_run() -> None:
     inherits_hooks = recorder.HOOKS_VARIABLE in os.environ or recorder.PARENT_VARIABLE not in os.environ
     try:
         if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks:
-            _instrument(None)
+            _instrument(None, role="process")  # until a hook knows better
     except Exception as error:
         print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -13,10 +13,9 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Mapping
 from typing import Any
 
-from rltrace import recorder
+from rltrace import cluster, recorder
 from rltrace.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.patching import (
     Function,
@@ -52,10 +51,22 @@ def keep_address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def become_driver(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """The process that starts or joins a cluster is its driver."""
+    """The process that starts or joins a cluster is its driver; one that was there before may have other hosts."""
     _init.__dict__.clear()
-    if error is None:
-        recorder.identify(role="driver")
+    if error is not None:
+        return
+    recorder.identify(role="driver")
+    recording, address = recorder.current(), address_of_joined_cluster()
+    if recording is not None and address is not None:
+        cluster.say(recording.recording, address)
+
+
+def address_of_joined_cluster() -> str | None:
+    """`host:port` of the cluster that this process joined; None if it started the cluster itself."""
+    import ray
+
+    node = ray._private.worker._global_node  # None where a Ray client runs its tasks through a server
+    return None if node is None or node.head else str(node.gcs_address)
 
 
 # ---- a cluster that others started ------------------------------------------------------------------------------
@@ -72,19 +83,19 @@ def runtime_env_hook(runtime_env: Any) -> Any:
     runtime_env = _next_hook(runtime_env)
     try:
         if os.environ.get(recorder.DIR_VARIABLE) and not _starts_cluster():
-            return traced_runtime_env(runtime_env, os.environ)
+            return traced_runtime_env(runtime_env)
     except Exception as error:
         print(f"rltrace: workers of this Ray cluster are not traced: {type(error).__name__}: {error}", file=sys.stderr)
     return runtime_env
 
 
-def traced_runtime_env(runtime_env: Any, environment: Mapping[str, str]) -> dict[str, Any]:
-    """A copy of a runtime environment whose workers join the Recording that `environment` names."""
+def traced_runtime_env(runtime_env: Any) -> dict[str, Any]:
+    """A copy of a runtime environment whose workers join the Recording of this process, on whatever host."""
     traced: dict[str, Any] = copy.copy(runtime_env) if runtime_env is not None else {}
     theirs = traced.get("env_vars") or {}
-    ours = {name: value for name, value in environment.items() if name.startswith("RLTRACE_")}
     # Ray puts the value that its own processes have in the place of ${PYTHONPATH}.
-    traced["env_vars"] = {**theirs, **ours, "PYTHONPATH": with_startup(theirs.get("PYTHONPATH", "${PYTHONPATH}"))}
+    python_path = with_startup(theirs.get("PYTHONPATH", "${PYTHONPATH}"))
+    traced["env_vars"] = {**theirs, **cluster.recording_variables(), "PYTHONPATH": python_path}
     return traced
 
 

@@ -11,7 +11,17 @@ import pytest
 from rltrace import instrument, plugins
 from rltrace.patching import PatchSet
 
-FRAMEWORKS = ("torch", "ray", "vllm", "verl", "sglang", "transformers", "rltrace_reference")
+FRAMEWORKS = (
+    "torch",
+    "ray",
+    "vllm",
+    "verl",
+    "sglang",
+    "torch_memory_saver",
+    "trl",
+    "transformers",
+    "rltrace_reference",
+)
 
 every_row = pytest.mark.parametrize("name", plugins.INSTRUMENTATIONS)
 
