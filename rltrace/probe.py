@@ -65,13 +65,22 @@ def hooks() -> dict[str, Any]:
 
 def import_targets(patches: PatchSet) -> dict[str, str]:
     """Import the modules that an instrumentation's hooks wait for; those that cannot be, each with the error."""
-    errors = {}
-    for module in dict.fromkeys(hook.target.partition(":")[0] for hook in patches.hooks):
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            errors[module] = f"{type(error).__name__}: {error}"
+    errors: dict[str, str] = {}
+    tried: set[str] = set()
+    # Which hooks there are may be known only once the framework itself is imported.
+    while waiting := [module for module in target_modules(patches) if module not in tried]:
+        tried.update(waiting)
+        for module in waiting:
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                errors[module] = f"{type(error).__name__}: {error}"
     return errors
+
+
+def target_modules(patches: PatchSet) -> list[str]:
+    """Modules that an instrumentation's hooks wait for, each once."""
+    return list(dict.fromkeys(hook.target.partition(":")[0] for hook in patches.hooks))
 
 
 def children() -> dict[str, Any]:
