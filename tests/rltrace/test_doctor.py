@@ -47,6 +47,18 @@ EXTRA = {
 }
 
 
+# Names its hooks once its framework is imported, as verl's does.
+LATE = """
+class Extra:
+    name, supports = "late", ("msgspec > 0.1",)
+    def install(self, patches):
+        patches.use("json:loads", lambda hook: self.name_more(patches))
+    def name_more(self, patches):
+        patches.span("json.later:loads", "extra.later")
+        return lambda: None
+"""
+
+
 def test_what_would_be_missing_is_named_with_the_reason(environment: installed.Environment, tmp_path: Path) -> None:
     entries = ["[rltrace.instrumentations]"]
     for name, (supports, target, _) in EXTRA.items():
@@ -57,6 +69,8 @@ def test_what_would_be_missing_is_named_with_the_reason(environment: installed.E
             f"        patches.span({target!r}, 'extra.work')\n"
         )
         entries.append(f"{name} = {name}_hooks:Extra")
+    (tmp_path / "late_hooks.py").write_text(LATE)
+    entries.append("late = late_hooks:Extra")
     metadata = tmp_path / "extra-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
@@ -68,6 +82,8 @@ def test_what_would_be_missing_is_named_with_the_reason(environment: installed.E
         state, said = found[name]
         assert state == ("not here" if name == "elsewhere" else "missing")
         assert reason in said
+    assert found["late"][0] == "missing"
+    assert found["late"][1].endswith(": 1 of 2 hooks bind; ModuleNotFoundError: No module named 'json.later'")
     assert found["fsdp2"][0] == "ok"
     assert "disabled by RLTRACE_DISABLE" in found["fsdp2"][1]
     hooks = {hook["instrumentation"]: hook for hook in json.loads(done.stdout)["hooks"]}
