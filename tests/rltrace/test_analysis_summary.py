@@ -249,6 +249,18 @@ def test_losses_name_the_process_that_has_them(tmp_path: Path) -> None:
     assert (summary.lost_events, summary.complete) == (4, False)
 
 
+def test_processes_that_were_not_traced_are_grouped_by_command_and_reason(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("good", span("a", 0, 1), ended_s=1)
+    said = [(7, "-S", "no hook"), (8, "-S", "no hook"), (9, "-I", "no path")]
+    lines = [json.dumps({"pid": pid, "command": ["python", option], "reason": why}) for pid, option, why in said]
+    (written.folder / "untraced.jsonl").write_text("\n".join([*lines, '{"pid": 10, "comm']))
+    found = summarize(written.read()).untraced
+    assert [(item.command, item.reason, item.pids) for item in found] == [
+        (["python", "-S"], "no hook", [7, 8]),
+        (["python", "-I"], "no path", [9]),
+    ]
+
+
 def keys(value: object, path: str = "") -> set[str]:
     """Every path of keys in a JSON value; names of phases, owners and the like become *."""
     found: set[str] = set()
@@ -280,6 +292,7 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
+    (written.folder / "untraced.jsonl").write_text('{"pid": 7, "command": ["python", "-S"], "reason": "-S"}\n')
     value = json.loads(msgspec.json.encode(summarize(written.read())))
     documented = (Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md").read_text()
     listed = set(re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE))
