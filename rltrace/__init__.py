@@ -1,19 +1,24 @@
 """Where every second and every byte of a colocated RL step went.
 
-`start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`, and read the `Recording`
-with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a disabled span only.
+`instrument` a program, or `start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`,
+and read the `Recording` with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a
+disabled span only.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rltrace.cluster import worker_environment
+from rltrace.cost import measure_cost
 from rltrace.recorder import (
     counter,
     flow,
     identify,
     join,
+    pause,
     phase,
+    resume,
     span,
     span_at,
     start,
@@ -23,6 +28,7 @@ from rltrace.recorder import (
 )
 
 if TYPE_CHECKING:
+    from rltrace.instrument import instrument
     from rltrace.recording import Recording
 
 __all__ = [
@@ -30,14 +36,19 @@ __all__ = [
     "counter",
     "flow",
     "identify",
+    "instrument",
     "join",
+    "measure_cost",
+    "pause",
     "phase",
+    "resume",
     "span",
     "span_at",
     "start",
     "stop",
     "traced",
     "typed_span",
+    "worker_environment",
 ]
 
 
@@ -46,4 +57,8 @@ def __getattr__(name: str) -> Any:
         from rltrace.recording import Recording
 
         return Recording
+    if name == "instrument":  # a process that only records needs no hooks
+        from importlib import import_module
+
+        return import_module("rltrace.instrument")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -96,6 +96,18 @@ STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
 
+MEMORY_EDGE = "memory.edge"
+"""A process measures what it owns, and the kernel's totals of all processes on its device; its length is its cost."""
+
+SLEEP = "rollout.sleep"
+WAKE_UPS = ("rollout.wake_weights", "rollout.wake_kv_cache")
+MAP, UNMAP = "cumem.map", "cumem.unmap"
+MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
+"""Sleep and wake-up: the phases of a rank, and the moves of memory that its engine makes inside them."""
+
+OUT_OF_MEMORY = "memory.out_of_memory"
+"""A process of a device asked for more than there was; its arguments say how much."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",
@@ -143,12 +155,76 @@ OWNERS = (
     "allocator.cached",
     "cuda.context",
     "nccl",
+    "library.kernels",
+    "interpreter",
     "driver.reserved",
     "unattributed",
     "unexplained",
     "free",
 )
 """Who can hold a byte of a device, in the order the readers show them."""
+
+OWNER_COLORS = {
+    "actor.params": "#1d4ed8",
+    "actor.grads": "#38bdf8",
+    "actor.optimizer": "#6366f1",
+    "actor.activations": "#a5f3fc",
+    "ref.params": "#0d9488",
+    "weight_sync.gather": "#db2777",
+    "weight_sync.bucket": "#f472b6",
+    "rollout.weights": "#ea580c",
+    "rollout.kv_cache": "#fbbf24",
+    "rollout.graphs": "#92400e",
+    "rollout.activations": "#fdba74",
+    "allocator.cached": "#cbd5e1",
+    "cuda.context": "#64748b",
+    "nccl": "#475569",
+    "library.kernels": "#94a3b8",
+    "interpreter": "#e2e8f0",
+    "driver.reserved": "#334155",
+    "unattributed": "#a855f7",
+    "unexplained": "#dc2626",
+    "free": "#f8fafc",
+}
+"""One colour an owner, in every picture: blue learns, green is the ref, pink moves, orange samples, grey is neither."""
+
+
+SAMPLER = "sampler"
+"""Role of the process that samples a host; it samples nothing but the counters below."""
+
+SAMPLED = (
+    "host.cpu_percent",
+    "host.available_bytes",
+    "process.cpu_percent",
+    "process.resident_bytes",
+    "process.pss_bytes",
+    "process.uss_bytes",
+    "gpu.used_bytes",
+    "gpu.reserved_bytes",
+    "gpu.free_bytes",
+    "gpu.process_bytes",
+    "gpu.other_processes_bytes",
+    "gpu.utilisation_percent",
+    "gpu.memory_utilisation_percent",
+    "gpu.power_watts",
+    "gpu.nvlink_sent_bytes_per_second",
+    "gpu.nvlink_received_bytes_per_second",
+    "gpu.pcie_sent_bytes_per_second",
+    "gpu.pcie_received_bytes_per_second",
+    "sampler.cpu_seconds",
+)
+"""What a sampler samples. Behind a slash follows whose: a process's folder, or a GPU's uuid and then a process's."""
+
+
+def subject(name: str, *of: str) -> str:
+    """The name of a counter of one process or GPU: `process.pss_bytes/host-12-34`."""
+    return "/".join((name, *of))
+
+
+def subjects(name: str) -> tuple[str, list[str]]:
+    """What `subject` put together: the counter, and whose it is."""
+    counter, *of = name.split("/")
+    return counter, of
 
 
 def owner_of_counter(name: str) -> str | None:

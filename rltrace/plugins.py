@@ -17,6 +17,7 @@ INSTRUMENTATIONS = {
     "sglang": "rltrace.instrument.sglang:Sglang",
     "torch_memory_saver": "rltrace.instrument.torch_memory_saver:TorchMemorySaver",
     "trl": "rltrace.instrument.trl:Trl",
+    "verl": "rltrace.instrument.verl:Verl",
     "reference": "rltrace.instrument.reference:Reference",
     "reference_memory": "rltrace.instrument.reference_memory:ReferenceMemory",
 }
@@ -24,6 +25,7 @@ INSTRUMENTATIONS = {
 
 EXPORTERS = {
     "perfetto": "rltrace_exporters.perfetto:Perfetto",
+    "memory": "rltrace_exporters.memory:Memory",
 }
 """Name -> "module:Class"."""
 

@@ -8,6 +8,7 @@ traced program. The wire format is in `rltrace/README.md`.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import itertools
@@ -17,13 +18,13 @@ import sys
 import threading
 import time
 from asyncio import _get_running_loop
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, overload
 
 import msgspec
 
-from rltrace import clock, manifest
+from rltrace import clock, cluster, manifest
 from rltrace.process import COUNT_SLOTS, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
@@ -41,11 +42,14 @@ else:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _now_ns = clock.now_ns
 
-DIR_VARIABLE = "RLTRACE_DIR"
+DIR_VARIABLE = cluster.DIR_VARIABLE
 """Environment variable naming the Recording that a process joins."""
 
 PARENT_VARIABLE = "RLTRACE_PARENT"
 """Environment variable naming the process (its folder) that started this one."""
+
+HOOKS_VARIABLE = "RLTRACE_HOOKS"
+"""Environment variable set by a process that has hooks installed: the processes that it starts get them too."""
 
 RETRY_NS = 1_000_000_000
 """How long to wait after a full disk before trying for a segment again."""
@@ -68,6 +72,9 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _local = threading.local()
 """`.write` appends to this thread's segment; absent until the thread's first record."""
 _recorder: Recorder | None = None
+_paused: Recorder | None = None
+"""The recorder while `pause` holds it back: then `_recorder` is None, and recording costs what it costs untraced."""
+_switches: list[Callable[[bool], None]] = []
 _typed_spans: list[dict[str, Any]] = []
 
 
@@ -185,8 +192,8 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
     declared = msgspec.defstruct(f"TypedSpan{-number}", numbered, bases=(TypedSpan,), tag=number, gc=False)
     line = {"number": number, "name": name, "fields": list(fields)}
     _typed_spans.append(line)
-    if _recorder is not None:
-        _recorder.append("type", **line)
+    if (recorder := current()) is not None:
+        recorder.append("type", **line)
     return cast("Callable[..., TypedSpan]", declared)
 
 
@@ -683,7 +690,8 @@ def start(
     left alone: a numbered one beside it is used, and said.
 
     Args:
-        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec`, whose folder is used.
+        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec` and where `RLTRACE_DIR`
+            is set: that folder is used.
         role: What this process is: "main", "driver", "worker", "engine".
         rank: Of its device in the run.
         device: {"host": ..., "uuid": ...} of the device it works on.
@@ -695,13 +703,14 @@ def start(
         The folder; None where recording is impossible, with one line on stderr that says why. Never raises.
     """
     who = {"role": role, "rank": rank, "device": device, "name": name}
-    if _recorder is not None:
+    if (recorder := current()) is not None:
         identify(**{key: value for key, value in who.items() if value is not None and value != "main"})
-        return _recorder.recording
+        return recorder.recording
     start_ns = _now_ns()
     try:
         inherited = os.environ.get(DIR_VARIABLE)
-        recording = Path(inherited) if inherited else _claim(folder, config, process_key(start_ns))
+        key = process_key(start_ns)
+        recording = _inherited(config, key) if inherited else _claim(folder, config, key)
     except Exception as error:
         _warn(f"not recording: {error}")
         return None
@@ -723,8 +732,8 @@ def join(
         The folder; None where recording is impossible, with one line on stderr. Never raises.
     """
     global _recorder, _local
-    if _recorder is not None:
-        return _recorder.recording
+    if (recorder := current()) is not None:
+        return recorder.recording
     try:
         path = Path(recording).absolute()
         recorder = Recorder(path, start_ns=start_ns, max_bytes=max_bytes, **who)
@@ -738,8 +747,8 @@ def join(
 
 def stop() -> None:
     """End this process's part of the Recording; spans still open stay open in it. Never raises."""
-    global _recorder, _local
-    recorder, _recorder = _recorder, None
+    global _recorder, _paused, _local
+    recorder, _recorder, _paused = current(), None, None
     _local = threading.local()
     if recorder is None:
         return
@@ -747,6 +756,7 @@ def stop() -> None:
     if os.environ.get(PARENT_VARIABLE) == recorder.key:
         os.environ.pop(DIR_VARIABLE, None)
         os.environ.pop(PARENT_VARIABLE, None)
+        os.environ.pop(HOOKS_VARIABLE, None)
     try:
         recorder.close()
     except Exception as error:
@@ -755,13 +765,71 @@ def stop() -> None:
 
 def identify(**who: Any) -> None:
     """Say more about this process: role, rank, device, name."""
-    if _recorder is not None:
-        _recorder.identify(**who)
+    if (recorder := current()) is not None:
+        recorder.identify(**who)
 
 
 def current() -> Recorder | None:
-    """The recorder of this process, None while nothing is recorded."""
-    return _recorder
+    """The recorder of this process, paused or not; None if this process is not recorded."""
+    return _recorder if _recorder is not None else _paused
+
+
+def pause() -> None:
+    """Record nothing in this process until `resume`; its hooks stay in place and do nothing.
+
+    The Recording says from when to when. A span that is open now and ends meanwhile stays open in it.
+    """
+    global _recorder, _paused
+    if _recorder is None:
+        return
+    _recorder.append("pause", ts_ns=_now_ns())
+    _recorder, _paused = None, _recorder
+    for switch in _switches:
+        switch(False)
+
+
+def resume() -> None:
+    """Go on recording after `pause`."""
+    global _recorder, _paused
+    if _paused is None:
+        return
+    for switch in _switches:
+        switch(True)
+    _recorder, _paused = _paused, None
+    _recorder.append("resume", ts_ns=_now_ns())
+
+
+def is_recording() -> bool:
+    """Whether this process records now: it was started, and not paused."""
+    return _recorder is not None
+
+
+@contextlib.contextmanager
+def writing_to(segment: Segment) -> Iterator[None]:
+    """Let this thread's records go to another segment meanwhile, one that is not of the Recording."""
+    own = _local.__dict__
+    before = own.get("write")
+    own["write"] = segment.write
+    try:
+        yield
+    finally:
+        del own["write"]
+        if before is not None:
+            own["write"] = before
+
+
+def when_switched(switch: Callable[[bool], None]) -> None:
+    """Call `switch(False)` at every `pause` and `switch(True)` at every `resume` of this process."""
+    _switches.append(switch)
+
+
+def _inherited(config: Mapping[str, Any] | None, owner: str) -> Path:
+    """The Recording that the environment names; made here if this is the first process of a run that the user began."""
+    recording = cluster.recording_here(os.environ)
+    began_elsewhere = os.environ.get(PARENT_VARIABLE) or os.environ.get(cluster.RUN_ID_VARIABLE)
+    if began_elsewhere or manifest.is_supervised(recording):
+        return recording
+    return _claim(recording, config, owner)
 
 
 def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | None, owner: str) -> Path:
@@ -791,8 +859,8 @@ def _warn(message: str) -> None:
 def _after_fork_in_child() -> None:
     global _local
     _local = threading.local()  # first: what it held was the parent's
-    if _recorder is not None:
-        _recorder.forget_parent()
+    if (recorder := current()) is not None:
+        recorder.forget_parent()
 
 
 if hasattr(os, "register_at_fork"):  # readers run where nothing forks

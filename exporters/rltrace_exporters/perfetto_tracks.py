@@ -11,9 +11,9 @@ that order (capital letters sort first). Inside a group it does as asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from rltrace.events import OWNERS, owner_of_counter
+from rltrace.events import OWNERS, SAMPLER, owner_of_counter, subjects
 from rltrace.recording import Process
 from rltrace_exporters.protobuf import data, integer, text
 
@@ -24,9 +24,9 @@ COUNTERS = "other counters"
 REQUESTS = "requests"
 
 
-def phases(process: Process) -> str:
+def phases(process: Process, *, is_clock_known: bool) -> str:
     """Name of the row of phases; it says whose they are, for it is pinned to the top, away from its process."""
-    return f"Phases · {process.place}"
+    return f"Phases · {process.place}" + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
 
 
 _EXPLICIT = 3
@@ -80,13 +80,33 @@ def row(uuid: int, parent: int, name: str) -> bytes:
     return integer(1, uuid) + integer(5, parent) + text(2, name) + integer(11, _EXPLICIT)
 
 
-def counter_track(uuid: int, parent: int, name: str) -> bytes:
+def counter_group(process: Process, name: str) -> str:
+    """Which group of counters a process's counter is in: a sampler has one for the host and one for each GPU."""
+    if process.role != SAMPLER:
+        return MEMORY if name.endswith("_bytes") else COUNTERS
+    counter, of = subjects(name)
+    if counter.startswith("gpu."):
+        return f"GPU {of[0]}"
+    return f"host {process.host}" if not of else f"processes on {process.host}"
+
+
+def counter_name(process: Process, name: str, places: Mapping[str, str]) -> str:
+    """What a counter is called in its group: a sampler's without the GPU, and with the process it is about."""
+    if process.role != SAMPLER:
+        return name
+    counter, of = subjects(name)
+    keys = of[1:] if counter.startswith("gpu.") else of
+    return " ".join([counter, *(places.get(key, key) for key in keys)])
+
+
+def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
     """The descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
 
     A process's totals have a scale of their own, or the owners beside them would be too flat to see.
     """
     owner = owner_of_counter(name)
+    counter, _ = subjects(name)
     in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner else "totals")
-    unit = in_bytes if name.endswith("_bytes") else text(6, name.rpartition("_")[2])
+    unit = in_bytes if counter.endswith("_bytes") else text(6, counter.rpartition("_")[2])
     position = OWNERS.index(owner) if owner else len(OWNERS)
-    return integer(1, uuid) + integer(5, parent) + text(2, name) + data(8, unit) + integer(12, position)
+    return integer(1, uuid) + integer(5, parent) + text(2, shown) + data(8, unit) + integer(12, position)

@@ -26,6 +26,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Until the Recording's last instant if the step is open."""
     error: str | None
     """Name of the exception that aborted the step; None if none did."""
+    recorded: bool
+    """False: recording was paused in it, so that nothing but its length is known."""
     reward_mean: float | None
     tokens: float | None
     tokens_per_second: float | None
@@ -52,6 +54,8 @@ class StepWindows:
             windows.append((span.start_ns, min(_end_ns(span, seen), following)))
             self.numbers.append(_number(span, place))
         self.windows: Intervals = np.array(windows, np.int64)
+        self.recorded = [True, *map(_is_recorded, self.spans)]
+        """Of each window, whether anything in it was recorded."""
         self.finished = [True, *(span.end_ns is not None and _error(span) is None for span in self.spans)]
         """Of each window, whether its step is over and was not aborted."""
 
@@ -80,6 +84,7 @@ def _step(seen: Observations, windows: StepWindows, span: Span, number: int | No
         end_seconds=None if span.end_ns is None else (span.end_ns - seen.start_ns) / 1e9,
         seconds=seconds,
         error=_error(span),
+        recorded=_is_recorded(span),
         reward_mean=numbers.pop(REWARD_MEAN, None),
         tokens=tokens,
         tokens_per_second=rate,
@@ -96,6 +101,10 @@ def _owner(seen: Observations) -> Seen | None:
 def _error(span: Span) -> str | None:
     error = span.args.get("error")
     return None if error is None else str(error)
+
+
+def _is_recorded(span: Span) -> bool:
+    return span.args.get("recorded") is not False
 
 
 def _end_ns(span: Span, seen: Observations) -> int:

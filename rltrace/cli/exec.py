@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rltrace.cli.runs import DISABLE_HELP, check_disabled, claim, require_linux
+from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux
 
 
 @click.command(
@@ -13,8 +13,9 @@ from rltrace.cli.runs import DISABLE_HELP, check_disabled, claim, require_linux
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
+@SAMPLE_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(out: str | None, command: tuple[str, ...]) -> int:
+def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> int:
     """Run any COMMAND, and record it.
 
     All its Python processes are recorded, with no edit to them: rltrace exec -- python train.py. Leaves with the exit
@@ -22,13 +23,20 @@ def exec_(out: str | None, command: tuple[str, ...]) -> int:
     """
     require_linux("`rltrace exec`")
     from rltrace import supervisor
+    from rltrace.analysis.untraced import untraced
+    from rltrace.recording import Recording
 
     supervisor.require_program(command[0])
     check_disabled()
     folder = claim(out, list(command), {})
-    outcome = supervisor.supervise(command, folder, is_our_run=False)
+    outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
     for death in outcome.deaths:
         click.echo(f"rltrace: {death}", err=True)
+    found = Recording.open(folder)
+    for missing in untraced(found):
+        click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
+    if not found.processes:
+        click.echo("rltrace: no process was recorded; `rltrace doctor -- COMMAND` looks for the reason", err=True)
     click.echo(
         f"rltrace: recorded in {folder}; go on with `rltrace view {folder}` or `rltrace summary {folder}`", err=True
     )

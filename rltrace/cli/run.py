@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rltrace.cli.runs import DISABLE_HELP, check_disabled, claim, require_linux
+from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux
 from rltrace.errors import MissingExtraError, RunError
 
 PACKAGE = "rltrace_reference"
@@ -25,7 +25,8 @@ _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was 
 @click.argument("config", type=click.Path())
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
-def run(config: str, out: str | None, force: bool) -> int:
+@SAMPLE_OPTION
+def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int:
     """Run the GRPO run of CONFIG, and record it.
 
     CONFIG is a YAML file such as examples/laptop.yaml. It is checked whole before anything is made.
@@ -33,12 +34,12 @@ def run(config: str, out: str | None, force: bool) -> int:
     require_linux("`rltrace run`")
     from rltrace import supervisor
 
-    settings = _checked(config, force)
+    settings = checked(config, force)
     command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else [])]
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
     click.echo(f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
-    outcome = supervisor.supervise(command, folder, is_our_run=True)
+    outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds)
     show_steps(folder)
     return report(folder, outcome)
 
@@ -86,7 +87,7 @@ def report(folder: Path, outcome: Any) -> int:
     raise error
 
 
-def _checked(file: str, force: bool) -> dict[str, Any]:
+def checked(file: str, force: bool) -> dict[str, Any]:
     """The configuration, checked by the reference run itself; found by name, so that readers do without it."""
     import msgspec
 

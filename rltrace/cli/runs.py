@@ -12,6 +12,7 @@ import click
 from rltrace import manifest, plugins
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.recorder import default_folder
+from rltrace.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:
     from rltrace.recording import Recording
@@ -23,6 +24,15 @@ DISABLE_HELP = (
     f"{', '.join(plugins.INSTRUMENTATIONS)}."
 )
 """Below the help of the commands that trace."""
+
+SAMPLE_OPTION = click.option(
+    "--sample",
+    "sample_seconds",
+    default=INTERVAL_SECONDS,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds between two samples of this host and its GPUs; 0: none.",
+)
 
 
 def open_run(run: str | None) -> Recording:
@@ -67,9 +77,9 @@ def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Pat
 
 def check_disabled() -> None:
     """Warn, before any process is traced, of what `RLTRACE_DISABLE` would leave out in vain."""
-    from rltrace import instrument
+    from rltrace.instrument import warning_of_disabled
 
-    warning = instrument.warning_of_disabled()
+    warning = warning_of_disabled()
     if warning is not None:
         click.echo(f"rltrace: {warning}", err=True)
 

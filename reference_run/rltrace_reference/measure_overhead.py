@@ -1,0 +1,126 @@
+"""`python -m rltrace_reference.measure_overhead CONFIG.yaml --times FILE`: steps with and without recording, timed.
+
+One arm of `rltrace overhead`, which starts this traced and untraced in turn. Both arms run the same lines: untraced,
+`rltrace.pause` and `rltrace.resume` find nothing to switch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import msgspec
+from msgspec.structs import replace
+
+import rltrace
+from rltrace.errors import RltraceError
+from rltrace_reference.__main__ import checked
+from rltrace_reference.config import Config
+from rltrace_reference.progress import Display
+
+if TYPE_CHECKING:  # torch and Ray take seconds, in sight of the display
+    from rltrace_reference.worker_group import WorkerGroup
+
+WARM_UP_STEPS = 2
+"""Left out: allocators, caches and the optimizer's state come into being in them."""
+
+
+class TimedStep(msgspec.Struct, frozen=True):
+    """How long one step took, by the clock of the driver."""
+
+    step: int
+    seconds: float
+    recorded: bool
+    pair: int | None
+    """Of two steps next to each other, one recorded and one not; None while the run warms up."""
+
+
+def plan(pairs: int, seed: int) -> list[tuple[int | None, bool]]:
+    """Which step belongs to which pair, and whether it is recorded.
+
+    Half the pairs begin with the recorded step, in a random order: what drifts over the run, and what a step leaves
+    behind for the next one, hits both kinds alike.
+    """
+    first = [place % 2 == 0 for place in range(pairs)]
+    random.Random(seed).shuffle(first)
+    return [
+        *((None, True) for _ in range(WARM_UP_STEPS)),
+        *((pair, on) for pair in range(pairs) for on in (first[pair], not first[pair])),
+    ]
+
+
+def with_fixed_length(config: Config, pairs: int) -> Config:
+    """The run with responses of one length, so that all its steps do the same work."""
+    steps = WARM_UP_STEPS + 2 * pairs
+    return replace(config, steps=steps, rollout=replace(config.rollout, ignore_eos=True))
+
+
+def measure(config: Config, pairs: int, display: Display, on_step: Callable[[TimedStep], None]) -> None:
+    """Runs all steps.
+
+    Args:
+        config: The run.
+        pairs: Of steps that are compared.
+        display: Shows where it is.
+        on_step: Given each step's time when it is done.
+
+    Raises:
+        RunError: A process died, or weights did not arrive.
+    """
+    from rltrace_reference.train import train_step
+    from rltrace_reference.worker_group import WorkerGroup
+
+    with WorkerGroup(config, run_id=uuid.uuid4().hex[:8], on_call=display.phase) as workers:
+        for step, (pair, recorded) in enumerate(plan(pairs, config.seed)):
+            with rltrace.span("step", step=step, recorded=recorded) as span:
+                _record(workers, recorded)
+                done = train_step(config, workers, display, step)
+                _record(workers, True)
+                span.set(**done.figures())
+            display.step(done)
+            on_step(TimedStep(step, done.seconds, recorded, pair))
+        workers.call("measure_cost", [()] * config.ranks)
+        rltrace.measure_cost()
+
+
+def _record(workers: WorkerGroup, on: bool) -> None:
+    """Switches recording in every process of the run, outside of what is timed."""
+    if on:
+        rltrace.resume()
+    workers.call("record", [(on,)] * workers.config.ranks)
+    if not on:
+        rltrace.pause()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures one arm and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m rltrace_reference.measure_overhead", description=__doc__)
+    parser.add_argument("config", help="YAML file; its responses are given one length")
+    parser.add_argument("--times", type=Path, required=True, help="file for one line a step")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of steps")
+    parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    options = parser.parse_args(arguments)
+    try:
+        config = with_fixed_length(checked(options.config, options.force), options.pairs)
+        with options.times.open("xb") as lines, Display(config.steps) as display:
+            measure(config, options.pairs, display, lambda step: _keep(step, lines))
+    except RltraceError as error:
+        print(f"rltrace: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _keep(step: TimedStep, lines: BinaryIO) -> None:
+    lines.write(msgspec.json.encode(step) + b"\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

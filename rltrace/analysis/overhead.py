@@ -1,0 +1,313 @@
+"""What tracing costs of a step: paired times with their interval, and beside it what our own bookkeeping says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rltrace.analysis.clocks import TimeLine
+from rltrace.analysis.intervals import Intervals
+from rltrace.analysis.lanes import called, lanes
+from rltrace.errors import RecordingError
+from rltrace.events import MEMORY_EDGE, STEP, Counter, Span
+from rltrace.recording import Process, Recording
+
+LEAST_PAIRS = 20
+"""Of steps: fewer do not show what a step's time varies by."""
+LEAST_ROUNDS = 6
+"""Of runs: one run differs from the next by more than its own steps do."""
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+FILE = "overhead.json"
+"""In the folder of a measurement: the `Measurement`."""
+
+Verdict = Literal["established", "exceeded", "not established"]
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a measurement."""
+
+    times: str
+    """File of its `TimedStep`s, in the folder of the measurement."""
+    recording: str | None
+    """Folder of its Recording; None for a run without any hooks."""
+    load_before: float
+    """Average load of the machine over the minute before the run."""
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """What `rltrace overhead` did: rounds of one traced and one untraced run."""
+
+    config: str
+    command: list[str]
+    host: str
+    cores: int
+    created_unix_ns: int
+    rounds: list[tuple[Arm, Arm]]
+    """Traced and untraced, whichever ran first."""
+
+
+class TimedStep(msgspec.Struct, frozen=True):
+    """One line of a file of times."""
+
+    step: int
+    seconds: float
+    recorded: bool
+    pair: int | None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """How much longer a step with tracing takes than one without."""
+
+    what: str
+    unit: str
+    """What is resampled: pairs of steps, or rounds of runs."""
+    count: int
+    needed: int
+    with_seconds: float
+    without_seconds: float
+    """Means."""
+    cost: float
+    """Relative: 0.01 is 1 %."""
+    low: float | None
+    high: float | None
+    """95 % bootstrap interval of `cost`; None where there are too few."""
+    verdict: Verdict
+    """`established`: the whole interval lies at or below the limit; `exceeded`: all of it above."""
+
+
+class ProcessCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What recording cost one process in a mean recorded step, by its own bookkeeping."""
+
+    process: str
+    lane: str
+    spans: float
+    samples: float
+    arrows: float
+    span_ns: float
+    """Of one, as measured in that process."""
+    events_seconds: float
+    edges_seconds: float
+    """Spent at the phases' edges, asking who holds the memory."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.events_seconds + self.edges_seconds
+
+
+class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer."""
+
+    measurement: Measurement
+    limit: float
+    comparisons: list[Comparison]
+    bookkeeping: list[ProcessCost]
+    bookkept_cost: float | None
+    """Of a step, relative: the driver and the slowest rank, whose processes wait for each other; None where no process
+    measured its costs."""
+
+
+# ---- statistics -------------------------------------------------------------------------------------------------
+
+
+def bootstrap_interval(with_s: ArrayLike, without_s: ArrayLike, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of `sum(with) / sum(without) - 1`, by a bootstrap over the pairs.
+
+    The bootstrap is studentised (bootstrap-t: Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5): on
+    20 pairs of noise it covers the truth in 95 % of the cases, where plain percentiles cover it in 93 %, on 6 pairs in
+    94 % against 85 %.
+
+    Args:
+        with_s: Seconds with tracing, of each pair.
+        without_s: Seconds without, in the same order.
+        seed: Of the resampling.
+    """
+    traced, plain = np.asarray(with_s, float), np.asarray(without_s, float)
+    pick = np.random.default_rng(seed).integers(0, len(traced), (RESAMPLES, len(traced)))
+    cost, error = _cost_and_error(traced, plain)
+    costs, errors = _cost_and_error(traced[pick], plain[pick])
+    usable = errors > 0  # a resample of one pair over and over has no spread
+    if not usable.any():  # nor have pairs that are all alike
+        return float(cost), float(cost)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile((costs - cost)[usable] / errors[usable], [tail, 1 - tail])
+    return float(cost - high * error), float(cost - low * error)
+
+
+def _cost_and_error(traced: NDArray[np.float64], plain: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """The relative cost and its standard error, along the last axis."""
+    ratio = traced.sum(-1) / plain.sum(-1)
+    residual = traced - ratio[..., None] * plain
+    return ratio - 1, residual.std(-1, ddof=1) / np.sqrt(plain.shape[-1]) / plain.mean(-1)
+
+
+def compare(what: str, unit: str, needed: int, pairs: Sequence[tuple[float, float]], limit: float) -> Comparison:
+    """Compare seconds with tracing to seconds without.
+
+    Args:
+        what: Is compared.
+        unit: One pair is.
+        needed: As many pairs are needed to say anything.
+        pairs: With and without.
+        limit: What the cost is to stay below, relative.
+    """
+    traced, plain = np.array(pairs, float).reshape(-1, 2).T
+    if not len(traced):
+        raise RecordingError(f"{what}: no finished {unit} to compare; was the measurement stopped?")
+    enough = len(traced) >= needed
+    low, high = bootstrap_interval(traced, plain) if enough else (None, None)
+    return Comparison(
+        what=what,
+        unit=unit,
+        count=len(traced),
+        needed=needed,
+        with_seconds=float(traced.mean()),
+        without_seconds=float(plain.mean()),
+        cost=float(traced.sum() / plain.sum() - 1),
+        low=low,
+        high=high,
+        verdict=_verdict(low, high, limit),
+    )
+
+
+def _verdict(low: float | None, high: float | None, limit: float) -> Verdict:
+    if low is None or high is None:
+        return "not established"
+    if high <= limit:
+        return "established"
+    return "exceeded" if low > limit else "not established"
+
+
+# ---- reading a measurement --------------------------------------------------------------------------------------
+
+
+def read_overhead(folder: Path, limit: float) -> Overhead:
+    """The answer that a folder of `rltrace overhead` holds.
+
+    Args:
+        folder: With `overhead.json`, the files of times and the Recordings.
+        limit: What the cost is to stay below, relative.
+
+    Raises:
+        RecordingError: there is no measurement, or it is damaged.
+    """
+    try:
+        measurement = msgspec.json.decode((folder / FILE).read_bytes(), type=Measurement)
+        rounds = [(_times(folder / on.times), _times(folder / off.times)) for on, off in measurement.rounds]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RecordingError(
+            f"{folder}: no measurement of overhead here: {error}; make one with `rltrace overhead CONFIG`"
+        ) from None
+    pairs = [pair for traced, _ in rounds for pair in step_pairs(traced)]
+    recordings = [Recording.open(folder / on.recording) for on, _ in measurement.rounds if on.recording]
+    bookkeeping = [process_costs(recording) for recording in recordings]
+    plain_s = float(np.mean([off_s for _, off_s in pairs])) if pairs else 0.0
+    return Overhead(
+        measurement=measurement,
+        limit=limit,
+        comparisons=[
+            compare("steps recorded and not, in one run", "pair of steps", LEAST_PAIRS, pairs, limit),
+            compare(
+                "runs traced and without any hooks", "round of runs", LEAST_ROUNDS, list(map(run_pair, rounds)), limit
+            ),
+        ],
+        bookkeeping=bookkeeping[-1] if bookkeeping else [],
+        bookkept_cost=bookkept_cost(bookkeeping[-1], plain_s) if bookkeeping else None,
+    )
+
+
+def _times(file: Path) -> list[TimedStep]:
+    return [msgspec.json.decode(line, type=TimedStep) for line in file.read_bytes().splitlines()]
+
+
+def step_pairs(steps: Sequence[TimedStep]) -> list[tuple[float, float]]:
+    """Seconds of the recorded and of the other step of each pair that is whole."""
+    of_pair: dict[int, dict[bool, float]] = {}
+    for step in steps:
+        if step.pair is not None:
+            of_pair.setdefault(step.pair, {})[step.recorded] = step.seconds
+    return [(both[True], both[False]) for both in of_pair.values() if len(both) == 2]
+
+
+def run_pair(arms: tuple[Sequence[TimedStep], Sequence[TimedStep]]) -> tuple[float, float]:
+    """Mean seconds of the recorded steps of a traced run, and of the steps of one without hooks.
+
+    The same places of both runs, so that neither is longer under way: what the plan records.
+    """
+    return tuple(  # type: ignore[return-value]
+        float(np.mean([step.seconds for step in steps if step.pair is not None and step.recorded])) for steps in arms
+    )
+
+
+# ---- our own bookkeeping ----------------------------------------------------------------------------------------
+
+
+def process_costs(recording: Recording) -> list[ProcessCost]:
+    """What the recorded steps cost each process that measured the cost of its events."""
+    processes = recording.processes
+    time_line = TimeLine(recording)
+    on_lane = lanes(processes)
+    windows = _recorded_steps(processes, time_line)
+    if not len(windows):
+        return []
+    return [
+        _process_cost(process, on_lane[process.key].name, windows - time_line.shift_ns(process))
+        for process in processes
+        if process.costs
+    ]
+
+
+def _recorded_steps(processes: Sequence[Process], time_line: TimeLine) -> Intervals:
+    rows = [
+        (event.start_ns + shift_ns, event.end_ns + shift_ns)
+        for process in processes
+        for shift_ns in [time_line.shift_ns(process)]
+        for event in process.events()
+        if isinstance(event, Span) and event.name == STEP and event.end_ns and event.args.get("recorded") is True
+    ]
+    return np.array(sorted(rows), np.int64).reshape(-1, 2)
+
+
+def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCost:
+    spans = samples = arrows = edges_ns = 0
+    for event in process.events():
+        at_ns = event.ts_ns if isinstance(event, Counter) else event.start_ns
+        place = int(np.searchsorted(windows[:, 0], at_ns, side="right")) - 1
+        if place < 0 or at_ns >= windows[place, 1]:
+            continue
+        if isinstance(event, Counter):
+            samples += 1
+            continue
+        spans += 1
+        arrows += len(event.flows_out) + len(event.flows_in)
+        if event.name == MEMORY_EDGE and event.end_ns is not None:
+            edges_ns += event.end_ns - event.start_ns
+    costs, steps = process.costs, len(windows)
+    events_ns = spans * costs["span"] + samples * costs["counter"] + arrows * costs["flow"]
+    return ProcessCost(
+        process=called(process),
+        lane=lane,
+        spans=spans / steps,
+        samples=samples / steps,
+        arrows=arrows / steps,
+        span_ns=costs["span"],
+        events_seconds=events_ns / steps / 1e9,
+        edges_seconds=edges_ns / steps / 1e9,
+    )
+
+
+def bookkept_cost(processes: Sequence[ProcessCost], step_s: float) -> float | None:
+    """The share of a step that the driver and the slowest rank spent on recording, as if nothing of it overlapped."""
+    if not processes or step_s <= 0:
+        return None
+    of_lane: dict[str, float] = {}
+    for process in processes:
+        of_lane[process.lane] = of_lane.get(process.lane, 0.0) + process.seconds
+    driver_s = of_lane.pop("driver", 0.0)
+    return (driver_s + max(of_lane.values(), default=0.0)) / step_s

@@ -1,0 +1,88 @@
+"""What the sampler of each host saw of processors, memory, processes and GPUs; what it could not see, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from rltrace.analysis.lanes import called
+from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.events import SAMPLER, subjects
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """One counter of a sampler."""
+
+    mean: float
+    least: float
+    most: float
+
+
+class HostSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was sampled of one host."""
+
+    host: str
+    samples: int
+    """How often it was sampled."""
+    sampler_cpu_share: float | None
+    """Of one processor, that sampling itself took; None while there are fewer than two samples."""
+    counters: dict[str, Sampled]
+    """Of the host: `host.cpu_percent`."""
+    processes: dict[str, dict[str, Sampled]]
+    """By process, as it is called: `process.pss_bytes`."""
+    gpus: dict[str, dict[str, Sampled]]
+    """By uuid: `gpu.power_watts`; `gpu.process_bytes rank 0 engine` is one process's part."""
+    unavailable: dict[str, str]
+    """What could not be sampled, each with the reason; never a zero instead."""
+
+
+def host_samples(seen: Observations) -> list[HostSamples]:
+    """One for each sampler that the run had."""
+    names = {process.process.key: called(process.process) for process in seen.processes}
+    return [_host(process, names) for process in seen.processes if process.process.role == SAMPLER]
+
+
+def _host(sampler: Seen, names: dict[str, str]) -> HostSamples:
+    counters: dict[str, Sampled] = {}
+    processes: dict[str, dict[str, Sampled]] = {}
+    gpus: dict[str, dict[str, Sampled]] = {}
+    for full, samples in sorted(sampler.sampled.items()):
+        name, of = subjects(full)
+        figures = _figures(samples)
+        if not of:
+            counters[name] = figures
+        elif name.startswith("gpu."):
+            uuid, *process = of
+            label = " ".join([name, *(names.get(key, key) for key in process)])
+            gpus.setdefault(uuid, {})[label] = figures
+        else:
+            processes.setdefault(names.get(of[0], of[0]), {})[name] = figures
+    counters.pop(_CPU, None)
+    return HostSamples(
+        host=sampler.process.host,
+        samples=max((len(samples.values) for samples in sampler.sampled.values()), default=0),
+        sampler_cpu_share=_slope(sampler.sampled.get(_CPU)),
+        counters=counters,
+        processes=processes,
+        gpus=gpus,
+        unavailable=sampler.process.unavailable,
+    )
+
+
+_CPU = "sampler.cpu_seconds"
+
+
+def _figures(samples: Samples) -> Sampled:
+    values = np.array(samples.values)
+    of: Callable[[Callable[..., float]], float] = lambda function: float(function(values))  # noqa: E731
+    return Sampled(of(np.mean), of(np.min), of(np.max))
+
+
+def _slope(samples: Samples | None) -> float | None:
+    """Growth of a total per second, from its first sample to its last."""
+    if samples is None or len(samples.values) < 2:
+        return None
+    seconds = (samples.times_ns[-1] - samples.times_ns[0]) / 1e9
+    return (samples.values[-1] - samples.values[0]) / seconds if seconds > 0 else None

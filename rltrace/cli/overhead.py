@@ -1,0 +1,131 @@
+"""`rltrace overhead`: what tracing costs of a step, measured with and without."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rltrace import manifest
+from rltrace.cli.run import PACKAGE, checked, report
+from rltrace.cli.runs import RUNS, check_disabled, claim, require_linux
+from rltrace.errors import RecordingError, RunError
+from rltrace.sampler import INTERVAL_SECONDS
+
+if TYPE_CHECKING:  # numpy is not loaded to show the help
+    from rltrace.analysis.overhead import Arm
+
+MODULE = f"{PACKAGE}.measure_overhead"
+ROUNDS, PAIRS = 6, 20
+LIMIT_PERCENT = 0.5
+
+
+@click.command()
+@click.argument("what", metavar="CONFIG|DIR", type=click.Path())
+@click.option("--out", metavar="DIR", help="Folder of the measurement.  [default: rltrace-runs/overhead-<time>]")
+@click.option("--pairs", default=PAIRS, show_default=True, type=click.IntRange(1), help="Of steps in a run.")
+@click.option(
+    "--rounds", default=ROUNDS, show_default=True, type=click.IntRange(1), help="Of a traced and another run."
+)
+@click.option(
+    "--limit", "limit_percent", default=LIMIT_PERCENT, show_default=True, help="Percent of a step not to exceed."
+)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
+def overhead(
+    what: str, out: str | None, pairs: int, rounds: int, limit_percent: float, as_json: bool, force: bool
+) -> None:
+    """Measure what tracing costs of a step of CONFIG.
+
+    In each round the run is made twice: traced, where recording is switched off for one step of every pair, and
+    without any hook of ours, in an order that changes from round to round. With DIR, a measurement made before, only
+    the figures are shown.
+    """
+    from rltrace.analysis.overhead import read_overhead
+
+    folder = Path(what) if Path(what).is_dir() else _measure(what, out, pairs, rounds, force)
+    found = read_overhead(folder, limit_percent / 100)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        return
+    from rltrace.cli.overhead_tables import show
+    from rltrace.cli.tables import console
+
+    show(found, console())
+    click.echo(f"\nAgain: rltrace overhead {folder}")
+
+
+def _measure(config: str, out: str | None, pairs: int, rounds: int, force: bool) -> Path:
+    """Make all runs; returns the folder of the measurement, which says after each round what there is.
+
+    Two runs at once would disturb each other, and one process cannot be rid of hooks that have been installed: an arm
+    without any is a run of its own. Runs differ by more than their steps do, so a round is one sample.
+    """
+    require_linux("`rltrace overhead`")
+    import msgspec
+
+    from rltrace.analysis.overhead import FILE, Measurement
+
+    checked(config, force)
+    check_disabled()
+    folder = _new_folder(out)
+    done: list[tuple[Arm, Arm]] = []
+    for number in range(1, rounds + 1):
+        arms: dict[bool, Arm] = {}
+        for traced in (True, False) if number % 2 else (False, True):
+            click.echo(f"round {number} of {rounds}: {'traced' if traced else 'without any hooks'}")
+            arms[traced] = _run_arm(folder, f"{number}-{'traced' if traced else 'bare'}", traced, config, pairs, force)
+        done.append((arms[True], arms[False]))
+        measurement = Measurement(
+            config=config,
+            command=manifest.redact_command(sys.orig_argv),
+            host=socket.gethostname(),
+            cores=len(os.sched_getaffinity(0)),
+            created_unix_ns=time.time_ns(),
+            rounds=done,
+        )
+        (folder / FILE).write_bytes(msgspec.json.encode(measurement))
+    return folder
+
+
+def _new_folder(out: str | None) -> Path:
+    folder = Path(out) if out is not None else RUNS / time.strftime("overhead-%Y%m%d-%H%M%S")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise RecordingError(f"{folder}: cannot be made: {error.strerror}; name another folder with --out") from None
+    return folder
+
+
+def _run_arm(folder: Path, name: str, traced: bool, config: str, pairs: int, force: bool) -> Arm:
+    """Make one run.
+
+    Raises:
+        RunError: it failed.
+    """
+    from rltrace import supervisor
+    from rltrace.analysis.overhead import Arm
+
+    times = f"{name}.jsonl"
+    command = [sys.executable, "-m", MODULE, config, "--times", str(folder / times), "--pairs", str(pairs)]
+    command += ["--force"] if force else []
+    load = os.getloadavg()[0]
+    if traced:
+        recording = claim(str(folder / name), command, {})
+        if code := report(
+            recording, supervisor.supervise(command, recording, is_our_run=True, sample_seconds=INTERVAL_SECONDS)
+        ):
+            raise click.exceptions.Exit(code)
+        return Arm(times=times, recording=name, load_before=load)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RLTRACE_")}
+    if code := subprocess.run(command, env=environment, check=False).returncode:
+        raise RunError(f"the run without hooks ended with exit code {code}, see above")
+    return Arm(times=times, recording=None, load_before=load)

@@ -1,0 +1,80 @@
+"""What tracing costs, as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from rltrace.analysis.overhead import Comparison, Overhead, ProcessCost, Verdict
+from rltrace.cli.tables import _table, _titled
+
+BUSY = 0.5
+"""Load per core before a run, from which on somebody else was working too."""
+
+_STYLES: dict[Verdict, str] = {"established": "green", "exceeded": "bold red", "not established": "yellow"}
+
+
+def show(found: Overhead, screen: Console) -> None:
+    """Print the comparisons, each with its verdict, and the bookkeeping."""
+    screen.print(comparison_table(found))
+    for comparison in found.comparisons:
+        screen.print(Text(verdict_line(comparison, found.limit), _STYLES[comparison.verdict]))
+    screen.print()
+    screen.print(bookkeeping_table(found.bookkeeping, found.bookkept_cost))
+    screen.print(Text(load_line(found), "dim"))
+
+
+def comparison_table(found: Overhead) -> RenderableType:
+    """One row a comparison."""
+    table = _table("compared", "pairs", "ms with", "ms without", "cost", "95 % interval")
+    for row in found.comparisons:
+        interval = f"{_percent(row.low)} to {_percent(row.high)}" if row.low is not None else "too few"
+        table.add_row(
+            row.what, str(row.count), f"{1e3 * row.with_seconds:,.1f}", f"{1e3 * row.without_seconds:,.1f}",
+            _percent(row.cost), interval,
+        )  # fmt: skip
+    return _titled(f"What tracing costs of a step of {found.measurement.config}", table)
+
+
+def verdict_line(row: Comparison, limit: float) -> str:
+    """One sentence: the upper end of the interval, or why there is none to rely on."""
+    if row.low is None or row.high is None:
+        return f"{row.what}: not established: {_count(row.count, row.unit)}, {row.needed} are needed"
+    if row.verdict == "established":
+        return f"{row.what}: at most {_percent(row.high)} (upper end of the interval), within the limit of {limit:.2%}"
+    if row.verdict == "exceeded":
+        return f"{row.what}: at least {_percent(row.low)}, above the limit of {limit:.2%}"
+    return f"{row.what}: not established: the interval reaches {_percent(row.high)}, above the limit of {limit:.2%}"
+
+
+def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> RenderableType:
+    """What each process recorded in a mean step, and what that took by the cost it measured."""
+    if share is None:
+        return Text("Our own bookkeeping: no process measured what its events cost", "yellow")
+    table = _table("process", "spans", "samples", "arrows", "ns a span", "ms of events", "ms at edges")
+    for row in processes:
+        table.add_row(
+            row.process, f"{row.spans:,.1f}", f"{row.samples:,.1f}", f"{row.arrows:,.1f}", f"{row.span_ns:,.0f}",
+            f"{1e3 * row.events_seconds:.3f}", f"{1e3 * row.edges_seconds:.3f}",
+        )  # fmt: skip
+    caption = f"driver and slowest rank, one after the other: {share:.2%} of a step that is not recorded"
+    return _titled("Our own bookkeeping: events × their cost in that process + edges, a mean step", table, caption)
+
+
+def load_line(found: Overhead) -> str:
+    """Whether the machine was idle before each run."""
+    measured = found.measurement
+    load = max(arm.load_before for arms in measured.rounds for arm in arms)
+    said = f"{measured.cores} cores on {measured.host}; load before a run: up to {load:.1f}"
+    return said + (" (the machine was busy)" if load > BUSY * measured.cores else "")
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:+.2f} %"
+
+
+def _count(number: int, what: str) -> str:
+    head, _, tail = what.partition(" ")
+    return f"{number} {what}" if number == 1 else f"{number} {head}s {tail}"

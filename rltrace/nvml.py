@@ -1,0 +1,209 @@
+"""What NVML says of the GPUs of this host: memory by process, utilisation, power, and bytes over NVLink and PCIe.
+
+NVML numbers processes as the whole machine does. Inside a pid namespace of its own (a container) those numbers may be
+nobody's or, worse, somebody else's: bytes are given to a process only where its pid is certain, else the reason is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rltrace import clock
+from rltrace.events import subject
+
+MACHINE_PID_NAMESPACE = "pid:[4026531836]"
+"""Of the machine itself: PROC_PID_INIT_INO in Linux, include/linux/proc_ns.h."""
+
+ALL_LINKS = 0xFFFF_FFFF
+"""As `scopeId` of an NVLink field: the sum over the links (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)."""
+
+_DEVICE_FILE = re.compile(r"/dev/nvidia\d+")
+
+
+class UnavailableError(Exception):
+    """NVML cannot be asked; the text says why."""
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that NVML shows this process.
+
+    Raises:
+        UnavailableError: there is no NVML, no driver, or no GPU.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise UnavailableError("the package nvidia-ml-py is not installed") from None
+    try:
+        pynvml.nvmlInit()
+        found = [Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(at)) for at in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        raise UnavailableError(f"NVML: {error}") from None
+    if not found:
+        raise UnavailableError("NVML shows no GPU here")
+    return found
+
+
+class Gpu:
+    """One GPU: what it can be asked is asked, the rest is in `unavailable` with the reason."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        self.uuid: str = uuid.decode() if isinstance(uuid, bytes) else uuid
+        self.unavailable: dict[str, str] = {}
+        """Counter -> reason."""
+        self._rates: dict[str, Rate] = {}
+
+    def sample(self, keys: Mapping[int, str]) -> Iterator[tuple[str, float]]:
+        """Counters with their values now.
+
+        Args:
+            keys: Of the run's processes on this host, by pid.
+        """
+        for what, ask in (
+            ("gpu.used_bytes", self._memory),
+            ("gpu.utilisation_percent", self._utilisation),
+            ("gpu.power_watts", self._power),
+            ("gpu.process_bytes", lambda: self._processes(keys)),
+            ("gpu.nvlink_bytes_per_second", self._nvlink),
+            ("gpu.pcie_bytes_per_second", self._pcie),
+        ):
+            if what not in self.unavailable:
+                yield from self._ask(what, ask)
+
+    def _ask(self, what: str, ask: Callable[[], dict[str, float]]) -> list[tuple[str, float]]:
+        """What was answered; what this device cannot answer is not asked again."""
+        try:
+            return [(subject(name, self.uuid, *rest), value) for (name, *rest), value in _split(ask())]
+        except UnavailableError as reason:
+            self.unavailable[what] = str(reason)
+        except self._nvml.NVMLError as error:
+            if error.value in (self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_NO_PERMISSION):
+                self.unavailable[what] = f"NVML: {error}"
+            # else it may answer the next time
+        return []
+
+    def _memory(self) -> dict[str, float]:
+        # Version 1 counts what the driver reserves for itself (615 MiB on an H200) as used.
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle, version=self._nvml.nvmlMemory_v2)
+        return {"gpu.used_bytes": memory.used, "gpu.reserved_bytes": memory.reserved, "gpu.free_bytes": memory.free}
+
+    def _utilisation(self) -> dict[str, float]:
+        rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
+        return {"gpu.utilisation_percent": rates.gpu, "gpu.memory_utilisation_percent": rates.memory}
+
+    def _power(self) -> dict[str, float]:
+        return {"gpu.power_watts": self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3}
+
+    def _processes(self, keys: Mapping[int, str]) -> dict[str, float]:
+        said = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        return process_bytes({process.pid: process.usedGpuMemory for process in said}, keys, is_certain=pid_is_certain)
+
+    def _nvlink(self) -> dict[str, float]:
+        kib = self._fields(
+            {
+                "gpu.nvlink_sent_bytes_per_second": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+                "gpu.nvlink_received_bytes_per_second": self._nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+            },
+            ALL_LINKS,
+        )
+        return self._per_second({name: 1024 * value for name, value in kib.items()})
+
+    def _pcie(self) -> dict[str, float]:
+        # Not nvmlDeviceGetPcieThroughput: it measures for 20 ms a call and says nothing of the rest of the second.
+        return self._per_second(
+            self._fields(
+                {
+                    "gpu.pcie_sent_bytes_per_second": self._nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
+                    "gpu.pcie_received_bytes_per_second": self._nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+                },
+                0,
+            )
+        )
+
+    def _fields(self, fields: dict[str, int], scope: int) -> dict[str, int]:
+        """Counters that only grow, by name."""
+        answers = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, scope) for field in fields.values()])
+        for answer in answers:
+            if answer.nvmlReturn != self._nvml.NVML_SUCCESS:
+                raise self._nvml.NVMLError(answer.nvmlReturn)
+        kinds = {
+            self._nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+            self._nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+            self._nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+            self._nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        }
+        return {
+            name: getattr(answer.value, kinds.get(answer.valueType, "ullVal"))
+            for name, answer in zip(fields, answers, strict=True)
+        }
+
+    def _per_second(self, totals: Mapping[str, int]) -> dict[str, float]:
+        now_ns = clock.now_ns()
+        rates = {name: self._rates.setdefault(name, Rate()).of(total, now_ns) for name, total in totals.items()}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+class Rate:
+    """How fast a counter grows."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int] | None = None
+
+    def of(self, total: int, now_ns: int) -> float | None:
+        """Per second since the last call; None at the first one, and where the counter began anew."""
+        last, self._last = self._last, (total, now_ns)
+        if last is None or total < last[0] or now_ns <= last[1]:
+            return None
+        return (total - last[0]) * 1e9 / (now_ns - last[1])
+
+
+def _split(samples: Mapping[str, float]) -> Iterator[tuple[list[str], float]]:
+    """Names with what is behind their slash apart."""
+    return ((name.split("/"), value) for name, value in samples.items())
+
+
+def process_bytes(
+    said: Mapping[int, int | None], keys: Mapping[int, str], *, is_certain: Callable[[int], bool]
+) -> dict[str, float]:
+    """Bytes of a GPU by process of the run, and of all others together.
+
+    Args:
+        said: By NVML: bytes of each pid, None where it does not know.
+        keys: Of the run's processes, by pid.
+        is_certain: Whether a pid of NVML's is that of the process which has it here.
+
+    Raises:
+        UnavailableError: NVML does not know the bytes, or its pids are not ours.
+    """
+    for pid, size in said.items():
+        if size is None:
+            raise UnavailableError("NVML does not say the bytes of a process on this device")
+        if not is_certain(pid):
+            raise UnavailableError(
+                f"NVML counts processes as the machine does (pid {pid}), and this pid namespace has others"
+            )
+    ours = {f"gpu.process_bytes/{keys[pid]}": float(size or 0) for pid, size in said.items() if pid in keys}
+    others = sum(size or 0 for pid, size in said.items() if pid not in keys)
+    return {**ours, "gpu.other_processes_bytes": float(others)}
+
+
+def pid_is_certain(pid: int) -> bool:
+    """Whether a pid of the machine's is that of the process which has this pid here.
+
+    It is in the machine's own pid namespace. In another one a driver may translate: then every process that NVML names
+    is here, with the file of a GPU open.
+    """
+    if os.readlink("/proc/self/ns/pid") == MACHINE_PID_NAMESPACE:
+        return True
+    try:
+        files = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return any(_DEVICE_FILE.fullmatch(file) for file in files)

@@ -1,0 +1,98 @@
+"""The overhead measurement switches recording off in every process of a real run, and says in which steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from reference_runs import write_config
+from rltrace_reference import measure_overhead
+
+from rltrace.analysis import summarize
+from rltrace.analysis.overhead import read_overhead
+from rltrace.events import STEP, Counter, Span
+from rltrace.recording import Recording
+
+PAIRS = 2
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One round: a traced run and one without hooks."""
+    folder = tmp_path_factory.mktemp("overhead")
+    config = write_config(
+        folder,
+        task={"prompts": 4},
+        rollout={"n": 2, "max_tokens": 4, "slots": 8},
+        actor={"minibatches": 1, "micro_batch": 8},
+    )
+    command = ["overhead", str(config), "--out", str(folder / "out"), "--rounds", "1", "--pairs", str(PAIRS)]
+    run = "import sys; from rltrace.cli import main; main(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", run, *command], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "not established: 2 pairs of steps, 20 are needed" in done.stdout
+    return folder / "out"
+
+
+@pytest.mark.run
+def test_no_process_records_in_a_step_that_is_switched_off_and_all_do_in_the_others(measured: Path) -> None:
+    recording = Recording.open(measured / "1-traced")
+    events = {process: [*process.events()] for process in recording.processes if process.role != "sampler"}
+    steps = [event for of_process in events.values() for event in of_process if event.name == STEP]
+    off = [step for step in steps if step.args["recorded"] is False]
+    on = [step for step in steps if step.args["recorded"] is True]
+    assert (len(off), len(on)) == (PAIRS, PAIRS + measure_overhead.WARM_UP_STEPS)
+    recorded = {process for process in events if process.role in ("driver", "worker", "engine")}
+    assert len(recorded) == 5
+    for process in recorded:
+        assert len(process.pauses) == PAIRS
+        for begin_ns, end_ns in process.pauses:
+            inside = [event for event in events[process] if begin_ns < _at_ns(event) < end_ns]
+            assert inside == [], process.name
+        for step in on:
+            inside = [event for event in events[process] if step.start_ns < _at_ns(event) < step.end_ns]
+            assert inside, process.name
+    work = {"fsdp.forward", "engine.step", "optimizer.step", "weight_sync.pack", "reward"}
+    for step in off:
+        during = {e.name for of in events.values() for e in of if step.start_ns < _at_ns(e) < step.end_ns}
+        assert not during & work
+    assert summarize(recording).complete
+    assert recording.lost_events == 0
+
+
+@pytest.mark.run
+def test_readers_say_which_steps_were_not_recorded_and_make_no_zeros_of_them(measured: Path) -> None:
+    summary = summarize(Recording.open(measured / "1-traced"))
+    off = {step.step for step in summary.steps if not step.recorded}
+    assert len(off) == PAIRS
+    assert not off & {row.step for row in summary.phases}
+    assert all(row.phases["actor.update"].seconds > 0 for row in summary.phases if row.rank == 0 and row.step)
+
+
+@pytest.mark.run
+def test_every_process_measured_its_own_costs_and_the_run_without_hooks_recorded_nothing(measured: Path) -> None:
+    found = read_overhead(measured, limit=0.005)
+    assert {cost.process for cost in found.bookkeeping} == {
+        "driver", "rank 0 worker", "rank 1 worker", "rank 0 engine", "rank 1 engine"
+    }  # fmt: skip
+    assert all(cost.spans > 0 and cost.span_ns > 0 for cost in found.bookkeeping)
+    assert found.bookkept_cost is not None and 0 < found.bookkept_cost < 1
+    assert [comparison.verdict for comparison in found.comparisons] == ["not established"] * 2
+    assert not (measured / "1-bare").exists()
+    lines = (measured / "1-bare.jsonl").read_bytes().splitlines()
+    assert len([msgspec.json.decode(line) for line in lines]) == 2 * PAIRS + measure_overhead.WARM_UP_STEPS
+
+
+def test_both_kinds_of_step_come_first_equally_often_in_an_order_that_is_drawn() -> None:
+    plan = measure_overhead.plan(20, seed=0)
+    pairs = [tuple(on for pair, on in plan if pair == number) for number in range(20)]
+    assert sorted(pairs) == [(False, True)] * 10 + [(True, False)] * 10
+    assert pairs != [(True, False), (False, True)] * 10
+    assert plan == measure_overhead.plan(20, seed=0) != measure_overhead.plan(20, seed=1)
+
+
+def _at_ns(event: Span | Counter) -> int:
+    return event.ts_ns if isinstance(event, Counter) else event.start_ns

@@ -1,0 +1,109 @@
+"""What tracing costs is told honestly: a cost that is there is found, and no figure stands on too little."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recordings import Written, sample, span
+
+from rltrace.analysis.overhead import (
+    LEAST_PAIRS,
+    TimedStep,
+    bookkept_cost,
+    bootstrap_interval,
+    compare,
+    process_costs,
+    step_pairs,
+)
+from rltrace.cli.overhead_tables import verdict_line
+from rltrace.events import MEMORY_EDGE
+
+
+def pairs_of(cost: float, count: int, *, noise: float, seed: int) -> list[tuple[float, float]]:
+    """Steps of 0.7 s that drift, each timed with an error of its own; recording makes one of a pair longer."""
+    random = np.random.default_rng(seed)
+    base = 0.7 * (1 + 0.05 * random.standard_normal(count))
+    traced, plain = (base * (1 + noise * random.standard_normal(count)) for _ in range(2))
+    return [*zip(traced * (1 + cost), plain, strict=True)]
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.02])
+def test_the_interval_holds_the_true_cost_as_often_as_it_says(cost: float) -> None:
+    held = [
+        low <= cost <= high
+        for seed in range(200)
+        for low, high in [bootstrap_interval(*zip(*pairs_of(cost, 20, noise=0.02, seed=seed), strict=True), seed)]
+    ]
+    assert 0.90 <= np.mean(held) <= 0.99
+
+
+def test_a_cost_of_two_percent_is_found() -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.02, 40, noise=0.005, seed=3), limit=0.005)
+    assert found.low is not None and found.high is not None
+    assert found.low < 0.02 < found.high and found.high - found.low < 0.01
+    assert found.verdict == "exceeded"
+    assert "at least +1." in verdict_line(found, 0.005)
+
+
+def test_no_cost_gives_an_interval_around_zero_and_its_upper_end_is_what_is_claimed() -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.0, 40, noise=0.002, seed=4), limit=0.005)
+    assert found.low is not None and found.high is not None
+    assert found.low < 0 < found.high < 0.005
+    assert found.verdict == "established"
+    assert f"at most {100 * found.high:+.2f} %" in verdict_line(found, 0.005)
+
+
+def test_where_noise_hides_the_cost_nothing_is_established() -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.0, 20, noise=0.1, seed=5), limit=0.005)
+    assert found.verdict == "not established"
+    assert "not established: the interval reaches" in verdict_line(found, 0.005)
+
+
+@pytest.mark.parametrize("count", [1, 3, LEAST_PAIRS - 1])
+def test_few_pairs_establish_nothing_however_alike_they_are(count: int) -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, [(0.7, 0.7)] * count, limit=0.005)
+    assert (found.low, found.high, found.verdict) == (None, None, "not established")
+    assert f"{LEAST_PAIRS} are needed" in verdict_line(found, 0.005)
+
+
+def test_a_step_without_its_partner_and_a_step_of_the_warm_up_are_not_compared() -> None:
+    steps = [
+        TimedStep(0, 9.0, True, None),
+        TimedStep(1, 2.0, False, 0),
+        TimedStep(2, 3.0, True, 0),
+        TimedStep(3, 9.0, True, 1),
+    ]
+    assert step_pairs(steps) == [(3.0, 2.0)]
+
+
+def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_measured(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    steps = [span("step", 10, 20, recorded=True), span("step", 20, 30, recorded=False), span("step", 30, 40)]
+    written.process("driver", *steps, role="driver", ended_s=50)
+    for rank, events in enumerate((3, 5)):
+        inside = [span("fsdp.forward", 11 + n, 11.5 + n) for n in range(events)]
+        outside = [span("fsdp.forward", 5, 6), span("fsdp.forward", 25, 26)]
+        edge = span(MEMORY_EDGE, 18, 18.25)
+        samples = [sample("resident_bytes", at_s, 1) for at_s in (1, 12, 13, 45)]
+        written.process(f"worker-{rank}", *inside, *outside, edge, *samples, role="worker", rank=rank, ended_s=50)
+    for folder in (tmp_path / "run" / "processes").iterdir():
+        with (folder / "process.jsonl").open("a") as lines:
+            lines.write(json.dumps({"kind": "cost", "span": 1000.0, "counter": 100.0, "flow": 10.0}) + "\n")
+
+    costs = {cost.process: cost for cost in process_costs(written.read())}
+    slower = costs["rank 1 worker"]
+    assert (slower.spans, slower.samples, slower.arrows) == (6, 2, 0)
+    assert slower.events_seconds == pytest.approx(6 * 1e-6 + 2 * 1e-7)
+    assert slower.edges_seconds == pytest.approx(0.25)
+    expected_s = slower.seconds + costs["driver"].seconds
+    assert bookkept_cost([*costs.values()], 10.0) == pytest.approx(expected_s / 10)
+
+
+def test_a_process_that_measured_no_cost_is_left_out_and_no_share_is_made_up(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    written.process("driver", span("step", 10, 20, recorded=True), role="driver", ended_s=50)
+    assert process_costs(written.read()) == []
+    assert bookkept_cost([], 10.0) is None
