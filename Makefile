@@ -39,6 +39,11 @@ lint: $(VENV)/dev.done  ## Check style and types
 test: lint perfetto  ## Install everything and run every test
 	$(BIN)/python -m pytest
 
+.PHONY: test-frameworks
+test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and TRL: 8 GB of packages, then minutes
+	$(BIN)/python tests/frameworks/environments.py .frameworks
+	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
+
 .PHONY: bench
 bench: $(VENV)/dev.done  ## Measure what recording and exporting cost, beside the peers
 	$(BIN)/python tests/bench/hot_path.py
@@ -46,4 +51,4 @@ bench: $(VENV)/dev.done  ## Measure what recording and exporting cost, beside th
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart
-	rm -rf $(VENV) .perfetto .mypy_cache .ruff_cache .pytest_cache dist
+	rm -rf $(VENV) .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,14 @@ def test_a_row_has_the_name_of_its_class(name):
     assert instrumentation.name == name
     assert isinstance(instrumentation.supports, tuple)
     assert instrumentation.__doc__
+
+
+@every_row
+def test_the_table_of_what_is_traced_names_the_versions_of_a_row(name):
+    table = Path(instrument.__file__).with_name("README.md").read_text().splitlines()
+    (line,) = [line for line in table if line.startswith(f"| `{name}` |")]
+    supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
+    assert line.split(" | ")[2] == (", ".join(supports) or "ours")
 
 
 @every_row

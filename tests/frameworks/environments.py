@@ -1,4 +1,4 @@
-"""Makes what the tests of real frameworks need: two environments, and the sources of releases that need a GPU to import.
+"""Makes what the tests of real frameworks need: two environments, and the sources of releases to read.
 
     python tests/frameworks/environments.py FOLDER
 

@@ -215,7 +215,7 @@ def test_every_attribute_that_a_hook_reads_is_there(name, version, sources):
 
 @every_release
 def test_the_release_is_one_that_the_instrumentation_says_it_knows(name, version, monkeypatch):
-    monkeypatch.setattr("rltrace.versions._installed_version", lambda _package: version)
+    monkeypatch.setattr("importlib.metadata.version", lambda _package: version)
     assert unmet_support(plugins.load(plugins.INSTRUMENTATIONS[name]).supports) is None
 
 

@@ -6,9 +6,11 @@ import json
 import subprocess
 
 import pytest
-from framework_runs import run_bare, run_exec, write_program
+from framework_runs import TIMEOUT_SECONDS, run_bare, run_exec, write_program
 
 from rltrace.analysis.summary import summarize
+
+pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
 
 PROGRAM = """
     import hashlib, json, sys
