@@ -89,8 +89,8 @@ def receive_weights(patches: PatchSet, target: str) -> None:
 
 def begin_receive(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Say whose engine this process is, and open the span."""
-    worker = args[0]
-    recorder.identify(role="engine", **device_of(f"cpu-{worker.local_rank}", worker.local_rank))
+    place = getattr(args[0], "local_rank", 0)
+    recorder.identify(role="engine", **device_of(f"cpu-{place}", place))
     return recorder.span("weight_sync.receive").__enter__()
 
 

@@ -116,7 +116,7 @@ def subject_of(engine: Any) -> str:
     """Whose engine it is: only a reference is never trained, only a critic has a value head."""
     if type(engine).__name__.endswith("ValueHead"):
         return "critic"
-    return "ref" if engine.engine_config.forward_only else "actor"
+    return "ref" if getattr(getattr(engine, "engine_config", None), "forward_only", False) else "actor"
 
 
 # ---- micro-batches ----------------------------------------------------------------------------------------------
