@@ -6,6 +6,7 @@ verl's own sockets and shared memory. The rest is entered on a bare object, and 
 """
 
 import functools
+import itertools
 import json
 import subprocess
 import sys
@@ -205,7 +206,7 @@ def switch_of(run):
     """Phases of the first switch to the rollout, in order; none begins before the last has ended."""
     names = {"weight_sync", "rollout.wake_weights", "rollout.wake_kv_cache"}
     phases = [span for span in run.spans if span.name in names and "error" not in span.args][:5]
-    assert all(before.end_ns <= after.start_ns for before, after in zip(phases, phases[1:], strict=False))
+    assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(phases))
     return [span.name for span in phases]
 
 
@@ -213,7 +214,7 @@ def switch_of(run):
 def test_a_switch_is_weight_sync_but_for_the_waking(release, exercised):
     run = exercised(release)
     assert switch_of(run) == PHASES_OF_A_SWITCH
-    assert [s.args["tags"] for s in run.named("rollout.wake_weights")][0] == ["weights"]
+    assert next(s.args["tags"] for s in run.named("rollout.wake_weights")) == ["weights"]
 
 
 @buckets_in
@@ -297,7 +298,7 @@ def test_a_call_is_dispatched_executed_and_collected(release, dispatched):
     parts = run.calls_of("tiny_add")
     assert [span.name for span in parts] == ["ray.dispatch", "ray.execute", "ray.collect"]
     assert parts[0].args == {"method": "tiny_add", "blocking": True, "calls": 2}
-    assert all(before.end_ns <= after.start_ns for before, after in zip(parts, parts[1:], strict=False))
+    assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(parts))
     # Who is not waited for executes elsewhere, and the driver goes on.
     assert [span.name for span in run.calls_of("tiny_later")] == ["ray.dispatch", "ray.collect"]
 
