@@ -216,6 +216,75 @@ def an_update():
     assert "actor/grad_norm" in actor.update_policy(data=data)
 
 
+def engine():
+    """verl's FSDP engine around a tiny model, without what its configuration would bring."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    made = object.__new__(FSDPEngineWithLMHead)
+    made.module = tiny_language_model()
+    made.optimizer = torch.optim.SGD(made.module.parameters(), lr=0.1)
+    made.optimizer_config = SimpleNamespace(clip_grad=1.0)
+    made.engine_config = SimpleNamespace(
+        forward_only=False, strategy="fsdp2", entropy_checkpointing=False, use_fused_kernels=False
+    )
+    made.model_config = SimpleNamespace(lora_rank=0, lora={}, hf_config=made.module.config)
+    made.device_mesh, made.ulysses_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",)), None
+    made.ulysses_sequence_parallel_size, made.ulysses_parallel_group, made.use_ulysses_sp = 1, None, False
+    made.scaler, made._autocast_dtype, made.pad_to_length, made.use_remove_padding = None, torch.float32, False, False
+    made._qat_enabled = made._is_offload_param = made._is_lora = made._uses_fsdp2_cpu_offload_policy = False
+    return made
+
+
+def batch_of_an_engine(**flags):
+    """Four sequences of six tokens without padding, in micro-batches of two."""
+    from verl.utils import tensordict_utils
+
+    def nested(rows):
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    settings = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 2, "temperature": 1.0, "max_response_length": 3}
+    return tensordict_utils.get_tensordict(
+        {
+            "input_ids": nested([torch.randint(0, 32, (6,)) for _ in range(4)]),
+            "position_ids": nested([torch.arange(6)] * 4),
+            "loss_mask": nested([torch.ones(6, dtype=torch.long)] * 4),
+        },
+        non_tensor_dict={**settings, "use_remove_padding": False, **flags},
+    )
+
+
+def loss(model_output, data, dp_group=None):
+    """Something to go down."""
+    return model_output["log_probs"].values().sum(), {}
+
+
+def phases_of_a_rank():
+    """The engine worker's phases, with the real engine beneath: log-probs twice, and a real update."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    of_actor = engine()
+
+    def infer(data):
+        assert len(of_actor.infer_batch(data, loss)["loss"]) == 2
+
+    def train(data):
+        assert "grad_norm" in of_actor.train_batch(data, loss)["metrics"]
+
+    worker = object.__new__(ActorRolloutRefWorker)
+    worker.enable_routing_replay = False
+    worker.actor = worker.ref = SimpleNamespace(
+        infer_batch=lambda data: infer(data), train_mini_batch=lambda data: train(data)
+    )
+    worker.compute_log_prob(batch_of_an_engine())
+    worker.compute_log_prob(batch_of_an_engine(no_lora_adapter=True))
+    worker.compute_ref_log_prob(batch_of_an_engine())
+    worker.update_actor(batch_of_an_engine())
+    parameters, _ = of_actor.get_per_tensor_param()
+    assert len(dict(parameters)) == 15
+
+
 # ---- weight sync ------------------------------------------------------------------------------------------------
 
 PARAMETERS = {
@@ -373,4 +442,4 @@ if LINE == 6:
 if LINE >= 5:
     CALLS.append(a_tool_call)
 if LINE >= 7:
-    CALLS += [worker_switches, a_server_that_does_not_lead]
+    CALLS += [phases_of_a_rank, worker_switches, a_server_that_does_not_lead]

@@ -37,6 +37,10 @@ OFFLOAD = {
 UPDATE = {"update_policy", "_forward_micro_batch", "_optimizer_step"}
 BUCKETS = {"_init_socket", "_init_buffer", "receive_weights", "update_weights", "resume", "release"}
 
+ENGINE = {"forward_backward_batch", "forward_step", "get_per_tensor_param"}
+PHASES = {"compute_log_prob", "compute_ref_log_prob", "update_actor"}
+LATEST = DRIVER | OFFLOAD | BUCKETS | ENGINE | PHASES | {"extract_reward", "_call_tool", "sleep", "wake_up"}
+
 FINISHED = {
     4: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor"},
     5: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor", "_call_tool"},
@@ -45,9 +49,9 @@ FINISHED = {
     | UPDATE
     | {"compute_reward", "_call_tool", "rollout_mode", "trainer_mode", "resume", "update_weights", "release"}
     | {"aggressive_empty_cache"},
-    7: DRIVER | OFFLOAD | UPDATE | BUCKETS | {"extract_reward", "_call_tool", "sleep", "wake_up"},
-    8: DRIVER | OFFLOAD | BUCKETS | {"extract_reward", "_call_tool", "sleep", "wake_up"},
-    9: DRIVER | OFFLOAD | BUCKETS | {"extract_reward", "_call_tool", "sleep", "wake_up"},
+    7: LATEST | UPDATE,
+    8: LATEST,
+    9: LATEST,
 }
 """Functions that verl's own code runs to their end, by the line of releases."""
 
@@ -182,10 +186,14 @@ def test_what_moves_to_the_host_says_its_bytes(release, exercised):
     assert [(s.args["what"], s.args["bytes"]) for s in run.named("offload.h2d") if s.args["bytes"]] == moved
 
 
-@pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 7], ids=lambda release: release.version)
+@every_release
 def test_an_update_is_divided_into_micro_batches(release, exercised):
-    first, second = exercised(release).named("actor.micro_batch")
-    assert first.end_ns <= second.start_ns
+    micro_batches = exercised(release).named("actor.micro_batch")
+    updates = (release.line <= 7) + (
+        release.line >= 7
+    )  # by the actor of the older releases, by the engine; 0.7 has both
+    assert len(micro_batches) == 2 * updates  # and none for the micro-batches of log-probs
+    assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(micro_batches))
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 6], ids=lambda release: release.version)
@@ -208,6 +216,19 @@ def switch_of(run):
     phases = [span for span in run.spans if span.name in names and "error" not in span.args][:5]
     assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(phases))
     return [span.name for span in phases]
+
+
+@buckets_in
+def test_the_phases_of_a_rank_have_the_names_of_every_recording(release, exercised):
+    run = exercised(release)
+    names = ("actor.old_log_prob", "ref.log_prob", "actor.update")
+    phases = [(span.name, span.args) for span in run.spans if span.name in names and "error" not in span.args]
+    # The second is the actor without its adapter, which is what a reference is then.
+    assert [name for name, _ in phases] == ["actor.old_log_prob", "ref.log_prob", "ref.log_prob", "actor.update"]
+    assert all(args == {"sequences": 4} for _, args in phases)
+    (update,) = run.named("actor.update")
+    inside = [s for s in run.named("actor.micro_batch") if update.start_ns <= s.start_ns and s.end_ns <= update.end_ns]
+    assert len(inside) == 2
 
 
 @buckets_in

@@ -132,9 +132,9 @@ class MicroBatches:
         self._trains = False
         self._open: Any = None
 
-    def begin_update(self, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forwards from here on are those of an update, unless it says otherwise."""
-        self._trains = not kwargs.get("forward_only", False)
+    def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
+        self._trains = not kwargs.get("forward_only", args[3] if len(args) > 3 else False)
 
     def end_update(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Whatever follows is not of this update."""
