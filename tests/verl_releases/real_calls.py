@@ -219,7 +219,6 @@ def an_update():
 def engine():
     """verl's FSDP engine around a tiny model, without what its configuration would bring."""
     from torch.distributed.device_mesh import init_device_mesh
-
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     made = object.__new__(FSDPEngineWithLMHead)
@@ -274,9 +273,7 @@ def phases_of_a_rank():
 
     worker = object.__new__(ActorRolloutRefWorker)
     worker.enable_routing_replay = False
-    worker.actor = worker.ref = SimpleNamespace(
-        infer_batch=lambda data: infer(data), train_mini_batch=lambda data: train(data)
-    )
+    worker.actor = worker.ref = SimpleNamespace(infer_batch=infer, train_mini_batch=train)
     worker.compute_log_prob(batch_of_an_engine())
     worker.compute_log_prob(batch_of_an_engine(no_lora_adapter=True))
     worker.compute_ref_log_prob(batch_of_an_engine())
@@ -432,6 +429,18 @@ def a_tool_call():
     asyncio.run(loop._call_tool(SimpleNamespace(name="calculator", arguments="{}"), *extra))
 
 
+def an_actor_sent_by_value():
+    """Ray sends a class that its decorator made an actor by value: the hooks it has must travel."""
+    from ray import cloudpickle
+
+    if LINE == 9:
+        from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor  # noqa: N811
+    else:
+        from verl.experimental.agent_loop.agent_loop import AgentLoopWorker as Actor
+    sent = cloudpickle.loads(cloudpickle.dumps(Actor.__ray_metadata__.modified_class))
+    assert asyncio.iscoroutinefunction(sent._run_agent_loop)
+
+
 CALLS = [a_step, the_reward, the_advantage, offload_and_load]
 if LINE <= 7:
     CALLS.append(an_update)
@@ -441,5 +450,7 @@ if LINE == 6:
     CALLS.append(modes_switch)
 if LINE >= 5:
     CALLS.append(a_tool_call)
+if LINE in (5, 6, 9):
+    CALLS.append(an_actor_sent_by_value)
 if LINE >= 7:
     CALLS += [phases_of_a_rank, worker_switches, a_server_that_does_not_lead]
