@@ -136,7 +136,7 @@ def run(out: Path, gpus: int, steps: int, use_v1: bool) -> tuple[Recording, list
 
 def figures(log: str) -> list[dict[str, float]]:
     """What verl's console logger says of each step."""
-    number = r"([-+0-9.e]+)"
+    number = r"(?:np\.float64\()?([-+0-9.e]+)"
     return [
         {name: float(value) for name, value in re.findall(rf"(timing_s/\w+|training/global_step):{number}", line)}
         for line in log.splitlines()

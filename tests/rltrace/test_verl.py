@@ -1,11 +1,17 @@
 """What verl's hooks promise without any of its releases; on the real wheels they are called in tests/verl_releases."""
 
+import asyncio
 import subprocess
 import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import rltrace
+from rltrace import recorder
+from rltrace.instrument.verl import rollout
 from rltrace.instrument.verl.hook_points import FIRST, HOOK_POINTS, LAST
+from rltrace.patching import PatchSet
 
 BIND = """
 import sys
@@ -63,3 +69,38 @@ def test_no_place_is_named_twice_in_a_release(line):
     targets = [point.target for point in HOOK_POINTS if point.is_in(line)]
     assert len(targets) == len(set(targets))
     assert all(point.since <= point.until for point in HOOK_POINTS)
+
+
+def test_a_server_generates_while_a_request_is_in_flight(folder, spans_of):
+    """verl's server cannot run without vLLM: its `generate` is stood in for, two requests that overlap and a third."""
+    rltrace.start(folder, role="server")
+    module = ModuleType("a_server")
+
+    async def generate(prompt_ids, request_id, seconds):
+        await asyncio.sleep(seconds)
+        return SimpleNamespace(token_ids=[1, 2, 3])
+
+    module.generate = generate
+    sys.modules["a_server"] = module
+    patches = PatchSet("verl", recorder.current())
+    rollout.serve(patches, "a_server:generate")
+
+    async def serve():
+        requests = [module.generate(prompt_ids=[7] * n, request_id=f"r{n}", seconds=n / 100) for n in (1, 2)]
+        await asyncio.gather(*requests)
+        cancelled = asyncio.ensure_future(module.generate(prompt_ids=[7], request_id="r3", seconds=100))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+
+    asyncio.run(serve())
+    patches.undo()
+    del sys.modules["a_server"]
+    rltrace.stop()
+    requests = spans_of(folder, "server.request")
+    assert [span.args.get("tokens") for span in requests] == [3, 3, None]
+    assert [span.args["prompt_tokens"] for span in requests] == [1, 2, 1]
+    both, last = spans_of(folder, "rollout.generate")
+    assert both.start_ns <= requests[0].start_ns and requests[1].end_ns <= both.end_ns <= last.start_ns
+    assert last.end_ns is not None
+    assert both.is_phase

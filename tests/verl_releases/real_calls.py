@@ -434,7 +434,7 @@ def an_actor_sent_by_value():
     from ray import cloudpickle
 
     if LINE == 9:
-        from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor  # noqa: N811
+        from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor
     else:
         from verl.experimental.agent_loop.agent_loop import AgentLoopWorker as Actor
     sent = cloudpickle.loads(cloudpickle.dumps(Actor.__ray_metadata__.modified_class))

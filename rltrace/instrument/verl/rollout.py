@@ -41,10 +41,11 @@ class Generation:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A request arrives."""
+        known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
         self._in_flight += 1
         if self._in_flight == 1:
             self._phase = recorder.span("rollout.generate").__enter__()
-        return recorder.span("server.request", **request_args(*args, **kwargs)).__enter__()
+        return recorder.span("server.request", **known).__enter__()
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
         """Its tokens leave, or it is cancelled."""
