@@ -55,9 +55,8 @@ def _draw_area(axes: Axes, device: Device) -> None:
         axes.axvline(band.start, color="#64748b", linewidth=0.5, linestyle=":")
         axes.fill_between((band.start, band.end), low, device.top, color=("#475569", "#94a3b8")[place % 2], linewidth=0)
         label = band.label((band.end - band.start) / whole / LETTER)
-        axes.text(
-            (band.start + band.end) / 2, (low + device.top) / 2, label, color="white", fontsize=6.5, ha="center", va="center"
-        )  # fmt: skip
+        middle = (band.start + band.end) / 2
+        axes.text(middle, (low + device.top) / 2, label, color="white", fontsize=6.5, ha="center", va="center")
     axes.set(
         xlim=(0, whole), ylim=(device.floor, device.top), ylabel=device.unit, xlabel="seconds from the step's beginning"
     )

@@ -80,6 +80,11 @@ def row(uuid: int, parent: int, name: str) -> bytes:
     return integer(1, uuid) + integer(5, parent) + text(2, name) + integer(11, _EXPLICIT)
 
 
+def group(uuid: int, name: str) -> bytes:
+    """The descriptor of a group of rows that belongs to no process."""
+    return integer(1, uuid) + text(2, name) + integer(11, _EXPLICIT)
+
+
 def counter_track(uuid: int, parent: int, name: str) -> bytes:
     """The descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
 
