@@ -88,10 +88,11 @@ def group(uuid: int, name: str) -> bytes:
 def counter_track(uuid: int, parent: int, name: str) -> bytes:
     """The descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
 
-    A process's totals have a scale of their own, or the owners beside them would be too flat to see.
+    A process's totals have a scale of their own, and its interpreter too, or the owners beside them would be too flat
+    to see.
     """
     owner = owner_of_counter(name)
-    in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner else "totals")
+    in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner and owner != "interpreter" else "totals")
     unit = in_bytes if name.endswith("_bytes") else text(6, name.rpartition("_")[2])
     position = OWNERS.index(owner) if owner else len(OWNERS)
     return integer(1, uuid) + integer(5, parent) + text(2, name) + data(8, unit) + integer(12, position)

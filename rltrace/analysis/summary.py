@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
+from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
@@ -57,6 +58,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[RankStep]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
+    host_memory: list[HostMemory]
     out_of_memory: list[OutOfMemory]
     sleeps: list[Transaction]
     leaks: list[Leak]
@@ -84,6 +86,7 @@ def summarize(recording: Recording) -> Summary:
         phases=rank_steps(seen, windows),
         weight_sync=rank_syncs(seen, windows),
         memory=device_memory(seen, windows),
+        host_memory=host_memory(seen),
         out_of_memory=out_of_memory(seen, windows),
         sleeps=transactions(seen, windows),
         leaks=leaks(seen),

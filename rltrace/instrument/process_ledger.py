@@ -30,6 +30,7 @@ class ProcessLedger:
         """Sources whose bytes are mappings of their own."""
         self.peers: set[int] = set()
         """Pids of the device's other processes."""
+        self._process = memory.ProcessMemory()
         self.on_cpu = True
         """The device is this process's own memory; a GPU's totals are not to be had here."""
         self._frozen: _Frozen | None = None
@@ -51,6 +52,7 @@ class ProcessLedger:
         with recorder.span(MEMORY_EDGE) as edge:
             for name, value in self.rows().items():
                 recorder.counter(name, value)
+            recorder.counter("resident_bytes", self._process.resident_bytes())
             if self.on_cpu:
                 totals = self.totals()
                 recorder.counter("used_bytes", sum(totals.values()))
