@@ -109,14 +109,21 @@ def heap_used_bytes() -> int:
 
 
 def heap() -> Heap:
-    """The state of this process's allocator (under 1 ms: pages are counted).
+    """The state of this process's allocator (0.1 ms; 0.8 ms when it has grown or shrunk since).
 
     Raises:
         OSError: the C library is not glibc, or older than 2.33.
     """
+    global _HEAPS
     info = _mallinfo()
-    present_bytes = sum(resident_bytes_at(address, size_bytes) for address, size_bytes in _heap_ranges())
+    if _HEAPS[0] != info.arena:
+        _HEAPS = info.arena, list(_heap_ranges())
+    present_bytes = sum(resident_bytes_at(address, size_bytes) for address, size_bytes in _HEAPS[1])
     return Heap(info.uordblks + info.hblkhd, present_bytes - info.uordblks)
+
+
+_HEAPS: tuple[int, list[tuple[int, int]]] = (-1, [])
+"""Bytes of all heaps when they were looked up, and where they are."""
 
 
 def _mallinfo() -> Any:

@@ -60,6 +60,7 @@ def _draw_area(axes: Axes, device: Device) -> None:
     axes.set(
         xlim=(0, whole), ylim=(device.floor, device.top), ylabel=device.unit, xlabel="seconds from the step's beginning"
     )
+    axes.annotate(device.note, (0, -0.2), xycoords="axes fraction", fontsize=6.5, color="#475569", va="top")
     step = f"step {device.step}" if device.step is not None else "the whole Recording"
     axes.set_title(f"{device.name} · {step}", fontsize=10, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
@@ -76,4 +77,3 @@ def _draw_bars(axes: Axes, device: Device) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=layer.color, label=layer.owner) for layer in reversed(device.layers)]
     axes.legend(handles=handles, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    axes.annotate(device.note, (0, -0.4), xycoords="axes fraction", fontsize=6.5, color="#475569", ha="left")

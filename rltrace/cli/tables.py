@@ -292,7 +292,11 @@ def _residual_line(device: DeviceMemory) -> str:
     """How much nobody holds, and what it cost to know."""
     found = device.residual
     if found is None:
-        return "; ".join(f"{row} is unknown: {reason}" for row, reason in device.unknown.items())
+        reasons = dict.fromkeys(device.unknown.values())
+        return "\n".join(
+            f"unknown, {reason}: " + ", ".join(row for row in device.unknown if device.unknown[row] == reason)
+            for reason in reasons
+        )
     judged = found.edges - found.unsettled_edges
     line = f"without an owner at {judged} settled phase edges: at most {_bytes(found.worst_bytes)}"
     line += f" ({found.worst_phase}; allowed {_bytes(found.worst_allowed_bytes)})" if judged else ""

@@ -87,7 +87,9 @@ def test_an_unknown_format_names_those_there_are(run: Path) -> None:
 
 
 def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
-    assert "say one with --to: memory (.html), perfetto (.pftrace)" in the_line(call("export", run, "-o", run / "x.vhs"), 2)
+    assert "say one with --to: memory (.html), perfetto (.pftrace)" in the_line(
+        call("export", run, "-o", run / "x.vhs"), 2
+    )
 
 
 def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
