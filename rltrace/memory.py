@@ -5,6 +5,7 @@ Values in, numbers out; which tensors belong to which owner is said by the instr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -118,7 +119,10 @@ def heap() -> Heap:
     info = _mallinfo()
     if _HEAPS[0] != info.arena:
         _HEAPS = info.arena, list(_heap_ranges())
-    present_bytes = sum(resident_bytes_at(address, size_bytes) for address, size_bytes in _HEAPS[1])
+    present_bytes = 0
+    for address, size_bytes in _HEAPS[1]:
+        with contextlib.suppress(OSError):  # another thread gave it back meanwhile
+            present_bytes += resident_bytes_at(address, size_bytes)
     return Heap(info.uordblks + info.hblkhd, present_bytes - info.uordblks)
 
 
@@ -141,7 +145,8 @@ HEAP_BYTES = 64 << 20
 
 def _heap_ranges() -> Iterator[tuple[int, int]]:
     """Address and size of the allocator's heaps, blocks that have a mapping of their own apart."""
-    with open("/proc/self/maps") as lines:
+    # Through /proc: an address that another thread unmaps meanwhile is an error there, and a crash if it is looked at.
+    with open("/proc/self/maps") as lines, open("/proc/self/mem", "rb", buffering=0) as pages:
         for line in lines:
             if " rw-p 00000000 00:00 0 " not in line:
                 continue
@@ -151,7 +156,10 @@ def _heap_ranges() -> Iterator[tuple[int, int]]:
                 yield first, last - first
                 continue
             for address in range(-(-first // HEAP_BYTES) * HEAP_BYTES, last, HEAP_BYTES):
-                info = _HeapInfo.from_address(address)
+                try:
+                    info = _HeapInfo.from_buffer_copy(os.pread(pages.fileno(), ctypes.sizeof(_HeapInfo), address))
+                except (OSError, ValueError):
+                    continue
                 if info.arena and 0 < info.size <= info.writable_size <= min(HEAP_BYTES, last - address):
                     yield address, info.writable_size
 

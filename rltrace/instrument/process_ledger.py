@@ -32,18 +32,27 @@ class ProcessLedger:
         """Pids of the device's other processes."""
         self._process = memory.ProcessMemory()
         self.on_cpu = True
-        """The device is this process's own memory; a GPU's totals are not to be had here."""
+        """The device is this process's own memory, and can be measured; a GPU's totals are not to be had here."""
         self._frozen: _Frozen | None = None
         self._kernel_bytes = 0
         self._reported: tuple[int, str] | None = None
         self._shared: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
 
     def freeze(self) -> None:
-        """Take what this process holds now for its interpreter and its libraries; the first call counts."""
-        if self._frozen is None:
+        """Take what this process holds now for its interpreter and its libraries; the first call counts.
+
+        Where the C library does not tell what its allocator holds, only owners with a name are sampled, without totals:
+        a reader then says that the rest is unknown.
+        """
+        if self._frozen is not None:
+            return
+        try:
             heap = memory.heap()
             anonymous_bytes = memory.resident(os.getpid()).anonymous_bytes
-            self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
+        except OSError:
+            self.on_cpu = False
+            return
+        self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
 
     def sample(self) -> None:
         """Write every row, then the totals."""
