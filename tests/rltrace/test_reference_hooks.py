@@ -40,7 +40,7 @@ sys.exit(main(["config.yaml", "--out", "out"]))
 
 def run(folder, **environment) -> TracedRun:
     (folder / "config.yaml").write_text(CONFIG)
-    done = run_traced(folder, PROGRAM, **environment)
+    done = run_traced(folder, PROGRAM, timeout_s=240, **environment)
     assert done.returncode == 0, done.err
     return done
 
