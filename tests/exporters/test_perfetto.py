@@ -457,6 +457,29 @@ def test_counters_keep_their_values_units_and_scale(importer: Importer, recordin
     assert trace.query(groups) == [("actor.params_bytes", "memory"), ("kv_usage_ratio", "other counters")]
 
 
+def test_a_device_is_one_group_of_what_its_processes_hold_together(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    device = {"host": "node", "uuid": "cpu-0"}
+    worker = recording.process(100, role="worker", rank=0, device=device).thread()
+    engine = recording.process(200, role="engine", rank=0, device=device).thread()
+    for ts, mine, its in ((10, 1, 2), (20, 1, 5), (30, 4, 0)):
+        worker.counter("allocator.cached_bytes", ts, mine)
+        engine.counter("allocator.cached_bytes", ts + 1, its)
+    worker.counter("used_bytes", 12, 70)
+    engine.counter("used_bytes", 22, 80)
+    worker.counter("loss", 40, 0.5)
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=9 + 5 + 2)
+    sql = """
+        select above.name as above, t.name as row, c.value as value from counter c join track t on t.id = c.track_id
+        join track above on above.id = t.parent_id where above.name like 'Memory ·%' order by t.name, c.ts
+    """
+    name = "Memory · rank 0 · cpu-0"
+    cached = [(name, "allocator.cached_bytes", value) for value in (1, 3, 6, 9, 4)]
+    assert trace.query(sql) == [*cached, (name, "used_bytes", 70), (name, "used_bytes", 80)]
+
+
 def test_one_counter_sampled_by_two_threads_is_one_row(importer: Importer, recording: RecordingFile) -> None:
     process = recording.process()
     process.thread(1, "a").counter("allocated_bytes", 5, 50)

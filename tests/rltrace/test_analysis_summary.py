@@ -271,7 +271,7 @@ def keys(value: object, path: str = "") -> set[str]:
         for key, item in value.items():
             last = path.rpartition(".")[2]
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
-            by_name += ("expected_bytes", "moved_bytes", "left_bytes")
+            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "peak_owner_bytes")
             named = last in by_name or path.endswith("phases[].phases")
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
@@ -287,7 +287,8 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]
     moves = [span("cumem.unmap", 3, 3.1, tag="weights", bytes=7), sample("rollout.weights_bytes", 2.01, 30)]
     failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
-    work = [*edges, failure, *grows, *sleeps, *moves, span("actor.update", 2, 3)]
+    on_host = [sample("ref.params_host_bytes", 3, 7), sample("resident_bytes", 3, 70)]
+    work = [*edges, *on_host, failure, *grows, *sleeps, *moves, span("actor.update", 2, 3)]
     written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
     written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
@@ -298,6 +299,22 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     listed = set(re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE))
     opaque = ("open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
     assert {key for key in keys(value) if not key.startswith(opaque)} == listed
+
+
+def test_what_lies_in_host_memory_is_in_a_ledger_of_its_own(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for device, rank in (("GPU-1", 0), ("cpu-1", 1)):
+        samples = [sample("resident_bytes", at, 50 - at) for at in (1, 2)] + [sample("ref.params_host_bytes", 1, 30)]
+        where = {"host": "here", "uuid": device}
+        written.process(device, *samples, rank=rank, role="worker", device=where, ended_s=3)
+    summary = summarize(written.read())
+    assert [
+        (part.process, part.peak_resident_bytes, part.peak_owner_bytes, part.is_device) for part in summary.host_memory
+    ] == [
+        ("rank 0 worker", 49, {"ref.params": 30}, False),
+        ("rank 1 worker", 49, {"ref.params": 30}, True),
+    ]
+    assert summary.memory == [], "nobody said what a device holds"
 
 
 def test_seconds_and_bytes_are_said_in_the_keys() -> None:

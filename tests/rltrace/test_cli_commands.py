@@ -83,11 +83,13 @@ def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_unknown_format_names_those_there_are(run: Path) -> None:
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
-    assert "--to vhs: no such format; there is perfetto" in line
+    assert "--to vhs: no such format; there is memory, perfetto" in line
 
 
 def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
-    assert "say one with --to: perfetto (.pftrace)" in the_line(call("export", run, "-o", run / "x.vhs"), 2)
+    assert "say one with --to: memory (.html), perfetto (.pftrace)" in the_line(
+        call("export", run, "-o", run / "x.vhs"), 2
+    )
 
 
 def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
