@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},
+    "rltrace.device_time": LOW,
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
     "rltrace.host": READING,
     "rltrace.nvml": LOW,

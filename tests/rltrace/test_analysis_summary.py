@@ -220,7 +220,7 @@ def keys(value: object, path: str = "") -> set[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             last = path.rpartition(".")[2]
-            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures") or path.endswith("phases[].phases")
+            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures", "counters") or path.endswith("phases[].phases")
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
     return found
@@ -230,13 +230,15 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
     written = two_ranks(tmp_path / "run")
     step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
+    written.process("sampler", sample("host.cpu_percent", 1, 50), role="sampler", ended_s=5)
     written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
     value = json.loads(msgspec.json.encode(summarize(written.read())))
     documented = (Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md").read_text()
     listed = set(re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE))
-    opaque = ("open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
+    sampled = ("samples[].processes.", "samples[].gpus.", "samples[].unavailable.")
+    opaque = (*sampled, "open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
     assert {key for key in keys(value) if not key.startswith(opaque)} == listed
 
 
