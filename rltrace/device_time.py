@@ -11,6 +11,7 @@ Not run on a GPU yet: tested on a simulated device.
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Missed:
 
 @dataclass
 class DeviceTimes:
-    """Measures pairs on one device; used by one thread at a time."""
+    """Measures pairs on one device. Autograd's threads use it too, so each step of a pair holds a lock."""
 
     device: Device
     write: Callable[[DeviceSpan], None]
@@ -134,6 +135,7 @@ class DeviceTimes:
     _waiting: deque[Pair] = field(default_factory=deque)
     _anchor: Anchor | None = None
     _polled_ns: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def pair(self, name: str, /, **args: Any) -> Pair:
         """Work between entering and leaving this, on the current stream."""
@@ -141,6 +143,10 @@ class DeviceTimes:
 
     def begin(self, pair: Pair) -> None:
         """Record the first event, unless it cannot be."""
+        with self._lock:
+            self._begin(pair)
+
+    def _begin(self, pair: Pair) -> None:
         if self.device.is_capturing():
             self.missed.capturing += 1
             return
@@ -163,6 +169,10 @@ class DeviceTimes:
         """Record the second event, and let the pair wait for the device."""
         if pair.anchor is None:
             return
+        with self._lock:
+            self._finish(pair, failed)
+
+    def _finish(self, pair: Pair, failed: bool) -> None:
         if failed or self.device.is_capturing() or self.device.stream() != pair.stream:
             self.missed.other_stream += 1
             self._release(pair)
@@ -177,6 +187,10 @@ class DeviceTimes:
         Args:
             to_the_end: Count what is not done yet as missed: there will be no other call.
         """
+        with self._lock:
+            return self._poll(to_the_end)
+
+    def _poll(self, to_the_end: bool) -> int:
         self._polled_ns = self.now_ns()
         done = [pair for pair in self._waiting if self.device.has_fired(pair.end)]
         # Taken after everything that it is to bound.

@@ -99,6 +99,9 @@ REQUEST = "rollout.request"
 EDGE = "rltrace.edge"
 """Our own work at a phase's edge, such as asking who holds the memory: in the timeline, and in what tracing costs."""
 
+DEVICE_TIME = "gpu."
+"""Before the name of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",

@@ -11,6 +11,7 @@ from typing import Any
 INSTRUMENTATIONS = {
     "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
+    "cuda_time": "rltrace.instrument.cuda_time:CudaTime",
     "ray": "rltrace.instrument.ray:Ray",
     "vllm": "rltrace.instrument.vllm:Vllm",
     "reference": "rltrace.instrument.reference:Reference",

@@ -40,7 +40,15 @@ MAY_IMPORT = {
     "rltrace.nvml": LOW,
     "rltrace.sampler": READING | {"rltrace.recorder", "rltrace.host", "rltrace.nvml"},
     "rltrace.instrument": WRITING
-    | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"},
+    | {
+        "rltrace",
+        "rltrace.recorder",
+        "rltrace.patching",
+        "rltrace.plugins",
+        "rltrace.memory",
+        "rltrace.instrument",
+        "rltrace.device_time",
+    },
     "rltrace.startup": WRITING | {"rltrace", "rltrace.recorder", "rltrace.plugins", "rltrace.instrument"},
     "rltrace.analysis": READING | {"rltrace.analysis"},
     "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},

@@ -29,6 +29,11 @@ def phases(process: Process) -> str:
     return f"Phases · {process.place}"
 
 
+def stream(number: int) -> str:
+    """Name of the row of a GPU's stream: behind the threads, where its work was submitted."""
+    return f"gpu stream {number}"
+
+
 _EXPLICIT = 3
 _SIZE_BYTES = 3
 

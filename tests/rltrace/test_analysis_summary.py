@@ -220,7 +220,9 @@ def keys(value: object, path: str = "") -> set[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             last = path.rpartition(".")[2]
-            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures", "counters") or path.endswith("phases[].phases")
+            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures", "counters") or path.endswith(
+                "phases[].phases"
+            )
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
     return found
