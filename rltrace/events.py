@@ -102,6 +102,9 @@ EDGE = "rltrace.edge"
 DEVICE_TIME = "gpu."
 """Before the name of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
 
+KERNEL, OPERATOR = "kernel.", "op."
+"""Before the names that torch.profiler gives: of what ran on a GPU, and of what the host called."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",

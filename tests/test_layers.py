@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},
     "rltrace.device_time": LOW,
+    "rltrace.kernels": LOW | {"rltrace.recorder"},
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
     "rltrace.host": READING,
     "rltrace.nvml": LOW,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from hashlib import blake2b
 from typing import Any, BinaryIO, NamedTuple
 
-from rltrace.events import DEVICE_TIME, REQUEST, STEP, Counter, Span
+from rltrace.events import REQUEST, STEP, Counter, Span
 from rltrace.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
 from rltrace_exporters.protobuf import PAIRS, SHORT, SMALL, data, double, fixed64, integer, rest_of_nine, text, varint
@@ -428,8 +428,9 @@ class _ProcessWriter:
             return self._placed(span, "phases", NestedRow, tracks.phases(self.process)), False
         if span.name == REQUEST:
             return self._placed(span, "requests", FlatRow, tracks.REQUESTS), False
-        if span.lane is None and span.name.startswith(DEVICE_TIME):
-            return self._placed(span, ("stream", span.task), NestedRow, tracks.stream(span.task)), False
+        title = tracks.device_row(span)
+        if title is not None:
+            return self._placed(span, title, NestedRow, title), False
         if span.lane is None:
             return self._placed(span, (span.thread, span.task), NestedRow, span.name), False
         key = (span.thread, span.task, span.lane)

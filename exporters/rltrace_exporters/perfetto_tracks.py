@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rltrace.events import OWNERS, SAMPLER, owner_of_counter, subjects
+from rltrace.events import DEVICE_TIME, KERNEL, OPERATOR, OWNERS, SAMPLER, Span, owner_of_counter, subjects
 from rltrace.recording import Process
 from rltrace_exporters.protobuf import data, integer, text
 
@@ -29,9 +29,12 @@ def phases(process: Process) -> str:
     return f"Phases · {process.place}"
 
 
-def stream(number: int) -> str:
-    """Name of the row of a GPU's stream: behind the threads, where its work was submitted."""
-    return f"gpu stream {number}"
+def device_row(span: Span) -> str | None:
+    """Name of the row of what was timed on a GPU's stream or by torch.profiler; None for any other span."""
+    if span.lane is not None:
+        return None
+    kinds = {DEVICE_TIME: "gpu stream", KERNEL: "kernels of gpu stream", OPERATOR: "torch operators of thread"}
+    return next((f"{kind} {span.task}" for prefix, kind in kinds.items() if span.name.startswith(prefix)), None)
 
 
 _EXPLICIT = 3
