@@ -19,13 +19,15 @@ from typing import Any, Protocol
 
 from rltrace import clock
 
-POLL_NS = 50_000_000
+POLL_NS = 200_000_000
 """How often pairs are resolved, if there is anything to resolve."""
 ANCHOR_NS = 1_000_000_000
 """How long an anchor is used: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
 """That wait for the device; further ones are counted and not measured."""
 ANCHOR_TRIES = 3
+NARROW_NS = 10_000
+"""Half width of an anchor that is not tried for again."""
 ANCHOR_LOOK_NS = 200_000
 """How long one try looks for its event to fire: on an idle stream that takes 10 µs; a busy device is asked later."""
 TICK_NS = 500
@@ -192,7 +194,7 @@ class DeviceTimes:
 
     def _poll(self, to_the_end: bool) -> int:
         self._polled_ns = self.now_ns()
-        done = [pair for pair in self._waiting if self.device.has_fired(pair.end)]
+        done = self._done()
         # Taken after everything that it is to bound.
         closing = self._new_anchor() if done else None
         if closing is not None:
@@ -205,6 +207,19 @@ class DeviceTimes:
             self.missed.unfinished += len(self._waiting)
             self._waiting.clear()
         return len(done) if closing is not None else 0
+
+    def _done(self) -> list[Pair]:
+        """Pairs that the device is through with; behind one that it is not, none on that stream is asked for."""
+        done: list[Pair] = []
+        busy: set[int] = set()
+        for pair in self._waiting:
+            if pair.stream in busy:
+                continue
+            if self.device.has_fired(pair.end):
+                done.append(pair)
+            else:
+                busy.add(pair.stream)
+        return done
 
     def _resolve(self, pair: Pair, closing: Anchor) -> None:
         opening = pair.anchor
@@ -253,11 +268,19 @@ class DeviceTimes:
 
     def _new_anchor(self) -> Anchor | None:
         """The narrowest of a few tries; None if the device did not answer, as one whose queues are full does not."""
-        tries = [anchor for anchor in (self._try_anchor() for _ in range(ANCHOR_TRIES)) if anchor is not None]
-        if not tries:
-            return None
-        best = min(tries, key=lambda anchor: anchor.half_width_ns)
-        self._pool += [anchor.event for anchor in tries if anchor is not best]
+        best: Anchor | None = None
+        for _ in range(ANCHOR_TRIES):
+            found = self._try_anchor()
+            if found is None:  # it would be asked in vain again
+                return best
+            if best is None or found.half_width_ns < best.half_width_ns:
+                best, wider = found, best
+            else:
+                wider = found
+            if wider is not None:
+                self._pool.append(wider.event)
+            if best.half_width_ns <= NARROW_NS:
+                break
         return best
 
     def _try_anchor(self) -> Anchor | None:
