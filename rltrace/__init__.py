@@ -1,13 +1,15 @@
 """Where every second and every byte of a colocated RL step went.
 
-`start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`, and read the `Recording`
-with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a disabled span only.
+`instrument` a program, or `start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`,
+and read the `Recording` with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a
+disabled span only.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rltrace.cluster import worker_environment
 from rltrace.cost import measure_cost
 from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
@@ -27,6 +29,7 @@ from rltrace.recorder import (
 )
 
 if TYPE_CHECKING:
+    from rltrace.instrument import instrument
     from rltrace.recording import Recording
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "counter",
     "flow",
     "identify",
+    "instrument",
     "join",
     "measure_cost",
     "pause",
@@ -47,6 +51,7 @@ __all__ = [
     "stop_kernels",
     "traced",
     "typed_span",
+    "worker_environment",
 ]
 
 
@@ -55,4 +60,8 @@ def __getattr__(name: str) -> Any:
         from rltrace.recording import Recording
 
         return Recording
+    if name == "instrument":  # a process that only records needs no hooks
+        from importlib import import_module
+
+        return import_module("rltrace.instrument")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -96,8 +96,17 @@ STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
 
-EDGE = "rltrace.edge"
-"""Our own work at a phase's edge, such as asking who holds the memory: in the timeline, and in what tracing costs."""
+MEMORY_EDGE = "memory.edge"
+"""A process measures what it owns, and the kernel's totals of all processes on its device; its length is its cost."""
+
+SLEEP = "rollout.sleep"
+WAKE_UPS = ("rollout.wake_weights", "rollout.wake_kv_cache")
+MAP, UNMAP = "cumem.map", "cumem.unmap"
+MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
+"""Sleep and wake-up: the phases of a rank, and the moves of memory that its engine makes inside them."""
+
+OUT_OF_MEMORY = "memory.out_of_memory"
+"""A process of a device asked for more than there was; its arguments say how much."""
 
 DEVICE_TIME = "gpu."
 """Before the name of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
@@ -152,12 +161,38 @@ OWNERS = (
     "allocator.cached",
     "cuda.context",
     "nccl",
+    "library.kernels",
+    "interpreter",
     "driver.reserved",
     "unattributed",
     "unexplained",
     "free",
 )
 """Who can hold a byte of a device, in the order the readers show them."""
+
+OWNER_COLORS = {
+    "actor.params": "#1d4ed8",
+    "actor.grads": "#38bdf8",
+    "actor.optimizer": "#6366f1",
+    "actor.activations": "#a5f3fc",
+    "ref.params": "#0d9488",
+    "weight_sync.gather": "#db2777",
+    "weight_sync.bucket": "#f472b6",
+    "rollout.weights": "#ea580c",
+    "rollout.kv_cache": "#fbbf24",
+    "rollout.graphs": "#92400e",
+    "rollout.activations": "#fdba74",
+    "allocator.cached": "#cbd5e1",
+    "cuda.context": "#64748b",
+    "nccl": "#475569",
+    "library.kernels": "#94a3b8",
+    "interpreter": "#e2e8f0",
+    "driver.reserved": "#334155",
+    "unattributed": "#a855f7",
+    "unexplained": "#dc2626",
+    "free": "#f8fafc",
+}
+"""One colour an owner, in every picture: blue learns, green is the ref, pink moves, orange samples, grey is neither."""
 
 
 SAMPLER = "sampler"

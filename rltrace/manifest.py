@@ -13,12 +13,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rltrace import clock
 from rltrace.events import VERSION
 
 FILE = "manifest.json"
 PROCESSES = "processes"
 LINES = "process.jsonl"
 """In each process's folder: what it says about itself."""
+
+UNTRACED = "untraced.jsonl"
+"""In the Recording: processes of the run that were not traced, each with the reason."""
 
 VERSIONED = ("rltrace-toolkit", "torch", "ray", "vllm", "verl", "sglang", "trl", "transformers", "msgspec")
 """Packages whose versions a reader needs to understand a run."""
@@ -57,6 +61,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
         "run_id": uuid.uuid4().hex,
         "created_unix_ns": time.time_ns(),
         "host": socket.gethostname(),
+        "clock_domain": clock.domain(),
         "owner": owner,
         "owner_pid": os.getpid(),
         "owner_start_ticks": started_ticks(os.getpid()),
@@ -82,6 +87,14 @@ def is_live(folder: Path) -> bool:
         if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != socket.gethostname():
             return False
         return owner["owner"] is None or not _has_ended(folder / PROCESSES / str(owner["owner"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def is_supervised(folder: Path) -> bool:
+    """Whether `folder` holds a Recording that `rltrace run` or `rltrace exec` made: every process may join it."""
+    try:
+        return bool(json.loads((folder / FILE).read_text())["owner"] is None)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

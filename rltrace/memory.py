@@ -6,10 +6,14 @@ Values in, numbers out; which tensors belong to which owner is said by the instr
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
-from collections.abc import Iterable
-from typing import Any
+import re
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -33,6 +37,178 @@ class ProcessMemory:
             self._descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
             self._pid = os.getpid()
         return int(os.pread(self._descriptor, 128, 0).split(None, 2)[1]) * PAGE_BYTES
+
+
+class Resident(NamedTuple):
+    """Pages of a process that are in memory, in bytes, by what is behind them."""
+
+    anonymous_bytes: int
+    """Nothing: heaps, stacks, private mappings."""
+    file_bytes: int
+    """Files: the interpreter's and the libraries' code; each process that has a page counts it."""
+    shared_bytes: int
+    """Shared memory; each process that maps a page counts it."""
+
+
+def resident(pid: int) -> Resident:
+    """What the kernel counts for a process, this one or another (30 us; exact from Linux 6.17 on).
+
+    Raises:
+        OSError: the process is gone, or another user's.
+    """
+    fields = _kilobytes(f"/proc/{pid}/status", ("RssAnon:", "RssFile:", "RssShmem:"))
+    return Resident(*fields)
+
+
+def share_of_shared_bytes(pid: int) -> int:
+    """Shared memory of a process, each page divided by the number of those that map it.
+
+    The kernel walks all of the process's pages for it: 20 us for each MiB that is resident.
+
+    Raises:
+        OSError: the process is gone, or another user's.
+    """
+    return _kilobytes(f"/proc/{pid}/smaps_rollup", ("Pss_Shmem:",))[0]
+
+
+def _kilobytes(path: str, names: tuple[str, ...]) -> list[int]:
+    with open(path) as lines:
+        values = {name: int(rest[0]) * 1024 for name, *rest in map(str.split, lines) if name in names}
+    return [values.get(name, 0) for name in names]
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time that all threads of a process have used.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    return time.clock_gettime_ns(~pid << 3 | _PROCESS_CPU_CLOCK)  # the clock that clock_getcpuclockid(3) names
+
+
+_PROCESS_CPU_CLOCK = 2
+
+
+class Heap(NamedTuple):
+    """What the C library's allocator holds, in bytes; torch's CPU tensors come from it."""
+
+    used_bytes: int
+    """Handed out and not yet freed."""
+    cached_bytes: int
+    """Freed and kept for the next who asks; what was trimmed has no page any more and does not count."""
+
+
+def heap_used_bytes() -> int:
+    """What this process's allocator has handed out (5 us).
+
+    Raises:
+        OSError: the C library is not glibc, or older than 2.33.
+    """
+    info = _mallinfo()
+    return int(info.uordblks + info.hblkhd)
+
+
+def heap() -> Heap:
+    """The state of this process's allocator (under 1 ms: pages are counted).
+
+    Raises:
+        OSError: the C library is not glibc, or older than 2.33.
+    """
+    info = _mallinfo()
+    present_bytes = sum(resident_bytes_at(address, size_bytes) for address, size_bytes in _heap_ranges())
+    return Heap(info.uordblks + info.hblkhd, present_bytes - info.uordblks)
+
+
+def _mallinfo() -> Any:
+    try:
+        mallinfo2 = _libc().mallinfo2
+    except AttributeError:
+        raise OSError("the C library has no mallinfo2, which glibc has from 2.33 on") from None
+    mallinfo2.restype = _Mallinfo2
+    return mallinfo2()
+
+
+HEAP_BYTES = 64 << 20
+"""Threads' heaps begin at multiples of it (HEAP_MAX_SIZE of glibc's malloc/arena.c)."""
+
+
+def _heap_ranges() -> Iterator[tuple[int, int]]:
+    """Address and size of the allocator's heaps, blocks that have a mapping of their own apart."""
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            if " rw-p 00000000 00:00 0 " not in line:
+                continue
+            start, _, end = line[: line.index(" ")].partition("-")
+            first, last = int(start, 16), int(end, 16)
+            if line.endswith("[heap]\n"):
+                yield first, last - first
+                continue
+            for address in range(-(-first // HEAP_BYTES) * HEAP_BYTES, last, HEAP_BYTES):
+                info = _HeapInfo.from_address(address)
+                if info.arena and 0 < info.size <= info.writable_size <= min(HEAP_BYTES, last - address):
+                    yield address, info.writable_size
+
+
+class _HeapInfo(ctypes.Structure):
+    """How a thread's heap begins (struct _heap_info of glibc's malloc/arena.c)."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "previous", "size", "writable_size")]
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+class Room(NamedTuple):
+    """How much more a process can have, and what sets that bound."""
+
+    free_bytes: int
+    bound: str
+
+
+def room() -> Room:
+    """The tightest of this process's limits and the machine's memory.
+
+    Raises:
+        OSError: /proc is not there.
+    """
+    data_bytes, address_bytes = _kilobytes("/proc/self/status", ("VmData:", "VmSize:"))
+    rooms = [Room(_kilobytes("/proc/meminfo", ("MemAvailable:",))[0], "the machine's memory")]
+    for used_bytes, limit, name in (
+        (data_bytes, resource.RLIMIT_DATA, "RLIMIT_DATA"),
+        (address_bytes, resource.RLIMIT_AS, "RLIMIT_AS"),
+    ):
+        limit_bytes = resource.getrlimit(limit)[0]
+        if limit_bytes != resource.RLIM_INFINITY:
+            rooms.append(Room(limit_bytes - used_bytes, f"{name} of {limit_bytes / (1 << 20):,.0f} MiB"))
+    return min(rooms)
+
+
+_ASKED = (
+    re.compile(r"tried to allocate (?P<size>\d+) (?P<unit>bytes)"),  # torch on a CPU
+    re.compile(r"Tried to allocate (?P<size>[\d.]+) (?P<unit>\wiB|bytes)"),  # torch on a GPU
+)
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was no memory left."""
+    known = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return known or asked_bytes(error) is not None
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """What was asked for, by the error's text; None where it does not say."""
+    for pattern in _ASKED:
+        found = pattern.search(str(error))
+        if found is not None:
+            return int(float(found["size"]) * _UNITS[found["unit"]])
+    return None
 
 
 def storage_bytes(tensors: Iterable[Any]) -> int:

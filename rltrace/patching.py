@@ -13,7 +13,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from types import CoroutineType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ Describe = Callable[..., "dict[str, Any] | None"]
 Key = Callable[..., "str | None"]
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[Any, Any, "BaseException | None"], None]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+ChangeArguments = Callable[["Hook", tuple[Any, ...], dict[str, Any]], Call]
 
 
 class HookRow(Protocol):
@@ -139,12 +141,15 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
             token = before(args, kwargs)
         except Exception as error:
             hook.failed(error)
-            return original(*args, **kwargs)
+            token = _NOT_ENTERED
+        # Outside of the handler above: what the program raises, or asks of sys.exc_info, must not know of our error.
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
             hook.leave(after, token, None, error)
             raise
+        if token is _NOT_ENTERED:
+            return result
         # `@torch.no_grad() async def` is a plain function that returns a coroutine.
         if type(result) is CoroutineType:
             return _finish_coroutine(result, hook, after, token)
@@ -221,6 +226,46 @@ def wrap_each_item(original: Function, hook: Hook, before: Before, after: After)
                 resume, value = inner.throw, thrown
 
     return generate
+
+
+def watch_items(items: Iterable[Any], hook: Hook, before: Before, after: After) -> Iterable[Any]:
+    """Put `before` and `after` around every `next` of an iterable that is passed on to somebody."""
+
+    def each() -> Generator[Any, Any, Any]:
+        yield from items
+
+    watched: Iterable[Any] = wrap_each_item(each, hook, before, after)()
+    return watched
+
+
+def wrap_arguments(original: Function, hook: Hook, change: ChangeArguments) -> Function:
+    """Let `change` replace the arguments of a call; where it fails, they are passed on as they came.
+
+    A call that returns a coroutine returns it as it is, so this keeps the kind of any function but a coroutine
+    function, which gets a wrapper of its own kind.
+    """
+
+    def changed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if not hook.live:
+            return args, kwargs
+        try:
+            hook.fired()
+            return change(hook, args, kwargs)
+        except Exception as error:
+            hook.failed(error)
+            return args, kwargs
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = changed(args, kwargs)
+        return original(*args, **kwargs)
+
+    @functools.wraps(original)
+    async def call_coroutine(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = changed(args, kwargs)
+        return await original(*args, **kwargs)
+
+    return call_coroutine if inspect.iscoroutinefunction(original) else call
 
 
 def wrap_async_generator_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
@@ -460,6 +505,14 @@ class PatchSet:
         wrap = wrap_each_item if each_item else wrap_same_kind
         before, after = _span_hooks(name, args, late_args, flow_out, flow_in)
         self.wrap(target, lambda original, hook: wrap(original, hook, before, after), (name,))
+
+    def arguments(self, target: str, change: ChangeArguments, emits: tuple[str, ...] = ()) -> None:
+        """Let `change(hook, args, kwargs)` replace the arguments of every call of `target`.
+
+        For what is passed in to be called or iterated: a callback, a generator. `change` guards what it puts there by
+        `hook.enter` and `hook.leave`, or by `watch_items`.
+        """
+        self.wrap(target, lambda original, hook: wrap_arguments(original, hook, change), emits)
 
     def wrap(self, target: str, make: Callable[[Function, Hook], Function], emits: tuple[str, ...] = ()) -> None:
         """Replace `target` by `make(original, hook)` once its module is imported.

@@ -62,7 +62,7 @@ def startup_commands(processes: Iterable[Process]) -> list[Command]:
         _command("SwitchWorkspace", WORKSPACE),
         *(_command("ExpandTracksByRegex", f"^{name} · ") for name in dict.fromkeys(names)),
         _command("ExpandTracksByRegex", "^memory$"),
-        *(_command("PinTracksByRegex", f"^Phases · {name}$") for name in dict.fromkeys(names)),
+        *(_command("PinTracksByRegex", f"^Phases · {name}( · CLOCK NOT ALIGNED)?$") for name in dict.fromkeys(names)),
     ]
 
 

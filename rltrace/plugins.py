@@ -10,10 +10,15 @@ from typing import Any
 
 INSTRUMENTATIONS = {
     "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
+    "fsdp1": "rltrace.instrument.fsdp1:Fsdp1",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
     "cuda_time": "rltrace.instrument.cuda_time:CudaTime",
     "ray": "rltrace.instrument.ray:Ray",
     "vllm": "rltrace.instrument.vllm:Vllm",
+    "sglang": "rltrace.instrument.sglang:Sglang",
+    "torch_memory_saver": "rltrace.instrument.torch_memory_saver:TorchMemorySaver",
+    "trl": "rltrace.instrument.trl:Trl",
+    "verl": "rltrace.instrument.verl:Verl",
     "reference": "rltrace.instrument.reference:Reference",
     "reference_memory": "rltrace.instrument.reference_memory:ReferenceMemory",
 }
@@ -21,6 +26,7 @@ INSTRUMENTATIONS = {
 
 EXPORTERS = {
     "perfetto": "rltrace_exporters.perfetto:Perfetto",
+    "memory": "rltrace_exporters.memory:Memory",
 }
 """Name -> "module:Class"."""
 

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 import msgspec
 
-from rltrace import clock, manifest
+from rltrace import clock, cluster, manifest
 from rltrace.process import COUNT_SLOTS, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
@@ -42,11 +42,14 @@ else:
 _F = TypeVar("_F", bound=Callable[..., Any])
 _now_ns = clock.now_ns
 
-DIR_VARIABLE = "RLTRACE_DIR"
+DIR_VARIABLE = cluster.DIR_VARIABLE
 """Environment variable naming the Recording that a process joins."""
 
 PARENT_VARIABLE = "RLTRACE_PARENT"
 """Environment variable naming the process (its folder) that started this one."""
+
+HOOKS_VARIABLE = "RLTRACE_HOOKS"
+"""Environment variable set by a process that has hooks installed: the processes that it starts get them too."""
 
 RETRY_NS = 1_000_000_000
 """How long to wait after a full disk before trying for a segment again."""
@@ -687,7 +690,8 @@ def start(
     left alone: a numbered one beside it is used, and said.
 
     Args:
-        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec`, whose folder is used.
+        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec` and where `RLTRACE_DIR`
+            is set: that folder is used.
         role: What this process is: "main", "driver", "worker", "engine".
         rank: Of its device in the run.
         device: {"host": ..., "uuid": ...} of the device it works on.
@@ -705,7 +709,8 @@ def start(
     start_ns = _now_ns()
     try:
         inherited = os.environ.get(DIR_VARIABLE)
-        recording = Path(inherited) if inherited else _claim(folder, config, process_key(start_ns))
+        key = process_key(start_ns)
+        recording = _inherited(config, key) if inherited else _claim(folder, config, key)
     except Exception as error:
         _warn(f"not recording: {error}")
         return None
@@ -751,6 +756,7 @@ def stop() -> None:
     if os.environ.get(PARENT_VARIABLE) == recorder.key:
         os.environ.pop(DIR_VARIABLE, None)
         os.environ.pop(PARENT_VARIABLE, None)
+        os.environ.pop(HOOKS_VARIABLE, None)
     try:
         recorder.close()
     except Exception as error:
@@ -815,6 +821,15 @@ def writing_to(segment: Segment) -> Iterator[None]:
 def when_switched(switch: Callable[[bool], None]) -> None:
     """Call `switch(False)` at every `pause` and `switch(True)` at every `resume` of this process."""
     _switches.append(switch)
+
+
+def _inherited(config: Mapping[str, Any] | None, owner: str) -> Path:
+    """The Recording that the environment names; made here if this is the first process of a run that the user began."""
+    recording = cluster.recording_here(os.environ)
+    began_elsewhere = os.environ.get(PARENT_VARIABLE) or os.environ.get(cluster.RUN_ID_VARIABLE)
+    if began_elsewhere or manifest.is_supervised(recording):
+        return recording
+    return _claim(recording, config, owner)
 
 
 def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | None, owner: str) -> Path:

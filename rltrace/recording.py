@@ -17,7 +17,8 @@ from typing import Any
 
 import msgpack
 
-from rltrace import manifest
+from rltrace import alignment, manifest
+from rltrace.alignment import Alignment, Domain
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Args, Counter, Span
 from rltrace.manifest import LINES
@@ -61,10 +62,37 @@ class Recording:
 
     @cached_property
     def processes(self) -> list[Process]:
-        """Every process that recorded, by when it began, hosts kept together."""
+        """Every process that recorded, by when it began, hosts kept together.
+
+        Processes of another clock domain tell the times of the run's, where exchanges between the two were recorded.
+        """
         folders = (self.path / manifest.PROCESSES).glob("*/")
         processes = [Process(folder) for folder in folders if (folder / LINES).exists()]
+        reference = self._clock_domain_of_run
+        aligned = alignment.read(self.path, reference) if reference else {}
+        for process in processes:
+            if reference and process.clock_domain != reference and process.clock_domain in aligned:
+                process.align(aligned[process.clock_domain], reference)
         return sorted(processes, key=lambda process: (process.host, process.start_ns, process.key))
+
+    @cached_property
+    def time_domain(self) -> Domain | None:
+        """The clock domain that times are compared in: the run's own, else its driver's; None of an empty Recording.
+
+        A process whose `time_domain` is another one has times that compare with these by real time only, with an error
+        that nobody measured.
+        """
+        domains = {process.time_domain for process in self.processes}
+        if self._clock_domain_of_run in domains:
+            return self._clock_domain_of_run
+        first = min(self.processes, key=_seniority, default=None)
+        return first.time_domain if first else None
+
+    @property
+    def _clock_domain_of_run(self) -> Domain | None:
+        """Of the process that made the Recording; older ones do not say."""
+        said = self.manifest.get("clock_domain")
+        return (str(said.get("boot_id")), str(said.get("time_namespace"))) if isinstance(said, dict) else None
 
     @property
     def is_live(self) -> bool:
@@ -75,6 +103,12 @@ class Recording:
     def is_complete(self) -> bool:
         """Whether every process ended its part in good order."""
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
+
+    @property
+    def untraced(self) -> list[dict[str, Any]]:
+        """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
+        file = self.path / manifest.UNTRACED
+        return list(_json_lines(file)) if file.exists() else []
 
     @property
     def lost_events(self) -> int:
@@ -89,6 +123,9 @@ class Process:
         self.folder = folder
         self.key = folder.name
         self.identity: dict[str, Any] = {}
+        self.alignment: Alignment | None = None
+        """How its clock's times became those of the run; None where they are as it wrote them."""
+        self._aligned_to: Domain = ("", "")
         self.hooks: list[dict[str, Any]] = []
         """As last reported, each with `fired`."""
         self.end_ns: int | None = None
@@ -126,7 +163,7 @@ class Process:
 
     @property
     def start_ns(self) -> int:
-        return int(self.identity.get("start_ns", 0))
+        return self._on_time_line(int(self.identity.get("start_ns", 0)))
 
     @property
     def role(self) -> str:
@@ -159,14 +196,31 @@ class Process:
         return str(given) if given else self.place
 
     @property
-    def clock_domain(self) -> tuple[str, str]:
-        """Processes of one domain share a clock by construction."""
+    def clock_domain(self) -> Domain:
+        """Of its own clock: processes of one domain share it by construction."""
         return str(self.identity.get("boot_id")), str(self.identity.get("time_namespace"))
+
+    @property
+    def time_domain(self) -> Domain:
+        """The clock domain that its times are given in."""
+        return self.clock_domain if self.alignment is None else self._aligned_to
+
+    def align(self, alignment: Alignment, domain: Domain) -> None:
+        """Give all times of this process in those of another clock domain from here on."""
+        self.alignment, self._aligned_to = alignment, domain
+        if self.end_ns is not None:
+            self.end_ns = self._on_time_line(self.end_ns)
+
+    def time_bound_ns(self, last_ns: int) -> float:
+        """How far its times, until `last_ns`, are off at most in its `time_domain`; 0 for those of its own clock."""
+        if self.alignment is None:
+            return 0.0
+        return self.alignment.largest_bound_ns(int(self.identity.get("start_ns", 0)), self.alignment.undone_ns(last_ns))
 
     @property
     def unix_offset_ns(self) -> int:
         """What to add to its times to get nanoseconds since 1970, by its own real-time clock."""
-        return int(self.identity.get("realtime_ns", 0)) - int(self.identity.get("monotonic_ns", 0))
+        return int(self.identity.get("realtime_ns", 0)) - self._on_time_line(int(self.identity.get("monotonic_ns", 0)))
 
     @property
     def is_alive(self) -> bool:
@@ -189,7 +243,20 @@ class Process:
             each other segment by segment. Spans that never ended come last, `end_ns` None.
         """
         self.torn = self.orphans = self.misfits = 0
-        return _EventReader(self, self._types).events()
+        events = _EventReader(self, self._types).events()
+        return events if self.alignment is None else map(self._aligned, events)
+
+    def _aligned(self, event: Event) -> Event:
+        if isinstance(event, Counter):
+            event.ts_ns = self._on_time_line(event.ts_ns)
+            return event
+        event.start_ns = self._on_time_line(event.start_ns)
+        if event.end_ns is not None:
+            event.end_ns = self._on_time_line(event.end_ns)
+        return event
+
+    def _on_time_line(self, time_ns: int) -> int:
+        return time_ns if self.alignment is None else time_ns + self.alignment.shift_ns(time_ns)
 
     @cached_property
     def _counts(self) -> memoryview:
@@ -489,6 +556,11 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(value, dict):
             yield value
+
+
+def _seniority(process: Process) -> tuple[bool, int]:
+    """The driver first, then by when they began."""
+    return process.role not in ("driver", "main"), process.start_ns + process.unix_offset_ns
 
 
 _ROLES = ("driver", "main", "worker", "engine")

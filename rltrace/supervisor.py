@@ -14,26 +14,27 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rltrace import clock, sampler
+from rltrace import clock, cluster, sampler
+from rltrace.environment import traced_environment
 from rltrace.errors import RltraceError, RunError
 from rltrace.manifest import LINES, PROCESSES
 from rltrace.process import append_exit
-from rltrace.recorder import DIR_VARIABLE, PARENT_VARIABLE
 from rltrace.recording import Process
-
-STARTUP = Path(__file__).parent / "startup"
-"""Holds the `sitecustomize` that joins every Python process to the Recording."""
+from rltrace.untraced import ProcessTree
 
 POLL_SECONDS = 0.1
 DEATH_GRACE_SECONDS = 12.0
 """How long the command may take to end by itself after one of its processes died."""
 TERMINATE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
+COLLECT_SECONDS = 300.0
+"""How long it may take to bring together what other hosts recorded."""
 LEAVE_SECONDS = 10.0
 """How long daemons may take to leave after a command that ended well; then they are told to."""
 
@@ -76,19 +77,6 @@ class Outcome:
     """Who died while the command was running, in the order it was seen."""
     interrupted_by: int | None = None
     """SIGINT, SIGTERM or SIGHUP, if the user stopped it."""
-
-
-def traced_environment(recording: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment whose Python processes join the Recording.
-
-    Args:
-        recording: Its folder.
-        environment: Of the command, else unchanged.
-    """
-    paths = [str(STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
-    traced = {**environment, DIR_VARIABLE: str(recording.absolute()), "PYTHONPATH": os.pathsep.join(paths)}
-    traced.pop(PARENT_VARIABLE, None)
-    return traced
 
 
 def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, sample_seconds: float = 0.0) -> Outcome:
@@ -143,6 +131,8 @@ class _Supervisor:
         self.sampler_pid = sampler_pid
         self.is_our_run = is_our_run
         self.watch = _Watch(recording)
+        self.companion = _Companion(recording)
+        self.tree = ProcessTree(os.getpid(), recording)
         self.exit_codes: dict[int, int] = {}
         """Of children and adopted orphans that are gone: negative is a signal."""
         self.deaths: list[Death] = []
@@ -153,17 +143,21 @@ class _Supervisor:
     def wait(self) -> Outcome:
         """Until the command is over, and what it started too."""
         while self.pid not in self.exit_codes:
+            self.tree.look()
             self._take_signal(POLL_SECONDS)
             self._reap()
             self._look_for_deaths()
+            self.companion.start()
             if self.deadline is not None and time.monotonic() > self.deadline:
                 break
         code = self.exit_codes.get(self.pid)
         if code is not None and code < 0 and self.interrupted_by is None:
             self._command_was_killed(-code)
+        self._collect()
         self._end_sampler()
         self._clear(is_well=code == 0)
         self.watch.close(self.exit_codes, ended_well=code == 0)
+        self.tree.write()
         code = self.exit_codes.get(self.pid, -signal.SIGKILL) if code is None else code
         return Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
 
@@ -198,6 +192,14 @@ class _Supervisor:
         if self.is_our_run and self.deaths and self.deadline is None:
             self.deadline = time.monotonic() + DEATH_GRACE_SECONDS
             self.watch.is_stopping = True
+
+    def _collect(self) -> None:
+        """Let what other hosts recorded be brought here, unless the user is in a hurry."""
+        pid = self.companion.finish()
+        end = time.monotonic() + COLLECT_SECONDS
+        while pid is not None and pid not in self.exit_codes and time.monotonic() < end and self.deadline != 0.0:
+            self._take_signal(POLL_SECONDS)
+            self._reap()
 
     def _command_was_killed(self, number: int) -> None:
         """It comes first, whatever else was seen to die in the same moment."""
@@ -238,6 +240,30 @@ class _Supervisor:
 
     def _take_signal_in_end(self) -> None:
         signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, POLL_SECONDS)
+
+
+class _Companion:
+    """Reads the clocks of a cluster's nodes and collects from them, where the run's driver joined a cluster."""
+
+    def __init__(self, recording: Path) -> None:
+        self.recording = recording
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it once the driver has said that it joined a cluster."""
+        if self.process is None and (self.recording / cluster.FILE).exists():
+            command = [sys.executable, "-m", "rltrace.companion", str(self.recording)]
+            # A session of its own: Ctrl-C in the terminal is for the run, what it recorded is collected then too.
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def finish(self) -> int | None:
+        """Let it collect and end; returns its pid."""
+        if self.process is None:
+            return None
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.returncode = 0  # we reap it ourselves, with all other children
+        return self.process.pid
 
 
 class _Watch:

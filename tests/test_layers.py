@@ -19,18 +19,20 @@ OURS = frozenset(SOURCES)
 
 EVENTS = {"rltrace.events"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions"}
-WRITING = LOW | {"rltrace.manifest", "rltrace.process", "rltrace.segment"}
-READING = WRITING | {"rltrace.recording"}
+WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment"}
+READING = WRITING | {"rltrace.alignment", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.segment": set(),
-    "rltrace.manifest": EVENTS,
+    "rltrace.alignment": set(),
+    "rltrace.manifest": EVENTS | {"rltrace.clock"},
+    "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.process": LOW | {"rltrace.manifest"},
     "rltrace.recorder": WRITING,
-    "rltrace.recording": WRITING,
+    "rltrace.recording": WRITING | {"rltrace.alignment"},
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},
@@ -40,17 +42,14 @@ MAY_IMPORT = {
     "rltrace.host": READING,
     "rltrace.nvml": LOW,
     "rltrace.sampler": READING | {"rltrace.recorder", "rltrace.host", "rltrace.nvml"},
+    "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
-    | {
-        "rltrace",
-        "rltrace.recorder",
-        "rltrace.patching",
-        "rltrace.plugins",
-        "rltrace.memory",
-        "rltrace.instrument",
-        "rltrace.device_time",
-    },
-    "rltrace.startup": WRITING | {"rltrace", "rltrace.recorder", "rltrace.plugins", "rltrace.instrument"},
+    | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
+    | {"rltrace.environment", "rltrace.device_time"},
+    "rltrace.startup": {"rltrace.instrument"},
+    "rltrace.nodes": READING,
+    "rltrace.collection": READING | {"rltrace.nodes"},
+    "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection"},
     "rltrace.analysis": READING | {"rltrace.analysis"},
     "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},
 }
@@ -61,6 +60,7 @@ THIRD_PARTY = {
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.segment": set(),
+    "rltrace.cluster": set(),
     "rltrace.manifest": set(),
     "rltrace.process": set(),
     "rltrace.recorder": {"msgspec"},

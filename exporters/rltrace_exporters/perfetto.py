@@ -1,8 +1,9 @@
 """Writes a Recording as a Perfetto trace: packets as bytes, a block at a time, whatever the Recording's size.
 
 Each span becomes two packets where it ends (the importer sorts by time): its beginning with everything known about it,
-and its end. All times are nanoseconds since 1970: each clock domain's monotonic clock plus one constant. Packets go out
-in compressed blocks of whole packets, so a cut file loses its last block and nothing else.
+and its end. All times are nanoseconds since 1970: the run's monotonic clock, as the reader gives it, plus one constant.
+A clock that nobody measured against it has a constant of its own, and its rows say so. Packets go out in compressed
+blocks of whole packets, so a cut file loses its last block and nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable
 from hashlib import blake2b
 from typing import Any, BinaryIO, NamedTuple
 
+from rltrace.alignment import Domain
 from rltrace.events import REQUEST, STEP, Counter, Span
 from rltrace.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
@@ -47,7 +49,7 @@ class Perfetto:
             out: Written from its position on, never read or rewound.
         """
         processes = in_order(recording.processes)
-        clocks = Clocks(processes)
+        clocks = Clocks(recording, processes)
         pids = tracks.pids(processes)
         trace = _Trace(out)
         trace.preamble(recording, processes, clocks)
@@ -62,31 +64,47 @@ def _write_process(trace: _Trace, process: Process, position: int, pid: int, clo
     labels = clocks.labels(process)
     uuid = trace.track(lambda uuid: tracks.process_track(uuid, pid, process, position, labels))
     sequence = position + 2  # descriptors of tracks are on sequence 1
-    _ProcessWriter(trace, process, uuid, pid, sequence, clocks.offset_ns(process)).write(is_first=is_first)
+    writer = _ProcessWriter(
+        trace, process, uuid, pid, sequence, clocks.offset_ns(process), is_clock_known=clocks.is_known(process)
+    )
+    writer.write(is_first=is_first)
 
 
 class Clocks:
     """What to add to each process's times to get nanoseconds since 1970.
 
-    One constant for a clock domain, so that processes of one domain keep their exact distance. Domains are aligned by
-    their real-time clocks only: how far those are apart nobody measured, and the trace says so.
+    One constant for all times that the reader gives in one clock domain, so that they keep their exact distance. A
+    domain that nobody measured against the run's is put beside it by the real-time clocks of both, and marked.
     """
 
-    def __init__(self, processes: Iterable[Process]):
-        self.offsets: dict[tuple[str, str], int] = {}
-        for process in sorted(processes, key=lambda process: process.start_ns):
+    def __init__(self, recording: Recording, processes: Iterable[Process]):
+        self.home = recording.time_domain
+        self.offsets: dict[Domain, int] = {}
+        self.error_bound_ns = 0.0
+        """Of the times that are aligned, the largest."""
+        self.domains = len({process.clock_domain for process in processes if process.identity})
+        for process in sorted(processes, key=lambda process: (process.alignment is not None, process.start_ns)):
             if "realtime_ns" in process.identity and "monotonic_ns" in process.identity:
-                self.offsets.setdefault(process.clock_domain, process.unix_offset_ns)
+                self.offsets.setdefault(process.time_domain, process.unix_offset_ns)
+                self.error_bound_ns = max(self.error_bound_ns, _bound_ns(process))
 
     @property
-    def is_one(self) -> bool:
-        """Whether all times come from one clock."""
-        return len(self.offsets) < 2
+    def error_bound(self) -> str:
+        """How far times of different processes are off at most, in words."""
+        if len(self.offsets) > 1:
+            return "unknown: aligned by real time"
+        return f"{_milliseconds(self.error_bound_ns)} ms" if self.error_bound_ns else "exact: one clock"
+
+    def is_known(self, process: Process) -> bool:
+        """Whether the times of `process` compare with those of the run, exactly or within a known bound."""
+        return len(self.offsets) < 2 or process.time_domain == self.home
 
     def offset_ns(self, process: Process) -> int:
-        """What to add to the times of `process`; one that never said its clock is taken to have the first's."""
-        first = next(iter(self.offsets.values()), 0)
-        return self.offsets.get(process.clock_domain, first)
+        """What to add to the times of `process`; one that never said its clock is taken to have the run's."""
+        known = self.offsets.get(process.time_domain)
+        if known is None and self.home is not None:
+            known = self.offsets.get(self.home)
+        return next(iter(self.offsets.values()), 0) if known is None else known
 
     def first(self, processes: Iterable[Process]) -> Process | None:
         """The process that began first; those that never said when do not count."""
@@ -95,9 +113,19 @@ class Clocks:
 
     def labels(self, process: Process) -> list[str]:
         """What must be said next to the name of `process`."""
-        if self.is_one or process.clock_domain == next(iter(self.offsets)):
-            return []
-        return ["another clock, aligned by real time, error unknown"]
+        if not self.is_known(process):
+            return ["another clock, aligned by real time, error unknown"]
+        bound_ns = _bound_ns(process)
+        return [f"another clock, aligned within {_milliseconds(bound_ns)} ms"] if bound_ns else []
+
+
+def _bound_ns(process: Process) -> float:
+    """As of the end of the process; of one that died, as of its beginning: its last event is not known yet."""
+    return process.time_bound_ns(process.end_ns or process.start_ns)
+
+
+def _milliseconds(ns: float) -> str:
+    return f"{ns / 1e6:.3f}"
 
 
 class _Trace:
@@ -124,8 +152,8 @@ class _Trace:
         facts: dict[str, str | int] = {
             "rltrace.run_id": str(recording.manifest.get("run_id")),
             "rltrace.command": " ".join(map(str, recording.manifest.get("command") or ())),
-            "rltrace.clock_domains": len(clocks.offsets),
-            "rltrace.clock_error_bound": "exact: one clock" if clocks.is_one else "unknown: aligned by real time",
+            "rltrace.clock_domains": clocks.domains,
+            "rltrace.clock_error_bound": clocks.error_bound,
         }
         self.packet(data(126, b"".join(data(1, _attribute(key, value)) for key, value in facts.items())))
 
@@ -298,7 +326,18 @@ def _flows(keys: Iterable[str]) -> bytes:
 class _ProcessWriter:
     """Writes one process: its events in the order the reader yields them, descriptors where a track is first needed."""
 
-    def __init__(self, trace: _Trace, process: Process, uuid: int, pid: int, sequence: int, offset_ns: int):
+    def __init__(
+        self,
+        trace: _Trace,
+        process: Process,
+        uuid: int,
+        pid: int,
+        sequence: int,
+        offset_ns: int,
+        *,
+        is_clock_known: bool,
+    ):
+        self.is_clock_known = is_clock_known
         self.trace = trace
         self.process = process
         self.uuid = uuid
@@ -425,7 +464,8 @@ class _ProcessWriter:
         """The row of a span, and whether every span of its thread, task, lane and name is on it."""
         if span.is_phase or span.name == STEP:
             span.args.pop("phase", None)
-            return self._placed(span, "phases", NestedRow, tracks.phases(self.process)), False
+            name = tracks.phases(self.process, is_clock_known=self.is_clock_known)
+            return self._placed(span, "phases", NestedRow, name), False
         if span.name == REQUEST:
             return self._placed(span, "requests", FlatRow, tracks.REQUESTS), False
         title = tracks.device_row(span)

@@ -24,9 +24,9 @@ COUNTERS = "other counters"
 REQUESTS = "requests"
 
 
-def phases(process: Process) -> str:
+def phases(process: Process, *, is_clock_known: bool) -> str:
     """Name of the row of phases; it says whose they are, for it is pinned to the top, away from its process."""
-    return f"Phases · {process.place}"
+    return f"Phases · {process.place}" + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
 
 
 def device_row(span: Span) -> str | None:

@@ -42,7 +42,7 @@ def checked(file: str, force: bool = False) -> Config:
     from rltrace_reference import task
 
     config = configuration.load(file, vocabulary=task.VOCABULARY, force=force)
-    if config.device == "cuda":
+    if config.device == "cuda" and config.ray_address is None:  # a cluster's GPUs are not this machine's
         from rltrace_reference import device  # imports torch
 
         device.check(config)

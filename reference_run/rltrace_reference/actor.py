@@ -37,6 +37,8 @@ class Policy:
     def __init__(self, config: Config, rank: int) -> None:
         self.config, self.rank = config, rank
         self.device = device.of(config)
+        import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # what `build` needs, so that it only builds
+
         self.build()
         self.shard()
         if config.model.init == "sharded":

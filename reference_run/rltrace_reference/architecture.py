@@ -9,6 +9,9 @@ from rltrace_reference.config import ModelConfig
 if TYPE_CHECKING:  # two seconds to import, which the driver need not wait for
     from transformers import Qwen3Config
 
+WEIGHTS_FILE = "model.safetensors"
+"""Of a checkpoint in one file."""
+
 
 def transformers_config(config: ModelConfig) -> Qwen3Config:
     """Sizes of the checkpoint at `config.path`, or those that the configuration says."""

@@ -53,6 +53,15 @@ class HostSummands:
             values[piece.slot] += weighted_sum(piece.words, piece.start)
 
 
+def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
+    """Checksums of whole bf16 tensors, contiguous and all on one device."""
+    words = [tensor.detach().reshape(-1).view(torch.int16) for tensor in tensors]
+    sums = torch.zeros(len(words), dtype=torch.int64, device=words[0].device)
+    prepare([Piece(slot, 0, of_one) for slot, of_one in enumerate(words)], sums.device).add_to(sums)
+    found: list[int] = sums.tolist()
+    return found
+
+
 def weighted_sum(words: Tensor, start: int) -> Tensor:
     """The checksum's share of some consecutive words, shape (), int64; any device."""
     positions = torch.arange(start, start + len(words), dtype=torch.int64, device=words.device)

@@ -47,7 +47,8 @@ def compare(config: Config, rounds: int) -> Table:
         column.justify = "right"
     with WorkerGroup(config, run_id=uuid.uuid4().hex[:8]) as workers:
         for strategy in alternatives(transports, config.rollout.bucket_megabytes):
-            of_ranks = workers.call("compare_sync", [(strategy, rounds)] * config.ranks)
+            count = 2 if strategy.restarts_engine else rounds  # starting vLLM takes half a minute
+            of_ranks = workers.call("compare_sync", [(strategy, count)] * config.ranks)
             table.add_row(str(strategy), *_figures(of_ranks))
     return table
 

@@ -6,6 +6,7 @@ A wrong one is a `ConfigError` of one line: file, key, what is wrong with both v
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -163,6 +164,9 @@ class Config(Section, frozen=True):
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Engine, transport and collectives follow from it. `auto`: cuda where there is a GPU."""
+    ray_address: str | None = None
+    """`host:port` of a Ray cluster to place the ranks on, which fills one node before the next; by default RAY_ADDRESS,
+    else a Ray of the run's own on this machine."""
     force: bool = False
     """Tries versions of vLLM that this has not been run with, and GPUs that others use too."""
     model: ModelConfig = ModelConfig()
@@ -247,6 +251,7 @@ def resolved(config: Config) -> Config:
     return msgspec.structs.replace(
         config,
         device=device,
+        ray_address=config.ray_address or os.environ.get("RAY_ADDRESS") or None,
         model=msgspec.structs.replace(model, init=init),
         rollout=msgspec.structs.replace(rollout, engine=engine),
     )

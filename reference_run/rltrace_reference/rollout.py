@@ -22,6 +22,9 @@ class Rollout:
     def __init__(self, config: Config, rank: int) -> None:
         """Starts the process; its imports run while the worker builds its actor."""
         self.config, self.rank = config, rank
+        self._spawn(checkpoint=None)
+
+    def _spawn(self, checkpoint: str | None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rltrace_reference.engine", str(theirs.fileno())],
@@ -30,11 +33,30 @@ class Rollout:
         )
         theirs.close()
         self.channel = Channel(ours)
-        self.channel.send({"config": msgspec.to_builtins(config), "rank": rank, "eos": task.EOS})
+        self.channel.send(
+            {
+                "config": msgspec.to_builtins(self.config),
+                "rank": self.rank,
+                "eos": task.EOS,
+                "checkpoint": checkpoint,
+            }
+        )
 
     def start(self) -> None:
         """Lets the engine load dummy weights, profile and reserve its KV pool; vLLM captures its graphs too."""
         self._call("start")
+
+    def restart(self, checkpoint: str) -> None:
+        """Ends the engine and starts another, which loads its weights from this checkpoint's folder."""
+        ended, channel = self.process, self.channel
+        self._spawn(checkpoint)
+        _end(ended, channel)
+        self.start()
+
+    def checksums(self) -> dict[str, int]:
+        """Of the engine's weights by their names in a checkpoint."""
+        of_names: dict[str, int] = self._call("checksums")
+        return of_names
 
     def generate(self, prompts: list[list[int]], seed: int, step: int) -> Batch:
         """Samples n responses of each prompt.
@@ -76,17 +98,18 @@ class Rollout:
         self._call("measure_cost")
 
     def death(self) -> str:
-        """Waits until the engine process has ended and says how."""
-        how = process_exit.in_words(self.process.wait())
+        """Waits until the engine process has ended, a restart apart, and says how."""
+        while True:
+            process = self.process
+            code = process.wait()
+            if process is self.process:
+                break
+        how = process_exit.in_words(code)
         return f"engine of rank {self.rank} (pid {self.process.pid}) died: {how}"
 
     def close(self) -> None:
         """Ends the engine process."""
-        try:
-            self.channel.send({"call": "exit"})
-            self.process.wait(timeout=5)
-        except (ConnectionError, subprocess.TimeoutExpired):
-            self.process.kill()
+        _end(self.process, self.channel)
 
     def _call(self, name: str, **arguments: Any) -> Any:
         try:
@@ -97,3 +120,12 @@ class Rollout:
         if answer.get("error"):
             raise RunError(answer["error"])
         return answer["result"]
+
+
+def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
+    """Lets an engine process exit, or kills one that does not."""
+    try:
+        channel.send({"call": "exit"})
+        process.wait(timeout=5)
+    except (ConnectionError, subprocess.TimeoutExpired):
+        process.kill()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+DISK = "disk"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
@@ -12,21 +14,28 @@ class Strategy:
 
     transport: str
     """As `device.py` names them."""
-    exchange: Literal["all_gather", "relay"] = "all_gather"
-    """Whether every rank gathers from all others, or rank 0 collects and sends the whole on."""
+    exchange: Literal["all_gather", "per_parameter", "relay"] = "all_gather"
+    """Whether every rank gathers from all others, a bucket or a parameter at a time, or rank 0 collects and relays."""
     keep: bool = False
     """Whether the buckets stay allocated and mapped from sync to sync."""
     bucket_megabytes: float
     buckets: int = 2
     """How many there are at a time."""
 
+    @property
+    def restarts_engine(self) -> bool:
+        """Whether a new engine loads the weights from disk (`disk_reload.py`): no transport, no buckets."""
+        return self.transport == DISK
+
     def __str__(self) -> str:
+        if self.restarts_engine:
+            return "saved to disk, loaded by a new engine"
         kept = "kept" if self.keep else "freed"
         return f"{self.transport}, {self.exchange}, {self.buckets} x {self.bucket_megabytes:g} MiB {kept}"
 
 
 def alternatives(transports: list[str], bucket_megabytes: float) -> list[Strategy]:
-    """What is worth comparing: each transport, buckets kept or freed, smaller and larger, and the relay.
+    """What is worth comparing: each transport, buckets kept or freed, smaller and larger, other exchanges, the disk.
 
     Args:
         transports: That the device has, the usual one first.
@@ -40,6 +49,8 @@ def alternatives(transports: list[str], bucket_megabytes: float) -> list[Strateg
         Strategy(transport=usual, bucket_megabytes=size / 2, keep=True, buckets=4),
         Strategy(transport=usual, bucket_megabytes=size / 4, keep=True),
         Strategy(transport=usual, bucket_megabytes=size * 2, keep=True),
+        Strategy(transport=usual, bucket_megabytes=size, keep=True, exchange="per_parameter"),
         Strategy(transport=usual, bucket_megabytes=size, keep=True, exchange="relay"),
         *(Strategy(transport=other, bucket_megabytes=size, keep=True) for other in transports[1:]),
+        Strategy(transport=DISK, bucket_megabytes=size),
     ]

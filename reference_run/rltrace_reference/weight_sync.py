@@ -138,16 +138,25 @@ class Transport(Protocol):
         """Gives closed buffers back to the device."""
 
 
-Exchange = Callable[[Tensor, int], None]
+Exchange = Callable[[Tensor, int, list[Entry]], None]
 """Fills the other ranks' rows of a tensor of shape (ranks, bytes) of which this rank's row is there, in place."""
 
 
-def all_gather(parts: Tensor, rank: int) -> None:
+def all_gather(parts: Tensor, rank: int, entries: list[Entry]) -> None:
     """Every rank sends its part to all others at once; as bytes, since gloo does not gather bf16 everywhere."""
     ALL_GATHER(parts.view(-1), parts[rank])
 
 
-def relay(parts: Tensor, rank: int) -> None:
+def per_parameter(parts: Tensor, rank: int, entries: list[Entry]) -> None:
+    """One all-gather a parameter and a copy of it into the bucket: what `DTensor.full_tensor()` and packing cost."""
+    for entry in entries:
+        start, size_bytes = BF16_BYTES * entry.offset, BF16_BYTES * entry.elements
+        gathered = parts.new_empty(len(parts), size_bytes)
+        ALL_GATHER(gathered.view(-1), parts[rank, start : start + size_bytes])
+        parts[:, start : start + size_bytes] = gathered
+
+
+def relay(parts: Tensor, rank: int, entries: list[Entry]) -> None:
     """Rank 0 collects all parts and sends the whole to everybody: what a central parameter server costs.
 
     Source: figure 1 of vLLM's RFC of weight synchronisation for RLHF.
@@ -160,7 +169,7 @@ def relay(parts: Tensor, rank: int) -> None:
     dist.broadcast(parts, src=0)
 
 
-EXCHANGES: dict[str, Exchange] = {"all_gather": all_gather, "relay": relay}
+EXCHANGES: dict[str, Exchange] = {"all_gather": all_gather, "per_parameter": per_parameter, "relay": relay}
 
 
 class Packing(NamedTuple):
@@ -268,7 +277,8 @@ class Sender:
     def gather(self, bucket: Bucket) -> None:
         """Fills the other ranks' parts of the bucket, in place."""
         if self.ranks > 1:
-            self.exchange(bucket.parts(self.buffers[bucket.buffer].bytes).view(torch.uint8), self.rank)
+            parts = bucket.parts(self.buffers[bucket.buffer].bytes).view(torch.uint8)
+            self.exchange(parts, self.rank, bucket.entries)
 
     def send(self, bucket: Bucket, mark: Any, new: bool) -> None:
         """Hands a gathered bucket to the engine, with its buffer's handle when it goes there the first time.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,12 +16,13 @@ from rltrace_reference import device
 from rltrace_reference.actor import Actor, Ref, UpdateStats
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config
+from rltrace_reference.disk_reload import DiskReload
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.sharding_manager import ShardingManager
 from rltrace_reference.strategy import Strategy
 from rltrace_reference.weight_sync import SyncStats
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
@@ -32,21 +35,25 @@ class Worker:
         # Here, not in `setup`: the engine dies with the thread that started it, and this is the main one.
         self.rollout = Rollout(config, rank)
 
-    def pids(self) -> dict[str, int]:
-        """This rank's processes by role."""
-        return {"worker": os.getpid(), "engine": self.rollout.process.pid}
+    def pids(self) -> dict[str, Any]:
+        """This rank's processes by role, and the host on which they have these pids."""
+        return {"worker": os.getpid(), "engine": self.rollout.process.pid, "host": socket.gethostname()}
 
-    def open_store(self) -> int:
-        """Rank 0 opens the meeting point of the ranks at a free port and returns it."""
-        self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        port: int = self.store.port
-        return port
+    def open_store(self) -> tuple[str, int]:
+        """Rank 0 opens the meeting point of the ranks at a free port and returns where it is."""
+        host = LOOPBACK
+        if self.config.ray_address is not None:
+            import ray
 
-    def setup(self, port: int) -> None:
-        """Joins the ranks at rank 0's port, then builds actor, ref and engine, and puts the engine to sleep."""
+            host = ray.util.get_node_ip_address()
+        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self.store.port
+
+    def setup(self, host: str, port: int) -> None:
+        """Joins the ranks at rank 0's store, then builds actor, ref and engine, and puts the engine to sleep."""
         threading.current_thread().name = "worker"  # Ray runs the driver's calls on a thread of its own
         if self.rank != 0:
-            self.store = dist.TCPStore(HOST, port, is_master=False)
+            self.store = dist.TCPStore(host, port, is_master=False)
         dist.init_process_group(
             device.backend(self.config),
             store=self.store,
@@ -89,12 +96,20 @@ class Worker:
     def compare_sync(self, strategy: Strategy, rounds: int) -> list[SyncStats]:
         """Syncs the weights again and again in one way; not part of a run."""
         manager = self.sharding_manager
+        if strategy.restarts_engine:
+            return self._compare_reload(rounds)
         sender = manager.sender_of(strategy)
         self.rollout.use_transport(strategy.transport)
         self.rollout.wake_up(["weights", "kv_cache"])
         stats = [sender.sync(self.actor.state_dict(), step) for step in range(rounds)]
         self.rollout.use_transport(strategy.transport)  # it unmaps what was kept
         sender.close()
+        self.rollout.sleep(self.config.rollout.sleep_level)
+        return stats
+
+    def _compare_reload(self, rounds: int) -> list[SyncStats]:
+        with DiskReload(self.rollout) as reload:
+            stats = [reload.sync(self.actor.state_dict()) for _ in range(rounds)]
         self.rollout.sleep(self.config.rollout.sleep_level)
         return stats
 

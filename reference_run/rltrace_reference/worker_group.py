@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -18,6 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import rltrace
 from rltrace.errors import RunError
 from rltrace_reference import process_exit
 from rltrace_reference.config import Config
@@ -31,11 +33,11 @@ SETTLE_SECONDS = 3.0
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",  # results must not depend on the machine's cores
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_OFFLINE": "1",
 }
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Of a run on this machine only."""
 
 
 class WorkerGroup:
@@ -53,8 +55,9 @@ class WorkerGroup:
         self.temp_folder = tempfile.mkdtemp(prefix="rlt-", dir="/tmp")  # short: it holds Unix sockets
         self.workers: list[Any] = []
         self.watches: list[Any] = []
-        self.pids: list[dict[str, int]] = []
-        self.pidfds: list[int] = []
+        self.pids: list[dict[str, Any]] = []
+        self.pidfds: list[int | None] = []
+        """Of the workers on this host."""
         self.reaper = Reaper(self.temp_folder)
         try:
             _start_ray(config, self.temp_folder)
@@ -78,9 +81,9 @@ class WorkerGroup:
         ]
         self.watches = [worker.watch.options(concurrency_group="watch").remote() for worker in self.workers]
         self.pids = self.call("pids", [() for _ in ranks])
-        self.pidfds = [os.pidfd_open(of_rank["worker"]) for of_rank in self.pids]
-        (port,) = self.collect(self.execute([self.workers[0].open_store.remote()]))
-        self.call("setup", [(port,) for _ in ranks])
+        self.pidfds = [os.pidfd_open(of_rank["worker"]) if _is_here(of_rank) else None for of_rank in self.pids]
+        (store,) = self.collect(self.execute([self.workers[0].open_store.remote()]))
+        self.call("setup", [store for _ in ranks])
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Runs a method on every rank.
@@ -154,7 +157,9 @@ class WorkerGroup:
             if not self.pids:
                 return f"worker of rank {rank} died while it started"
             pid, pidfd = self.pids[rank]["worker"], self.pidfds[rank]
-            return f"worker of rank {rank} (pid {pid}) died: {process_exit.in_words(process_exit.exit_code(pidfd))}"
+            code = None if pidfd is None else process_exit.exit_code(pidfd)
+            where = "" if pidfd is not None else f" on {self.pids[rank]['host']}"
+            return f"worker of rank {rank} (pid {pid}{where}) died: {process_exit.in_words(code)}"
         except RayTaskError as error:
             return f"worker of rank {rank}: {_one_line(error.cause)}"
 
@@ -163,7 +168,8 @@ class WorkerGroup:
         ray.shutdown()
         self.reaper.close()
         for pidfd in self.pidfds:
-            os.close(pidfd)
+            if pidfd is not None:
+                os.close(pidfd)
 
     def __enter__(self) -> WorkerGroup:
         return self
@@ -182,15 +188,46 @@ class WorkerGroup:
         for worker in self.workers:
             worker.__ray_terminate__.remote()
         end = time.monotonic() + 5
-        while time.monotonic() < end and any(_alive(of_rank["worker"]) for of_rank in self.pids):
+        while time.monotonic() < end and any(_alive(of_rank["worker"]) for of_rank in self.pids if _is_here(of_rank)):
             time.sleep(0.02)
 
 
 def _start_ray(config: Config, temp_folder: str) -> None:
-    """A private, quiet Ray on this machine; its processes inherit this one's environment and die with it."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     logging.getLogger("ray").setLevel(logging.CRITICAL)
+    if config.ray_address is None:
+        _start_private_ray(config, temp_folder)
+    else:
+        _join_cluster(config, config.ray_address)
+    signal.signal(signal.SIGTERM, _leave)  # Ray's own handler prints its stack and ends nothing gently
+
+
+def _join_cluster(config: Config, address: str) -> None:
+    """Becomes a job of a Ray that is there already; the workers get this run's environment wherever they are.
+
+    Raises:
+        RunError: Nobody answers there, or the cluster is smaller than the run.
+    """
+    own = {name: value for name, value in os.environ.items() if name.startswith(("GLOO_", "NCCL_"))}
+    environment = {**ENVIRONMENT, **own, **rltrace.worker_environment()}
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            configure_logging=False,
+            runtime_env={"env_vars": environment},
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise RunError(f"ray_address: cannot join a Ray cluster at {address}: {_one_line(error)}") from None
+    kind = "GPU" if config.device == "cuda" else "CPU"
+    there = int(ray.cluster_resources().get(kind, 0))
+    if there < config.ranks:
+        raise RunError(f"ranks: {config.ranks}, and the cluster at {address} has {there} {kind}s; use ranks: {there}")
+
+
+def _start_private_ray(config: Config, temp_folder: str) -> None:
+    """A private, quiet Ray on this machine; its processes inherit this one's environment and die with it."""
+    for name, value in (ENVIRONMENT | LOOPBACK).items():
+        os.environ.setdefault(name, value)
     ray.init(
         address="local",
         num_cpus=config.ranks,
@@ -202,12 +239,15 @@ def _start_ray(config: Config, temp_folder: str) -> None:
         _temp_dir=temp_folder,
         _node_ip_address="127.0.0.1",
     )
-    signal.signal(signal.SIGTERM, _leave)  # Ray's own handler prints its stack and ends nothing gently
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """Ends the driver by way of every `finally`, with the exit code of a shell."""
     sys.exit(128 + number)
+
+
+def _is_here(of_rank: dict[str, Any]) -> bool:
+    return bool(of_rank["host"] == socket.gethostname())
 
 
 def _alive(pid: int) -> bool:

@@ -1,33 +1,36 @@
-"""One time line for all processes of a Recording."""
+"""One time line for all processes of a Recording, and how far each clock can be trusted on it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from rltrace import clock
-from rltrace.recording import Process
+from rltrace.alignment import Domain
+from rltrace.recording import Process, Recording
+
+if TYPE_CHECKING:
+    from rltrace.analysis.observations import Seen
 
 
 class TimeLine:
-    """Shifts the times of every process to the clock of the first one.
+    """Shifts the times of every process to the clock of the run.
 
-    Processes of one clock domain are not shifted against each other: they share a clock by construction. Another domain
-    is shifted as a whole, by the real-time clocks of both; the error of that is not known, and is said.
+    Processes of one clock domain are not shifted against each other: they share a clock by construction. One that
+    exchanges measured has the run's times from its reader. Any other is shifted as a whole, by the real-time clocks of
+    both; the error of that is not known, and is said.
     """
 
-    def __init__(self, processes: Sequence[Process]) -> None:
-        self._offsets: dict[tuple[str, str], int] = {}
-        """Nanoseconds from each domain's clock to 1970, by the domain's first process."""
-        for process in sorted(processes, key=lambda process: process.start_ns):
-            self._offsets.setdefault(process.clock_domain, process.unix_offset_ns)
-        first = min(processes, key=lambda process: process.start_ns + process.unix_offset_ns, default=None)
-        self._home = first.clock_domain if first else None
-
-    @property
-    def domains(self) -> int:
-        """How many clocks the Recording was written by."""
-        return len(self._offsets)
+    def __init__(self, recording: Recording) -> None:
+        self._home = recording.time_domain
+        self._offsets: dict[Domain, int] = {}
+        """Nanoseconds from each domain's clock to 1970, by the first process that has it as its own."""
+        own_first = sorted(recording.processes, key=lambda process: (process.alignment is not None, process.start_ns))
+        for process in own_first:
+            self._offsets.setdefault(process.time_domain, process.unix_offset_ns)
 
     @property
     def unix_offset_ns(self) -> int:
@@ -35,12 +38,12 @@ class TimeLine:
         return self._offsets[self._home] if self._home else 0
 
     def is_aligned(self, process: Process) -> bool:
-        """Whether the times of a process compare exactly with those of the first one."""
-        return process.clock_domain == self._home
+        """Whether the times of a process compare with those of the run, exactly or within a known bound."""
+        return process.time_domain == self._home
 
     def shift_ns(self, process: Process) -> int:
         """What to add to a time of the process."""
-        return self._offsets[process.clock_domain] - self.unix_offset_ns
+        return self._offsets[process.time_domain] - self.unix_offset_ns
 
     def now_ns(self) -> int:
         """The present, on this line; exact where this process shares its clock."""
@@ -48,3 +51,58 @@ class TimeLine:
         if (domain["boot_id"], domain["time_namespace"]) == self._home:
             return clock.now_ns()
         return time.time_ns() - self.unix_offset_ns
+
+
+class ClockFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A clock that wrote the Recording."""
+
+    boot_id: str
+    time_namespace: str
+    hosts: list[str]
+    processes: int
+    is_reference: bool
+    """All times are given in this one's."""
+    aligned: bool
+    """False: its times were shifted by real time only, and nobody knows how far they are off."""
+    readings: int
+    """Exchanges with the reference that count."""
+    offset_seconds: float | None
+    """What was added to its times at the first of them; null where none was taken."""
+    drift_ppm: float | None
+    """How much that grows in a second, in microseconds; null where the readings do not say."""
+    drift_error_ppm: float | None
+    bound_seconds: float | None
+    """How far its times are off at most on the reference's clock; null is unknown."""
+
+
+def clocks(all_seen: Iterable[Seen], time_line: TimeLine) -> list[ClockFigures]:
+    """Every clock, the reference first."""
+    domains: dict[Domain, list[Seen]] = {}
+    for seen in all_seen:
+        domains.setdefault(seen.process.clock_domain, []).append(seen)
+    found = [_clock(domain, together, time_line) for domain, together in domains.items()]
+    return sorted(found, key=lambda figures: (not figures.is_reference, figures.hosts))
+
+
+def bound_seconds(seen: Seen, time_line: TimeLine) -> float | None:
+    """How far the times of a process are off at most; None is unknown."""
+    return seen.process.time_bound_ns(seen.last_ns) / 1e9 if time_line.is_aligned(seen.process) else None
+
+
+def _clock(domain: Domain, together: list[Seen], time_line: TimeLine) -> ClockFigures:
+    aligned = time_line.is_aligned(together[0].process)
+    fit = together[0].process.alignment
+    bounds = [bound_seconds(seen, time_line) for seen in together]
+    return ClockFigures(
+        boot_id=domain[0],
+        time_namespace=domain[1],
+        hosts=sorted({seen.process.host for seen in together}),
+        processes=len(together),
+        is_reference=aligned and fit is None,
+        aligned=aligned,
+        readings=len(fit.readings) if fit else 0,
+        offset_seconds=fit.readings[0].shift_ns / 1e9 if fit else None,
+        drift_ppm=fit.drift * 1e6 if fit and fit.is_drift_measured else None,
+        drift_error_ppm=fit.drift_error * 1e6 if fit and fit.is_drift_measured else None,
+        bound_seconds=max((bound for bound in bounds if bound is not None), default=None),
+    )

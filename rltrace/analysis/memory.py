@@ -1,17 +1,28 @@
-"""Who held a device's bytes when it held most, and each owner's own peak."""
+"""Who held a device's bytes: at its peak, at each step's and each phase's, and at every phase edge."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.analysis.lanes import Lane, called, order
+from rltrace.analysis.ledger import (
+    ALLOWED_CPU_BYTES,
+    ALLOWED_GPU_BYTES,
+    ALLOWED_SHARE,
+    FREE,
+    SETTLED_NS,
+    Ledger,
+    counter_ledger,
+    ledgers,
+)
+from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import OWNERS
-
-FREE = "free"
+from rltrace.events import Span
 
 
 class OwnerPeak(msgspec.Struct, frozen=True):
@@ -21,6 +32,47 @@ class OwnerPeak(msgspec.Struct, frozen=True):
     at_seconds: float
     phase: str | None
     """What its rank was in then."""
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Who held a device's bytes at one moment."""
+
+    step: int | None
+    phase: str | None
+    at_seconds: float
+    used_bytes: int
+    bytes: dict[str, int]
+    """By owner; without `free` they add up to `used_bytes`."""
+    apart_seconds: float | None
+    """How old the oldest of its samples is; None where nobody read the device's total."""
+    is_settled: bool | None
+
+
+class Edge(Moment, frozen=True, kw_only=True):
+    """A phase's beginning or end."""
+
+    edge: str
+    """"begin" or "end"."""
+    away_seconds: float
+    """From the edge to the moment nearest to it."""
+
+
+class Residual(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a device's bytes nobody holds, over its phase edges."""
+
+    edges: int
+    unsettled_edges: int
+    """Their samples lie more than 5 ms apart; not judged."""
+    edges_over_allowed: int
+    worst_bytes: int
+    """The most that was unexplained (whatever its sign) and unattributed, of a settled edge."""
+    worst_allowed_bytes: int
+    """What is allowed of that edge's used bytes."""
+    worst_phase: str | None
+    sample_seconds: float
+    """What one edge costs the process that samples it; the median."""
+    sample_share: float | None
+    """Of a step, all its samples together; None without a finished step."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,108 +94,249 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """By owner, at the device's peak; they add up to `peak_bytes`, `free` apart."""
     owner_peaks: dict[str, OwnerPeak]
     """By owner: its own most, which may be at another moment."""
+    steps: list[Moment]
+    """Each step's peak."""
+    phases: list[Moment]
+    """Each phase's peak over all steps, in the order of a step."""
+    edges: list[Edge]
+    """Both edges of every phase, the start-up's included."""
+    residual: Residual | None
+    """None where nobody read the device's total."""
+    unknown: dict[str, str]
+    """Rows that cannot be known here, each with the reason."""
 
 
-class _Moments:
-    """Samples of several owners as one line of time: who holds how much after each."""
-
-    def __init__(self, series: list[Samples]) -> None:
-        times = np.concatenate([np.array(samples.times_ns, np.int64) for samples in series])
-        values = np.concatenate([np.array(samples.values, np.float64) for samples in series])
-        which = np.repeat(np.arange(len(series)), [len(samples.times_ns) for samples in series])
-        in_time = np.argsort(times, kind="stable")
-        self.times_ns: NDArray[np.int64] = times[in_time]
-        self._values = values[in_time]
-        self._which = which[in_time]
-        changes = np.zeros(len(times))
-        for index in range(len(series)):
-            here = self._which == index
-            changes[here] = np.diff(self._values[here], prepend=0.0)
-        sums = np.cumsum(changes)
-        # Samples of one instant are one moment: its sum is known after the last of them.
-        settled = np.append(self.times_ns[1:] > self.times_ns[:-1], True)
-        self.peak = int(np.argmax(np.where(settled, sums, -np.inf)))
-
-    def held_at_peak(self, index: int) -> float:
-        """What one of the series holds when the sum is largest."""
-        before = self._values[: self.peak + 1][self._which[: self.peak + 1] == index]
-        return float(before[-1]) if len(before) else 0.0
+NO_TOTAL = "no process read the device's total, so what has no owner does not show"
 
 
 def device_memory(seen: Observations, windows: StepWindows) -> list[DeviceMemory]:
     """Every device whose owners' bytes were sampled, by rank."""
-    members: dict[Lane, list[Seen]] = {}
-    for process in seen.processes:
-        if process.owners:
-            members.setdefault(process.lane, []).append(process)
-    return [_device(lane, members[lane], seen, windows) for lane in sorted(members, key=order)]
+    found = ledgers(seen)
+    return [_Device(lane, found[lane], seen, windows).figures() for lane in sorted(found, key=order)]
 
 
-def _device(lane: Lane, members: list[Seen], seen: Observations, windows: StepWindows) -> DeviceMemory:
-    owned: dict[str, list[Samples]] = {}
-    for process in members:
-        for owner, samples in process.owners.items():
-            owned.setdefault(owner, []).append(_until_the_end(samples, process))
-    owners = sorted(owned, key=OWNERS.index)
-    series = [(owner, samples) for owner in owners if owner != FREE for samples in owned[owner]]
-    moments = _Moments([samples for _, samples in series] or owned[FREE])
-    held = dict.fromkeys(owners if series else [], 0.0)
-    for index, (owner, _) in enumerate(series):
-        held[owner] += moments.held_at_peak(index)
-    at_ns = int(moments.times_ns[moments.peak])
-    if FREE in held:
-        held[FREE] = sum(_value_at(samples, at_ns) for samples in owned[FREE])
-    return DeviceMemory(
-        lane=lane.name,
-        rank=lane.rank,
-        host=lane.host,
-        device=lane.device,
-        peak_bytes=int(sum(value for owner, value in held.items() if owner != FREE)),
-        peak_at_seconds=(at_ns - seen.start_ns) / 1e9,
-        peak_step=_step_at(windows, at_ns),
-        peak_phase=_phase_at(seen, lane, at_ns),
-        at_peak_bytes={owner: int(value) for owner, value in held.items()},
-        owner_peaks={owner: _owner_peak(owned[owner], seen, lane) for owner in owners},
+class _Device:
+    """One device's ledger beside its phases and the run's steps."""
+
+    def __init__(self, lane: Lane, ledger: Ledger, seen: Observations, windows: StepWindows) -> None:
+        self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
+        self.used = ledger.used
+        self.spans = sorted(_phases_of(seen, lane))
+
+    def figures(self) -> DeviceMemory:
+        """Everything."""
+        peak = self.moment(int(np.argmax(self.used)))
+        edges = list(self.edges())
+        return DeviceMemory(
+            lane=self.lane.name,
+            rank=self.lane.rank,
+            host=self.lane.host,
+            device=self.lane.device,
+            peak_bytes=sum(size for owner, size in peak.bytes.items() if owner != FREE),
+            peak_at_seconds=peak.at_seconds,
+            peak_step=peak.step,
+            peak_phase=peak.phase,
+            at_peak_bytes=peak.bytes,
+            owner_peaks=self.owner_peaks(),
+            steps=list(self.step_peaks()),
+            phases=list(self.phase_peaks()),
+            edges=edges,
+            residual=self.residual(edges) if self.ledger.has_total else None,
+            unknown={} if self.ledger.has_total else {"unexplained": NO_TOTAL},
+        )
+
+    def moment(self, index: int, phase: str | None = None) -> Moment:
+        """One moment of the ledger; its phase by its time unless it is given."""
+        at_ns = int(self.ledger.times_ns[index])
+        apart_ns = float(self.ledger.apart_ns[index])
+        return Moment(
+            step=_step_at(self.windows, at_ns),
+            phase=phase or self.phase_at(at_ns),
+            at_seconds=(at_ns - self.seen.start_ns) / 1e9,
+            used_bytes=int(self.used[index]),
+            bytes=self.ledger.at(index),
+            apart_seconds=apart_ns / 1e9 if np.isfinite(apart_ns) else None,
+            is_settled=bool(apart_ns <= SETTLED_NS) if np.isfinite(apart_ns) else None,
+        )
+
+    def phase_at(self, at_ns: int) -> str | None:
+        """The phase that holds an instant; where one ends and another begins, the one that begins."""
+        around = [(start_ns, name) for start_ns, end_ns, name in self.spans if start_ns <= at_ns <= end_ns]
+        return max(around)[1] if around else None
+
+    def step_peaks(self) -> Iterator[Moment]:
+        """The fullest moment of each step."""
+        times_ns = self.ledger.times_ns
+        for number, (start_ns, end_ns) in zip(self.windows.numbers, self.windows.windows, strict=True):
+            inside = np.flatnonzero((start_ns <= times_ns) & (times_ns < end_ns))
+            if number is not None and len(inside):
+                yield self.moment(int(inside[np.argmax(self.used[inside])]))
+
+    def phase_peaks(self) -> Iterator[Moment]:
+        """The fullest moment of each phase: inside it, or at its end."""
+        times_ns = self.ledger.times_ns
+        fullest: dict[str, int] = {}
+        for start_ns, end_ns, name in self.spans:
+            inside = np.flatnonzero((start_ns <= times_ns) & (times_ns <= end_ns))
+            candidates = [*map(int, inside), self.nearest(end_ns), *([fullest[name]] if name in fullest else [])]
+            fullest[name] = max(candidates, key=lambda index: self.used[index])
+        for name in sorted(fullest, key=lambda name: (ORDER.get(name, len(ORDER)), name)):
+            yield self.moment(fullest[name], name)
+
+    def edges(self) -> Iterator[Edge]:
+        """Both edges of every phase that is over."""
+        for start_ns, end_ns, name in self.spans:
+            for edge, at_ns in (("begin", start_ns), ("end", end_ns)):
+                index = self.nearest(at_ns)
+                moment = msgspec.structs.asdict(self.moment(index, name))
+                moment["step"] = _step_at(self.windows, start_ns)
+                yield Edge(**moment, edge=edge, away_seconds=abs(int(self.ledger.times_ns[index]) - at_ns) / 1e9)
+
+    def nearest(self, at_ns: int) -> int:
+        """The moment that is nearest to an instant."""
+        return int(np.argmin(np.abs(self.ledger.times_ns - at_ns)))
+
+    def owner_peaks(self) -> dict[str, OwnerPeak]:
+        """Each owner's most, by all its samples."""
+        ledger = counter_ledger(
+            [process for process in self.seen.processes if process.lane == self.lane and process.owners]
+        )
+        peaks = {}
+        for owner in ledger.owners:
+            index = int(np.argmax(ledger.row(owner)))
+            at_ns = int(ledger.times_ns[index])
+            size_bytes = int(ledger.row(owner)[index])
+            peaks[owner] = OwnerPeak(size_bytes, (at_ns - self.seen.start_ns) / 1e9, self.phase_at(at_ns))
+        return peaks
+
+    def residual(self, edges: list[Edge]) -> Residual:
+        """What has no owner at the edges that are settled."""
+        settled = [edge for edge in edges if edge.is_settled]
+        over = [edge for edge in settled if ownerless_bytes(edge) > self.allowed_bytes(edge)]
+        worst = max(settled, key=ownerless_bytes, default=None)
+        return Residual(
+            edges=len(edges),
+            unsettled_edges=len(edges) - len(settled),
+            edges_over_allowed=len(over),
+            worst_bytes=ownerless_bytes(worst) if worst else 0,
+            worst_allowed_bytes=self.allowed_bytes(worst) if worst else 0,
+            worst_phase=worst.phase if worst else None,
+            sample_seconds=float(np.median(self.ledger.cost_ns)) / 1e9,
+            sample_share=self.sample_share(),
+        )
+
+    def allowed_bytes(self, moment: Moment) -> int:
+        """How much may have no owner."""
+        on_cpu = (self.lane.device or "").startswith("cpu")
+        return max(int(ALLOWED_SHARE * moment.used_bytes), ALLOWED_CPU_BYTES if on_cpu else ALLOWED_GPU_BYTES)
+
+    def sample_share(self) -> float | None:
+        """Time of all samples inside the steps that are over, of the steps' time."""
+        steps = self.windows.windows[1:][np.array(self.windows.finished[1:], bool)]
+        if not len(steps):
+            return None
+        times_ns = self.ledger.times_ns
+        inside = ((steps[:, :1] <= times_ns) & (times_ns < steps[:, 1:])).any(axis=0)
+        return float(self.ledger.cost_ns[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
+
+
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of a device asked for more than there was."""
+
+    lane: str
+    rank: int | None
+    process: str
+    at_seconds: float
+    asked_bytes: int | None
+    """None where the error does not say."""
+    free_bytes: int | None
+    bound: str | None
+    """What was exhausted: a limit of the process, or the machine."""
+    reason: str
+    moment: Moment | None
+    """Who held what, over all processes of the device; None where nobody sampled."""
+    before: list[Moment]
+    """The ledger of the last 30 seconds."""
+    changes: list[str]
+    """What would have made room, the largest first."""
+
+
+LAST_NS = 30_000_000_000
+
+CHANGES = {
+    "actor.params": "offload the actor's parameters while they are not used",
+    "actor.grads": "fewer parameters a rank: more ranks, or smaller gradients' dtype",
+    "actor.optimizer": "offload the optimizer's state",
+    "actor.activations": "a smaller micro-batch, or activation checkpointing",
+    "ref.params": "offload the ref",
+    "weight_sync.bucket": "smaller or fewer buckets",
+    "rollout.weights": "let the engine sleep at level 2 meanwhile",
+    "rollout.kv_cache": "a smaller KV cache, or let the engine sleep meanwhile",
+    "rollout.graphs": "fewer CUDA graphs",
+    "allocator.cached": "empty the allocator's cache before",
+    "unattributed": "a smaller micro-batch, or find who allocates it",
+}
+"""What makes an owner smaller."""
+
+
+def out_of_memory(seen: Observations, windows: StepWindows) -> list[OutOfMemory]:
+    """Every time that a process ran out of memory, in time."""
+    found = ledgers(seen)
+    failures = [(span, process) for process in seen.processes for span in process.out_of_memory]
+    return [
+        _out_of_memory(span, process, found.get(process.lane), seen, windows)
+        for span, process in sorted(failures, key=lambda failure: failure[0].start_ns)
+    ]
+
+
+def _out_of_memory(
+    span: Span, process: Seen, ledger: Ledger | None, seen: Observations, windows: StepWindows
+) -> OutOfMemory:
+    before: list[Moment] = []
+    if ledger is not None:
+        device = _Device(process.lane, ledger, seen, windows)
+        until_ns = seen.end_ns if span.end_ns is None else span.end_ns
+        times_ns = ledger.times_ns
+        last = np.flatnonzero((until_ns - LAST_NS <= times_ns) & (times_ns <= until_ns))
+        before = [device.moment(int(index)) for index in last]
+    moment = before[-1] if before else None
+    asked_bytes, free_bytes = span.args.get("asked_bytes"), span.args.get("free_bytes")
+    missing_bytes = (asked_bytes or 0) - (free_bytes or 0)
+    holders = sorted(moment.bytes.items(), key=lambda held: -held[1]) if moment else []
+    return OutOfMemory(
+        lane=process.lane.name,
+        rank=process.lane.rank,
+        process=called(process.process),
+        at_seconds=(span.start_ns - seen.start_ns) / 1e9,
+        asked_bytes=asked_bytes,
+        free_bytes=free_bytes,
+        bound=span.args.get("bound"),
+        reason=str(span.args.get("reason", "")),
+        moment=moment,
+        before=before,
+        changes=[
+            f"{CHANGES[owner]} ({owner} holds {size:,} bytes)"
+            for owner, size in holders
+            if owner in CHANGES and size > 0 and size >= missing_bytes
+        ],
     )
 
 
-def _owner_peak(series: list[Samples], seen: Observations, lane: Lane) -> OwnerPeak:
-    moments = _Moments(series)
-    at_ns = int(moments.times_ns[moments.peak])
-    size = sum(moments.held_at_peak(index) for index in range(len(series)))
-    return OwnerPeak(int(size), (at_ns - seen.start_ns) / 1e9, _phase_at(seen, lane, at_ns))
+def ownerless_bytes(moment: Moment) -> int:
+    """What is unexplained, whatever its sign, and what is allocated for nobody."""
+    return abs(moment.bytes.get("unexplained", 0)) + abs(moment.bytes.get("unattributed", 0))
 
 
-def _until_the_end(samples: Samples, process: Seen) -> Samples:
-    """With the process, its bytes go."""
-    if process.process.is_alive:
-        return samples
-    ended = Samples()
-    ended.times_ns = samples.times_ns[:]
-    ended.values = samples.values[:]
-    ended.add(process.last_ns + 1, 0.0)
-    return ended
-
-
-def _value_at(samples: Samples, at_ns: int) -> float:
-    behind = int(np.searchsorted(np.array(samples.times_ns, np.int64), at_ns, side="right"))
-    return samples.values[behind - 1] if behind else 0.0
+def _phases_of(seen: Observations, lane: Lane) -> Iterator[tuple[int, int, str]]:
+    """Start, end and name of every phase on a lane; one that is open lasts until now."""
+    for process in seen.processes:
+        if process.lane == lane:
+            for name, kept in process.phases.items():
+                for start_ns, end_ns in kept.rows(seen.end_ns):
+                    yield int(start_ns), int(end_ns), name
 
 
 def _step_at(windows: StepWindows, at_ns: int) -> int | None:
-    inside = np.flatnonzero((windows.windows[:, 0] <= at_ns) & (at_ns < windows.windows[:, 1]))
+    rows: NDArray[np.int64] = windows.windows
+    inside = np.flatnonzero((rows[:, 0] <= at_ns) & (at_ns < rows[:, 1]))
     return windows.numbers[int(inside[-1])] if len(inside) else None
-
-
-def _phase_at(seen: Observations, lane: Lane, at_ns: int) -> str | None:
-    """The phase of the lane that holds an instant; where one ends and another begins, the one that begins."""
-    phases = []
-    for process in seen.processes:
-        if process.lane != lane:
-            continue
-        for name, kept in process.phases.items():
-            rows = kept.rows(seen.end_ns)
-            around = rows[(rows[:, 0] <= at_ns) & (at_ns <= rows[:, 1])]
-            if len(around):
-                phases.append((int(around[:, 0].max()), name))
-    return max(phases)[1] if phases else None

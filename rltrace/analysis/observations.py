@@ -12,7 +12,17 @@ import numpy as np
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, lanes
-from rltrace.events import SAMPLER, STEP, WEIGHT_SYNC_STAGES, Counter, Span, owner_of_counter
+from rltrace.events import (
+    MEMORY_EDGE,
+    MEMORY_MOVES,
+    OUT_OF_MEMORY,
+    SAMPLER,
+    STEP,
+    WEIGHT_SYNC_STAGES,
+    Counter,
+    Span,
+    owner_of_counter,
+)
 from rltrace.recording import Process, Recording
 
 REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
@@ -74,6 +84,11 @@ class Seen:
         self.sampled: defaultdict[str, Samples] = defaultdict(Samples)
         """Of the sampler of a host: everything."""
         self.open_spans: list[Span] = []
+        self.edges: list[Span] = []
+        """When it measured what it owns, with the totals that it read."""
+        self.moves: list[Span] = []
+        """Sleeps and wake-ups, and the mappings inside them."""
+        self.out_of_memory: list[Span] = []
 
 
 class Observations:
@@ -85,7 +100,7 @@ class Observations:
     def __init__(self, recording: Recording) -> None:
         processes = recording.processes
         self.recording = recording
-        self.time_line = TimeLine(processes)
+        self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
@@ -111,6 +126,9 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             seen.open_spans.append(event)
         if end_ns > last_ns:
             last_ns = end_ns
+        kept = _kept_whole(seen, event.name)
+        if kept is not None:
+            kept.append(event)
         if event.name in _STAGES:
             _see_stage(seen.stages[event.name], event, shift_ns)
         elif event.is_phase:
@@ -125,6 +143,15 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
 
 
 _STAGES = frozenset(WEIGHT_SYNC_STAGES)
+
+
+def _kept_whole(seen: Seen, name: str) -> list[Span] | None:
+    """Where the spans of a name go whose arguments count."""
+    if name == MEMORY_EDGE:
+        return seen.edges
+    if name in MEMORY_MOVES:
+        return seen.moves
+    return seen.out_of_memory if name == OUT_OF_MEMORY else None
 
 
 def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:
@@ -154,7 +181,8 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
 
 
 def _shift(seen: Seen, shift_ns: int) -> None:
-    for span in {id(span): span for span in (*seen.steps, *seen.open_spans)}.values():
+    kept = (*seen.steps, *seen.open_spans, *seen.edges, *seen.moves, *seen.out_of_memory)
+    for span in {id(span): span for span in kept}.values():
         span.start_ns += shift_ns
         if span.end_ns is not None:
             span.end_ns += shift_ns

@@ -14,7 +14,7 @@ from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import called, lanes
 from rltrace.errors import RecordingError
-from rltrace.events import EDGE, STEP, Counter, Span
+from rltrace.events import MEMORY_EDGE, STEP, Counter, Span
 from rltrace.recording import Process, Recording
 
 LEAST_PAIRS = 20
@@ -251,7 +251,7 @@ def run_pair(arms: tuple[Sequence[TimedStep], Sequence[TimedStep]]) -> tuple[flo
 def process_costs(recording: Recording) -> list[ProcessCost]:
     """What the recorded steps cost each process that measured the cost of its events."""
     processes = recording.processes
-    time_line = TimeLine(processes)
+    time_line = TimeLine(recording)
     on_lane = lanes(processes)
     windows = _recorded_steps(processes, time_line)
     if not len(windows):
@@ -286,7 +286,7 @@ def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCos
             continue
         spans += 1
         arrows += len(event.flows_out) + len(event.flows_in)
-        if event.name == EDGE and event.end_ns is not None:
+        if event.name == MEMORY_EDGE and event.end_ns is not None:
             edges_ns += event.end_ns - event.start_ns
     costs, steps = process.costs, len(windows)
     events_ns = spans * costs["span"] + samples * costs["counter"] + arrows * costs["flow"]

@@ -45,6 +45,8 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     device: str | None
     seconds: float
+    clock_aligned: bool
+    """False: a process of the rank has a clock of its own, and nobody knows how far its phases are off in this step."""
     finished: bool
     """False: the step is open, or an exception aborted it."""
     phases: dict[str, Share]
@@ -82,7 +84,10 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     """Every step of every rank, of the driver, and of every other process that has phases: by step, then by rank."""
     of_lane: dict[Lane, dict[str, list[Intervals]]] = {}
     driver: list[Intervals] = []
+    astray: set[Lane] = set()
     for process in seen.processes:
+        if process.phases and not seen.time_line.is_aligned(process.process):
+            astray.add(process.lane)
         for name, kept in process.phases.items():
             rows = kept.rows(seen.end_ns)
             of_lane.setdefault(process.lane, {}).setdefault(name, []).append(rows)
@@ -94,12 +99,21 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         phases = {name: _by_window(union(*rows), windows) for name, rows in of_lane[lane].items()}
         for place in np.flatnonzero(windows.recorded).tolist():
             inside = {name: rows[place] for name, rows in phases.items() if place in rows}
-            found.append((place, _rank_step(lane, place, windows, inside, driver_of_window.get(place, EMPTY))))
+            row = _rank_step(
+                lane, place, windows, inside, driver_of_window.get(place, EMPTY), clock_aligned=lane not in astray
+            )
+            found.append((place, row))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
 
 
 def _rank_step(
-    lane: Lane, place: int, windows: StepWindows, phases: dict[str, Intervals], driver: Intervals
+    lane: Lane,
+    place: int,
+    windows: StepWindows,
+    phases: dict[str, Intervals],
+    driver: Intervals,
+    *,
+    clock_aligned: bool,
 ) -> RankStep:
     start_ns, end_ns = map(int, windows.windows[place])
     length_ns = end_ns - start_ns
@@ -113,6 +127,7 @@ def _rank_step(
         host=lane.host,
         device=lane.device,
         seconds=length_ns / 1e9,
+        clock_aligned=clock_aligned,
         finished=windows.finished[place],
         phases={name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0) for name, ns in all_ns.items()},
         overlap_seconds=parts.overlap_ns / 1e9,

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from rltrace.analysis.clocks import bound_seconds
 from rltrace.analysis.lanes import called
 from rltrace.analysis.observations import Observations, Seen
 
@@ -38,7 +39,9 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     spans: int
     samples: int
     clock_aligned: bool
-    """False: it has another clock than the first process; the error of its times is not known."""
+    """False: it has another clock than the run, shifted by real time only; how far its times are off is not known."""
+    clock_bound_seconds: float | None
+    """How far its times are off at most; 0 on the run's own clock, null is unknown."""
 
 
 def processes(seen: Observations) -> list[ProcessFigures]:
@@ -80,6 +83,7 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
         spans=seen.spans,
         samples=seen.samples,
         clock_aligned=all_seen.time_line.is_aligned(process),
+        clock_bound_seconds=bound_seconds(seen, all_seen.time_line),
     )
 
 

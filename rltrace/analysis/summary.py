@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
+from rltrace.analysis.clocks import ClockFigures, clocks
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
-from rltrace.analysis.memory import DeviceMemory, device_memory
+from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes
 from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.steps import Step, StepWindows, steps
+from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
+from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.recording import Recording
 
@@ -30,7 +33,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """From the first process's beginning to the last event of any."""
     is_live: bool
     clock_domains: int
-    """More than 1: times of processes with `clock_aligned` false were shifted by their real-time clocks."""
+    """More than 1: see `clocks`."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +56,17 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     run: Run
+    clocks: list[ClockFigures]
     steps: list[Step]
     phases: list[RankStep]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
     samples: list[HostSamples]
+    out_of_memory: list[OutOfMemory]
+    sleeps: list[Transaction]
+    leaks: list[Leak]
     processes: list[ProcessFigures]
+    untraced: list[Untraced]
     hooks: list[HookFigures]
     not_applicable: dict[str, str]
     """Span names that cannot be in this run, each with the reason."""
@@ -75,15 +83,21 @@ def summarize(recording: Recording) -> Summary:
     """Read a Recording once and work out its figures; it may be alive, dead, empty, or of any program."""
     seen = Observations(recording)
     windows = StepWindows(seen)
+    measured = clocks(seen.processes, seen.time_line)
     return Summary(
         version=VERSION,
-        run=_run(seen),
+        run=_run(seen, len(measured)),
+        clocks=measured,
         steps=steps(seen, windows),
         phases=rank_steps(seen, windows),
         weight_sync=rank_syncs(seen, windows),
         memory=device_memory(seen, windows),
         samples=host_samples(seen),
+        out_of_memory=out_of_memory(seen, windows),
+        sleeps=transactions(seen, windows),
+        leaks=leaks(seen),
         processes=processes(seen),
+        untraced=untraced(recording),
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),
@@ -93,7 +107,7 @@ def summarize(recording: Recording) -> Summary:
     )
 
 
-def _run(seen: Observations) -> Run:
+def _run(seen: Observations, clock_domains: int) -> Run:
     manifest = seen.recording.manifest
     created_ns = manifest.get("created_unix_ns")
     return Run(
@@ -103,7 +117,7 @@ def _run(seen: Observations) -> Run:
         created_unix_seconds=created_ns / 1e9 if isinstance(created_ns, (int, float)) else None,
         seconds=(seen.end_ns - seen.start_ns) / 1e9,
         is_live=any(process.is_alive for process in seen.recording.processes),
-        clock_domains=seen.time_line.domains,
+        clock_domains=clock_domains,
     )
 
 

@@ -1,7 +1,8 @@
 """The command line: `ls rltrace/cli` is its manual. The only place where errors become exit codes.
 
 0 done; 1 an error without a code of its own; 2 wrong usage or configuration; 3 no such Recording; 4 the run failed;
-5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 130 interrupted.
+5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 8 the doctor found that
+something would be missing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import click
 
+from rltrace.cli.collect import collect
+from rltrace.cli.doctor import doctor
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.overhead import overhead
@@ -53,7 +56,7 @@ def main() -> None:
     """Where every second and every byte of a colocated RL step went."""
 
 
-for command in (run, view, summary, export, exec_, overhead):
+for command in (run, view, summary, export, exec_, collect, overhead, doctor):
     main.add_command(command)
 
 

@@ -23,6 +23,8 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     """
     require_linux("`rltrace exec`")
     from rltrace import supervisor
+    from rltrace.analysis.untraced import untraced
+    from rltrace.recording import Recording
 
     supervisor.require_program(command[0])
     check_disabled()
@@ -30,6 +32,11 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
     for death in outcome.deaths:
         click.echo(f"rltrace: {death}", err=True)
+    found = Recording.open(folder)
+    for missing in untraced(found):
+        click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
+    if not found.processes:
+        click.echo("rltrace: no process was recorded; `rltrace doctor -- COMMAND` looks for the reason", err=True)
     click.echo(
         f"rltrace: recorded in {folder}; go on with `rltrace view {folder}` or `rltrace summary {folder}`", err=True
     )

@@ -42,6 +42,8 @@ def export(run: str | None, name: str | None, output: str, force: bool) -> None:
     """
     recording = open_run(run)
     exporter = load_exporter(name) if name is not None else _by_suffix(output)
+    if hasattr(exporter, "for_file"):  # a format of several kinds of file
+        exporter = exporter.for_file(output)
     if output == STDOUT:
         exporter.write(recording, sys.stdout.buffer)
         return

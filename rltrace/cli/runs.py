@@ -77,9 +77,9 @@ def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Pat
 
 def check_disabled() -> None:
     """Warn, before any process is traced, of what `RLTRACE_DISABLE` would leave out in vain."""
-    from rltrace import instrument
+    from rltrace.instrument import warning_of_disabled
 
-    warning = instrument.warning_of_disabled()
+    warning = warning_of_disabled()
     if warning is not None:
         click.echo(f"rltrace: {warning}", err=True)
 

@@ -16,14 +16,17 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from rltrace.analysis.clocks import ClockFigures
 from rltrace.analysis.hooks import HookFigures
-from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.memory import DeviceMemory, OutOfMemory
 from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.phases import IDLE, ORDER, RankStep
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.samples import HostSamples
 from rltrace.analysis.steps import Step
 from rltrace.analysis.summary import Losses, Run, Summary
+from rltrace.analysis.transactions import Leak, Transaction
+from rltrace.analysis.untraced import Untraced
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import WAIT_DRIVER, WEIGHT_SYNC_STAGES
 
@@ -36,6 +39,7 @@ MOST_LANES = 4
 MOST_DEVICES = 4
 MOST_FIGURES = 3
 MOST_OPEN = 20
+MOST_WRONG = 8
 BAR = 10
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -55,7 +59,7 @@ def show(summary: Summary, screen: Console) -> None:
 
 
 def _tables(summary: Summary) -> list[RenderableType]:
-    tables: list[RenderableType] = []
+    tables: list[RenderableType] = [out_of_memory_table(failure) for failure in summary.out_of_memory[:MOST_WRONG]]
     if summary.open_spans and not summary.complete:
         tables.append(open_span_table(summary.open_spans))
     if summary.steps:
@@ -68,12 +72,17 @@ def _tables(summary: Summary) -> list[RenderableType]:
         tables.append(phase_table("Start-up, before the first step" if summary.steps else "Phases", startup))
     if summary.weight_sync:
         tables.append(weight_sync_table(summary.weight_sync))
-    tables += [memory_table(device) for device in _fullest(summary.memory)]
+    for device in _fullest(summary.memory):
+        tables += [memory_table(device), memory_phase_table(device)]
     if len(summary.memory) > MOST_DEVICES:
         tables.append(Text(f"{len(summary.memory) - MOST_DEVICES} more devices: see --json", style="dim"))
     tables += [sample_table(host) for host in summary.samples]
+    if summary.sleeps:
+        tables.append(sleep_table(summary.sleeps, summary.leaks))
     if summary.processes:
         tables.append(process_tree(summary.processes))
+    if summary.untraced:
+        tables.append(untraced_lines(summary.untraced))
     if summary.hooks:
         tables.append(hook_table(summary.hooks))
         # Only where ranks are known is it an RL run, whose reader misses them.
@@ -174,6 +183,9 @@ def phase_table(title: str, rows: Sequence[RankStep]) -> RenderableType:
     if overlap:
         pairs = sorted({" + ".join(pair.phases) for row in rows for pair in row.overlaps})
         caption += f"; {_seconds(overlap)} s counted twice, phases overlap: {', '.join(pairs)}"
+    astray = list(dict.fromkeys(row.lane for row in rows if not row.clock_aligned))
+    if astray:
+        caption += f"; clock of {', '.join(astray)} not aligned: its figures are by real time, error unknown"
     return _titled(title, table, caption)
 
 
@@ -250,20 +262,105 @@ def weight_sync_table(syncs: Sequence[RankSync]) -> RenderableType:
 
 
 def memory_table(device: DeviceMemory) -> RenderableType:
-    """Who held the bytes of one device when it held most."""
-    where = " ".join(filter(None, (device.device, device.host and f"on {device.host}")))
-    step = f" of step {device.peak_step}" if device.peak_step is not None else ""
-    title = f"Memory of {device.lane}{f' ({where})' if where else ''}: peak {_bytes(device.peak_bytes)}"
-    title += f", in {device.peak_phase or 'no phase'}{step}, {device.peak_at_seconds:.1f} s"
+    """Who held the bytes of one device when it held most, and how far its own peak is above that."""
     table = _table("owner", "at this peak", "", "own peak", "in")
     table.columns[4].justify = "left"
     for owner, size in device.at_peak_bytes.items():
-        own = device.owner_peaks[owner]
+        own = device.owner_peaks.get(owner)
         share = size / device.peak_bytes if device.peak_bytes else 0.0
+        most, phase = (_bytes(own.bytes), own.phase or "") if own is not None else ("", "")
+        table.add_row(owner, _bytes(size), bar(share), most, phase, style=None if size else "dim")
+    step = f" of step {device.peak_step}" if device.peak_step is not None else ""
+    title = f"Memory of {_place(device)}: peak {_bytes(device.peak_bytes)}"
+    title += f", in {device.peak_phase or 'no phase'}{step}, {device.peak_at_seconds:.1f} s"
+    return _titled(title, table, _residual_line(device))
+
+
+def memory_phase_table(device: DeviceMemory) -> RenderableType:
+    """Owners by phases, each at the phase's peak; MiB, or GiB where a GPU's memory would be too wide."""
+    phases = [moment for moment in device.phases if moment.step is not None] or device.phases
+    owners = [owner for owner in device.at_peak_bytes if any(moment.bytes[owner] for moment in phases)]
+    unit, divisor = ("GiB", 1 << 30) if device.peak_bytes >= 10 << 30 else ("MiB", 1 << 20)
+    size_of: Callable[[int], str] = lambda size: f"{size / divisor:,.1f}" if size else "·"  # noqa: E731
+    table = _table("owner", *(str(number) for number in range(1, len(phases) + 1)))
+    for owner in owners:
+        table.add_row(owner, *(size_of(moment.bytes[owner]) for moment in phases))
+    table.add_section()
+    table.add_row("used", *(size_of(moment.used_bytes) for moment in phases), style="bold")
+    names = "  ".join(f"{number} {moment.phase}" for number, moment in enumerate(phases, 1))
+    return _titled(f"Memory of {device.lane} by phase, each at its peak, {unit}", table, names)
+
+
+def _place(device: DeviceMemory) -> str:
+    where = " ".join(filter(None, (device.device, device.host and f"on {device.host}")))
+    return f"{device.lane} ({where})" if where else device.lane
+
+
+def _residual_line(device: DeviceMemory) -> str:
+    """How much nobody holds, and what it cost to know."""
+    found = device.residual
+    if found is None:
+        return "; ".join(f"{row} is unknown: {reason}" for row, reason in device.unknown.items())
+    judged = found.edges - found.unsettled_edges
+    line = f"without an owner at {judged} settled phase edges: at most {_bytes(found.worst_bytes)}"
+    line += f" ({found.worst_phase}; allowed {_bytes(found.worst_allowed_bytes)})" if judged else ""
+    line += f", {found.edges_over_allowed} over it" if found.edges_over_allowed else ""
+    line += f"; {_count(found.unsettled_edges, 'edge')} unsettled\n"
+    line += f"a sample takes {found.sample_seconds * 1e3:.1f} ms"
+    return line + (f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else "")
+
+
+def out_of_memory_table(failure: OutOfMemory) -> RenderableType:
+    """Who held what when a process asked for more than there was, and what would have made room."""
+    asked = _bytes(failure.asked_bytes) if failure.asked_bytes is not None else "memory"
+    free = f", {_bytes(failure.free_bytes)} were free" if failure.free_bytes is not None else ""
+    bound = f" ({failure.bound})" if failure.bound else ""
+    title = f"Out of memory: {failure.process} asked for {asked}{free}{bound}, {failure.at_seconds:.1f} s"
+    table = _table("owner", "held", "", f"{len(failure.before)} samples of the last 30 s: most")
+    held = failure.moment.bytes if failure.moment is not None else {}
+    for owner, size in sorted(held.items(), key=lambda item: -item[1]):
+        most = max(moment.bytes.get(owner, 0) for moment in failure.before)
+        if size or most:
+            used = failure.moment.used_bytes if failure.moment is not None else 0
+            table.add_row(owner, _bytes(size), bar(size / used if used else 0.0), _bytes(most))
+    room = "".join(f"\nroom: {change}" for change in failure.changes[:MOST_WRONG])
+    return Group(Text(title, "bold red"), Text(failure.reason, "dim"), table, Text(room.strip(), "yellow"))
+
+
+def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak]) -> RenderableType:
+    """Sleeps and wake-ups by kind, then each that went wrong, and what grew from one sleep to the next."""
+    table = _table(
+        "sleep and wake-up", "times", "seconds", "expected MB", "moved MB", "total MB", "left MB", "GB/s", ""
+    )
+    for name in dict.fromkeys(sleep.name for sleep in sleeps):
+        group = [sleep for sleep in sleeps if sleep.name == name]
+        changed = [sleep.changed_bytes for sleep in group if sleep.changed_bytes is not None]
+        rates = [sleep.gigabytes_per_second for sleep in group if sleep.gigabytes_per_second is not None]
+        wrong = sum(sleep.verdict != "ok" for sleep in group)
         table.add_row(
-            owner, _bytes(size), bar(share), _bytes(own.bytes), own.phase or "", style=None if size else "dim"
-        )
-    return _titled(title, table)
+            name,
+            str(len(group)),
+            _seconds(fmean(sleep.seconds for sleep in group)),
+            *(_megabytes(fmean(sum(by.values()) for by in column)) for column in (
+                [sleep.expected_bytes for sleep in group], [sleep.moved_bytes for sleep in group],
+            )),
+            _megabytes(fmean(changed)) if changed else "",
+            _megabytes(fmean(sum(sleep.left_bytes.values()) for sleep in group)),
+            f"{fmean(rates):.3g}" if rates else "",
+            Text(f"{wrong} not ok", "bold red") if wrong else Text("ok", "green"),
+        )  # fmt: skip
+    lines = [_wrong_line(sleep) for sleep in sleeps if sleep.verdict != "ok"][:MOST_WRONG]
+    lines += [
+        f"{leak.lane}: a leak: {leak.owner} grew by {_bytes(leak.bytes_per_sleep)} a sleep, {leak.sleeps} in a row"
+        for leak in leaks
+    ]
+    titled = _titled("Sleeps and wake-ups: a mean of each", table)
+    return Group(titled, Text("\n".join(lines), "yellow")) if lines else titled
+
+
+def _wrong_line(sleep: Transaction) -> str:
+    step = f"step {sleep.step}" if sleep.step is not None else "start-up"
+    return f"{sleep.lane}, {step}, {sleep.at_seconds:.1f} s, {sleep.name}: {sleep.verdict}: {sleep.reason}"
 
 
 def sample_table(host: HostSamples) -> RenderableType:
@@ -309,7 +406,19 @@ def _process_line(process: ProcessFigures) -> Text:
     line.append(state, _STATE_STYLES[process.state])
     if not process.clock_aligned:
         line.append("  another clock, error unknown", "yellow")
+    elif process.clock_bound_seconds:
+        line.append(f"  clock within ±{_short(process.clock_bound_seconds)}", "dim")
     return line
+
+
+def untraced_lines(found: Sequence[Untraced]) -> RenderableType:
+    """Which processes are missing, and why."""
+    text = Text("Not traced", "bold yellow")
+    for missing in found:
+        command = " ".join(missing.command)
+        pids = ", ".join(map(str, missing.pids))
+        text.append(f"\n  {command[:WIDTH]} (pid {pids}): {missing.reason}", "not bold yellow")
+    return text
 
 
 def hook_table(hooks: Sequence[HookFigures]) -> RenderableType:
@@ -387,12 +496,25 @@ def loss_lines(summary: Summary) -> Text:
     """What the Recording lacks, and how far its clocks can be trusted."""
     lines = [_loss_line(loss) for loss in summary.losses]
     text = Text("Nothing was lost." if not lines else "\n".join(lines), "green" if not lines else "yellow")
-    if summary.run.clock_domains > 1:
-        text.append(
-            f"\n{summary.run.clock_domains} clocks: times across them are shifted by real time, the error is unknown.",
-            "yellow",
-        )
+    for other in (clock for clock in summary.clocks if not clock.is_reference):
+        text.append(f"\n{_clock_line(other)}", "dim" if other.aligned else "yellow")
     return text
+
+
+def _clock_line(clock: ClockFigures) -> str:
+    whose = f"Clock of {', '.join(clock.hosts)}"
+    if clock.bound_seconds is None:
+        return (
+            f"{whose}: not aligned: its times were shifted by real time only, how far they are off is unknown; do not"
+            " compare them with others (`rltrace collect` measures it while the cluster is up)."
+        )
+    drift = "drift not measured" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.1f} ppm"
+    return f"{whose}: aligned within ±{_short(clock.bound_seconds)}, {drift}, {_count(clock.readings, 'reading')}."
+
+
+def _short(seconds: float) -> str:
+    """A small time in milliseconds, microseconds below one of them."""
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
 def _loss_line(loss: Losses) -> str:

@@ -1,6 +1,7 @@
 """Instrumentations: which places of a framework are spans. One file a framework, one line in `rltrace/plugins.py`.
 
-None of these files imports its framework: hooks wait for the program to do that.
+None of these files imports its framework: hooks wait for the program to do that. The package itself can be called:
+`rltrace.instrument()` traces the program that calls it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import Protocol
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
 
 from rltrace import plugins, recorder
+from rltrace.environment import reach_others, with_startup
 from rltrace.patching import Hook, HookRegister, PatchSet
 
 DISABLE_VARIABLE = "RLTRACE_DISABLE"
@@ -91,6 +95,11 @@ def install(register: HookRegister, names: Iterable[str] | None = None) -> Insta
     return _installed
 
 
+def installed() -> Installed:
+    """What is installed in this process."""
+    return _installed
+
+
 def warning_of_disabled() -> str | None:
     """One line if `RLTRACE_DISABLE` names an instrumentation that there is not, for who starts the run."""
     known = _known()
@@ -111,3 +120,58 @@ def _known() -> dict[str, str]:
     except Exception as error:  # another distribution's metadata
         print(f"rltrace: plugins of other distributions are left out: {error}", file=sys.stderr)
         return plugins.INSTRUMENTATIONS
+
+
+# ---- into a run -------------------------------------------------------------------------------------------------
+
+
+def join_run() -> None:
+    """Join the Recording that `RLTRACE_DIR` names and install the hooks: the plug-in of frameworks that load plug-ins.
+
+    Does nothing without the variable, nor where the start-up hook was before. Never raises.
+    """
+    inherits_hooks = recorder.HOOKS_VARIABLE in os.environ or recorder.PARENT_VARIABLE not in os.environ
+    try:
+        if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks:
+            _instrument(None, role="process")  # until a hook knows better
+    except Exception as error:
+        print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def instrument(folder: str | os.PathLike[str] | None = None, **who: Any) -> Path | None:
+    """Record this program and every process that it starts from here on, with all hooks: `rltrace exec` from inside.
+
+    Call it first: what is imported or started before is hooked late, or not at all.
+
+    Args:
+        folder: As of `start`.
+        **who: As of `start`: role, rank, device, name, config, max_bytes.
+
+    Returns:
+        As of `start`. Never raises.
+    """
+    path = _instrument(folder, **who)
+    if path is not None:
+        os.environ["PYTHONPATH"] = with_startup(os.environ.get("PYTHONPATH", ""))
+    return path
+
+
+def _instrument(folder: str | os.PathLike[str] | None, **who: Any) -> Path | None:
+    path = recorder.start(folder, **who)
+    current = recorder.current()
+    if current is not None:
+        install(current)
+        reach_others()
+    return path
+
+
+class _CallablePackage(ModuleType):
+    """`rltrace.instrument` is both: importing any file of the package would put the package in a function's place."""
+
+    def __call__(self, folder: str | os.PathLike[str] | None = None, **who: Any) -> Path | None:
+        return instrument(folder, **who)
+
+    __call__.__doc__ = instrument.__doc__
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,6 +1,6 @@
 """FSDP2 (`fully_shard`): its collectives, and the forward and backward of each module that it shards.
 
-Source read: torch 2.11 and 2.13, torch/distributed/fsdp/_fully_shard. Spans are of the host: on a CPU the collective
+Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard. Spans are of the host: on a CPU the collective
 itself, on a GPU its launch.
 """
 
@@ -10,7 +10,7 @@ import functools
 import os.path
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class Fsdp2:
     """Collectives, forward and backward."""
 
     name = "fsdp2"
-    supports = ("torch >= 2.11, < 2.14",)
+    supports = ("torch >= 2.6, < 2.14",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
@@ -85,7 +85,7 @@ def without_wrappers(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)
 
 
-WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
+WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"})
 
 
 def module_of_state(state: Any) -> str:
@@ -95,7 +95,7 @@ def module_of_state(state: Any) -> str:
 
 
 def groups_of(state: Any) -> list[Any]:
-    """Parameter groups of a state: one in torch 2.11, any number in 2.13."""
+    """Parameter groups of a state: one up to torch 2.11, any number in 2.13."""
     groups = getattr(state, "_fsdp_param_groups", None)
     return list(groups) if groups is not None else [group for group in [state._fsdp_param_group] if group is not None]
 
@@ -116,7 +116,8 @@ def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.spa
         result = original(*args, **kwargs)
         if hook.live:
             try:
-                forwards.attach(args[0])
+                state = args[0]
+                forwards.attach(state._modules, lambda: module_of_state(state))
             except Exception as error:
                 hook.failed(error)
         return result
@@ -127,22 +128,22 @@ def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.spa
 class Forwards:
     """The open forward spans of each thread, innermost last."""
 
-    def __init__(self, hook: Hook, span: MakeSpan) -> None:
+    def __init__(self, hook: Hook, span: MakeSpan = recorder.span) -> None:
         self._hook = hook
         self._span = span
         self._open = threading.local()
 
-    def attach(self, state: Any) -> None:
-        """Register the hooks on the modules that a state shards."""
+    def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> None:
+        """Register the hooks on modules that are sharded together; `path` says where in their model they lie."""
         from torch import _disable_dynamo  # a compiled model must not trace into the tracer
 
         def before(module: Any, _args: Any) -> None:
-            self._hook.enter(self._begin, (state, module), {})
+            self._hook.enter(self._begin, (path, module), {})
 
         def after(module: Any, _args: Any, _result: Any) -> None:
             self._hook.leave(self._end, module, None, None)
 
-        for module in state._modules:
+        for module in modules:
             # In front of FSDP's own hook and behind it: the gather before and the reshard after belong to the forward.
             module.register_forward_pre_hook(_disable_dynamo(before), prepend=True)
             module.register_forward_hook(_disable_dynamo(after), always_call=True)
@@ -150,10 +151,10 @@ class Forwards:
     def _begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         import torch
 
-        state, module = args
+        path, module = args
         in_backward = torch._C._current_graph_task_id() != -1
         late = {"recompute": True} if in_backward else {}
-        opened = self._span("fsdp.forward", module=module_of_state(state), **late).__enter__()
+        opened = self._span("fsdp.forward", module=path(), **late).__enter__()
         self._stack().append((module, opened))
 
     def _end(self, module: Any, _result: Any, _error: BaseException | None) -> None:

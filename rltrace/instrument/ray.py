@@ -6,11 +6,17 @@ breaks streaming methods). Source read: Ray 2.60, ray/actor.py and ray/_private/
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import inspect
+import os
+import sys
+import threading
 from typing import Any
 
-from rltrace import recorder
+from rltrace import cluster, recorder
+from rltrace.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.patching import (
     Function,
     Hook,
@@ -29,7 +35,7 @@ class Ray:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.around("ray._private.worker:init", nothing, become_driver)
+        patches.around("ray._private.worker:init", keep_address, become_driver)
         patches.around("ray.actor:ActorMethod._remote", begin_submit, end_submit, ("ray.submit",))
         patches.wrap(
             "ray._private.function_manager:FunctionActorManager._make_actor_method_executor",
@@ -38,14 +44,81 @@ class Ray:
         )
 
 
-def nothing(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """All is done afterwards."""
+def keep_address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Remember where `ray.init` is told to connect to, for `runtime_env_hook`, which it calls."""
+    _init.address = args[0] if args else kwargs.get("address")
+    _init.temp_dir = kwargs.get("_temp_dir")
 
 
 def become_driver(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """The process that starts or joins a cluster is its driver."""
-    if error is None:
-        recorder.identify(role="driver")
+    """The process that starts or joins a cluster is its driver; one that was there before may have other hosts."""
+    _init.__dict__.clear()
+    if error is not None:
+        return
+    recorder.identify(role="driver")
+    recording, address = recorder.current(), address_of_joined_cluster()
+    if recording is not None and address is not None:
+        cluster.say(recording.recording, address)
+
+
+def address_of_joined_cluster() -> str | None:
+    """`host:port` of the cluster that this process joined; None if it started the cluster itself."""
+    import ray
+
+    node = ray._private.worker._global_node  # None where a Ray client runs its tasks through a server
+    return None if node is None or node.head else str(node.gcs_address)
+
+
+# ---- a cluster that others started ------------------------------------------------------------------------------
+
+_init = threading.local()
+"""Arguments of the `ray.init` that this thread is in."""
+
+
+def runtime_env_hook(runtime_env: Any) -> Any:
+    """Let the workers of a cluster that others started join the Recording: Ray calls it by `RAY_RUNTIME_ENV_HOOK`.
+
+    A cluster that this driver starts inherits our environment; its workers start faster without one of the job's own.
+    """
+    runtime_env = _next_hook(runtime_env)
+    try:
+        if os.environ.get(recorder.DIR_VARIABLE) and not _starts_cluster():
+            return traced_runtime_env(runtime_env)
+    except Exception as error:
+        print(f"rltrace: workers of this Ray cluster are not traced: {type(error).__name__}: {error}", file=sys.stderr)
+    return runtime_env
+
+
+def traced_runtime_env(runtime_env: Any) -> dict[str, Any]:
+    """A copy of a runtime environment whose workers join the Recording of this process, on whatever host."""
+    traced: dict[str, Any] = copy.copy(runtime_env) if runtime_env is not None else {}
+    theirs = traced.get("env_vars") or {}
+    # Ray puts the value that its own processes have in the place of ${PYTHONPATH}.
+    python_path = with_startup(theirs.get("PYTHONPATH", "${PYTHONPATH}"))
+    traced["env_vars"] = {**theirs, **cluster.recording_variables(), "PYTHONPATH": python_path}
+    return traced
+
+
+def _next_hook(runtime_env: Any) -> Any:
+    name = os.environ.get(NEXT_RAY_HOOK_VARIABLE)
+    if not name:
+        return runtime_env
+    module, _, function = name.rpartition(".")
+    return getattr(importlib.import_module(module), function)(runtime_env)
+
+
+def _starts_cluster() -> bool:
+    """Whether the `ray.init` that we are called from finds no cluster to connect to; asks what Ray will ask."""
+    from ray._private import services
+
+    if not hasattr(_init, "address") or _init.address not in (None, "local"):
+        return False
+    if _init.address == "local":
+        return True
+    return not os.environ.get("RAY_ADDRESS") and services.find_bootstrap_address(_init.temp_dir) is None
+
+
+# ---- calls ------------------------------------------------------------------------------------------------------
 
 
 def begin_submit(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:

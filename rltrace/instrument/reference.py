@@ -79,16 +79,17 @@ def device_of(rank: int, config: Any) -> dict[str, str]:
     return {"host": socket.gethostname(), "uuid": uuid}
 
 
-def gpu_uuid() -> str:
-    """UUID of the first GPU that CUDA shows this process, without waking CUDA up."""
+def gpu_uuid(place: int = 0) -> str:
+    """UUID of one of the GPUs that CUDA shows this process, the first by default, without waking CUDA up."""
     import pynvml
 
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    if not first.isdigit():
-        return first
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    name = str(place) if visible is None else visible.split(",")[place]
+    if not name.isdigit():
+        return name
     pynvml.nvmlInit()
     try:
-        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(first))))
+        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(name))))
     finally:
         pynvml.nvmlShutdown()
 

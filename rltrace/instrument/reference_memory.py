@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import memory, recorder
-from rltrace.events import EDGE
 from rltrace.instrument.fsdp2 import Shards
+from rltrace.instrument.process_ledger import ProcessLedger
 from rltrace.patching import PatchSet
 
 RUN = "rltrace_reference"
@@ -23,6 +24,7 @@ EDGES = (
     f"{RUN}.sharding_manager:ShardingManager.wake_weights",
     f"{RUN}.sharding_manager:ShardingManager.sync_weights",
     f"{RUN}.sharding_manager:ShardingManager.wake_kv_cache",
+    f"{RUN}.rollout:Rollout.start",
     f"{RUN}.rollout:Rollout.generate",
     f"{RUN}.rollout:Rollout.sleep",
     f"{RUN}.actor:Actor.log_probs",
@@ -30,6 +32,7 @@ EDGES = (
     f"{RUN}.actor:Actor.update",
     f"{RUN}.actor:Actor._optimizer_step",
     f"{RUN}.weight_sync:Sender.sync",
+    f"{RUN}.weight_sync:Receiver.finish",
     f"{RUN}.engine.engine:Engine.load",
     f"{RUN}.engine.engine:Engine.profile",
     f"{RUN}.engine.engine:Engine.reserve_kv",
@@ -40,8 +43,34 @@ EDGES = (
 """Before and after each of these a process samples what it owns."""
 
 
+def of_tokens(args: tuple[Any, ...]) -> Any:
+    """Shape of a batch's tokens."""
+    return tuple(args[1].tokens_BT.shape)
+
+
+def of_new_tokens(args: tuple[Any, ...]) -> Any:
+    """Shape of an engine step: its sequences, their new tokens, and how far back they look."""
+    requests, new = args[1], args[2]
+    return len(requests), max(map(len, new)), max(len(known.prompt) + len(known.tokens) for known in requests)
+
+
+def always(_args: tuple[Any, ...]) -> Any:
+    """One shape."""
+    return ()
+
+
+KERNELS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    f"{RUN}.engine.engine:Engine._forward": of_new_tokens,
+    f"{RUN}.engine.engine:Engine.profile": always,
+    f"{RUN}.actor:Actor.log_probs": of_tokens,
+    f"{RUN}.actor:Ref.log_probs": of_tokens,
+    f"{RUN}.actor:Actor._optimizer_step": always,
+}
+"""The first call of each shape leaves what torch's libraries keep for the next: oneDNN's kernels and scratch memory."""
+
+
 class ReferenceMemory:
-    """Bytes of each owner, and of each process."""
+    """Bytes of each owner, and the totals that they must add up to."""
 
     name = "reference_memory"
     supports = ()
@@ -50,40 +79,142 @@ class ReferenceMemory:
         """Sample at every edge."""
         sampler = Sampler()
         for target in EDGES:
-            patches.around(target, sampler.before, sampler.after)
+            edge = Edge(sampler, target)
+            patches.around(target, edge.before, edge.after)
         patches.around(f"{RUN}.weight_sync:Sender.send", sampler.sample_buckets, nothing)
+        patches.around(f"{RUN}.rollout:Rollout.__init__", keep, sampler.meet_engine)
+        patches.around(f"{RUN}.engine.engine:Engine.__init__", sampler.meet_worker, nothing)
+        step = f"{RUN}.engine.engine:Engine._forward"
+        kernels = FirstCalls(sampler.ledger, KERNELS[step])
+        patches.around(step, kernels.begin, kernels.end)
+        micro_batch = MicroBatch(sampler)
+        patches.around(f"{RUN}.actor:Actor.micro_batch", micro_batch.begin, micro_batch.end)
+        patches.around(f"{RUN}.actor:Actor.forward", micro_batch.begin_forward, micro_batch.end_forward)
 
 
 class Sampler:
-    """What this process owns, as far as the edges have shown it, and how it is measured."""
+    """What this process owns, as far as the edges have shown it."""
 
     def __init__(self) -> None:
-        self._process = memory.ProcessMemory()
-        self._owned: dict[str, Callable[[], dict[str, int]]] = {}
+        self.ledger = ProcessLedger()
+        self.activation_bytes = 0
 
-    def before(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Remember whose edge this is, and sample."""
-        kind = type(args[0]).__name__
-        if kind in MEASURES and kind not in self._owned:
-            self._owned[kind] = MEASURES[kind](args[0])
-        self.sample()
+    def meet(self, owner: Any) -> None:
+        """Remember whose edge this is; before the first model exists, what the process holds is its interpreter."""
+        kind = type(owner).__name__
+        sources = self.ledger.mapped if kind in MAPPED else self.ledger.in_heap
+        if kind not in MEASURES or kind in sources:  # what it measures is known
+            return
+        sources[kind] = MEASURES[kind](owner)
+        if kind == "Engine":
+            self.ledger.in_heap[kind] = HostCopy(owner)
+        self._begin_ledger(owner)
 
-    def after(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
-        """Sample."""
-        self.sample()
+    def _begin_ledger(self, owner: Any) -> None:
+        """Here, before the model exists, what the process holds is its interpreter."""
+        self.ledger.on_cpu = getattr(getattr(owner, "config", None), "device", "cpu") != "cuda"
+        if self.ledger.on_cpu:
+            self.ledger.freeze()
+            if type(owner).__name__ == "Actor":
+                self.ledger.in_heap["activations"] = lambda: {"actor.activations_bytes": self.activation_bytes}
 
     def sample_buckets(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Sample the buckets alone: this happens many times in a sync, and nothing else changes in it."""
+        """Sample when the second buffer is sent, and from then on the buckets alone: nothing else changes."""
+        if args[1].index == 1:
+            self.ledger.sample()
+            return
         for name, value in BucketMemory(args[0])().items():
             recorder.counter(name, value)
 
-    def sample(self) -> None:
-        """Write what everything that is owned here takes now, and the process as a whole."""
-        with recorder.span(EDGE):
-            for measure in self._owned.values():
-                for name, value in measure().items():
-                    recorder.counter(name, value)
-            recorder.counter("resident_bytes", self._process.resident_bytes())
+    def meet_engine(self, args: Any, _result: Any, error: BaseException | None) -> None:
+        """The worker's device is its engine's too."""
+        if error is None:
+            self.ledger.peers.add(args[0].process.pid)
+
+    def meet_worker(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """The engine's device is that of the worker that started it."""
+        self.ledger.peers.add(os.getppid())
+
+
+class Edge:
+    """Before and after the calls of one function."""
+
+    def __init__(self, sampler: Sampler, target: str) -> None:
+        self._sampler = sampler
+        self._kernels = FirstCalls(sampler.ledger, KERNELS[target]) if target in KERNELS else None
+
+    def before(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
+        """Sample."""
+        self._sampler.meet(args[0])
+        self._sampler.ledger.sample()
+        return self._kernels.begin(args) if self._kernels is not None else None
+
+    def after(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
+        """Sample; a process that ran out of memory says so first."""
+        if error is not None:
+            self._sampler.ledger.out_of_memory(error)
+        elif self._kernels is not None:
+            self._kernels.end(unnamed_bytes)
+        self._sampler.ledger.sample()
+
+
+class FirstCalls:
+    """What libraries keep of a function's first call of each shape: measured where it comes into being, then frozen."""
+
+    def __init__(self, ledger: ProcessLedger, shape_of: Callable[[tuple[Any, ...]], Any]) -> None:
+        self._ledger = ledger
+        self._shape_of = shape_of
+        self._known: set[Any] = set()
+
+    def begin(self, args: tuple[Any, ...], _kwargs: object = None) -> int | None:
+        """The heap's bytes without an owner, before the first call of a shape."""
+        shape = self._shape_of(args)
+        if shape in self._known or not self._ledger.on_cpu:
+            return None
+        self._known.add(shape)
+        return self._ledger.unnamed_heap_bytes()
+
+    def end(self, unnamed_bytes: int | None, _result: Any = None, error: BaseException | None = None) -> None:
+        """What the call has left."""
+        if unnamed_bytes is not None and error is None:
+            self._ledger.add_kernels(self._ledger.unnamed_heap_bytes() - unnamed_bytes)
+
+
+class MicroBatch:
+    """What a forward leaves for its backward: what the heap grew meanwhile."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._kernels = FirstCalls(sampler.ledger, of_tokens)
+        self._is_inside = False
+
+    def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
+        """A forward will come, and a backward."""
+        self._is_inside = self._sampler.ledger.on_cpu
+        return self._kernels.begin(args)
+
+    def begin_forward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
+        """The heap before; None for a forward without a backward."""
+        return memory.heap_used_bytes() if self._is_inside else None
+
+    def end_forward(self, used_bytes: int | None, _result: Any, error: BaseException | None) -> None:
+        """Now there are most of them."""
+        if used_bytes is not None and error is None:
+            self._sampler.activation_bytes = memory.heap_used_bytes() - used_bytes
+            self._sampler.ledger.sample()
+
+    def end(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
+        """The backward has used them up; or there was no room for it."""
+        if error is not None:
+            self._sampler.ledger.out_of_memory(error)
+        self._sampler.activation_bytes = 0
+        self._is_inside = False
+        self._kernels.end(unnamed_bytes, error=error)
+
+
+def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Keep the call's arguments for its end."""
+    return args
 
 
 def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
@@ -116,14 +247,19 @@ class PolicyMemory:
         }
 
 
+def whole(policy: Any) -> list[Any]:
+    """The parameters that rank 0 keeps whole until it has sent them."""
+    return list(getattr(policy, "full", {}).values())
+
+
 class ActorMemory(PolicyMemory):
     """The actor's."""
 
     def __call__(self) -> dict[str, int]:
-        shards = self.shards()
-        optimizer = getattr(self._policy(), "optimizer", None)
+        policy, shards = self._policy(), self.shards()
+        optimizer = getattr(policy, "optimizer", None)
         return {
-            **self.owned("actor.params", shards),
+            **self.owned("actor.params", (*shards, *whole(policy))),
             **self.owned("actor.grads", (shard.grad for shard in shards if shard.grad is not None)),
             **self.owned("actor.optimizer", () if optimizer is None else memory.optimizer_tensors(optimizer)),
         }
@@ -133,7 +269,7 @@ class RefMemory(PolicyMemory):
     """The ref's, which never learns."""
 
     def __call__(self) -> dict[str, int]:
-        return self.owned("ref.params", self.shards())
+        return self.owned("ref.params", (*self.shards(), *whole(self._policy())))
 
 
 class BucketMemory:
@@ -157,11 +293,22 @@ class EngineMemory:
         self._engine = weakref.ref(engine)
 
     def __call__(self) -> dict[str, int]:
-        pool = getattr(self._engine(), "pool", None)
+        regions = getattr(getattr(self._engine(), "pool", None), "regions", {})
         return {
             f"rollout.{tag}_bytes": memory.resident_bytes_at(region.address, region.size_bytes)
-            for tag, region in (pool.regions.items() if pool is not None else ())
+            for tag, region in regions.items()
         }
+
+
+class HostCopy:
+    """The engine's weights in host memory while it sleeps at level 1."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = weakref.ref(engine)
+
+    def __call__(self) -> dict[str, int]:
+        copy = getattr(self._engine(), "host_weights", None)
+        return {"rollout.weights_host_bytes": 0 if copy is None else memory.storage_bytes([copy])}
 
 
 MEASURES: dict[str, Callable[[Any], Callable[[], dict[str, int]]]] = {
@@ -171,3 +318,6 @@ MEASURES: dict[str, Callable[[Any], Callable[[], dict[str, int]]]] = {
     "Engine": EngineMemory,
 }
 """Class of the reference run -> what measures its object."""
+
+MAPPED = frozenset({"Sender", "Engine"})
+"""Those whose bytes are mappings of their own; the others' come from the C library's allocator."""

@@ -1,7 +1,8 @@
 """vLLM's V1 engine: start-up, sleep and wake-up with bytes by tag, engine steps, requests.
 
-Source read: vLLM 0.26. Sleep and wake-up are hooked at `CuMemAllocator`, beneath the executor and the worker: only
-there it is known which bytes move.
+Source read: one release of each line from 0.8.5 to 0.26; the targets are the same in all of them, what differs is said
+where it is read. Sleep and wake-up are hooked at `CuMemAllocator`, beneath the executor and the worker: only there it
+is known which bytes move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has other classes and is not traced.
 """
 
 from __future__ import annotations
@@ -10,46 +11,54 @@ from typing import Any
 
 from rltrace import recorder
 from rltrace.clock import now_ns
+from rltrace.instrument.pools import Pools
 from rltrace.instrument.requests import Lanes, Requests
 from rltrace.patching import PatchSet
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
-
-OWNERS = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache"}
-"""Owner of the allocator's bytes by its tag."""
+ENGINE_PROCESS = "vllm.v1.engine.core:EngineCoreProc.run_engine_core"
+WORKER_PROCESS = "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main"
 
 
 class Vllm:
     """One engine: its worker, its allocator and its scheduler."""
 
     name = "vllm"
-    supports = ("vllm >= 0.20, < 0.27",)
+    supports = ("vllm >= 0.8.5, < 0.27",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools()
+        pools = Pools(bytes_by_tag)
         install_startup(patches, pools)
         install_sleep(patches, pools)
         install_steps(patches)
+        install_processes(patches)
 
 
 def install_startup(patches: PatchSet, pools: Pools) -> None:
     """The phases before the first request; memory that they reserve is sampled behind them."""
-    for method, phase in (
+    for method, name in (
         ("load_model", "rollout.load"),
         ("determine_available_memory", "rollout.profile"),
         ("initialize_from_config", "rollout.reserve_kv"),
         ("compile_or_warm_up_model", "rollout.capture"),
     ):
-        patches.around(f"{WORKER}.{method}", *pools.phase(phase), (phase,))
+        patches.around(f"{WORKER}.{method}", *phase(name, pools), (name,))
 
 
 def install_sleep(patches: PatchSet, pools: Pools) -> None:
     """Pages taken from the pools and given to them."""
-    patches.around(f"{ALLOCATOR}.sleep", pools.begin_sleep, pools.end_sleep, ("cumem.unmap",))
-    patches.around(f"{ALLOCATOR}.wake_up", pools.begin_wake_up, pools.end_wake_up, ("cumem.map",))
+
+    def begin_sleep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return pools.begin_unmap(kept=kwargs.get("offload_tags", args[1] if len(args) > 1 else ("weights",)) or ())
+
+    def begin_wake_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return pools.begin_map(kwargs.get("tags", args[1] if len(args) > 1 else None))
+
+    patches.around(f"{ALLOCATOR}.sleep", begin_sleep, pools.end_unmap, ("cumem.unmap",))
+    patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
 
 
 def install_steps(patches: PatchSet) -> None:
@@ -61,64 +70,33 @@ def install_steps(patches: PatchSet) -> None:
     patches.around(f"{SCHEDULER}._free_request", requests.keep, requests.end, ("rollout.request",))
 
 
-class Pools:
-    """vLLM's sleeping pools: which tags are awake, and how many bytes each holds.
+def install_processes(patches: PatchSet) -> None:
+    """Which process is which; an engine within the program's own process leaves that process its role."""
+    patches.around(ENGINE_PROCESS, lambda _args, _kwargs: recorder.identify(role="engine", name="EngineCore"), nothing)
+    patches.around(WORKER_PROCESS, identify_worker, nothing)
 
-    Kept here because an allocation knows whether it sleeps from 0.26 on only.
-    """
 
-    def __init__(self) -> None:
-        self._asleep: set[str] = set()
+def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say which of an engine's workers this process is; its rank in the engine is none of the run's ranks."""
+    recorder.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
 
-    def phase(self, name: str) -> tuple[Any, Any]:
-        """`before` and `after` of a start-up phase."""
 
-        def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-            return recorder.phase(name).__enter__()
+def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """All was done before."""
 
-        def end(opened: Any, _result: Any, error: BaseException | None) -> None:
-            opened.set(**{f"{tag}_bytes": size for tag, size in bytes_by_tag().items()})
-            opened.__exit__(None if error is None else type(error))
-            self.sample()
 
-        return begin, end
+def phase(name: str, pools: Pools) -> tuple[Any, Any]:
+    """`before` and `after` of a start-up phase."""
 
-    def begin_sleep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Open the span with the bytes that are to go, and those to be kept on the host."""
-        self.sample()
-        kept = kwargs.get("offload_tags", args[1] if len(args) > 1 else ("weights",)) or ()
-        going = {tag: size for tag, size in bytes_by_tag().items() if tag not in self._asleep}
-        backed_up = sum(size for tag, size in going.items() if tag in kept)
-        return recorder.span("cumem.unmap", bytes=sum(going.values()), host_bytes=backed_up, tags=going).__enter__()
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return recorder.phase(name).__enter__()
 
-    def end_sleep(self, opened: Any, _result: Any, error: BaseException | None) -> None:
-        """Close it; every pool sleeps now."""
-        if error is None:
-            self._asleep |= set(bytes_by_tag())
+    def end(opened: Any, _result: Any, error: BaseException | None) -> None:
+        opened.set(**{f"{tag}_bytes": size for tag, size in bytes_by_tag().items()})
         opened.__exit__(None if error is None else type(error))
-        self.sample()
+        pools.sample()
 
-    def begin_wake_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Open the span with the bytes that come back."""
-        self.sample()
-        wanted = kwargs.get("tags", args[1] if len(args) > 1 else None)
-        coming = {t: size for t, size in bytes_by_tag().items() if t in self._asleep and (not wanted or t in wanted)}
-        opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming).__enter__()
-        return opened, set(coming)
-
-    def end_wake_up(self, token: Any, _result: Any, error: BaseException | None) -> None:
-        """Close it; what it named is awake now."""
-        opened, woken = token
-        if error is None:
-            self._asleep -= woken
-        opened.__exit__(None if error is None else type(error))
-        self.sample()
-
-    def sample(self) -> None:
-        """Write the bytes of each owner that have memory behind them now."""
-        for tag, size in bytes_by_tag().items():
-            if tag in OWNERS:
-                recorder.counter(f"{OWNERS[tag]}_bytes", 0 if tag in self._asleep else size)
+    return begin, end
 
 
 def bytes_by_tag() -> dict[str, int]:
@@ -136,18 +114,19 @@ class Steps:
     """Engine steps in flight: with asynchronous scheduling the next is scheduled before the last one has ended."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, tuple[Any, int, int]] = {}
-        """Scheduler output (kept, so that its id stays its own), start and lane, by the output's id."""
+        self._begun: dict[int, tuple[Any, int, int, int]] = {}
+        """Scheduler output (kept, so that its id stays its own), start, lane and preemptions, by the output's id."""
         self._lanes = Lanes()
 
-    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
-        """When the scheduling began."""
-        return now_ns()
+    def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[int, list[Any]]:
+        """When the scheduling began, and the requests that were running then."""
+        return now_ns(), list(args[0].running)
 
-    def keep_output(self, start_ns: int, output: Any, error: BaseException | None) -> None:
+    def keep_output(self, token: tuple[int, list[Any]], output: Any, error: BaseException | None) -> None:
         """A step that computes nothing is none."""
+        start_ns, running = token
         if error is None and output.total_num_scheduled_tokens > 0:
-            self._begun[id(output)] = (output, start_ns, self._lanes.take())
+            self._begun[id(output)] = (output, start_ns, self._lanes.take(), preemptions(output, running))
 
     def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The scheduler, and which step its call is about to end."""
@@ -159,10 +138,23 @@ class Steps:
         scheduler, begun = token
         if begun is None:
             return
-        output, start_ns, lane = begun
+        output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
-        recorder.span_at("engine.step", start_ns, now_ns(), lane=lane, **step_args(scheduler, output), **late)
+        args = step_args(scheduler, output) | {"preempted": preempted} | late
+        recorder.span_at("engine.step", start_ns, now_ns(), lane=lane, **args)
+
+
+def preemptions(output: Any, running: list[Any]) -> int:
+    """How many requests a scheduling took the place of.
+
+    Args:
+        output: Of the scheduler; from 0.12 on it names them.
+        running: What ran before: up to 0.11 a preempted request is known by its status only.
+    """
+    if hasattr(output, "preempted_req_ids"):
+        return len(output.preempted_req_ids or ())
+    return sum(request.status.name == "PREEMPTED" for request in running)
 
 
 def step_args(scheduler: Any, output: Any) -> dict[str, Any]:
@@ -172,7 +164,6 @@ def step_args(scheduler: Any, output: Any) -> dict[str, Any]:
         "waiting": len(scheduler.waiting),
         "tokens": output.total_num_scheduled_tokens,
         "kv_usage": scheduler.kv_cache_manager.usage,
-        "preempted": len(getattr(output, "preempted_req_ids", None) or ()),
     }
 
 

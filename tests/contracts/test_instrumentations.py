@@ -13,7 +13,17 @@ from rltrace import instrument, plugins
 from rltrace.instrument import cuda_time
 from rltrace.patching import PatchSet
 
-FRAMEWORKS = ("torch", "ray", "vllm", "verl", "sglang", "transformers", "rltrace_reference")
+FRAMEWORKS = (
+    "torch",
+    "ray",
+    "vllm",
+    "verl",
+    "sglang",
+    "torch_memory_saver",
+    "trl",
+    "transformers",
+    "rltrace_reference",
+)
 
 every_row = pytest.mark.parametrize("name", plugins.INSTRUMENTATIONS)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgpack
 
+from rltrace import alignment
+
 SECOND = 1_000_000_000
 REALTIME_NS = 1_763_000_000 * SECOND
 
@@ -26,7 +28,18 @@ class RecordingFile:
             "config": {},
             "versions": {},
         }
+        self.manifest = manifest
         (path / "manifest.json").write_text(json.dumps(manifest))
+
+    def belongs_to(self, boot: str) -> None:
+        """Say whose clock is the run's."""
+        self.manifest["clock_domain"] = {"boot_id": boot, "time_namespace": "t"}
+        (self.path / "manifest.json").write_text(json.dumps(self.manifest))
+
+    def exchanges(self, reference: str, boot: str, times: tuple[int, int, int]) -> None:
+        """Add one exchange of two clocks: sent, read, received."""
+        with (self.path / alignment.FILE).open("a") as file:
+            file.write(alignment.line((reference, "t"), (boot, "t"), times))
 
     def process(self, pid: int = 100, *, host: str = "node", boot: str = "boot", **identity: Any) -> ProcessFile:
         return ProcessFile(self.path / "processes", pid, host, boot, identity)

@@ -600,15 +600,49 @@ def test_clocks_of_two_hosts_are_aligned_by_real_time_and_the_trace_says_so(
     trace = load(importer, recording)
     trace.check_clean(slices=2, counters=0)
     assert [(s["name"], s["ts"] - REALTIME_NS) for s in trace.slices()] == [("a", 0), ("b", 7 * SECOND)]
-    labels = trace.query(
-        "select string_value as label from args join process using (arg_set_id) where key like '%label%'"
-    )
-    assert labels == [("another clock, aligned by real time, error unknown",)]
+    assert _labels(trace) == [("another clock, aligned by real time, error unknown",)]
     if trace.version != "v52":  # older importers know no attributes of a trace
         assert (
             trace.one("select str_value from metadata where name = 'trace_attribute.rltrace.clock_error_bound'")
             == "unknown: aligned by real time"
         )
+
+
+def test_a_row_of_phases_says_that_its_clock_is_not_aligned(importer: Importer, recording: RecordingFile) -> None:
+    """It is pinned to the top of the timeline, away from its process and the label there."""
+    recording.process(1, role="driver").thread().span("reward", 0, 10, phase=True)
+    recording.process(2, host="far", boot="other", rank=0).thread().span("actor.update", 5, 6, phase=True)
+    rows = [slice_["track"] for slice_ in load(importer, recording).slices()]
+    assert rows == ["Phases · driver", "Phases · rank 0 worker · CLOCK NOT ALIGNED"]
+
+
+def test_clocks_of_two_hosts_that_were_measured_are_one_and_the_trace_says_the_bound(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    recording.belongs_to("boot")
+    recording.process(1, role="driver").thread().span("a", 0, 10)
+    far = recording.process(2, host="far", boot="other", rank=0, start_ns=1000 * SECOND, realtime_ns=REALTIME_NS + 7)
+    far.thread().span("actor.update", 5 * SECOND, 6 * SECOND, phase=True)
+    # The process began 5 s before the first exchange: 30 ppm of that, twice NTP's PHI.
+    recording.exchanges("boot", "other", (1_005 * SECOND, 1_005 * SECOND, 1_005 * SECOND + 200))
+    recording.exchanges("boot", "other", (1_405 * SECOND, 1_405 * SECOND + 400_000, 1_405 * SECOND + 200))
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    shown = [(s["name"], s["track"], s["ts"] - REALTIME_NS, s["dur"]) for s in trace.slices()]
+    assert shown == [
+        ("a", "MainThread", 0, 10),
+        ("actor.update", "Phases · rank 0 worker", 5 * SECOND + 100, SECOND - 1000),
+    ]
+    assert _labels(trace) == [("another clock, aligned within 0.150 ms",)]
+    if trace.version != "v52":
+        name = "trace_attribute.rltrace.clock_error_bound"
+        assert trace.one(f"select str_value from metadata where name = '{name}'") == "0.150 ms"
+
+
+def _labels(trace: Trace) -> list[Any]:
+    return trace.query(
+        "select string_value as label from args join process using (arg_set_id) where key like '%label%'"
+    )
 
 
 def test_the_trace_knows_when_it_began(importer: Importer, recording: RecordingFile) -> None:

@@ -55,15 +55,13 @@ def test_a_killed_process_ends_the_run_with_one_line_that_names_it(
     others = children(run)
     victim = find(run)[-1]
     victim.kill()
-    start = time.monotonic()
     _, errors = run.communicate(timeout=30)
-    assert time.monotonic() - start < 10
     assert run.returncode == 4
     (line,) = errors.splitlines()
     # A kernel before Linux 6.15 tells only a parent how its child ended.
     how = r"killed (by SIGKILL|or crashed)" if role == "worker" else "killed by SIGKILL"
     assert re.fullmatch(rf"rltrace: {role} of rank [01] \(pid {victim.pid}\) died: {how}", line)
-    wait_until_gone(others, seconds=1)
+    wait_until_gone(others, seconds=10)
 
 
 def test_a_stopped_engine_that_is_then_killed_while_the_driver_waits_is_noticed(run: subprocess.Popen[str]) -> None:
@@ -71,7 +69,7 @@ def test_a_stopped_engine_that_is_then_killed_while_the_driver_waits_is_noticed(
     victim.send_signal(signal.SIGSTOP)  # the ranks now wait for it
     time.sleep(1)
     victim.kill()
-    _, errors = run.communicate(timeout=10)
+    _, errors = run.communicate(timeout=30)
     assert f"(pid {victim.pid}) died: killed by SIGKILL" in errors
 
 
@@ -94,7 +92,7 @@ def test_a_driver_that_is_told_to_end_does_so_quietly(
     run.send_signal(sent)
     _, errors = run.communicate(timeout=30)
     assert (run.returncode, errors) == (code, "")
-    wait_until_gone(others, seconds=1)
+    wait_until_gone(others, seconds=10)
 
 
 HOLD_ONE_BACK = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,26 +45,34 @@ def test_unmapped_pages_leave_the_mapping_and_the_system_and_come_back_as_new_on
     block = pool.reserve("weights", size)
     address = block.data_ptr()
     assert smaps(address)["Rss"] == 0
-    assert pool.map("weights") == size
-    assert smaps(address)["Rss"] == size
-    block.fill_(7)
-    anonymous, shared, available = system_bytes("AnonPages"), system_bytes("Shmem"), system_bytes("MemAvailable")
-
-    assert pool.unmap("weights") == (size, 0)
-    assert smaps(address)["Rss"] == 0
-    assert smaps(address)["Size"] == size
-    # Half the size is room for what other programs do meanwhile.
-    assert anonymous - system_bytes("AnonPages") > size // 2
-    assert system_bytes("Shmem") - shared < size // 2
-    # Freed pages wait in per-CPU lists that MemAvailable does not count (Linux 6.7), so: the next 512 MiB cost nothing.
-    other = Region(size)
-    other.bytes.fill_(1)
-    assert available - system_bytes("MemAvailable") < size // 2
-    other.release()
+    given_back = []
+    while len(given_back) < 5 and not any(given_back):  # again if other programs took as much in that moment
+        assert pool.map("weights") == size
+        assert smaps(address)["Rss"] == size
+        block.fill_(7)
+        given_back.append(the_system_has_it_after(lambda: pool.unmap("weights"), (size, 0)))
+        assert smaps(address)["Rss"] == 0
+        assert smaps(address)["Size"] == size
+    assert any(given_back)
 
     assert pool.map("weights") == size
     assert block.data_ptr() == address
     assert (block == 0xFF).all()  # the pattern, not the sevens
+
+
+def the_system_has_it_after(unmap: Callable[[], tuple[int, int]], moved: tuple[int, int]) -> bool:
+    """Whether the kernel's own books say so; half the size is room for what other programs do meanwhile."""
+    size = moved[0]
+    anonymous, shared, available = system_bytes("AnonPages"), system_bytes("Shmem"), system_bytes("MemAvailable")
+    assert unmap() == moved
+    no_longer_anonymous = anonymous - system_bytes("AnonPages") > size // 2
+    not_shared_instead = system_bytes("Shmem") - shared < size // 2
+    # Freed pages wait in per-CPU lists that MemAvailable does not count (Linux 6.7), so: the next 512 MiB cost nothing.
+    other = Region(size)
+    other.bytes.fill_(1)
+    free_for_others = available - system_bytes("MemAvailable") < size // 2
+    other.release()
+    return no_longer_anonymous and not_shared_instead and free_for_others
 
 
 def test_mapping_twice_and_unmapping_twice_move_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,10 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 from recordings import SECOND, Written, hook, sample, span, two_ranks
+from rich.console import Console
 
-from rltrace import clock, manifest
+from rltrace import alignment, clock, manifest
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.phases import RankStep
+from rltrace.cli.tables import show
 
 MYSELF: dict[str, Any] = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
 """Identity of a process that is alive: this one."""
@@ -197,8 +200,43 @@ def test_another_clock_is_shifted_by_real_time_and_marked(tmp_path: Path) -> Non
     summary = summarize(written.read())
     assert summary.run.clock_domains == 2
     assert {process.key: process.clock_aligned for process in summary.processes} == {"d": True, "w": False}
+    assert [(clock.is_reference, clock.aligned, clock.bound_seconds) for clock in summary.clocks] == [
+        (True, True, 0),
+        (False, False, None),
+    ]
     row = next(row for row in summary.phases if row.rank == 0 and row.step == 0)
     assert seconds(row) == {"actor.update": 4, "idle": 6}
+    assert not row.clock_aligned
+    screen = Console(width=200, file=io.StringIO())
+    show(summary, screen)
+    assert "Clock of far: not aligned" in screen.file.getvalue()
+    assert "clock of rank 0 not aligned" in screen.file.getvalue()
+
+
+def test_a_clock_that_was_measured_is_aligned_and_its_bound_said(tmp_path: Path) -> None:
+    """The same two processes as above, with two exchanges: 2 ms round trips, the other clock 1000 ppm slow."""
+    written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
+    other = {"boot_id": "other", "start_ns": 1000 * SECOND, "monotonic_ns": 1000 * SECOND, "realtime_ns": 3 * SECOND}
+    written.process("w", span("actor.update", 1001, 1005), role="worker", rank=0, host="far", ended_s=1006, **other)
+    here, ms = clock.domain(), SECOND // 1000
+    for true_ns, read_ns in ((0, 1000 * SECOND), (1000 * SECOND, 1999 * SECOND)):
+        times = (true_ns - ms, read_ns, true_ns + ms)
+        there = ("other", here["time_namespace"])
+        line = alignment.line((here["boot_id"], here["time_namespace"]), there, times)
+        with (written.folder / alignment.FILE).open("a") as file:
+            file.write(line)
+    summary = summarize(written.read())
+    reference, far = summary.clocks
+    assert (reference.is_reference, reference.bound_seconds, reference.offset_seconds) == (True, 0, None)
+    assert (far.hosts, far.aligned, far.readings, far.offset_seconds) == (["far"], True, 2, -1000)
+    assert far.drift_ppm == pytest.approx(1001, abs=0.1) and far.drift_error_ppm == pytest.approx(32, abs=0.1)
+    assert far.bound_seconds == pytest.approx(0.001 + 15e-6 * 999 / 2, rel=0.01)
+    assert {process.key: process.clock_bound_seconds for process in summary.processes}["d"] == 0
+    row = next(row for row in summary.phases if row.rank == 0 and row.step == 0)
+    assert row.clock_aligned and seconds(row)["actor.update"] == pytest.approx(4 * 1.001001, abs=1e-5)
+    screen = Console(width=200, file=io.StringIO())
+    show(summary, screen)
+    assert "Clock of far: aligned within ±8." in screen.file.getvalue()
 
 
 def test_losses_name_the_process_that_has_them(tmp_path: Path) -> None:
@@ -220,9 +258,9 @@ def keys(value: object, path: str = "") -> set[str]:
     elif isinstance(value, dict):
         for key, item in value.items():
             last = path.rpartition(".")[2]
-            named = last in ("at_peak_bytes", "owner_peaks", "stages", "figures", "counters") or path.endswith(
-                "phases[].phases"
-            )
+            by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
+            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "counters")
+            named = last in by_name or path.endswith("phases[].phases")
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
     return found
@@ -233,6 +271,13 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     written = two_ranks(tmp_path / "run")
     step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
     written.process("sampler", sample("host.cpu_percent", 1, 50), role="sampler", ended_s=5)
+    edges = [span("memory.edge", at, at + 0.05, totals={"9": 100}, cpu_ns={"9": at}) for at in (2, 4, 6, 8, 10)]
+    grows = [sample("unattributed_bytes", at + 0.01, at * 2**20) for at in (2, 4, 6, 8, 10)]
+    sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]
+    moves = [span("cumem.unmap", 3, 3.1, tag="weights", bytes=7), sample("rollout.weights_bytes", 2.01, 30)]
+    failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
+    work = [*edges, failure, *grows, *sleeps, *moves, span("actor.update", 2, 3)]
+    written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
     written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))

@@ -74,7 +74,7 @@ def two_ranks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_ranks_without_hooks(tmp_path_factory):
-    return run_traced(tmp_path_factory.mktemp("bare"), TRAIN, RANKS="2", RLTRACE_DISABLE="fsdp2,torch_optim")
+    return run_traced(tmp_path_factory.mktemp("bare"), TRAIN, RANKS="2", RLTRACE_DISABLE="fsdp1,fsdp2,torch_optim")
 
 
 def names(spans):

@@ -19,7 +19,7 @@ from rltrace.analysis.overhead import (
     step_pairs,
 )
 from rltrace.cli.overhead_tables import verdict_line
-from rltrace.events import EDGE
+from rltrace.events import MEMORY_EDGE
 
 
 def pairs_of(cost: float, count: int, *, noise: float, seed: int) -> list[tuple[float, float]]:
@@ -86,7 +86,7 @@ def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_
     for rank, events in enumerate((3, 5)):
         inside = [span("fsdp.forward", 11 + n, 11.5 + n) for n in range(events)]
         outside = [span("fsdp.forward", 5, 6), span("fsdp.forward", 25, 26)]
-        edge = span(EDGE, 18, 18.25)
+        edge = span(MEMORY_EDGE, 18, 18.25)
         samples = [sample("resident_bytes", at_s, 1) for at_s in (1, 12, 13, 45)]
         written.process(f"worker-{rank}", *inside, *outside, edge, *samples, role="worker", rank=rank, ended_s=50)
     for folder in (tmp_path / "run" / "processes").iterdir():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import rltrace
 from rltrace.errors import RunError
-from rltrace_reference import device
+from rltrace_reference import checksum, device
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
 from rltrace_reference.weight_sync import Bucket, Receiver
@@ -32,7 +32,8 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         first, _ = channel.receive()
-        Server(msgspec.convert(first["config"], Config), first["rank"], first["eos"]).serve(channel)
+        config = msgspec.convert(first["config"], Config)
+        Server(config, first["rank"], first["eos"], first["checkpoint"]).serve(channel)
     except ConnectionError:  # the worker is gone, and with it the reason to live
         pass
 
@@ -45,7 +46,7 @@ class Engine(Protocol):
         """Weights by their names in a checkpoint, once started; contiguous views of where they lie."""
 
     def start(self) -> None:
-        """Loads dummy weights, profiles, and reserves the KV pool."""
+        """Loads the checkpoint's weights or dummy ones, profiles, and reserves the KV pool."""
 
     def generate(self, prompts: list[list[int]], seed: int, step: int) -> Sequence[Response]:
         """Samples n responses of each prompt."""
@@ -69,26 +70,26 @@ class Response(Protocol):
         """Of each token."""
 
 
-def build_engine(config: Config, rank: int, eos: int) -> Engine:
+def build_engine(config: Config, rank: int, eos: int, checkpoint: str | None) -> Engine:
     """The engine that the configuration chose; its imports take seconds, while the worker builds its actor."""
     if config.rollout.engine == "vllm":
         from rltrace_reference.engine.vllm_engine import VllmEngine
 
-        return VllmEngine(config, rank, eos)
+        return VllmEngine(config, rank, eos, checkpoint)
     from rltrace_reference.engine import engine
 
-    return engine.Engine(config, rank, eos)
+    return engine.Engine(config, rank, eos, checkpoint)
 
 
 class Server:
     """The engine's calls by name."""
 
-    def __init__(self, config: Config, rank: int, eos: int) -> None:
+    def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None) -> None:
         self.config, self.rank = config, rank
         self.receiver: Receiver | None = None
         self.failed: str | None = None
         try:
-            self.engine = build_engine(config, rank, eos)
+            self.engine = build_engine(config, rank, eos, checkpoint)
         except Exception as error:  # said when the worker first asks
             self.failed = self._one_line(error)
 
@@ -159,6 +160,11 @@ class Server:
         """See `Receiver.finish`."""
         assert self.receiver is not None
         self.receiver.finish(checksums, keep)
+
+    def on_checksums(self) -> dict[str, int]:
+        """See `Rollout.checksums`."""
+        parameters = self.engine.parameters
+        return dict(zip(parameters, checksum.of_tensors(list(parameters.values())), strict=True))
 
     def on_generate(self, prompts: list[list[int]], seed: int, step: int) -> dict[str, Any]:
         """See `Engine.generate`."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rltrace.errors import RunError
+from rltrace_reference.architecture import WEIGHTS_FILE
 from rltrace_reference.config import Config
 from rltrace_reference.engine.memory import MappedPool
 from rltrace_reference.engine.model import Qwen3, Weights
@@ -42,8 +45,14 @@ class StepStats:
 class Engine:
     """Continuous batching of one rank's requests over a fixed pool of slots."""
 
-    def __init__(self, config: Config, rank: int, eos: int) -> None:
-        self.config, self.rank, self.eos = config, rank, eos
+    def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
+        """Args:
+        config: The run.
+        rank: Whose engine this is.
+        eos: The token that ends a response.
+        checkpoint: Folder to load the weights from; None: dummy values, the real ones arrive by weight sync.
+        """
+        self.config, self.rank, self.eos, self.checkpoint = config, rank, eos, checkpoint
         self.pool = MappedPool()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -65,12 +74,15 @@ class Engine:
         return self.weights.parameters
 
     def load(self) -> None:
-        """Puts the weights' memory there, filled with dummy values: the real ones arrive by weight sync."""
+        """Puts the weights' memory there and fills it."""
         block = self.pool.reserve("weights", Weights.size_bytes(self.config.model))
         self.pool.map("weights")
         self.weights = Weights(self.config.model, block)
         for parameter in self.weights.parameters.values():
             parameter.zero_()
+        if self.checkpoint is not None:
+            for name, loaded in load_file(Path(self.checkpoint) / WEIGHTS_FILE).items():
+                self.weights.parameters[name].copy_(loaded)
 
     def profile(self) -> int:
         """Runs one full batch of the longest sequences over a throw-away KV cache.

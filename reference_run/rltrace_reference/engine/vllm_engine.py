@@ -36,9 +36,9 @@ class Response:
 class VllmEngine:
     """The embedded engine's calls, answered by vLLM."""
 
-    def __init__(self, config: Config, rank: int, eos: int) -> None:
+    def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
         """Imports vLLM and no more: memory is measured in `start`."""
-        self.config, self.rank, self.eos = config, rank, eos
+        self.config, self.rank, self.eos, self.checkpoint = config, rank, eos, checkpoint
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         if importlib.util.find_spec("flashinfer") is None:
@@ -49,14 +49,14 @@ class VllmEngine:
         self.parameters: dict[str, Tensor] = {}
 
     def start(self) -> None:
-        """Loads dummy weights, profiles, reserves the KV pool and captures graphs, all in vLLM's constructor."""
+        """Loads weights, profiles, reserves the KV pool and captures graphs, all in vLLM's constructor."""
         rollout = self.config.rollout
         with tempfile.TemporaryDirectory(prefix="rltrace-model-") as folder:
             transformers_config(self.config.model).save_pretrained(folder)
             self.llm: Any = self.vllm.LLM(
-                model=folder,
+                model=self.checkpoint or folder,
                 skip_tokenizer_init=True,
-                load_format="dummy",
+                load_format="safetensors" if self.checkpoint else "dummy",
                 dtype="bfloat16",
                 generation_config="vllm",
                 enable_sleep_mode=rollout.sleep_level > 0,

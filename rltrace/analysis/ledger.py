@@ -1,0 +1,196 @@
+"""The ledger of a device: who held its bytes at each moment, over all its processes, beside the kernel's total.
+
+Rows come from the processes, totals from the kernel (`memory.edge` spans: one process reads them for all processes of
+its device). The difference is a row of its own, `unexplained`, and nothing else is computed that way.
+
+An edge is seen by one process. What another one says then is what it said last, or next: it is as old as the time that
+has passed, or as the CPU time that it has used since, whichever is less, for a process that did not run did not change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.events import OWNERS, Span
+
+FREE, UNATTRIBUTED, UNEXPLAINED, INTERPRETER = "free", "unattributed", "unexplained", "interpreter"
+
+SETTLED_NS = 5_000_000
+"""An edge whose samples lie further apart is not settled."""
+
+ALLOWED_SHARE = 0.01
+ALLOWED_CPU_BYTES = 8 << 20
+ALLOWED_GPU_BYTES = 256 << 20
+"""How much of a settled edge may have no owner: a share of the used bytes, or this much, whichever is more."""
+
+
+class Ledger:
+    """Moments of one device: shape (M,) moments, (M, O) by owner."""
+
+    def __init__(self, owners: list[str], times_ns: NDArray[np.int64], size_bytes: NDArray[np.float64]) -> None:
+        self.owners = owners
+        """In the order of `events.OWNERS`; `unexplained` is last where the total is known."""
+        self.times_ns = times_ns
+        self.bytes = size_bytes
+        self.apart_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
+        """How old the oldest sample of a moment is; NaN where nobody read the total."""
+        self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
+        """How long the process that read it took for it."""
+
+    @property
+    def has_total(self) -> bool:
+        """Whether somebody read what the kernel counts."""
+        return UNEXPLAINED in self.owners
+
+    @property
+    def used(self) -> NDArray[np.float64]:
+        """Of all owners, `free` apart; where the total is known, that."""
+        counted = [index for index, owner in enumerate(self.owners) if owner != FREE]
+        return np.asarray(self.bytes[:, counted].sum(axis=1))
+
+    @property
+    def ownerless(self) -> NDArray[np.float64]:
+        """What must stay small: unexplained, whatever its sign, and unattributed."""
+        found = [np.abs(self.row(owner)) for owner in (UNEXPLAINED, UNATTRIBUTED)]
+        return np.asarray(found[0] + found[1])
+
+    def row(self, owner: str) -> NDArray[np.float64]:
+        """One owner's bytes; zeros for one that is not here."""
+        return self.bytes[:, self.owners.index(owner)] if owner in self.owners else np.zeros(len(self.times_ns))
+
+    def at(self, index: int) -> dict[str, int]:
+        """Bytes by owner at a moment."""
+        return {owner: int(size) for owner, size in zip(self.owners, self.bytes[index], strict=True)}
+
+
+def ledgers(seen: Observations) -> dict[Lane, Ledger]:
+    """One a device: by the edges where its processes recorded any, else by their counters alone."""
+    members: dict[Lane, list[Seen]] = {}
+    for process in seen.processes:
+        if process.owners:
+            members.setdefault(process.lane, []).append(process)
+    return {lane: edge_ledger(processes) or counter_ledger(processes) for lane, processes in members.items()}
+
+
+# ---- by counters ------------------------------------------------------------------------------------------------
+
+
+def counter_ledger(processes: list[Seen]) -> Ledger:
+    """A moment at every sample; an owner holds what it last said, until its process ends."""
+    series = [
+        (owner, _until_the_end(samples, process)) for process in processes for owner, samples in process.owners.items()
+    ]
+    owners = sorted({owner for owner, _ in series}, key=OWNERS.index)
+    times_ns = np.unique(np.concatenate([np.array(samples.times_ns, np.int64) for _, samples in series]))
+    size_bytes = np.zeros((len(times_ns), len(owners)))
+    for owner, samples in series:
+        size_bytes[:, owners.index(owner)] += _values_at(samples, times_ns)
+    return Ledger(owners, times_ns, size_bytes)
+
+
+def _until_the_end(samples: Samples, process: Seen) -> Samples:
+    """With the process, its bytes go."""
+    if process.process.is_alive:
+        return samples
+    ended = Samples()
+    ended.times_ns = samples.times_ns[:]
+    ended.values = samples.values[:]
+    ended.add(process.last_ns + 1, 0.0)
+    return ended
+
+
+def _values_at(samples: Samples, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The last value of each moment or before it; 0 before the first."""
+    behind = np.searchsorted(np.array(samples.times_ns, np.int64), times_ns, side="right")
+    return np.concatenate([[0.0], np.array(samples.values, np.float64)])[behind]
+
+
+# ---- by edges ---------------------------------------------------------------------------------------------------
+
+
+class _Process:
+    """What one process said of itself, edge by edge."""
+
+    def __init__(self, seen: Seen, owners: list[str]) -> None:
+        self.pid = str(seen.process.pid)
+        self.edges = sorted((edge for edge in seen.edges if edge.end_ns is not None), key=_end_ns)
+        self.ends_ns = np.array([_end_ns(edge) for edge in self.edges], np.int64)
+        self.cpu_ns = np.array([_of(edge, "cpu_ns", self.pid) for edge in self.edges])
+        self.rows = np.zeros((len(self.edges), len(owners)))
+        for owner, samples in seen.owners.items():
+            self.rows[:, owners.index(owner)] = _values_at(samples, self.ends_ns)
+
+    def nearest(self, edge: Span) -> tuple[int | None, float]:
+        """Which of its own samples tells most about an edge, and how old that is in nanoseconds."""
+        behind = int(np.searchsorted(self.ends_ns, _end_ns(edge), side="right"))
+        cpu_ns = _of(edge, "cpu_ns", self.pid)
+        ages = [
+            (self._age_ns(index, edge, cpu_ns), index) for index in (behind - 1, behind) if 0 <= index < len(self.edges)
+        ]
+        if behind == 0:  # before its first sample a process is nothing but its interpreter
+            return None, 0.0
+        age_ns, index = min(ages)
+        return index, age_ns
+
+    def _age_ns(self, index: int, edge: Span, cpu_ns: float) -> float:
+        passed_ns = abs(int(self.ends_ns[index]) - _end_ns(edge))
+        used_ns = abs(float(self.cpu_ns[index]) - cpu_ns)
+        return min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns
+
+
+def edge_ledger(processes: list[Seen]) -> Ledger | None:
+    """A moment at every edge of any process of the device; None if nobody read a total."""
+    named = sorted({owner for process in processes for owner in process.owners} | {INTERPRETER}, key=OWNERS.index)
+    known = {process.pid: process for process in (_Process(seen, named) for seen in processes)}
+    edges = [edge for process in known.values() for edge in process.edges if _totals(edge)]
+    if not edges:
+        return None
+    edges.sort(key=_end_ns)
+    moments = [_moment(edge, known, named) for edge in edges]
+    totals = np.array([sum(_totals(edge).values()) for edge in edges], np.float64)
+    rows = np.array([row for row, _ in moments])
+    counted = [index for index, owner in enumerate(named) if owner != FREE]
+    unexplained = totals - rows[:, counted].sum(axis=1)
+    ledger = Ledger(
+        [*named, UNEXPLAINED],
+        np.array([_end_ns(edge) for edge in edges], np.int64),
+        np.column_stack([rows, unexplained]),
+    )
+    ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
+    ledger.cost_ns = np.array([_end_ns(edge) - edge.start_ns for edge in edges], np.float64)
+    return ledger
+
+
+def _moment(edge: Span, known: dict[str, _Process], owners: list[str]) -> tuple[NDArray[np.float64], float]:
+    """Rows of all processes that an edge has totals of, and the age of the oldest."""
+    rows = np.zeros(len(owners))
+    apart_ns = 0.0
+    for pid, total_bytes in _totals(edge).items():
+        process = known.get(pid)
+        index, age_ns = (None, 0.0) if process is None else process.nearest(edge)
+        if process is None or index is None:
+            rows[owners.index(INTERPRETER)] += total_bytes
+        else:
+            rows += process.rows[index]
+        apart_ns = max(apart_ns, age_ns)
+    return rows, apart_ns
+
+
+def _totals(edge: Span) -> dict[str, float]:
+    totals = edge.args.get("totals")
+    return totals if isinstance(totals, dict) else {}
+
+
+def _of(edge: Span, name: str, pid: str) -> float:
+    values: Any = edge.args.get(name)
+    return float(values[pid]) if isinstance(values, dict) and pid in values else float("nan")
+
+
+def _end_ns(span: Span) -> int:
+    assert span.end_ns is not None
+    return span.end_ns

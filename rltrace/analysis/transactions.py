@@ -1,0 +1,289 @@
+"""Sleeps and wake-ups as transactions: what should have moved, what did, what stayed and with whom, and a verdict.
+
+Expected is what the ledger says that the tags hold; moved is what the engine said that it mapped or unmapped; freed or
+taken is how the device's total changed, by the kernel. They are three sources, so that one can be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.ledger import Ledger, ledgers
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.steps import StepWindows
+from rltrace.events import MAP, SLEEP, UNMAP, WAKE_UPS, Span
+
+OWNER_OF_TAG = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache"}
+
+SMALL_BYTES = 1 << 20
+"""Less than this is not worth a verdict."""
+
+CACHES = frozenset({"allocator.cached", "library.kernels", "interpreter", "free"})
+"""They grow with what they have seen, and are bounded."""
+
+LEAK_SLEEPS = 3
+"""A leak is what was more after each of so many sleeps in a row."""
+
+
+class Transaction(msgspec.Struct, frozen=True, kw_only=True):
+    """One sleep or wake-up of a rank's engine."""
+
+    step: int | None
+    lane: str
+    rank: int | None
+    name: str
+    """Name of its phase; of the engine's own span where no phase is around it."""
+    at_seconds: float
+    seconds: float
+    level: int | None
+    """Of a sleep: 1 keeps a copy of the weights in host memory."""
+    expected_bytes: dict[str, int]
+    """By tag, what there was to free; of a wake-up, what the tags held when they were last awake."""
+    moved_bytes: dict[str, int]
+    """By tag, as the engine said."""
+    changed_bytes: int | None
+    """How much less the device's total was afterwards, of a wake-up more; None where nobody read it."""
+    left_bytes: dict[str, int]
+    """By owner, what the engine still had after a sleep."""
+    gigabytes_per_second: float | None
+    verdict: str
+    """"ok", or what is wrong."""
+    reason: str
+    """Why, in words and bytes; empty if it is ok."""
+
+
+class Leak(msgspec.Struct, frozen=True, kw_only=True):
+    """An owner that had more after every sleep."""
+
+    lane: str
+    rank: int | None
+    owner: str
+    sleeps: int
+    bytes_per_sleep: int
+    """The mean."""
+
+
+def transactions(seen: Observations, windows: StepWindows) -> list[Transaction]:
+    """Every sleep and wake-up, rank by rank."""
+    found = ledgers(seen)
+    return [
+        made for lane in sorted(_lanes(seen), key=order) for made in _Rank(lane, found.get(lane), seen, windows).all()
+    ]
+
+
+def leaks(seen: Observations) -> list[Leak]:
+    """Owners that grew from sleep to sleep, start-up's apart: what is built once is no leak."""
+    found = ledgers(seen)
+    return [leak for lane in sorted(found, key=order) for leak in _leaks(lane, found[lane], _moves(seen, lane))]
+
+
+def _lanes(seen: Observations) -> set[Lane]:
+    return {process.lane for process in seen.processes if process.moves}
+
+
+def _moves(seen: Observations, lane: Lane) -> list[Span]:
+    moves = [move for process in seen.processes if process.lane == lane for move in process.moves]
+    return sorted(moves, key=lambda move: move.start_ns)
+
+
+class _Rank:
+    """The moves of one rank beside its ledger."""
+
+    def __init__(self, lane: Lane, ledger: Ledger | None, seen: Observations, windows: StepWindows) -> None:
+        self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
+        self.moves = _moves(seen, lane)
+
+    def all(self) -> Iterator[Transaction]:
+        """In time."""
+        awake: dict[str, int] = {}
+        for outer, inner in self.outer_moves():
+            is_sleep = outer.name in (SLEEP, UNMAP)
+            moved = _moved(inner)
+            expected = (
+                self.held(outer.start_ns) if is_sleep else {tag: awake.get(tag, size) for tag, size in moved.items()}
+            )
+            if is_sleep:
+                awake |= {tag: size for tag, size in expected.items() if size >= SMALL_BYTES} or moved
+            yield self.transaction(outer, inner, expected, moved, is_sleep=is_sleep, known=awake)
+
+    def outer_moves(self) -> Iterator[tuple[Span, list[Span]]]:
+        """Each phase with the engine's moves inside it; a move outside of all phases alone."""
+        phases = [move for move in self.moves if move.name in (SLEEP, *WAKE_UPS)]
+        inner = [move for move in self.moves if move.name in (MAP, UNMAP)]
+        outer = [*phases, *(move for move in inner if not any(_holds(phase, move) for phase in phases))]
+        for move in sorted(outer, key=lambda move: move.start_ns):
+            yield move, [move] if move in inner else [part for part in inner if _holds(move, part)]
+
+    def transaction(
+        self,
+        outer: Span,
+        inner: list[Span],
+        expected: dict[str, int],
+        moved: dict[str, int],
+        *,
+        is_sleep: bool,
+        known: dict[str, int],
+    ) -> Transaction:
+        """What became of one."""
+        end_ns = outer.end_ns or self.seen.end_ns
+        seconds = sum(part.end_ns - part.start_ns for part in inner if part.end_ns is not None) / 1e9
+        level = outer.args.get("level")
+        made = Transaction(
+            step=self.step_at(outer.start_ns),
+            lane=self.lane.name,
+            rank=self.lane.rank,
+            name=outer.name,
+            at_seconds=(outer.start_ns - self.seen.start_ns) / 1e9,
+            seconds=(end_ns - outer.start_ns) / 1e9,
+            level=level if isinstance(level, int) else None,
+            expected_bytes=expected,
+            moved_bytes=moved,
+            changed_bytes=self.changed(outer.start_ns, end_ns, -1 if is_sleep else 1),
+            left_bytes=self.left(end_ns) if is_sleep else {},
+            gigabytes_per_second=sum(moved.values()) / 1e9 / seconds if seconds and moved else None,
+            verdict="ok",
+            reason="",
+        )
+        verdict, reason = _of_sleep(made, known) if is_sleep else _of_wake_up(made, outer, inner)
+        return msgspec.structs.replace(made, verdict=verdict, reason=reason)
+
+    def step_at(self, at_ns: int) -> int | None:
+        """The step that an instant is in."""
+        rows = self.windows.windows
+        inside = np.flatnonzero((rows[:, 0] <= at_ns) & (at_ns < rows[:, 1]))
+        return self.windows.numbers[int(inside[-1])] if len(inside) else None
+
+    def held(self, at_ns: int) -> dict[str, int]:
+        """What the tags have before an instant, by the ledger."""
+        index = self.before(at_ns)
+        if self.ledger is None or index is None:
+            return {}
+        found = self.ledger.at(index)
+        return {tag: found[owner] for tag, owner in OWNER_OF_TAG.items() if owner in found}
+
+    def left(self, at_ns: int) -> dict[str, int]:
+        """What the engine's owners still have after an instant."""
+        index = self.after(at_ns)
+        if self.ledger is None or index is None:
+            return {}
+        return {name: size for name, size in self.ledger.at(index).items() if name.startswith("rollout.") and size}
+
+    def changed(self, start_ns: int, end_ns: int, sign: int) -> int | None:
+        """By how much the device's total rose (sign 1) or fell (sign -1)."""
+        before, after = self.before(start_ns), self.after(end_ns)
+        if self.ledger is None or not self.ledger.has_total or before is None or after is None:
+            return None
+        used = self.ledger.used
+        return int(sign * (used[after] - used[before]))
+
+    def before(self, at_ns: int) -> int | None:
+        """The last moment of the ledger before an instant."""
+        times_ns = self.ledger.times_ns if self.ledger is not None else np.empty(0, np.int64)
+        behind = int(np.searchsorted(times_ns, at_ns, side="right"))
+        return behind - 1 if behind else None
+
+    def after(self, at_ns: int) -> int | None:
+        """The first moment of the ledger after an instant, else the last before it."""
+        times_ns = self.ledger.times_ns if self.ledger is not None else np.empty(0, np.int64)
+        behind = int(np.searchsorted(times_ns, at_ns, side="left"))
+        return behind if behind < len(times_ns) else self.before(at_ns)
+
+
+# ---- verdicts ---------------------------------------------------------------------------------------------------
+
+
+def _of_sleep(sleep: Transaction, known: dict[str, int]) -> tuple[str, str]:
+    expected, moved = sum(sleep.expected_bytes.values()), sum(sleep.moved_bytes.values())
+    kept = {"rollout.weights"} if sleep.level == 1 else set()  # the copy, where host and device are one memory
+    left = {owner: sleep.left_bytes.get(owner, 0) for owner in OWNER_OF_TAG.values() if owner not in kept}
+    if sleep.level == 0 or not (known or expected or moved):
+        return "ok", ""
+    asleep = sorted(
+        tag for tag, size in known.items() if size >= SMALL_BYTES and sleep.expected_bytes.get(tag, 0) < SMALL_BYTES
+    )
+    remaining = sum(left.values())
+    if asleep and (moved < SMALL_BYTES or remaining >= SMALL_BYTES):
+        names = ", ".join(asleep)
+        return "partly awake", f"{names} slept already, and {_in_mib(remaining)} that were awake stayed: a silent no-op"
+    if asleep:
+        return "partly awake", f"{', '.join(asleep)} slept already; the rest went"
+    if expected >= SMALL_BYTES and remaining >= expected // 2:
+        held = ", ".join(f"{owner} {_in_mib(size)}" for owner, size in left.items() if size)
+        return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {held}"
+    if (
+        sleep.changed_bytes is not None
+        and moved >= SMALL_BYTES
+        and sleep.level != 1
+        and sleep.changed_bytes < moved // 2
+    ):
+        return (
+            "freed nothing",
+            f"{_in_mib(moved)} were unmapped, the device's total fell by {_in_mib(sleep.changed_bytes)}",
+        )
+    if remaining >= SMALL_BYTES:
+        return "left bytes behind", ", ".join(f"{owner} {_in_mib(size)}" for owner, size in left.items() if size)
+    return "ok", ""
+
+
+def _of_wake_up(wake: Transaction, outer: Span, inner: list[Span]) -> tuple[str, str]:
+    failed = next((span for span in (outer, *inner) if "error" in span.args or span.end_ns is None), None)
+    if failed is not None:
+        error = failed.args.get("error", "it never ended")
+        return "no room", f"{failed.name} of {_tags(inner)} failed after {wake.seconds:.3f} s: {error}"
+    moved = sum(wake.moved_bytes.values())
+    if wake.changed_bytes is not None and moved >= SMALL_BYTES and wake.changed_bytes < moved // 2:
+        return "took less", f"{_in_mib(moved)} were mapped, the device's total rose by {_in_mib(wake.changed_bytes)}"
+    return "ok", ""
+
+
+def _leaks(lane: Lane, ledger: Ledger, moves: list[Span]) -> Iterator[Leak]:
+    ends_ns = [move.end_ns for move in moves if move.name == SLEEP and move.end_ns is not None]
+    if len(ends_ns) <= LEAK_SLEEPS:
+        return
+    places = np.minimum(np.searchsorted(ledger.times_ns, ends_ns), len(ledger.times_ns) - 1)
+    for owner in ledger.owners:
+        if owner in CACHES:
+            continue
+        growth = np.diff(ledger.row(owner)[places])[-LEAK_SLEEPS:]
+        if (growth >= SMALL_BYTES).all():
+            yield Leak(
+                lane=lane.name, rank=lane.rank, owner=owner, sleeps=len(growth), bytes_per_sleep=int(growth.mean())
+            )
+
+
+# ---- spans ------------------------------------------------------------------------------------------------------
+
+
+def _holds(phase: Span, move: Span) -> bool:
+    return phase.start_ns <= move.start_ns and (phase.end_ns is None or move.start_ns < phase.end_ns)
+
+
+def _moved(inner: list[Span]) -> dict[str, int]:
+    """Bytes by tag: of one tag a span in the embedded engine, of several at once in vLLM."""
+    moved: dict[str, int] = {}
+    for span in inner:
+        if "error" in span.args or span.end_ns is None:
+            continue
+        tags = span.args.get("tags")
+        one = {str(span.args.get("tag", "all")): span.args.get("bytes", 0)}
+        for tag, size in (tags if isinstance(tags, dict) else one).items():
+            moved[tag] = moved.get(tag, 0) + _integer(size)
+    return moved
+
+
+def _tags(inner: list[Span]) -> str:
+    tags = [str(tag) for span in inner for tag in (span.args.get("tags") or [span.args.get("tag", "memory")])]
+    return ", ".join(dict.fromkeys(tags)) or "memory"
+
+
+def _integer(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) else 0
+
+
+def _in_mib(size: float) -> str:
+    return f"{size / (1 << 20):,.1f} MiB"

@@ -1,0 +1,25 @@
+"""Processes of the run that were seen and not traced."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rltrace.recording import Recording
+
+
+class Untraced(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes that were started by the same command and not traced for the same reason."""
+
+    command: list[str]
+    """Secrets redacted; of a process that could only speak for itself, its interpreter."""
+    reason: str
+    pids: list[int]
+
+
+def untraced(recording: Recording) -> list[Untraced]:
+    """Who was not traced, by when it was first said."""
+    pids: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for said in recording.untraced:
+        command = tuple(map(str, said.get("command") or ()))
+        pids.setdefault((command, str(said.get("reason"))), []).append(int(said.get("pid") or 0))
+    return [Untraced(command=list(command), reason=reason, pids=found) for (command, reason), found in pids.items()]

@@ -1,0 +1,40 @@
+"""`rltrace collect`: what other hosts recorded, brought into the Recording through Ray."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from rltrace.cli.runs import open_run
+from rltrace.errors import RunError
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="Of the Ray cluster.  [default: the one that RUN's driver joined, else RAY_ADDRESS, else this machine's]",
+)
+def collect(run: str | None, address: str | None) -> None:
+    """Fetch what the other hosts of RUN recorded.
+
+    A process on another host than RUN's records to a local disk there; `rltrace run` and `rltrace exec` fetch that at
+    their end. This does it at any time, again and again: only what is new comes, and nothing else is overwritten.
+    RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
+    """
+    recording = open_run(run)
+    from rltrace import cluster, nodes
+    from rltrace.collection import collect as fetch
+
+    where = address or cluster.ray_address(recording.path) or os.environ.get("RAY_ADDRESS") or "auto"
+    with nodes.join(where, str(recording.manifest.get("run_id"))) as joined:
+        failures = joined.read_clocks(recording.path)
+        done = fetch(recording.path, joined)
+    click.echo(f"{recording.path}: {done}")
+    failures = list(dict.fromkeys([*failures, *done.failures]))
+    for failure in failures[1:]:
+        click.echo(f"rltrace: {failure}", err=True)
+    if failures:
+        raise RunError(failures[0])

@@ -1,0 +1,66 @@
+"""`rltrace doctor`: what tracing a command would give, tried before the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rltrace.cli.runs import require_linux
+
+if TYPE_CHECKING:
+    from rltrace.doctor import Diagnosis
+
+SOMETHING_MISSING = 8
+
+_STYLES = {"ok": "green", "missing": "bold red", "not here": "dim"}
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--out", metavar="DIR", help="Folder that the Recording would go to.  [default: rltrace-runs/<time>]")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
+    """Find out whether COMMAND would be traced whole.
+
+    Looks from COMMAND's own interpreter and environment, and tries: frameworks and their hooks, children and Ray
+    workers (one of each is started), NVML, the folder of the Recording. COMMAND itself is not run. Leaves with 0 if
+    nothing would be missing, with 8 if something would.
+    """
+    require_linux("`rltrace doctor`")
+    from rltrace.doctor import diagnose
+
+    found = diagnose(command, Path(out) if out is not None else None)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        show(found)
+    return 0 if found.works else SOMETHING_MISSING
+
+
+def show(found: Diagnosis) -> None:
+    """Print a diagnosis as a table, and what is wrong with single hooks below it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from rltrace.cli.tables import console, hook_table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in found.findings:
+        state = Text(finding.state, _STYLES[finding.state])
+        table.add_row(Text(finding.about, "bold", no_wrap=True), state, Text(finding.said, overflow="fold"))
+    screen = console()
+    screen.print(table)
+    unbound = [hook for hook in found.hooks if hook.state in ("failed", "skipped")]
+    if unbound:
+        screen.print()
+        screen.print(hook_table(unbound))
+    missing = sum(finding.state == "missing" for finding in found.findings)
+    screen.print()
+    if missing:
+        screen.print(Text(f"{missing} of these would be missing in a Recording.", "yellow"))
+    else:
+        screen.print(Text("Nothing would be missing: `rltrace exec -- COMMAND` records it.", "green"))

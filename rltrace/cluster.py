@@ -1,0 +1,104 @@
+"""A run on several hosts: where a process of another host records, and what it must be told to do so.
+
+Every process appends to a disk of its own host. On the Recording's host that is the Recording; elsewhere it is a folder
+in the host's temporary folder, from where `rltrace collect` fetches it. Standard library only: every process loads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from rltrace import manifest
+
+DIR_VARIABLE = "RLTRACE_DIR"
+"""Environment variable naming the Recording that a process joins."""
+
+RUN_ID_VARIABLE = "RLTRACE_RUN_ID"
+"""Environment variable with the Recording's run_id: a folder of the same path on another host is not the Recording."""
+
+FILE = "cluster.json"
+"""In a Recording: the Ray cluster that its driver joined, and did not start itself."""
+
+
+def recording_here(environment: Mapping[str, str]) -> Path:
+    """Where a process with this environment records.
+
+    Args:
+        environment: With `RLTRACE_DIR`.
+
+    Returns:
+        The Recording on its own host, the spool on another one, also where both see the Recording on a shared disk.
+    """
+    recording = Path(environment[DIR_VARIABLE])
+    run_id = environment.get(RUN_ID_VARIABLE)
+    return recording if run_id is None or _is_home(recording, run_id) else spool(run_id)
+
+
+def spool(run_id: str) -> Path:
+    """The folder of a run on a host that is not its Recording's."""
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"rltrace-{run_id}"
+
+
+def worker_environment() -> dict[str, str]:
+    """What a process elsewhere needs in its environment to join the Recording that this one writes.
+
+    For what starts processes with an environment of its own, such as `runtime_env={"env_vars": ...}` of a Ray cluster
+    that was there before. rltrace must be installed at the same path there.
+
+    Returns:
+        Names and values; empty while nothing is recorded.
+    """
+    told = recording_variables()
+    if told:
+        told["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:${{PYTHONPATH}}"  # Ray puts the node's own in
+    return told
+
+
+def recording_variables() -> dict[str, str]:
+    """The variables that say which Recording this process writes, also to a process on another host; maybe none."""
+    if DIR_VARIABLE not in os.environ:
+        return {}
+    told = {name: value for name, value in os.environ.items() if name.startswith("RLTRACE_")}
+    try:
+        told.setdefault(RUN_ID_VARIABLE, _manifest(Path(told[DIR_VARIABLE]))["run_id"])
+    except (OSError, ValueError, KeyError):  # this host is not the Recording's: whoever started this process knew
+        pass
+    return told
+
+
+def say(recording: Path, address: str) -> None:
+    """Note in the Recording which Ray cluster its driver joined; the first one to say so is right.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        with (recording / FILE).open("x") as file:
+            file.write(json.dumps({"ray_address": address}) + "\n")
+    except FileExistsError:
+        pass
+
+
+def ray_address(recording: Path) -> str | None:
+    """The address of the Ray cluster that the run's driver joined; None if it joined none."""
+    try:
+        return str(json.loads((recording / FILE).read_text())["ray_address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_home(recording: Path, run_id: str) -> bool:
+    try:
+        said = _manifest(recording)
+        return bool(said["run_id"] == run_id and said["host"] == socket.gethostname())
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _manifest(recording: Path) -> dict[str, str]:
+    said: dict[str, str] = json.loads((recording / manifest.FILE).read_text())
+    return said

@@ -1,0 +1,256 @@
+"""Whether a command would be traced: asked of its own interpreter, in the environment that `rltrace exec` makes.
+
+Nothing is concluded from a version where it can be tried: a Ray worker and a child are really started, and reached if
+they left a span in the Recording. The questions are in `probe.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rltrace import manifest, probe, storage
+from rltrace.analysis import summarize
+from rltrace.analysis.hooks import HookFigures
+from rltrace.environment import traced_environment
+from rltrace.events import Span
+from rltrace.recorder import DIR_VARIABLE, default_folder
+from rltrace.recording import Recording
+from rltrace.untraced import PYTHON, python_options, why_untraced
+
+ANSWER_SECONDS = 300.0
+"""How long one question may take: importing vLLM on a busy machine is the longest."""
+
+State = Literal["ok", "missing", "not here"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the diagnosis."""
+
+    about: str
+    state: State
+    """`missing`: a user would miss it in a Recording. `not here`: there is nothing to trace."""
+    said: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What tracing a command would give."""
+
+    works: bool
+    """Nothing would be missing."""
+    command: list[str]
+    interpreter: str
+    findings: list[Finding]
+    hooks: list[HookFigures]
+    """As in `summary`; in the processes of the questions, so `fired` says nothing."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the interpreter said to a question: a value, or why there is none."""
+
+    value: dict[str, Any]
+    error: str | None = None
+
+
+def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
+    """Try everything that a traced run of the command needs.
+
+    Args:
+        command: As of `rltrace exec`; empty for this interpreter.
+        folder: Where the Recording would be made; as `rltrace exec` chooses by default.
+
+    Raises:
+        RltraceError: there is no such program.
+    """
+    interpreter, options, remark = interpreter_of(command, os.environ)
+    python = [interpreter, *options]
+    with tempfile.TemporaryDirectory(prefix="rltrace-doctor-") as made:
+        recording = Path(made) / "run"
+        manifest.create(recording, owner=None, command=list(command), config=None)
+        environment = traced_environment(recording, os.environ)
+        with ThreadPoolExecutor(2) as pool:
+            asked = {name: pool.submit(ask, python, name, environment) for name in probe.QUESTIONS}
+        answers = {name: answer.result() for name, answer in asked.items()}
+        found = Recording.open(recording)
+        reached = {
+            str(event.args["place"])
+            for process in found.processes
+            for event in process.events()
+            if isinstance(event, Span) and event.name == probe.HERE and event.args
+        }
+        hooks = [hook for hook in summarize(found).hooks if hook.instrumentation in frameworks_in(answers["hooks"])]
+    findings = [
+        *interpreter_findings(python, answers["interpreter"], remark),
+        *framework_findings(answers["hooks"], hooks),
+        child_finding(probe.SPAWNED, answers["children"], reached),
+        child_finding(probe.SUBPROCESS, answers["children"], reached),
+        ray_finding(answers, reached),
+        nvml_finding(answers["nvml"]),
+        folder_finding(storage.look_at(folder or default_folder())),
+    ]
+    return Diagnosis(
+        works=all(finding.state != "missing" for finding in findings),
+        command=manifest.redact_command(list(command)),
+        interpreter=interpreter,
+        findings=findings,
+        hooks=hooks,
+    )
+
+
+# ---- asking -----------------------------------------------------------------------------------------------------
+
+
+def interpreter_of(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, list[str], str | None]:
+    """The Python that a command runs in.
+
+    Returns:
+        Its path, the options that decide about start-up hooks, and a remark where it is a guess.
+
+    Raises:
+        RltraceError: there is no such program.
+    """
+    if not command:
+        return sys.executable, [], None
+    from rltrace.supervisor import require_program
+
+    require_program(command[0])
+    program = str(shutil.which(command[0]))
+    if PYTHON.fullmatch(Path(program).name):
+        options = [f"-{letter}" for letter in python_options(list(command)) if letter in "ISEs"]
+        return program, options, None
+    script_interpreter = _shebang(Path(program))
+    if script_interpreter is not None:
+        return script_interpreter, [], None
+    guess = shutil.which("python", path=environment.get("PATH")) or sys.executable
+    return guess, [], f"a guess: `{command[0]}` does not say which Python it starts"
+
+
+def _shebang(script: Path) -> str | None:
+    with script.open("rb") as file:
+        line = file.readline(512)
+    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-")]
+    found = shutil.which(words[0]) if words else None
+    return found if found is not None and PYTHON.fullmatch(Path(found).name) else None
+
+
+def ask(python: Sequence[str], question: str, environment: Mapping[str, str]) -> Answer:
+    """Put one question of `probe.QUESTIONS` to an interpreter."""
+    command = [*python, "-m", "rltrace.probe", question]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=ANSWER_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Answer({}, f"no answer in {ANSWER_SECONDS:.0f} s")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return Answer({}, f"exit code {done.returncode}: {last}")
+    try:
+        return Answer(json.loads(done.stdout.strip().splitlines()[-1]))
+    except (IndexError, ValueError):
+        return Answer({}, "the answer cannot be read: something else writes to standard output")
+
+
+# ---- what the answers mean --------------------------------------------------------------------------------------
+
+
+def interpreter_findings(python: Sequence[str], answer: Answer, remark: str | None) -> list[Finding]:
+    """The Python itself, and whether our start-up hook runs in it."""
+    if answer.error is not None:
+        return [Finding(about="python", state="missing", said=f"{python[0]}: {answer.error}; install rltrace for it")]
+    value = answer.value
+    said = f"{value['python']}, {value['executable']}" + (f" ({remark})" if remark else "")
+    if value["joined"]:
+        hook = Finding(about="start-up hook", state="ok", said="runs when this Python starts")
+    else:
+        why = why_untraced(list(python), [f"{DIR_VARIABLE}="]) or "another sitecustomize comes before ours"
+        hook = Finding(about="start-up hook", state="missing", said=f"does not run: {why}")
+    return [Finding(about="python", state="ok", said=said), hook]
+
+
+def frameworks_in(answer: Answer) -> dict[str, tuple[str, str | None]]:
+    """Package and version by instrumentation."""
+    return {name: (package, version) for name, (package, version) in answer.value.get("frameworks", {}).items()}
+
+
+def framework_findings(answer: Answer, hooks: Sequence[HookFigures]) -> list[Finding]:
+    """One line an instrumentation: what would bind."""
+    if answer.error is not None:
+        return [Finding(about="hooks", state="missing", said=answer.error)]
+    return [
+        framework_finding(name, package, version, [h for h in hooks if h.instrumentation == name], answer)
+        for name, (package, version) in frameworks_in(answer).items()
+    ]
+
+
+def framework_finding(
+    name: str, package: str, version: str | None, hooks: Sequence[HookFigures], answer: Answer
+) -> Finding:
+    """Whether an instrumentation's hooks bind to the framework that is installed."""
+    if version is None:
+        return Finding(about=name, state="not here", said=f"{package} is not installed")
+    bound = sum(hook.state == "installed" for hook in hooks)
+    reasons = dict.fromkeys(
+        hook.reason or answer.value["errors"].get(hook.target.partition(":")[0]) or hook.state
+        for hook in hooks
+        if hook.state != "installed"
+    )
+    said = f"{package} {version}: {bound} of {len(hooks)} hooks bind"
+    if not reasons:
+        return Finding(about=name, state="ok", said=said)
+    disabled = all(reason.startswith("disabled by ") for reason in reasons)
+    return Finding(about=name, state="ok" if disabled else "missing", said=f"{said}; {'; '.join(reasons)}")
+
+
+def child_finding(place: str, answer: Answer, reached: set[str]) -> Finding:
+    """Whether a child process is traced: engines are such."""
+    if place in reached:
+        return Finding(about=place, state="ok", said="started one: traced")
+    why = answer.error or "no start-up hook ran in it"
+    return Finding(about=place, state="missing", said=f"started one: not traced: {why}")
+
+
+def ray_finding(answers: Mapping[str, Answer], reached: set[str]) -> Finding:
+    """Whether a Ray worker is traced."""
+    place, answer = probe.RAY_WORKER, answers["ray_worker"]
+    if answers["interpreter"].error is None and "ray" not in answers["interpreter"].value["versions"]:
+        return Finding(about=place, state="not here", said="ray is not installed")
+    cluster = f"of the cluster at {os.environ['RAY_ADDRESS']}" if os.environ.get("RAY_ADDRESS") else "of a new cluster"
+    if place in reached:
+        return Finding(about=place, state="ok", said=f"ran a task on one {cluster}: traced")
+    why = answer.error or "no start-up hook ran in it; install rltrace for the cluster's Python"
+    return Finding(about=place, state="missing", said=f"ran a task on one {cluster}: not traced: {why}")
+
+
+def nvml_finding(answer: Answer) -> Finding:
+    """Whether the memory of the GPUs can be read."""
+    if answer.error is not None:
+        return Finding(about="NVML", state="missing", said=answer.error)
+    gpus, error = answer.value["gpus"], answer.value["error"]
+    if gpus == 0:
+        return Finding(about="NVML", state="not here", said="this machine has no NVIDIA GPU")
+    if error is not None:
+        advice = "; pip install nvidia-ml-py" if "ModuleNotFoundError" in error else ""
+        return Finding(about="NVML", state="missing", said=f"{gpus} GPUs, no figures of their memory: {error}{advice}")
+    return Finding(about="NVML", state="ok", said=f"tells the memory of {gpus} GPUs")
+
+
+def folder_finding(place: storage.Place) -> Finding:
+    """Whether the Recording can be made where it would be."""
+    if place.problem is not None:
+        return Finding(about="folder", state="missing", said=f"{place.path}: {place.problem}")
+    said = f"{place.path}: writable, {place.filesystem or 'a local disk'}, {place.free_bytes / 2**30:.1f} GiB free"
+    return Finding(about="folder", state="ok", said=said)

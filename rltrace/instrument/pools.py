@@ -1,0 +1,64 @@
+"""Pools of device memory that give their pages back while they sleep, each known by its tag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from rltrace import recorder
+
+OWNERS = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache", "cuda_graph": "rollout.graphs"}
+"""Owner of a pool's bytes by its tag."""
+
+
+class Pools:
+    """Which pools of a process are awake, and how many bytes each holds.
+
+    Kept here because no allocator says it in all of its releases: vLLM's does from 0.26 on only.
+    """
+
+    def __init__(self, bytes_by_tag: Callable[[], dict[str, int]]) -> None:
+        """Pools of an allocator; `bytes_by_tag` asks it for the bytes of every pool, asleep or awake."""
+        self._bytes_by_tag = bytes_by_tag
+        self._asleep: set[str] = set()
+
+    def begin_unmap(self, tags: Collection[str] | None = None, kept: Collection[str] = ()) -> Any:
+        """Open the span with the bytes that are to go, of all tags without `tags`; `kept` are copied to the host."""
+        self.sample()
+        going = {
+            tag: size
+            for tag, size in self._bytes_by_tag().items()
+            if tag not in self._asleep and (tags is None or tag in tags)
+        }
+        host_bytes = sum(size for tag, size in going.items() if tag in kept)
+        opened = recorder.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
+        return opened.__enter__(), set(going)
+
+    def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it; what it named sleeps now."""
+        opened, going = token
+        if error is None:
+            self._asleep |= going
+        opened.__exit__(None if error is None else type(error))
+        self.sample()
+
+    def begin_map(self, tags: Collection[str] | None = None) -> Any:
+        """Open the span with the bytes that come back."""
+        self.sample()
+        coming = {t: size for t, size in self._bytes_by_tag().items() if t in self._asleep and (not tags or t in tags)}
+        opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming)
+        return opened.__enter__(), set(coming)
+
+    def end_map(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it; what it named is awake now."""
+        opened, coming = token
+        if error is None:
+            self._asleep -= coming
+        opened.__exit__(None if error is None else type(error))
+        self.sample()
+
+    def sample(self) -> None:
+        """Write the bytes of each owner that have memory behind them now."""
+        for tag, size in self._bytes_by_tag().items():
+            if tag in OWNERS:
+                recorder.counter(f"{OWNERS[tag]}_bytes", 0 if tag in self._asleep else size)

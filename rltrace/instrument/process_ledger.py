@@ -1,0 +1,146 @@
+"""What one process holds, owner by owner, and beside it the kernel's totals of all processes on its device.
+
+A row is measured where it comes into being: tensors by their storages, mappings by their pages, the interpreter once,
+before the model exists. The totals come from the kernel alone, so that what has no row shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from rltrace import memory, recorder
+from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
+
+Rows = dict[str, int]
+"""Bytes by counter: `actor.params_bytes`."""
+
+MOST_REASON = 500
+"""Letters of an error that are kept."""
+
+
+class ProcessLedger:
+    """The sources of this process's rows, and the processes that it shares its device with."""
+
+    def __init__(self) -> None:
+        self.in_heap: dict[str, Callable[[], Rows]] = {}
+        """Sources whose bytes come from the C library's allocator, as torch's CPU tensors do."""
+        self.mapped: dict[str, Callable[[], Rows]] = {}
+        """Sources whose bytes are mappings of their own."""
+        self.peers: set[int] = set()
+        """Pids of the device's other processes."""
+        self.on_cpu = True
+        """The device is this process's own memory; a GPU's totals are not to be had here."""
+        self._frozen: _Frozen | None = None
+        self._kernel_bytes = 0
+        self._reported: tuple[int, str] | None = None
+        self._shared: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
+
+    def freeze(self) -> None:
+        """Take what this process holds now for its interpreter and its libraries; the first call counts."""
+        if self._frozen is None:
+            heap = memory.heap()
+            anonymous_bytes = memory.resident(os.getpid()).anonymous_bytes
+            self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
+
+    def sample(self) -> None:
+        """Write every row, then the totals."""
+        if recorder.current() is None:
+            return
+        with recorder.span(MEMORY_EDGE) as edge:
+            for name, value in self.rows().items():
+                recorder.counter(name, value)
+            if self.on_cpu:
+                totals = self.totals()
+                recorder.counter("used_bytes", sum(totals.values()))
+                edge.set(
+                    totals={str(pid): total for pid, total in totals.items()},
+                    cpu_ns={str(pid): memory.cpu_ns(pid) for pid in totals},
+                )
+
+    def unnamed_heap_bytes(self) -> int:
+        """What the allocator has handed out to nobody with a name."""
+        return memory.heap_used_bytes() - sum(_measure(self.in_heap).values())
+
+    def add_kernels(self, size_bytes: int) -> None:
+        """Count what libraries kept after the first call that needed it: compiled kernels, scratch memory."""
+        self._kernel_bytes += size_bytes
+
+    def out_of_memory(self, error: BaseException) -> None:
+        """If an error is about memory, write what was asked for and what there was, and sample what everybody holds.
+
+        It passes several hooks on its way up; the first one that sees it is nearest to the moment.
+        """
+        known = (id(error), str(error))
+        if recorder.current() is None or known == self._reported or not memory.is_out_of_memory(error):
+            return
+        self._reported = known
+        args: dict[str, object] = {"asked_bytes": memory.asked_bytes(error)}
+        if self.on_cpu:
+            room = memory.room()
+            args |= {"free_bytes": room.free_bytes, "bound": room.bound}
+        with recorder.span(OUT_OF_MEMORY, reason=f"{type(error).__name__}: {error}"[:MOST_REASON], **args):
+            self.sample()
+
+    def rows(self) -> Rows:
+        """Bytes of every owner in this process now."""
+        in_heap = _measure(self.in_heap)
+        rows = in_heap | _measure(self.mapped)
+        if not self.on_cpu:
+            return rows
+        rows = _on_one_memory(rows)
+        here = memory.resident(os.getpid())
+        if self._frozen is None:
+            return rows | {"interpreter_bytes": sum(here)}
+        heap = memory.heap()
+        named_bytes = self._frozen.heap_bytes + self._kernel_bytes + sum(in_heap.values())
+        return rows | {
+            "allocator.cached_bytes": heap.cached_bytes,
+            "interpreter_bytes": self._frozen.anonymous_bytes + here.file_bytes,
+            "library.kernels_bytes": self._kernel_bytes,
+            "unattributed_bytes": heap.used_bytes - named_bytes,
+        }
+
+    def totals(self) -> dict[int, int]:
+        """What the kernel counts for each process of the device, shared memory once; those that are gone have none."""
+        counts: dict[int, memory.Resident] = {}
+        for pid in (os.getpid(), *self.peers):
+            with contextlib.suppress(OSError):
+                counts[pid] = memory.resident(pid)
+        shared = self._shared_bytes({pid: count.shared_bytes for pid, count in counts.items()})
+        return {pid: count.anonymous_bytes + count.file_bytes + shared[pid] for pid, count in counts.items()}
+
+    def _shared_bytes(self, mapped: dict[int, int]) -> dict[int, int]:
+        """Each process's part of the shared memory, so that a page that several map is counted once.
+
+        Dividing costs a walk of all pages: it is done when more than one maps any, and again when that changes.
+        """
+        if sum(size > 0 for size in mapped.values()) < 2:
+            return mapped
+        key = tuple(sorted(mapped.items()))
+        if key not in self._shared:
+            self._shared = {key: {pid: memory.share_of_shared_bytes(pid) for pid in mapped}}
+        return self._shared[key]
+
+
+class _Frozen:
+    """What a process held before its model existed."""
+
+    def __init__(self, anonymous_bytes: int, heap_bytes: int) -> None:
+        self.anonymous_bytes = anonymous_bytes
+        """Without what its allocator had free."""
+        self.heap_bytes = heap_bytes
+
+
+def _on_one_memory(rows: Rows) -> Rows:
+    """With what lies in host memory in the owner's row: on a CPU the host's memory is the device's."""
+    merged: Rows = {}
+    for name, size in rows.items():
+        owner = name.replace("_host_bytes", "_bytes")
+        merged[owner] = merged.get(owner, 0) + size
+    return merged
+
+
+def _measure(sources: dict[str, Callable[[], Rows]]) -> Rows:
+    return {name: size for source in sources.values() for name, size in source().items()}

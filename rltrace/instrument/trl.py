@@ -1,0 +1,199 @@
+"""TRL's GRPOTrainer: the phases of a step, with generation by transformers or by a colocated vLLM.
+
+Source read: TRL 1.16. Every process is a rank: it generates, scores and learns, and there is no driver.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from rltrace import recorder
+from rltrace.events import STEP
+from rltrace.patching import PatchSet
+
+TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
+VLLM = "trl.generation.vllm_generation:VLLMGeneration"
+PROFILED = "trl.extras.profiling:ProfilingContext"
+USE_ADAPTER = "trl.trainer.grpo_trainer:use_adapter"
+CALLBACKS = "transformers.trainer_callback:CallbackHandler"
+
+GENERATIONS = ("transformers.generate", "transformers.generate_batch", "vLLM.generate")
+"""What TRL's own profile calls the generation proper, without tokenizing and waking up around it."""
+
+
+class Trl:
+    """Phases, from TRL's own profiling contexts where it has one."""
+
+    name = "trl"
+    supports = ("trl >= 1.16, < 1.17",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        step = StepPhases()
+        patches.around(f"{TRAINER}.__init__", keep_self, identify_rank)
+        patches.around(f"{CALLBACKS}.on_step_begin", step.begin, nothing, (STEP,))
+        patches.around(f"{CALLBACKS}.on_step_end", nothing_before, step.end)
+        patches.around(f"{PROFILED}.__enter__", step.begin_generate, nothing, ("rollout.generate",))
+        patches.around(f"{PROFILED}.__exit__", step.end_generate, nothing)
+        patches.span(f"{VLLM}.sync_weights", "weight_sync")
+        patches.span(f"{VLLM}._iter_named_params", "weight_sync.gather", late_args=tensor_args, each_item=True)
+        patches.around(f"{TRAINER}._generate_and_score_completions", step.begin_batch, step.end_batch)
+        patches.around(
+            f"{TRAINER}._get_per_token_logps_and_entropies",
+            step.begin_log_prob,
+            end_span,
+            ("actor.old_log_prob", "ref.log_prob"),
+        )
+        patches.around(USE_ADAPTER, step.begin_adapter, step.end_adapter)
+        patches.around(f"{TRAINER}._calculate_rewards", step.begin_reward, step.end_reward, ("reward", "advantage"))
+        patches.around(f"{TRAINER}.compute_loss", step.begin_update, nothing, ("actor.update", "actor.micro_batch"))
+        patches.around(f"{TRAINER}.training_step", nothing_before, step.end_micro_batch)
+
+
+# ---- a rank -----------------------------------------------------------------------------------------------------
+
+
+def keep_self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """The trainer that is being made."""
+    return args[0]
+
+
+def identify_rank(trainer: Any, _result: Any, error: BaseException | None) -> None:
+    """Say which rank this process is, and on which device."""
+    if error is not None:
+        return
+    rank = trainer.accelerator.process_index
+    device = {"host": socket.gethostname(), "uuid": device_uuid(trainer.accelerator.device, rank)}
+    recorder.identify(role="worker", rank=rank, device=device)
+
+
+def device_uuid(device: Any, rank: int) -> str:
+    """UUID of a rank's GPU as NVML writes it; on a laptop a device of its own that is the CPU."""
+    if device.type != "cuda":
+        return f"cpu-{rank}"
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def tensor_args(item: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """Name and bytes of the parameter that comes out, gathered; the last `next` finds none."""
+    if item is None:
+        return {}
+    name, tensor = item
+    return {"tensor": name, "bytes": tensor.numel() * tensor.element_size()}
+
+
+# ---- a step -----------------------------------------------------------------------------------------------------
+
+
+class StepPhases:
+    """What is open in the step of this process; a Trainer runs its steps in one thread.
+
+    What TRL does in the middle of a function has no call of its own to wrap: the advantages are computed from the end
+    of the rewards to the end of the batch, and the update goes from the first loss to the end of the step, so that the
+    optimizer is in it.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Any] = {}
+        self._makes_batch = False
+        """Whether a batch is being generated and scored."""
+        self._is_ref = False
+        """Whether the actor stands in for the ref: with adapters there is no other."""
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A step begins; what an exception left open of the last one is closed."""
+        self._close("actor.micro_batch", "actor.update", "advantage", STEP)
+        state = kwargs["state"] if "state" in kwargs else args[2]
+        self._begin(STEP, recorder.span(STEP, step=state.global_step))
+
+    def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
+        """The optimizer has stepped."""
+        self._close("actor.micro_batch", "actor.update", STEP)
+
+    def begin_generate(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """TRL begins to profile something; a generation is a phase."""
+        if args[0].name.partition(".")[2] in GENERATIONS:
+            self._begin("rollout.generate", recorder.phase("rollout.generate"))
+
+    def end_generate(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """It has profiled it."""
+        if args[0].name.partition(".")[2] in GENERATIONS:
+            self._close("rollout.generate")
+
+    def begin_batch(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """A batch is generated and scored; where that happens between two micro-batches, the update is interrupted."""
+        self._close("actor.update")
+        self._makes_batch = True
+        return args[0]
+
+    def end_batch(self, trainer: Any, _result: Any, error: BaseException | None) -> None:
+        """Its advantages are known."""
+        self._close("advantage", error=error)
+        self._makes_batch = False
+        if error is None and trainer.model.training:
+            recorder.counter("reward_mean", trainer._metrics["train"]["reward"][-1])
+
+    def begin_adapter(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """The actor is made the ref, by leaving its adapter out."""
+        self._is_ref = True
+
+    def end_adapter(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
+        """It is the actor again."""
+        self._is_ref = False
+
+    def begin_log_prob(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Log-probs of a batch are a phase, of the actor or of the ref; those of a loss belong to the update."""
+        if not self._makes_batch:
+            return None
+        trainer, model = args[0], kwargs["model"] if "model" in kwargs else args[1]
+        is_ref = self._is_ref or (trainer.ref_model is not None and model is trainer.ref_model)
+        return recorder.phase("ref.log_prob" if is_ref else "actor.old_log_prob").__enter__()
+
+    def begin_reward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The answers of a batch are scored."""
+        inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
+        self._begin("reward", recorder.phase("reward", sequences=len(inputs)))
+
+    def end_reward(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """What follows until the end of the batch makes advantages of the rewards."""
+        self._close("reward", error=error)
+        if error is None:
+            self._begin("advantage", recorder.phase("advantage"))
+
+    def begin_update(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """A loss is computed; the first one of a step begins the update, an evaluation's is none."""
+        if not args[0].model.training or STEP not in self._open:
+            return
+        if "actor.update" not in self._open:
+            self._begin("actor.update", recorder.phase("actor.update"))
+        self._begin("actor.micro_batch", recorder.span("actor.micro_batch"))
+
+    def end_micro_batch(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """Its backward is over."""
+        self._close("actor.micro_batch", error=error)
+
+    def _begin(self, name: str, span: Any) -> None:
+        self._open[name] = span.__enter__()
+
+    def _close(self, *names: str, error: BaseException | None = None) -> None:
+        for name in names:
+            opened = self._open.pop(name, None)
+            if opened is not None:
+                opened.__exit__(None if error is None else type(error))
+
+
+def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:
+    """Close what was opened, if anything."""
+    if opened is not None:
+        opened.__exit__(None if error is None else type(error))
+
+
+def nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """All is done afterwards."""
+
+
+def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """All was done before."""

@@ -1,0 +1,48 @@
+"""verl: the phases of its steps, its weight sync bucket by bucket, its dispatch, its rollout, with no edit to it.
+
+Source read: the wheels of verl 0.4.1, 0.5.0, 0.6.1, 0.7.1, 0.8.0 and 0.9.1. Which place is hooked in which release is a
+table, `hook_points.py`; what a hook does is in the file named for the part of verl that it is about.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from rltrace.instrument.verl.hook_points import HOOK_POINTS
+from rltrace.patching import Hook, PatchSet
+
+
+class Verl:
+    """Driver, workers, weight sync and rollout of the release that is installed."""
+
+    name = "verl"
+    supports = ("verl >= 0.4.1, < 0.10",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Wait for verl: only then is it known which release it is. None of its parts is imported before that."""
+        patches.use("verl:__version__", functools.partial(install_release, patches))
+
+
+def install_release(patches: PatchSet, _hook: Hook) -> Callable[[], None]:
+    """Name the hooks of the release that was just imported.
+
+    Returns:
+        What takes that back: nothing, the hooks are the PatchSet's own.
+    """
+    import verl
+
+    line = release_line(verl.__version__)
+    for point in HOOK_POINTS:
+        if point.is_in(line):
+            point.name_hook(patches, point.target)
+    return nothing
+
+
+def release_line(version: str) -> int:
+    """The line of a release: 9 for "0.9.1"."""
+    return int(version.split(".")[1])
+
+
+def nothing() -> None:
+    """There is nothing to take back."""

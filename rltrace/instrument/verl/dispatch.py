@@ -1,0 +1,106 @@
+"""verl's calls of a worker group: `ray.dispatch`, `ray.execute` and `ray.collect`, in the driver.
+
+verl makes one callable per method of a group, from a function that divides the arguments, one that submits and one
+that puts the results together. Waiting for the results lies between the last two and has no function of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from rltrace import recorder
+from rltrace.patching import Function, Hook, PatchSet
+
+
+def watch_calls(patches: PatchSet, target: str) -> None:
+    """A hook on `func_generator`, which makes the callables."""
+    patches.wrap(target, watch_callable, ("ray.dispatch", "ray.execute", "ray.collect"))
+
+
+class Call:
+    """One call of a worker group: the part of it that is open now."""
+
+    def __init__(self, method: str, blocking: bool) -> None:
+        self._blocking = blocking
+        self._open: Any = recorder.span("ray.dispatch", method=method, blocking=blocking).__enter__()
+
+    def submitted(self, references: Any) -> None:
+        """The arguments are on their way; a blocking call waits from here on."""
+        self._open.set(calls=len(references) if isinstance(references, list) else 1)
+        self._close()
+        if self._blocking:
+            self._open = recorder.span("ray.execute").__enter__()
+
+    def arrived(self) -> None:
+        """The results are here, or those who promise them."""
+        self._close()
+        self._open = recorder.span("ray.collect").__enter__()
+
+    def end(self, error: BaseException | None) -> None:
+        """The call returns or raises, whichever part it was in."""
+        self._close(error)
+
+    def _close(self, error: BaseException | None = None) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.__exit__(None if error is None else type(error))
+
+
+def begin_call(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call:
+    """Open the first part of a call."""
+    return Call(*args)
+
+
+def submitted(call: Call, references: Any, _error: BaseException | None) -> None:
+    """Close the first part."""
+    call.submitted(references)
+
+
+def arrived(call: Call, _result: Any, _error: BaseException | None) -> None:
+    """Open the last part."""
+    call.arrived()
+
+
+def end_call(call: Call, _result: Any, error: BaseException | None) -> None:
+    """Close what is open."""
+    call.end(error)
+
+
+def watch_callable(original: Function, hook: Hook) -> Function:
+    """Wrap `func_generator`: its callables open and close the parts of their calls.
+
+    A callable is made anew for each call, with functions that know this call: nothing is kept between two calls, so
+    that threads do not meet and a worker group can still be pickled.
+    """
+
+    @functools.wraps(original)
+    def make(
+        group: Any, method_name: str, dispatch_fn: Function, collect_fn: Function, execute_fn: Function, blocking: bool
+    ) -> Any:
+        functor = original(group, method_name, dispatch_fn, collect_fn, execute_fn, blocking)
+
+        def call(_functor: Any, *args: Any, **kwargs: Any) -> Any:
+            token = hook.enter(begin_call, (method_name, blocking), {})
+
+            def execute(*args: Any, **kwargs: Any) -> Any:
+                references = execute_fn(*args, **kwargs)
+                hook.leave(submitted, token, references, None)
+                return references
+
+            def collect(*args: Any, **kwargs: Any) -> Any:
+                hook.leave(arrived, token, None, None)
+                return collect_fn(*args, **kwargs)
+
+            try:
+                result = original(group, method_name, dispatch_fn, collect, execute, blocking)(*args, **kwargs)
+            except BaseException as error:
+                hook.leave(end_call, token, None, error)
+                raise
+            hook.leave(end_call, token, result, None)
+            return result
+
+        # A class named for the method, as verl makes it, so that it is still told apart.
+        return type(method_name, (type(functor),), {"__call__": call})()
+
+    return make

@@ -1,0 +1,117 @@
+"""verl's driver, the process that runs the trainer: steps, reward, advantage, and what it asks of the others."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from rltrace import recorder
+from rltrace.events import STEP
+from rltrace.patching import Function, Hook, PatchSet, wrap_coroutine_function
+
+
+def span_named(name: str) -> Callable[[PatchSet, str], None]:
+    """A hook that makes every call a span of this name."""
+    return lambda patches, target: patches.span(target, name)
+
+
+def auto_awaited(name: str) -> Callable[[PatchSet, str], None]:
+    """A hook on a coroutine function behind verl's `@auto_await`, which looks at the frame that calls it.
+
+    A wrapper around the decorated function would be that frame, and the coroutine would run in another thread: the
+    function beneath is wrapped, and decorated again.
+    """
+
+    def name_hook(patches: PatchSet, target: str) -> None:
+        patches.wrap(target, functools.partial(wrap_auto_awaited, name), (name,))
+
+    return name_hook
+
+
+def wrap_auto_awaited(name: str, original: Function, hook: Hook) -> Function:
+    """Make the awaiting of the function beneath `@auto_await` a span."""
+    from verl.utils.ray_utils import auto_await
+
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return recorder.span(name).__enter__()
+
+    beneath = original.__wrapped__  # type: ignore[attr-defined]
+    watched = auto_await(wrap_coroutine_function(beneath, hook, begin, end_span))
+    return functools.update_wrapper(watched, original)
+
+
+def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:
+    """Close a span that was opened by hand."""
+    opened.__exit__(None if error is None else type(error))
+
+
+# ---- steps ------------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """The trainer of this process: it alone knows the number of the step."""
+
+    def __init__(self) -> None:
+        self._trainer: weakref.ref[Any] | None = None
+
+    def remember(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """The process that makes a trainer is the driver; the one that joined Ray first only started it."""
+        self._trainer = weakref.ref(args[0])
+        recorder.identify(role="driver", name="trainer")
+
+    def step_args(self, name: str, *_: Any, **__: Any) -> dict[str, Any] | None:
+        """Of a timer's block: its step, or None if it is not one."""
+        if name != STEP:
+            return None
+        trainer = self._trainer() if self._trainer is not None else None
+        number = getattr(trainer, "global_steps", None)
+        return {} if number is None else {"step": int(number)}
+
+
+_trainer = Trainer()
+
+
+def remember_trainer(patches: PatchSet, target: str) -> None:
+    """A hook on a trainer's `__init__`."""
+    patches.around(target, _trainer.remember, done)
+
+
+def step(patches: PatchSet, target: str) -> None:
+    """A hook on the generator beneath all of verl's timers: the block named `step` is a step."""
+    patches.span(target, STEP, _trainer.step_args)
+
+
+def done(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """All was done before."""
+
+
+# ---- reward and advantage ---------------------------------------------------------------------------------------
+
+
+def reward(patches: PatchSet, target: str) -> None:
+    """A hook on what gives the batch's rewards: a phase of the driver, and their mean."""
+    patches.span(target, "reward", late_args=reward_args)
+
+
+def reward_args(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """Sample the mean reward of a sequence, from one tensor of a reward per token."""
+    rewards = result[0] if isinstance(result, tuple) else result
+    mean = float(rewards.sum(-1).mean())
+    recorder.counter("reward_mean", mean)
+    return {"reward_mean": mean}
+
+
+def advantage(patches: PatchSet, target: str) -> None:
+    """A hook on what computes the advantages: a phase of the driver, and the tokens of the step."""
+    patches.span(target, "advantage", advantage_args)
+
+
+def advantage_args(data: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """Sample the tokens that were generated."""
+    if "response_mask" not in data.batch:
+        return {}
+    tokens = int(data.batch["response_mask"].sum())
+    recorder.counter("tokens", tokens)
+    return {"tokens": tokens}

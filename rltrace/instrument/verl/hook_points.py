@@ -1,0 +1,179 @@
+"""Which place of verl is hooked, in which of its releases, and what with.
+
+A line of releases is its second number: 9 is 0.9. A place that moved has a row for each of its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rltrace.instrument.verl import dispatch, driver, rollout, weight_sync, worker
+from rltrace.patching import PatchSet
+
+NameHook = Callable[[PatchSet, str], None]
+
+FIRST, LAST = 4, 9
+"""Lines of releases whose source was read."""
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """One place of verl."""
+
+    target: str
+    """ "module:Class.attr"."""
+    name_hook: NameHook
+    since: int = FIRST
+    """First line of releases that has it."""
+    until: int = LAST
+    """Last line of releases that has it."""
+
+    def is_in(self, line: int) -> bool:
+        """Whether the releases of this line have the place."""
+        return self.since <= line <= self.until
+
+
+TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+TRAINER_V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
+FSDP_WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
+ENGINE_WORKER = "verl.workers.engine_workers:ActorRolloutRefWorker"
+ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
+ENGINE = "verl.workers.engine.fsdp.transformer_impl"
+FSDP = "verl.utils.fsdp_utils"
+VLLM = "verl.workers.rollout.vllm_rollout"
+MANAGER = "verl.workers.sharding_manager.fsdp_vllm:FSDPVLLMShardingManager"
+SPMD = f"{VLLM}.vllm_rollout_spmd"
+ADAPTER = f"{VLLM}.vllm_rollout:ServerAdapter"
+SERVER = f"{VLLM}.vllm_async_server:vLLMHttpServer"
+BUCKETS = f"{VLLM}.bucketed_weight_transfer"
+AGENT_LOOP = "verl.experimental.agent_loop"
+SYNC_MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
+
+DRIVER = (
+    HookPoint(f"{TRAINER}.__init__", driver.remember_trainer),
+    HookPoint(f"{TRAINER_V1}.__init__", driver.remember_trainer, since=9),
+    HookPoint(f"{TRAINER}.init_workers", driver.span_named("trainer.init_workers")),
+    HookPoint(f"{TRAINER_V1}._setup", driver.span_named("trainer.init_workers"), since=9),
+    # No release has a function that is one step: of verl's timer only the edges of `step` are used, not its reading.
+    HookPoint("verl.utils.debug.performance:_timer", driver.step, until=4),
+    HookPoint("verl.utils.profiler.performance:_timer", driver.step, since=5),
+    HookPoint("verl.trainer.ppo.reward:compute_reward", driver.reward, until=6),
+    HookPoint("verl.trainer.ppo.reward:extract_reward", driver.reward, since=7),
+    HookPoint(f"{TRAINER}._compute_reward_colocate", driver.span_named("reward"), since=7),
+    HookPoint(f"{TRAINER_V1}._compute_reward_colocate", driver.span_named("reward"), since=9),
+    HookPoint("verl.trainer.ppo.ray_trainer:compute_advantage", driver.advantage),
+    HookPoint(f"{TRAINER_V1}._compute_advantage", driver.span_named("advantage"), since=9),
+    HookPoint(f"{TRAINER}._validate", driver.span_named("trainer.validate")),
+    HookPoint(f"{TRAINER_V1}._validate", driver.span_named("trainer.validate"), since=9),
+    HookPoint(f"{TRAINER}._save_checkpoint", driver.span_named("trainer.save_checkpoint")),
+    HookPoint(f"{TRAINER_V1}._save_checkpoint", driver.span_named("trainer.save_checkpoint"), since=9),
+    HookPoint(f"{SYNC_MANAGER}.update_weights", driver.auto_awaited("trainer.update_weights"), since=7),
+    HookPoint(f"{SYNC_MANAGER}.sleep_replicas", driver.auto_awaited("trainer.sleep_replicas"), since=7),
+    HookPoint(
+        f"{AGENT_LOOP}.agent_loop:AgentLoopManager.generate_sequences",
+        driver.span_named("trainer.generate"),
+        since=5,
+        until=6,
+    ),
+    HookPoint(
+        f"{AGENT_LOOP}.agent_loop:AgentLoopManager.generate_sequences",
+        driver.auto_awaited("trainer.generate"),
+        since=7,
+    ),
+    # The new trainer submits here and waits there.
+    HookPoint(
+        "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ.generate_sequences",
+        driver.span_named("trainer.generate"),
+        since=9,
+    ),
+    HookPoint("verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.sample", driver.span_named("trainer.sample"), since=9),
+)
+
+DISPATCH = (
+    HookPoint("verl.single_controller.ray.base:func_generator", dispatch.watch_calls),
+    HookPoint(
+        "verl.single_controller.ray.base:RayResourcePool.get_placement_groups",
+        driver.span_named("ray.placement_groups"),
+    ),
+)
+
+WORKER = (
+    HookPoint("verl.single_controller.base.worker:Worker.__init__", worker.identify),
+    HookPoint(f"{FSDP_WORKER}._build_model_optimizer", worker.build_model, until=7),
+    HookPoint(f"{ENGINE}:FSDPEngine._build_module", worker.engine_phase("build"), since=6),
+    HookPoint(f"{ENGINE}:FSDPEngine._build_fsdp_module", worker.engine_phase("shard"), since=6),
+    HookPoint(f"{FSDP_WORKER}.compute_log_prob", worker.old_log_prob, until=7),
+    HookPoint(f"{ENGINE_WORKER}.compute_log_prob", worker.old_log_prob, since=7),
+    HookPoint(f"{FSDP_WORKER}.compute_ref_log_prob", worker.span_of_batch("ref.log_prob"), until=7),
+    HookPoint(f"{ENGINE_WORKER}.compute_ref_log_prob", worker.span_of_batch("ref.log_prob"), since=7),
+    HookPoint(f"{FSDP_WORKER}.update_actor", worker.span_of_batch("actor.update"), until=7),
+    HookPoint(f"{ENGINE_WORKER}.update_actor", worker.span_of_batch("actor.update"), since=7),
+    HookPoint(f"{ACTOR}.update_policy", worker.end_micro_batches, until=7),
+    HookPoint(f"{ACTOR}._forward_micro_batch", worker.begin_micro_batch, until=7),
+    HookPoint(f"{ACTOR}._optimizer_step", worker.stop_micro_batch, until=7),
+    HookPoint(f"{ENGINE}:FSDPEngine.forward_backward_batch", worker.end_micro_batches, since=6),
+    HookPoint(f"{ENGINE}:FSDPEngineWithLMHead.forward_step", worker.begin_micro_batch, since=6),
+    # Each calls the one for FSDP2 if the model is one.
+    HookPoint(f"{FSDP}:load_fsdp_model_to_gpu", worker.offload("offload.h2d")),
+    HookPoint(f"{FSDP}:load_fsdp_optimizer", worker.offload("offload.h2d")),
+    HookPoint(f"{FSDP}:offload_fsdp_model_to_cpu", worker.offload("offload.d2h")),
+    HookPoint(f"{FSDP}:offload_fsdp_optimizer", worker.offload("offload.d2h")),
+    HookPoint("verl.utils.memory_utils:aggressive_empty_cache", driver.span_named("allocator.empty_cache"), since=6),
+    HookPoint(
+        "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.save_checkpoint",
+        driver.span_named("checkpoint.save"),
+    ),
+    HookPoint(
+        "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager.load_checkpoint",
+        driver.span_named("checkpoint.load"),
+    ),
+)
+
+WEIGHT_SYNC = (
+    HookPoint(f"{MANAGER}.__enter__", weight_sync.enter, until=5),
+    HookPoint(f"{FSDP_WORKER}.rollout_mode", weight_sync.enter, since=6, until=7),
+    HookPoint(f"{ENGINE_WORKER}.update_weights", weight_sync.enter, since=7),
+    HookPoint(f"{MANAGER}.__exit__", driver.span_named("sharding_manager.exit"), until=5),
+    HookPoint(f"{FSDP_WORKER}.trainer_mode", driver.span_named("sharding_manager.exit"), since=6, until=6),
+    # The manager of these releases calls the engine itself.
+    HookPoint("vllm.entrypoints.llm:LLM.wake_up", weight_sync.wake, until=5),
+    HookPoint(f"{SPMD}:vLLMRollout.resume", weight_sync.wake, since=6, until=6),
+    HookPoint(f"{SPMD}:vLLMAsyncRollout.resume", weight_sync.wake, since=6, until=6),
+    HookPoint(f"{ADAPTER}.resume", weight_sync.wake, since=7),
+    HookPoint("vllm.entrypoints.llm:LLM.sleep", driver.span_named("rollout.sleep"), until=5),
+    HookPoint(f"{SPMD}:vLLMRollout.release", driver.span_named("rollout.sleep"), since=6, until=6),
+    HookPoint(f"{SPMD}:vLLMAsyncRollout.release", driver.span_named("rollout.sleep"), since=6, until=6),
+    HookPoint(f"{ADAPTER}.release", driver.span_named("rollout.sleep"), since=7),
+    HookPoint(f"{ENGINE}:FSDPEngine.get_per_tensor_param", driver.span_named("actor.state_dict"), since=6),
+    HookPoint("torch.distributed.tensor:DTensor.full_tensor", weight_sync.gather_tensor, until=5),
+    HookPoint(f"{SPMD}:vLLMRollout.update_weights", weight_sync.gather_items, since=6, until=6),
+    HookPoint(f"{SPMD}:vLLMAsyncRollout.update_weights", weight_sync.gather_items, since=6, until=6),
+    HookPoint(f"{ADAPTER}.update_weights", weight_sync.gather_items, since=7),
+    HookPoint(f"{BUCKETS}:BucketedWeightSender._init_socket", weight_sync.watch_sender, since=7),
+    HookPoint(f"{BUCKETS}:BucketedWeightReceiver._init_buffer", driver.span_named("weight_sync.map"), since=7),
+    HookPoint(f"{BUCKETS}:BucketedWeightReceiver.receive_weights", weight_sync.watch_receiver, since=7),
+    HookPoint(f"{VLLM}.utils:vLLMColocateWorkerExtension.update_weights_from_ipc", rollout.receive_weights, since=7),
+)
+
+ROLLOUT = (
+    HookPoint(f"{SPMD}:vLLMRollout.generate_sequences", worker.span_of_batch("rollout.generate"), until=6),
+    HookPoint(f"{SERVER}.__init__", rollout.identify_server, since=7),
+    HookPoint(f"{SERVER}.launch_server", driver.span_named("server.launch"), since=7),
+    HookPoint(f"{SERVER}.generate", rollout.serve, since=7),
+    HookPoint(f"{SERVER}.wake_up", driver.span_named("server.wake_up"), since=7),
+    HookPoint(f"{SERVER}.sleep", driver.span_named("rollout.sleep"), since=7),
+    HookPoint(f"{AGENT_LOOP}.agent_loop:AgentLoopWorker._run_agent_loop", rollout.trajectory, since=7),
+    HookPoint(f"{AGENT_LOOP}.single_turn_agent_loop:SingleTurnAgentLoop.run", rollout.agent_loop, since=5),
+    HookPoint(f"{AGENT_LOOP}.tool_agent_loop:ToolAgentLoop.run", rollout.agent_loop, since=5),
+    HookPoint(f"{AGENT_LOOP}.tool_agent_loop:ToolAgentLoop._call_tool", rollout.tool_call, since=5),
+    HookPoint(f"{AGENT_LOOP}.agent_loop:AsyncLLMServerManager.generate", rollout.request, since=5, until=7),
+    HookPoint("verl.workers.rollout.llm_server:LLMServerClient.generate", rollout.request, since=8),
+    HookPoint(
+        "verl.experimental.reward_loop.reward_loop:RewardLoopWorker.compute_score",
+        driver.span_named("reward.score"),
+        since=7,
+    ),
+)
+
+HOOK_POINTS = DRIVER + DISPATCH + WORKER + WEIGHT_SYNC + ROLLOUT

@@ -1,0 +1,253 @@
+"""verl's weight sync: the sharding manager and its successors, gathering, and the buckets on their way.
+
+All of a worker's switch to the rollout is `weight_sync`, apart from the waking of the engine in the middle of it: the
+phases of a rank do not overlap.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from rltrace import recorder
+from rltrace.instrument.verl.driver import end_span
+from rltrace.patching import Function, Hook, PatchSet, watch_items
+
+# ---- the switch -------------------------------------------------------------------------------------------------
+
+
+class Switch:
+    """The switch of this process to its rollout: which piece of `weight_sync` is open."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Between its beginning and its end."""
+        self._open: Any = None
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """The worker turns to the rollout."""
+        self.is_on = True
+        self._resume()
+
+    def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """The engine has the weights, or something raised."""
+        self.is_on = False
+        self._pause(error)
+
+    def begin_wake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The engine wakes: no part of the sync."""
+        self._pause()
+        tags = kwargs["tags"] if "tags" in kwargs else args[1] if len(args) > 1 else None
+        name = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
+        return recorder.span(name, tags=None if tags is None else list(tags)).__enter__()
+
+    def end_wake(self, opened: Any, result: Any, error: BaseException | None) -> None:
+        """It is awake; the sync goes on if there is one."""
+        end_span(opened, result, error)
+        if self.is_on:
+            self._resume()
+
+    def _resume(self) -> None:
+        self._open = recorder.span("weight_sync").__enter__()
+
+    def _pause(self, error: BaseException | None = None) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            end_span(opened, None, error)
+
+
+_switch = Switch()
+
+
+def enter(patches: PatchSet, target: str) -> None:
+    """A hook on a worker's switch to its rollout."""
+    patches.around(target, _switch.begin, _switch.end, ("weight_sync",))
+
+
+def wake(patches: PatchSet, target: str) -> None:
+    """A hook on what wakes the engine, by tags where it knows them."""
+    patches.around(target, _switch.begin_wake, _switch.end_wake, ("rollout.wake_weights", "rollout.wake_kv_cache"))
+
+
+# ---- gathering --------------------------------------------------------------------------------------------------
+
+
+def gather_tensor(patches: PatchSet, target: str) -> None:
+    """A hook on the gathering of one tensor, which other code uses too: a span during a sync only."""
+    patches.span(target, "weight_sync.gather", gather_args)
+
+
+def gather_args(tensor: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
+    """Size of a tensor that is gathered in a sync."""
+    return tensor_args(tensor) if _switch.is_on else None
+
+
+def tensor_args(tensor: Any) -> dict[str, Any]:
+    """Bytes and dtype of a whole tensor."""
+    return {"bytes": tensor.numel() * tensor.element_size(), "dtype": str(tensor.dtype).removeprefix("torch.")}
+
+
+def gather_items(patches: PatchSet, target: str) -> None:
+    """A hook on what is given the parameters one by one: each is gathered when it is asked for."""
+    patches.arguments(target, watch_weights, ("weight_sync.gather",))
+
+
+def watch_weights(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace the iterable of (name, tensor); an asynchronous one stays as it is."""
+    weights = kwargs["weights"] if "weights" in kwargs else args[1]
+    if not hasattr(weights, "__iter__"):
+        return args, kwargs
+    watched = watch_items(weights, hook, begin_gather, end_gather)
+    if "weights" in kwargs:
+        return args, {**kwargs, "weights": watched}
+    return (args[0], watched, *args[2:]), kwargs
+
+
+def begin_gather(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Somebody asks for the next parameter."""
+    return recorder.span("weight_sync.gather").__enter__()
+
+
+def end_gather(opened: Any, item: Any, error: BaseException | None) -> None:
+    """It is whole; the last `next` finds none."""
+    try:
+        if item is not None:
+            opened.set(tensor=item[0], **tensor_args(item[1]))
+    finally:
+        end_span(opened, None, error)
+
+
+# ---- buckets ----------------------------------------------------------------------------------------------------
+
+
+class Transfers:
+    """Counts the transfers over each handle: sender and receiver of one are in step, so both name a bucket alike."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, int] = {}
+
+    def begin(self, handle: str) -> Buckets:
+        """The next transfer over this handle."""
+        self._begun[handle] = self._begun.get(handle, 0) + 1
+        return Buckets(f"{handle.rpartition('/')[2]}:{self._begun[handle]}")
+
+
+class Buckets:
+    """The buckets of one transfer, by number."""
+
+    def __init__(self, transfer: str) -> None:
+        self._transfer = transfer
+        self._number = 0
+
+    def next_key(self) -> str:
+        """Key of the next bucket."""
+        self._number += 1
+        return f"{self._transfer}:{self._number}"
+
+
+_sent, _received = Transfers(), Transfers()
+
+
+def watch_sender(patches: PatchSet, target: str) -> None:
+    """A hook on the opening of the sender's socket: verl has no function that sends one bucket."""
+    patches.wrap(target, watch_socket, ("weight_sync.send", "weight_sync.wait"))
+
+
+def watch_socket(original: Function, hook: Hook) -> Function:
+    """Wrap `_init_socket`: the socket it makes watches what is sent over it."""
+
+    @functools.wraps(original)
+    def init_socket(sender: Any) -> None:
+        original(sender)
+        token = hook.enter(lambda args, _kwargs: args[0], (sender,), {})
+        hook.leave(replace_socket, token, hook, None)
+
+    return init_socket
+
+
+def replace_socket(sender: Any, hook: Any, _error: BaseException | None) -> None:
+    """Put a watching socket in the place of a sender's; it goes with the sender at the end of the transfer."""
+    sender.socket = BucketSocket(sender.socket, _sent.begin(sender.zmq_handle), hook)
+
+
+class BucketSocket:
+    """A sender's ZeroMQ socket: sending a bucket and waiting for its acknowledgement are spans."""
+
+    def __init__(self, socket: Any, buckets: Buckets, hook: Hook) -> None:
+        self._socket = socket
+        self._buckets = buckets
+        self._hook = hook
+        self._awaited: str | None = None
+        """Key of the bucket that is not acknowledged."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def send_pyobj(self, message: Any, *args: Any, **kwargs: Any) -> Any:
+        """Send a message; one that describes a bucket is a span with its bytes."""
+        if not isinstance(message, dict) or "bucket_meta" not in message:
+            return self._socket.send_pyobj(message, *args, **kwargs)
+        token = self._hook.enter(self._begin_send, (message["bucket_meta"],), {})
+        try:
+            return self._socket.send_pyobj(message, *args, **kwargs)
+        finally:
+            self._hook.leave(end_span, token, None, None)
+
+    def recv(self, *args: Any, **kwargs: Any) -> Any:
+        """Receive a message; after a bucket it is its acknowledgement."""
+        if self._awaited is None:
+            return self._socket.recv(*args, **kwargs)
+        token = self._hook.enter(self._begin_wait, (), {})
+        try:
+            return self._socket.recv(*args, **kwargs)
+        finally:
+            self._hook.leave(end_span, token, None, None)
+
+    def _begin_send(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        self._awaited = key = self._buckets.next_key()
+        size_bytes = sum(meta["shape"].numel() * meta["dtype"].itemsize for meta in args[0].values())
+        opened = recorder.span("weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(args[0])).__enter__()
+        recorder.flow(flow_key(key), "out")
+        return opened
+
+    def _begin_wait(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        key, self._awaited = self._awaited, None
+        return recorder.span("weight_sync.wait", bucket=key).__enter__()
+
+
+def flow_key(bucket: str) -> str:
+    """The arrow from a bucket sent to the same bucket loaded."""
+    return f"bucket:{bucket}"
+
+
+def watch_receiver(patches: PatchSet, target: str) -> None:
+    """A hook on the receiver: what it calls with each bucket loads it."""
+    patches.arguments(target, watch_loads, ("weight_sync.load",))
+
+
+def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace the callback."""
+    receiver = args[0]
+    load = kwargs["on_bucket_received"] if "on_bucket_received" in kwargs else args[1]
+    buckets = _received.begin(receiver.zmq_handle)
+
+    def begin_load(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        key, weights = buckets.next_key(), args[0]
+        size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in weights)
+        opened = recorder.span("weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights)).__enter__()
+        recorder.flow(flow_key(key), "in")
+        return opened
+
+    def watched(weights: Any, *args: Any, **kwargs: Any) -> Any:
+        token = hook.enter(begin_load, (weights,), {})
+        try:
+            result = load(weights, *args, **kwargs)
+        except BaseException as error:
+            hook.leave(end_span, token, None, error)
+            raise
+        hook.leave(end_span, token, result, None)
+        return result
+
+    if "on_bucket_received" in kwargs:
+        return args, {**kwargs, "on_bucket_received": watched}
+    return (receiver, watched), kwargs

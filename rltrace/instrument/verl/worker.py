@@ -1,0 +1,203 @@
+"""verl's workers, one per GPU: who they are, the phases of a rank, micro-batches, and what moves to the host."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rltrace import recorder
+from rltrace.instrument.reference import gpu_uuid
+from rltrace.instrument.verl.driver import done, end_span
+from rltrace.patching import PatchSet
+
+# ---- identity ---------------------------------------------------------------------------------------------------
+
+
+def identify(patches: PatchSet, target: str) -> None:
+    """A hook on a worker's `__init__`, behind which it knows its rank and sees its device alone."""
+    patches.around(target, keep_self, become_worker)
+
+
+def keep_self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Remember whose method is called."""
+    return args[0]
+
+
+def become_worker(worker: Any, _result: Any, error: BaseException | None) -> None:
+    """Say which rank and which device this process works for."""
+    if error is None:
+        recorder.identify(role="worker", rank=worker.rank, **device_of(f"cpu-{worker.rank}"))
+
+
+def device_of(without_gpu: str, place: int = 0) -> dict[str, Any]:
+    """`device` of this process, for `identify`; nothing where NVML cannot be asked.
+
+    Args:
+        without_gpu: Name of the device where CUDA shows none.
+        place: Which of the GPUs that CUDA shows this process.
+    """
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return {"device": {"host": socket.gethostname(), "uuid": without_gpu}}
+    try:
+        return {"device": {"host": socket.gethostname(), "uuid": gpu_uuid(place)}}
+    except Exception:  # a rank without a device is still a rank
+        return {}
+
+
+# ---- phases -----------------------------------------------------------------------------------------------------
+
+
+def span_of_batch(name: str) -> Callable[[PatchSet, str], None]:
+    """A hook that makes every call a span with the sequences of its batch."""
+    return lambda patches, target: patches.span(target, name, batch_args)
+
+
+def batch_args(_worker: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Sequences of a batch, which is the first argument whatever its name."""
+    batch: Any = args[0] if args else next(iter(kwargs.values()), None)
+    try:
+        return {"sequences": len(batch)}
+    except TypeError:
+        return {}
+
+
+def old_log_prob(patches: PatchSet, target: str) -> None:
+    """A hook on the actor's log-probs; without its LoRA adapter the actor is its own reference."""
+    patches.around(target, begin_log_prob, end_log_prob, ("actor.old_log_prob",))
+
+
+def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Open the phase; none where `compute_ref_log_prob` has opened it and calls on."""
+    data = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+    if getattr(data, "meta_info", {}).get("is_lora"):
+        return None
+    name = "ref.log_prob" if says(data, "no_lora_adapter") else "actor.old_log_prob"
+    return recorder.span(name, **batch_args(*args, **kwargs)).__enter__()
+
+
+def end_log_prob(opened: Any, result: Any, error: BaseException | None) -> None:
+    """Close it."""
+    if opened is not None:
+        end_span(opened, result, error)
+
+
+def says(data: Any, key: str) -> bool:
+    """Whether a batch of the engine worker carries a flag: a TensorDict, or what stands for one in TransferQueue."""
+    extra = getattr(data, "extra_info", None)
+    value = extra.get(key) if isinstance(extra, dict) else data.get(key, None) if hasattr(data, "get") else None
+    return bool(getattr(value, "data", value))
+
+
+def build_model(patches: PatchSet, target: str) -> None:
+    """A hook on what builds a worker's model, shards it and makes its optimizer, in one function."""
+    patches.around(target, begin_build, end_span, ("actor.build", "ref.build"))
+
+
+def begin_build(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Open the phase of the model that the call is about; all releases name the role."""
+    return recorder.phase(f"{kwargs.get('role', 'actor')}.build").__enter__()
+
+
+def engine_phase(action: str) -> Callable[[PatchSet, str], None]:
+    """A hook on a part of an engine's start-up."""
+
+    def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return recorder.phase(f"{subject_of(args[0])}.{action}").__enter__()
+
+    def name_hook(patches: PatchSet, target: str) -> None:
+        patches.around(target, begin, end_span, (f"actor.{action}", f"ref.{action}"))
+
+    return name_hook
+
+
+def subject_of(engine: Any) -> str:
+    """Whose engine it is: only a reference is never trained, only a critic has a value head."""
+    if type(engine).__name__.endswith("ValueHead"):
+        return "critic"
+    return "ref" if engine.engine_config.forward_only else "actor"
+
+
+# ---- micro-batches ----------------------------------------------------------------------------------------------
+
+
+class MicroBatches:
+    """The open micro-batch of an update: from its forward until the next one's, or until the optimizer's step.
+
+    verl has no function that is forward and backward of one.
+    """
+
+    def __init__(self) -> None:
+        self._trains = False
+        self._open: Any = None
+
+    def begin_update(self, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forwards from here on are those of an update, unless it says otherwise."""
+        self._trains = not kwargs.get("forward_only", False)
+
+    def end_update(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """Whatever follows is not of this update."""
+        self._trains = False
+        self._close(error)
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """The next micro-batch's forward begins."""
+        self._close()
+        if self._trains:
+            self._open = recorder.span("actor.micro_batch").__enter__()
+
+    def stop(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """The last backward of a mini-batch is over."""
+        self._close()
+
+    def _close(self, error: BaseException | None = None) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            end_span(opened, None, error)
+
+
+_micro_batches = MicroBatches()
+
+
+def end_micro_batches(patches: PatchSet, target: str) -> None:
+    """A hook on the function that goes through the micro-batches."""
+    patches.around(target, _micro_batches.begin_update, _micro_batches.end_update)
+
+
+def begin_micro_batch(patches: PatchSet, target: str) -> None:
+    """A hook on the forward of a micro-batch."""
+    patches.around(target, _micro_batches.begin, done, ("actor.micro_batch",))
+
+
+def stop_micro_batch(patches: PatchSet, target: str) -> None:
+    """A hook on what follows the last backward of a mini-batch."""
+    patches.around(target, _micro_batches.stop, done)
+
+
+# ---- offload ----------------------------------------------------------------------------------------------------
+
+
+def offload(name: str) -> Callable[[PatchSet, str], None]:
+    """A hook on what moves a model or an optimizer between the device and the host."""
+    return lambda patches, target: patches.span(target, name, moved_args)
+
+
+def moved_args(holder: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """Bytes of this rank's share of a model's parameters or of an optimizer's state."""
+    what = "model" if hasattr(holder, "parameters") else "optimizer"
+    return {"what": what, "bytes": sum(map(local_bytes, tensors_of(holder)))}
+
+
+def tensors_of(holder: Any) -> Iterable[Any]:
+    """The parameters of a model, or the tensors of an optimizer's state."""
+    if hasattr(holder, "parameters"):
+        return list(holder.parameters())
+    states = getattr(holder, "state", {}).values()
+    return [value for state in states for value in state.values() if hasattr(value, "element_size")]
+
+
+def local_bytes(tensor: Any) -> int:
+    """Bytes of a tensor on this rank: of a sharded one, its shard."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.numel() * local.element_size())

@@ -1,0 +1,131 @@
+"""The picture of memory, drawn of real Recordings and looked at in a real browser that reaches nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rltrace_exporters.memory import Memory
+from rltrace_exporters.memory_picture import picture
+from screenshot import browser_page, chromium
+
+from rltrace.analysis import summarize
+from rltrace.errors import OutputError
+from rltrace.events import OWNER_COLORS, OWNERS
+from rltrace.recording import Recording
+
+ROOT = Path(__file__).parents[2]
+RECORDING = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu"
+
+
+def drawn_as(suffix: str, folder: Path, recording: Path = RECORDING) -> Path:
+    file = folder / f"memory{suffix}"
+    with file.open("wb") as out:
+        Memory().for_file(file.name).write(Recording.open(recording), out)
+    return file
+
+
+def test_every_owner_has_a_colour_of_its_own() -> None:
+    assert list(OWNER_COLORS) != []
+    assert set(OWNER_COLORS) == set(OWNERS)
+    assert len(set(OWNER_COLORS.values())) == len(OWNERS)
+
+
+def test_layers_add_up_to_what_the_summary_says() -> None:
+    recording = Recording.open(RECORDING)
+    figures = summarize(recording).memory
+    drawn = picture(recording)
+    assert len(drawn.devices) == 4
+    for device, memory in zip(drawn.devices, figures, strict=True):
+        assert device.unit == "GiB"
+        (peak,) = [moment for moment in memory.steps if moment.step == device.step]
+        assert sum(layer.area for layer in device.layers).max() * 2**30 == pytest.approx(peak.used_bytes)
+        heights = [sum(bars) * 2**30 for bars in zip(*(layer.bars for layer in device.layers), strict=True)]
+        assert heights == pytest.approx([moment.used_bytes for moment in memory.phases if moment.step is not None])
+        assert [band.name for band in device.bands][:3] == [
+            "rollout.wake_weights",
+            "weight_sync",
+            "rollout.wake_kv_cache",
+        ]
+        assert device.seconds[0] == 0
+        assert (device.seconds[1:] >= device.seconds[:-1]).all()
+
+
+@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+def test_the_html_shows_every_device_without_the_internet(tmp_path: Path) -> None:
+    file = drawn_as(".html", tmp_path)
+    with browser_page(1320, 1100) as page:
+        asked: list[str] = []
+        errors: list[Any] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", errors.append)
+        page.goto(file.as_uri())
+        page.wait_for_function("document.querySelectorAll('.plotly-graph-div .main-svg .bars').length >= 4")
+        found = page.evaluate(FOUND)
+    assert errors == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert len(found) == 4
+    for plot in found:
+        assert {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache"} <= set(plot["colors"])
+        assert plot["colors"] == {owner: OWNER_COLORS[owner] for owner in plot["colors"]}
+        assert plot["areas"] >= 5
+
+
+FOUND = """
+    Array.from(document.querySelectorAll('.plotly-graph-div')).map(plot => ({
+        areas: plot.querySelectorAll('.scatterlayer .trace path.js-fill').length,
+        colors: Object.fromEntries(
+            plot.data.filter(trace => trace.stackgroup).map(trace => [trace.name, trace.fillcolor])
+        ),
+    }))
+"""
+
+
+def test_the_svg_and_the_png_are_pictures(tmp_path: Path) -> None:
+    svg = drawn_as(".svg", tmp_path).read_text()
+    assert svg.count(OWNER_COLORS["rollout.kv_cache"]) >= 8, "an area and bars on four devices"
+    assert (
+        "http" not in re.sub(r'(xmlns|xlink|rdf|dc|cc)[:\w]*="[^"]*"|<!DOCTYPE[^>]*>', "", svg).partition("<defs>")[2]
+    )
+    assert drawn_as(".png", tmp_path).read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_same_recording_gives_the_same_picture(tmp_path: Path, suffix: str) -> None:
+    first = drawn_as(suffix, tmp_path).read_bytes()
+    again = drawn_as(suffix, tmp_path).read_bytes()
+    assert first == again
+
+
+def test_the_command_chooses_by_the_files_name_and_refuses_others_in_one_line(tmp_path: Path) -> None:
+    def export(name: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-c",
+            "from rltrace.cli import main; main()",
+            "export",
+            str(RECORDING),
+            "--to",
+            "memory",
+            "-o",
+            name,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert export("memory.svg").returncode == 0
+    assert (tmp_path / "memory.svg").read_text().startswith("<?xml")
+    refused = export("memory.gif")
+    assert refused.returncode != 0
+    assert refused.stderr.strip().endswith("a picture of memory is a file of .html, .svg, .png; name one with -o")
+    assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_a_recording_without_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"version": 1}))
+    with pytest.raises(OutputError, match="nothing to draw"):
+        Memory().write(Recording.open(tmp_path), (tmp_path / "out").open("wb"))

@@ -1,0 +1,38 @@
+"""Environments of real frameworks, made by `make test-frameworks`; without them these tests are skipped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from environments import FOLDER_VARIABLE
+
+sys.path.append(str(Path(__file__).parents[1] / "rltrace"))  # traced_runs
+
+
+def made(name: str) -> Path:
+    """A folder that `make test-frameworks` made; skips the test where it was not."""
+    folder = Path(os.environ.get(FOLDER_VARIABLE, "not-made"), name).absolute()
+    if not folder.exists():
+        pytest.skip(f"needs {name} of `make test-frameworks`")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vllm_environment() -> Path:
+    """A virtual environment with a CPU build of vLLM."""
+    return made("vllm")
+
+
+@pytest.fixture(scope="session")
+def trl_environment() -> Path:
+    """A virtual environment with TRL."""
+    return made("trl")
+
+
+@pytest.fixture(scope="session")
+def sources() -> Path:
+    """The Python sources of releases, each in a folder `<package>-<version>`."""
+    return made("sources")

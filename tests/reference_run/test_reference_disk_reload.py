@@ -1,0 +1,79 @@
+"""Weights that go by way of a checkpoint on disk are in the new engine, or the first that is not is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference_runs as runs
+import torch
+import torch.distributed as dist
+import yaml
+from rltrace_reference import checksum, disk_reload
+from rltrace_reference.disk_reload import DiskReload
+from rltrace_reference.rollout import Rollout
+from rltrace_reference.strategy import alternatives
+
+from rltrace.errors import RunError
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The only rank there is."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_new_engine_holds_what_was_saved_and_the_old_one_is_not_missed(
+    rollout: Rollout, weights: dict[str, torch.Tensor]
+) -> None:
+    before = rollout.process
+    deaths: list[str] = []
+    watch = threading.Thread(target=lambda: deaths.append(rollout.death()))
+    watch.start()
+    with DiskReload(rollout) as reload:
+        stats = reload.sync(weights.items())
+        folder = Path(reload.folder)
+        assert folder.is_dir()
+    assert not folder.exists()
+    assert stats.bytes == sum(weight.nbytes for weight in weights.values())
+    assert stats.tensors == len(weights)
+    assert rollout.checksums() == {name: checksum.of_tensors([weight])[0] for name, weight in weights.items()}
+    assert before.poll() == 0
+    assert deaths == []
+    rollout.process.kill()
+    watch.join()
+    assert deaths == [f"engine of rank 0 (pid {rollout.process.pid}) died: killed by SIGKILL"]
+
+
+def test_a_tensor_that_the_disk_changed_is_named(
+    rollout: Rollout, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = disk_reload.save_file
+
+    def save_one_wrong(tensors: dict[str, torch.Tensor], *place: Any, **options: Any) -> None:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].clone()
+        tensors["model.norm.weight"][3] += 1
+        save(tensors, *place, **options)
+
+    monkeypatch.setattr(disk_reload, "save_file", save_one_wrong)
+    with DiskReload(rollout) as reload, pytest.raises(RunError, match=r"model\.norm\.weight did not arrive"):
+        reload.sync(weights.items())
+
+
+@pytest.mark.run
+def test_one_command_compares_every_way(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rltrace_reference.compare_sync", str(runs.write_config(tmp_path)), "--rounds=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.rsplit(maxsplit=5) for line in done.stdout.splitlines()[1:]]
+    bucket_megabytes = yaml.safe_load(runs.LAPTOP.read_text())["rollout"]["bucket_megabytes"]
+    assert [row[0].strip() for row in rows] == [str(way) for way in alternatives(["shared_memory"], bucket_megabytes)]
+    assert all(float(milliseconds) > 0 for row in rows for milliseconds in row[1:4])

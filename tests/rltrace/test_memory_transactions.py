@@ -1,0 +1,183 @@
+"""Sleeps that free nothing or find one tag asleep, wake-ups without room, leaks: each provoked on the real engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_memory_ledger import COMMON, MIB
+from traced_runs import TracedRun, run_traced
+
+from rltrace.analysis import Summary, summarize
+
+PLANTED_ENGINE = """
+import mmap, os, torch
+from wrapt import register_post_import_hook
+
+def plant(module):
+    sleep, wake_up = module.Engine.sleep, module.Engine.wake_up
+
+    def planted_sleep(engine, level):
+        if getattr(engine, "is_like_vllm", False) and len(engine.pool.awake) == 1:
+            return {}  # "Executor is already sleeping": it does nothing, and says nothing
+        return sleep(engine, level)
+
+    def planted_wake_up(engine, tags):
+        if tags == ["leak"]:
+            engine.__dict__.setdefault("leaked", []).append(torch.ones(4 << 20, dtype=torch.uint8))
+        elif tags == ["shared mapping"]:  # on which MADV_DONTNEED frees nothing
+            region = engine.pool.regions["kv_cache"]
+            page = mmap.PAGESIZE
+            region._map = mmap.mmap(-1, region.size_bytes + 2 * page, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+            region.bytes = torch.frombuffer(region._map, dtype=torch.uint8)[page : page + region.size_bytes]
+            region.address = region.bytes.data_ptr()
+            region.bytes.fill_(1)
+        elif tags == ["like vllm"]:
+            engine.is_like_vllm = True
+        else:
+            wake_up(engine, tags)
+
+    module.Engine.sleep, module.Engine.wake_up = planted_sleep, planted_wake_up
+
+register_post_import_hook(plant, "rltrace_reference.engine.engine")
+"""
+
+RUN = """
+    rollout = Rollout(CONFIG, 0)
+    rollout.start()
+
+    def step(number, *, wake=("weights", "kv_cache"), before_sleep=()):
+        with rltrace.span("step", step=number):
+            rollout.wake_up(list(wake))
+            for planted in before_sleep:
+                rollout.wake_up([planted])
+            rollout.sleep(2)
+"""
+
+
+def run_engine(folder: Path, body: str) -> TracedRun:
+    """Run a program whose engine does what the test planted in it."""
+    (folder / "sitecustomize.py").write_text(PLANTED_ENGINE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        return run_traced(folder, COMMON + RUN + body, timeout_s=240)
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    """Steps of an engine of which some go wrong."""
+    body = """
+    rollout.sleep(2)
+    step(0)
+    step(1, wake=["weights"])
+    for number in range(2, 7):
+        step(number, before_sleep=["leak"])
+    rollout.wake_up(["like vllm"])
+    step(7, wake=["weights"])
+    step(8, before_sleep=["shared mapping"])
+    rollout.close()
+    dist.destroy_process_group()
+    """
+    run = run_engine(tmp_path_factory.mktemp("sleeps"), body)
+    assert run.returncode == 0, run.err
+    return summarize(run.recording)
+
+
+def sleep_of(summary: Summary, step: int) -> tuple[str, str]:
+    (sleep,) = [sleep for sleep in summary.sleeps if sleep.step == step and sleep.name == "rollout.sleep"]
+    return sleep.verdict, sleep.reason
+
+
+def test_a_good_sleep_frees_what_was_expected_and_the_kernel_agrees(summary: Summary) -> None:
+    (sleep,) = [sleep for sleep in summary.sleeps if sleep.step == 0 and sleep.name == "rollout.sleep"]
+    assert (sleep.verdict, sleep.reason, sleep.level, sum(sleep.left_bytes.values())) == ("ok", "", 2, 0)
+    assert sleep.expected_bytes == sleep.moved_bytes
+    assert sleep.expected_bytes["kv_cache"] == 128 * MIB
+    assert sleep.changed_bytes == pytest.approx(sum(sleep.expected_bytes.values()), abs=2 * MIB)
+    assert sleep.gigabytes_per_second is not None
+
+
+def test_waking_up_takes_what_sleeping_gave_back(summary: Summary) -> None:
+    woken = [move for move in summary.sleeps if move.step == 0 and move.name == "cumem.map"]
+    assert [list(move.moved_bytes) for move in woken] == [["weights"], ["kv_cache"]]
+    assert [move.expected_bytes for move in woken] == [move.moved_bytes for move in woken]
+
+
+def test_a_sleep_while_partly_awake_is_named_with_what_slept(summary: Summary) -> None:
+    verdict, reason = sleep_of(summary, 1)
+    assert verdict == "partly awake"
+    assert reason == "kv_cache slept already; the rest went"
+
+
+def test_a_sleep_that_silently_does_nothing_while_partly_awake_is_named(summary: Summary) -> None:
+    """What vLLM 0.26 does."""
+    verdict, reason = sleep_of(summary, 7)
+    assert verdict == "partly awake"
+    assert "24.0 MiB that were awake stayed: a silent no-op" in reason
+
+
+def test_a_sleep_that_frees_nothing_is_named_with_who_kept_it(summary: Summary) -> None:
+    verdict, reason = sleep_of(summary, 8)
+    assert verdict == "freed nothing"
+    assert "rollout.kv_cache 128.0 MiB" in reason
+
+
+def test_a_leak_that_grows_over_steps_is_named_with_its_size(tmp_path: Path) -> None:
+    body = """
+    rollout.sleep(2)
+    for number in range(5):
+        step(number, before_sleep=["leak"])
+    rollout.close()
+    dist.destroy_process_group()
+    """
+    run = run_engine(tmp_path, body)
+    assert run.returncode == 0, run.err
+    (leak,) = summarize(run.recording).leaks
+    assert (leak.lane, leak.owner, leak.sleeps) == ("rank 0", "unattributed", 3)
+    assert leak.bytes_per_sleep == pytest.approx(4 * MIB, rel=0.05)
+
+
+def test_good_steps_leak_nothing(summary: Summary) -> None:
+    assert summary.leaks == []  # the last steps leaked no more
+
+
+@pytest.fixture
+def memory_group(tmp_path: Path) -> Iterator[Path]:
+    """A control group of the kernel's with a limit on memory, version 1 or 2."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / f"rltrace-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / limit).exists():
+            yield group / limit
+            group.rmdir()
+            return
+        group.rmdir()
+    pytest.skip("no control group with a limit on memory can be made here: that needs root, and cgroup's memory")
+
+
+def test_a_wake_up_whose_room_was_not_there_is_named_though_the_kernel_killed_the_engine(
+    tmp_path: Path, memory_group: Path
+) -> None:
+    """The kernel's limit leaves room for the weights, not for the KV cache: SIGKILL inside the wake-up."""
+    body = f"""
+    rollout.sleep(2)
+    pid = rollout.process.pid
+    open({str(memory_group.parent / "cgroup.procs")!r}, "w").write(str(pid))
+    open({str(memory_group)!r}, "w").write(str(80 << 20))
+    with rltrace.span("step", step=0):
+        try:
+            rollout.wake_up(["weights", "kv_cache"])
+        except Exception as error:
+            print(error)
+    dist.destroy_process_group()
+    """
+    run = run_engine(tmp_path, body)
+    assert "killed by SIGKILL" in run.out or "SIGKILL" in run.out, run.out + run.err
+    moves = [move for move in summarize(run.recording).sleeps if move.step == 0]
+    assert [(move.name, move.verdict) for move in moves][-1] == ("cumem.map", "no room")
+    assert moves[-1].reason.startswith("cumem.map of kv_cache failed")

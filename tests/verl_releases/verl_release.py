@@ -1,0 +1,96 @@
+"""The real wheels of verl, each in a folder of its own, and programs that run with one of them.
+
+A release is put on PYTHONPATH beside the test environment's torch and Ray; what its modules import besides lies in
+folders that releases share. Nothing of it is installed into the test environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CACHE = HERE.parents[1] / ".frameworks"
+
+# What importing the hooked modules needs, found by trying; pip would bring a torch of its own with its dependencies.
+IMPORTED = """
+    tensordict==0.10.0 pyvers cloudpickle orjson importlib_metadata zipp omegaconf==2.3.0
+    antlr4-python3-runtime==4.9.3 hydra-core==1.3.2 codetiming==1.4.0 torchdata==0.11.0 datasets==4.4.1 dill multiprocess
+    xxhash cachetools pyzmq pandas python-dateutil pytz six tzdata pyarrow peft accelerate fastapi starlette uvicorn
+    pydantic typing_inspection annotated_types annotated_doc pydantic_core aiohttp multidict yarl propcache aiosignal
+    frozenlist attrs aiohappyeyeballs pillow openai jiter distro sniffio httpx httpcore h11 anyio idna certifi TransferQueue==0.1.11 setuptools<81
+""".split()
+BEFORE_TRANSFORMERS_5 = "transformers==4.57.6 huggingface_hub<1 tokenizers==0.22.2".split()
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of verl."""
+
+    version: str
+    vllm: str
+    """The vLLM that it is used with, of which the tests have placeholders only."""
+
+    @property
+    def line(self) -> int:
+        """Its second number."""
+        return int(self.version.split(".")[1])
+
+    @property
+    def folders(self) -> list[Path]:
+        """What goes on PYTHONPATH, installed if need be."""
+        folders = [installed(f"verl-{self.version}", [f"verl=={self.version}"])]
+        if self.line <= 7:
+            folders.append(installed("verl-transformers-4", BEFORE_TRANSFORMERS_5))
+        return [*folders, installed("verl-imported", IMPORTED)]
+
+
+RELEASES = (
+    Release("0.4.1", vllm="0.8.5"),
+    Release("0.5.0", vllm="0.8.5"),
+    Release("0.6.1", vllm="0.11.0"),
+    Release("0.7.1", vllm="0.12.0"),
+    Release("0.8.0", vllm="0.12.0"),
+    Release("0.9.1", vllm="0.24.0"),
+)
+
+
+def installed(name: str, requirements: list[str]) -> Path:
+    """A folder with these packages and nothing that they depend on, made once."""
+    folder, stamp = CACHE / name, CACHE / f"{name}.done"
+    asked = " ".join(requirements)
+    if not stamp.exists() or stamp.read_text() != asked:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*pip, "--upgrade", "--target", str(folder), *requirements], check=True)
+        stamp.write_text(asked)
+    return folder
+
+
+def environment(release: Release, scratch: Path, *behind: Path) -> dict[str, str]:
+    """The environment of a program that imports this release.
+
+    Args:
+        release: Which one.
+        scratch: A folder of the test's own.
+        *behind: More folders for PYTHONPATH, behind the release.
+    """
+    metadata = scratch / "metadata" / f"vllm-{release.vllm}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release.vllm}\n")
+    path = [*release.folders, HERE / "stand_in", metadata.parents[1], HERE, *behind]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+    return {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+if __name__ == "__main__":
+    for each in RELEASES:
+        print(each.version, *each.folders)
