@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rltrace.cost import measure_cost
+from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
     counter,
     flow,
@@ -44,7 +45,9 @@ __all__ = [
     "span",
     "span_at",
     "start",
+    "start_kernels",
     "stop",
+    "stop_kernels",
     "traced",
     "typed_span",
 ]

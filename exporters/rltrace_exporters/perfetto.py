@@ -506,6 +506,9 @@ class _ProcessWriter:
             return self._placed(span, "phases", NestedRow, name), False
         if span.name == REQUEST:
             return self._placed(span, "requests", FlatRow, tracks.REQUESTS), False
+        title = tracks.device_row(span)
+        if title is not None:
+            return self._placed(span, title, NestedRow, title), False
         if span.lane is None:
             return self._placed(span, (span.thread, span.task), NestedRow, span.name), False
         key = (span.thread, span.task, span.lane)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rltrace.events import OWNERS, SAMPLER, owner_of_counter, subjects
+from rltrace.events import DEVICE_TIME, KERNEL, OPERATOR, OWNERS, SAMPLER, Span, owner_of_counter, subjects
 from rltrace.recording import Process
 from rltrace_exporters.protobuf import data, integer, text
 
@@ -27,6 +27,14 @@ REQUESTS = "requests"
 def phases(process: Process, *, is_clock_known: bool) -> str:
     """Name of the row of phases; it says whose they are, for it is pinned to the top, away from its process."""
     return f"Phases · {process.place}" + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
+
+
+def device_row(span: Span) -> str | None:
+    """Name of the row of what was timed on a GPU's stream or by torch.profiler; None for any other span."""
+    if span.lane is not None:
+        return None
+    kinds = {DEVICE_TIME: "gpu stream", KERNEL: "kernels of gpu stream", OPERATOR: "torch operators of thread"}
+    return next((f"{kind} {span.task}" for prefix, kind in kinds.items() if span.name.startswith(prefix)), None)
 
 
 _EXPLICIT = 3

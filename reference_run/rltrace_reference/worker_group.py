@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -98,6 +99,15 @@ class WorkerGroup:
         """
         self.on_call(method)
         return self.collect(self.execute(self.dispatch(method, arguments)))
+
+    @contextlib.contextmanager
+    def kernels(self, wanted: bool) -> Iterator[None]:
+        """Records every operator and kernel of what is called inside, if that is wanted."""
+        if wanted:
+            self.call("kernels", [(True,)] * self.config.ranks)
+        yield
+        if wanted:
+            self.call("kernels", [(False,)] * self.config.ranks)
 
     def dispatch(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Sends each rank its call; returns one reference a rank."""

@@ -502,6 +502,21 @@ def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: 
     assert found == list(zip(names, ("owners", "owners", "totals"), strict=True))
 
 
+def test_a_gpu_stream_kernels_and_operators_have_rows_that_say_so(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    for lane, names in ((1, ("gpu.fsdp.all_gather", "gpu.fsdp.forward")), (7, ("kernel.gemm",)), (9, ("op.aten::mm",))):
+        for number, name in enumerate(names):
+            thread.span_at(name, 10 * number, 10 * number + 5, lane, error_ns=40)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    assert {(s["name"], s["track"]) for s in trace.slices()} == {
+        ("gpu.fsdp.all_gather", "gpu stream 1"),
+        ("gpu.fsdp.forward", "gpu stream 1"),
+        ("kernel.gemm", "kernels of gpu stream 7"),
+        ("op.aten::mm", "torch operators of thread 9"),
+    }
+
+
 def test_a_sampler_has_a_group_for_its_host_and_one_for_each_gpu(importer: Importer, recording: RecordingFile) -> None:
     engine = recording.process(5, role="engine", rank=1)
     engine.thread().span("rollout.generate", 1, 2)

@@ -271,7 +271,7 @@ def keys(value: object, path: str = "") -> set[str]:
         for key, item in value.items():
             last = path.rpartition(".")[2]
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
-            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "peak_owner_bytes")
+            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "peak_owner_bytes", "counters")
             named = last in by_name or path.endswith("phases[].phases")
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
@@ -282,6 +282,7 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
     written = two_ranks(tmp_path / "run")
     step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
+    written.process("sampler", sample("host.cpu_percent", 1, 50), role="sampler", ended_s=5)
     edges = [span("memory.edge", at, at + 0.05, totals={"9": 100}, cpu_ns={"9": at}) for at in (2, 4, 6, 8, 10)]
     grows = [sample("unattributed_bytes", at + 0.01, at * 2**20) for at in (2, 4, 6, 8, 10)]
     sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]
@@ -297,7 +298,8 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     value = json.loads(msgspec.json.encode(summarize(written.read())))
     documented = (Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md").read_text()
     listed = set(re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE))
-    opaque = ("open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
+    sampled = ("samples[].processes.", "samples[].gpus.", "samples[].unavailable.")
+    opaque = (*sampled, "open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
     assert {key for key in keys(value) if not key.startswith(opaque)} == listed
 
 

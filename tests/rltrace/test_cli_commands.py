@@ -222,8 +222,9 @@ def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 5
     assert "recorded in" in done.stderr.splitlines()[-1]
-    (process,) = summarize_folder(tmp_path / "run")["processes"]
-    assert process["state"] == "ended"
+    sampler, process = summarize_folder(tmp_path / "run")["processes"]
+    assert (sampler["role"], process["role"]) == ("sampler", "process")
+    assert process["state"] == sampler["state"] == "ended"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,8 @@ def test_a_typo_in_what_to_disable_is_warned_of_once(tmp_path: Path, disabled: s
         [*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stderr.splitlines()[:-1] == warned
-    assert len(summarize_folder(tmp_path / "run")["processes"]) == 2
+    roles = [process["role"] for process in summarize_folder(tmp_path / "run")["processes"]]
+    assert sorted(roles) == ["process", "process", "sampler"]
 
 
 @pytest.mark.parametrize("command", ["run", "exec"])
