@@ -75,8 +75,10 @@ class ProcessTree:
             if not PYTHON.fullmatch(Path(os.readlink(f"/proc/{pid}/exe")).name):
                 return
             command = _words(pid, "cmdline")
+            if not is_traced(command):
+                return
             reason = why_untraced(command, _words(pid, "environ"))
-            if reason is None and is_traced(command) and self._looks % LOOKS_BETWEEN_EXAMINATIONS == 0:
+            if reason is None and self._looks % LOOKS_BETWEEN_EXAMINATIONS == 0:
                 reason = self._why_unheard(pid)
         except OSError:  # it is gone
             return

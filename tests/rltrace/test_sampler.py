@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -49,7 +48,9 @@ def trace(folder: Path, program: str, *options: str) -> subprocess.CompletedProc
     script = folder.with_suffix(".py")
     script.write_text(program)
     words = ["exec", "--out", str(folder), *options, "--", sys.executable, str(script), str(folder)]
-    return subprocess.run([sys.executable, "-c", CLI, *words], check=False, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", CLI, *words]
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # numpy would start threads of its own
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=240, env=alone)
 
 
 def sampler_of(folder: Path) -> Process:
@@ -129,6 +130,7 @@ def sampled(word):
     return any(not line.endswith(":0") for line in found.stdout.split())
 while not sampled(f"uss_bytes/[^/]*-{child.pid}-"):
     time.sleep(0.05)
+print(child.pid)
 child.kill()
 child.wait()
 time.sleep(0.5)
@@ -137,9 +139,7 @@ with rltrace.span("after"):
 """
     done = trace(tmp_path / "run", program, "--sample", "0.05")
     assert done.returncode == 0, done.stderr
-    (killed,) = (
-        process for process in Recording.open(tmp_path / "run").processes if process.killed_by == signal.SIGKILL
-    )
+    (killed,) = (process for process in Recording.open(tmp_path / "run").processes if process.pid == int(done.stdout))
     sampler = sampler_of(tmp_path / "run")
     times: dict[str, list[int]] = {}
     for event in sampler.events():
