@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from recordings import SECOND, Written, hook, sample, span, two_ranks
 from rich.console import Console
 
+from rltrace import plugins
 from rltrace.analysis import summarize
 from rltrace.cli import main
 from rltrace.cli.tables import WIDTH, show
@@ -236,7 +237,7 @@ def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
             "fsdp3,ray,tourch",
             [
                 "rltrace: RLTRACE_DISABLE: no instrumentation fsdp3, tourch; there is "
-                "fsdp2, torch_optim, ray, vllm, reference, reference_memory"
+                + ", ".join(plugins.INSTRUMENTATIONS)
             ],
         ),
     ],
