@@ -16,8 +16,10 @@ from rltrace.recorder import DIR_VARIABLE
 from rltrace.recording import Recording
 from rltrace.startup.rltrace_startup import is_traced
 
-LOOKS_BETWEEN_EXAMINATIONS = 10
-"""New processes are examined at each look, the others less often: a shell becomes Python by `exec`."""
+LOOKS_OF_THE_YOUNG = 10
+"""So often is a new process examined, before it gives itself a title; then once in so many looks."""
+
+NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[dt]?")
 """File names of interpreters."""
@@ -38,6 +40,10 @@ class ProcessTree:
         self._members = {root}
         self._seen: set[int] = set()
         self._looks = 0
+        self._young: dict[int, int] = {}
+        """At which look each was first seen."""
+        self._commands: dict[int, list[str]] = {}
+        """Of each Python, before it gave itself a title."""
         self._reasons: dict[int, tuple[list[str], str]] = {}
         """Command and reason of each process that will not be traced, unless it is recorded after all."""
 
@@ -49,9 +55,14 @@ class ProcessTree:
         while born := {pid for pid in new - self._members if _parent(pid) in self._members}:
             self._members |= born
         self._looks += 1
-        everybody = self._looks % LOOKS_BETWEEN_EXAMINATIONS == 0
-        for pid in (running - self._recorded() if everybody else new) & self._members - {self._root}:
+        self._young = {pid: look for pid, look in self._young.items() if self._looks - look < LOOKS_OF_THE_YOUNG}
+        self._young |= dict.fromkeys(new & self._members - {self._root}, self._looks)
+        for pid in self._young:
             self._examine(pid)
+        if self._looks % LOOKS_OF_THE_YOUNG == 0:
+            for pid in running & self._members - self._recorded() - self._young.keys() - {self._root}:
+                self._examine(pid)
+                self._examine_packages(pid)
 
     def write(self) -> None:
         """Append who was not traced to the Recording."""
@@ -71,25 +82,33 @@ class ProcessTree:
         return {int(name.rsplit("-", 2)[1]) for name in os.listdir(self._recording / PROCESSES)}
 
     def _examine(self, pid: int) -> None:
+        """Judge a process by its command line and environment."""
         try:
             if not PYTHON.fullmatch(Path(os.readlink(f"/proc/{pid}/exe")).name):
                 return
-            command = _words(pid, "cmdline")
-            if not is_traced(command):
-                return
-            reason = why_untraced(command, _words(pid, "environ"))
-            if reason is None and self._looks % LOOKS_BETWEEN_EXAMINATIONS == 0:
-                reason = self._why_unheard(pid)
+            command, environment = _words(pid, "cmdline"), _words(pid, "environ")
         except OSError:  # it is gone
             return
-        if command and reason is not None:
+        if len(command) > 1 and not any(command[1:]):  # it gave itself a title, over both of them
+            return
+        self._commands[pid] = command
+        reason = why_untraced(command, environment) if is_traced(command) else None
+        if reason is not None:
             self._reasons[pid] = command, reason
+        else:
+            self._reasons.pop(pid, None)
 
-    def _why_unheard(self, pid: int) -> str | None:
+    def _examine_packages(self, pid: int) -> None:
         """A process that has loaded packages has met our start-up hook at the first of them, if there was one."""
-        if not _PACKAGE.search(Path(f"/proc/{pid}/maps").read_bytes()):
-            return None
-        return "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
+        command = self._commands.get(pid)
+        if not command or pid in self._reasons or not is_traced(command):
+            return
+        try:
+            has_packages = _PACKAGE.search(Path(f"/proc/{pid}/maps").read_bytes())
+        except OSError:
+            return
+        if has_packages:
+            self._reasons[pid] = command, NO_HOOK_RAN
 
 
 def why_untraced(command: list[str], environment: list[str]) -> str | None:

@@ -8,9 +8,8 @@ pays nothing. No framework is imported here.
 import os
 import sys
 
-# Ray's own services, by their files and by the titles they give themselves, helpers that the standard library starts,
-# and the reference run's. A Ray worker's interpreter runs twice with one pid: setup_worker.py sets up the environment
-# and then executes default_worker.py, which is the one to trace.
+# Ray's own services, and helpers that the standard library and our example start. A Ray worker's interpreter runs twice
+# with one pid: setup_worker.py sets up the environment and then executes default_worker.py, which is the one to trace.
 UNTRACED = (
     "/ray/dashboard/",
     "/ray/_private/log_monitor.py",
@@ -18,8 +17,6 @@ UNTRACED = (
     "/ray/_private/workers/setup_worker.py",
     "/ray/autoscaler/",
     "/ray/scripts/",
-    "ray::DashboardAgent",
-    "ray::RuntimeEnvAgent",
     "/bin/ray",
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",

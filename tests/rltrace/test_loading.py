@@ -363,3 +363,14 @@ def test_workers_of_a_cluster_that_others_started_are_traced(
     roles = sorted(process.role for process in Recording.open(tmp_path / "run").processes)
     assert roles[:1] == ["driver"]
     assert "worker" in roles
+
+
+def test_rays_own_services_are_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """They give themselves titles, and load packages."""
+    (tmp_path / "driver.py").write_text(
+        DRIVER.replace("sys.argv[1]", "'local', num_cpus=1") + "import time; time.sleep(3)"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "driver.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert "not traced" not in done.stderr
+    assert installed.span_names(tmp_path / "run").count("ray.call") == 2
