@@ -29,6 +29,14 @@ install: $(VENV)/dev.done  ## Make an environment for development
 perfetto: $(VENV)/dev.done  ## Fetch the two versions of Perfetto's importer that the tests ask
 	$(BIN)/python tests/exporters/trace_processor.py
 
+.PHONY: verl
+verl: $(VENV)/dev.done  ## Fetch the six releases of verl whose hooks the tests call
+	$(BIN)/python tests/verl_releases/verl_release.py
+
+.PHONY: test-verl
+test-verl: verl  ## Run the tests on verl alone, with the table of what is called in which release
+	$(BIN)/python -m pytest tests/verl_releases -s
+
 .PHONY: lint
 lint: $(VENV)/dev.done  ## Check style and types
 	$(BIN)/ruff format --check .
@@ -36,7 +44,7 @@ lint: $(VENV)/dev.done  ## Check style and types
 	$(BIN)/mypy
 
 .PHONY: test
-test: lint perfetto  ## Install everything and run every test
+test: lint perfetto verl  ## Install everything and run every test
 	$(BIN)/python -m pytest
 
 .PHONY: test-frameworks

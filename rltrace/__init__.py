@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rltrace.cluster import worker_environment
 from rltrace.cost import measure_cost
+from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
     counter,
     flow,
@@ -45,10 +45,11 @@ __all__ = [
     "span",
     "span_at",
     "start",
+    "start_kernels",
     "stop",
+    "stop_kernels",
     "traced",
     "typed_span",
-    "worker_environment",
 ]
 
 

@@ -43,21 +43,6 @@ def spool(run_id: str) -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"rltrace-{run_id}"
 
 
-def worker_environment() -> dict[str, str]:
-    """What a process elsewhere needs in its environment to join the Recording that this one writes.
-
-    For what starts processes with an environment of its own, such as `runtime_env={"env_vars": ...}` of a Ray cluster
-    that was there before. rltrace must be installed at the same path there.
-
-    Returns:
-        Names and values; empty while nothing is recorded.
-    """
-    told = recording_variables()
-    if told:
-        told["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:${{PYTHONPATH}}"  # Ray puts the node's own in
-    return told
-
-
 def recording_variables() -> dict[str, str]:
     """The variables that say which Recording this process writes, also to a process on another host; maybe none."""
     if DIR_VARIABLE not in os.environ:

@@ -39,10 +39,13 @@ def collect(recording: Path, nodes: Nodes) -> Collected:
         try:
             _collect_node(recording / PROCESSES, node, done)
         except NodeError as error:
-            done.failures.append(f"{error}; not everything that was recorded there is here")
+            done.failures.append(f"{error}; {_MISSING}")
     for node in nodes.lost():
-        done.failures.append(f"node {node.host}: gone; what was recorded there and not collected before is not here")
+        done.failures.append(f"node {node.host}: gone; {_MISSING}")
     return done
+
+
+_MISSING = "what was recorded there and not collected before is not here"
 
 
 def _collect_node(folder: Path, node: Node, done: Collected) -> None:

@@ -74,12 +74,18 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
     """
     interpreter, options, remark = interpreter_of(command, os.environ)
     python = [interpreter, *options]
+    in_folder = folder_finding(storage.look_at(folder or default_folder()))
     with tempfile.TemporaryDirectory(prefix="rltrace-doctor-") as made:
         recording = Path(made) / "run"
         manifest.create(recording, owner=None, command=list(command), config=None)
         environment = traced_environment(recording, os.environ)
+        first = ask(python, "interpreter", environment)
+        if first.error is not None:  # it would answer the others alike
+            return diagnosis(command, python, [*interpreter_findings(python, first, remark), in_folder], [])
         with ThreadPoolExecutor(2) as pool:
-            asked = {name: pool.submit(ask, python, name, environment) for name in probe.QUESTIONS}
+            asked = {
+                name: pool.submit(ask, python, name, environment) for name in probe.QUESTIONS if name != "interpreter"
+            }
         answers = {name: answer.result() for name, answer in asked.items()}
         found = Recording.open(recording)
         reached = {
@@ -90,18 +96,25 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
         }
         hooks = [hook for hook in summarize(found).hooks if hook.instrumentation in frameworks_in(answers["hooks"])]
     findings = [
-        *interpreter_findings(python, answers["interpreter"], remark),
+        *interpreter_findings(python, first, remark),
         *framework_findings(answers["hooks"], hooks),
         child_finding(probe.SPAWNED, answers["children"], reached),
         child_finding(probe.SUBPROCESS, answers["children"], reached),
-        ray_finding(answers, reached),
+        ray_finding("ray" in first.value["versions"], answers["ray_worker"], reached),
         nvml_finding(answers["nvml"]),
-        folder_finding(storage.look_at(folder or default_folder())),
+        in_folder,
     ]
+    return diagnosis(command, python, findings, hooks)
+
+
+def diagnosis(
+    command: Sequence[str], python: Sequence[str], findings: list[Finding], hooks: list[HookFigures]
+) -> Diagnosis:
+    """All findings as one value."""
     return Diagnosis(
         works=all(finding.state != "missing" for finding in findings),
         command=manifest.redact_command(list(command)),
-        interpreter=interpreter,
+        interpreter=python[0],
         findings=findings,
         hooks=hooks,
     )
@@ -169,14 +182,16 @@ def ask(python: Sequence[str], question: str, environment: Mapping[str, str]) ->
 
 def interpreter_findings(python: Sequence[str], answer: Answer, remark: str | None) -> list[Finding]:
     """The Python itself, and whether our start-up hook runs in it."""
+    closed = why_untraced(list(python), [f"{DIR_VARIABLE}="])
     if answer.error is not None:
-        return [Finding(about="python", state="missing", said=f"{python[0]}: {answer.error}; install rltrace for it")]
+        why = closed or f"{answer.error}; install rltrace for it"
+        return [Finding(about="python", state="missing", said=f"{python[0]}: {why}")]
     value = answer.value
     said = f"{value['python']}, {value['executable']}" + (f" ({remark})" if remark else "")
     if value["joined"]:
         hook = Finding(about="start-up hook", state="ok", said="runs when this Python starts")
     else:
-        why = why_untraced(list(python), [f"{DIR_VARIABLE}="]) or "another sitecustomize comes before ours"
+        why = closed or "another sitecustomize comes before ours"
         hook = Finding(about="start-up hook", state="missing", said=f"does not run: {why}")
     return [Finding(about="python", state="ok", said=said), hook]
 
@@ -204,7 +219,7 @@ def framework_finding(
         return Finding(about=name, state="not here", said=f"{package} is not installed")
     bound = sum(hook.state == "installed" for hook in hooks)
     reasons = dict.fromkeys(
-        hook.reason or answer.value["errors"].get(hook.target.partition(":")[0]) or hook.state
+        answer.value["errors"].get(hook.target.partition(":")[0]) or hook.reason or hook.state
         for hook in hooks
         if hook.state != "installed"
     )
@@ -223,10 +238,10 @@ def child_finding(place: str, answer: Answer, reached: set[str]) -> Finding:
     return Finding(about=place, state="missing", said=f"started one: not traced: {why}")
 
 
-def ray_finding(answers: Mapping[str, Answer], reached: set[str]) -> Finding:
+def ray_finding(has_ray: bool, answer: Answer, reached: set[str]) -> Finding:
     """Whether a Ray worker is traced."""
-    place, answer = probe.RAY_WORKER, answers["ray_worker"]
-    if answers["interpreter"].error is None and "ray" not in answers["interpreter"].value["versions"]:
+    place = probe.RAY_WORKER
+    if not has_ray:
         return Finding(about=place, state="not here", said="ray is not installed")
     cluster = f"of the cluster at {os.environ['RAY_ADDRESS']}" if os.environ.get("RAY_ADDRESS") else "of a new cluster"
     if place in reached:

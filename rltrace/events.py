@@ -108,6 +108,12 @@ MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
 OUT_OF_MEMORY = "memory.out_of_memory"
 """A process of a device asked for more than there was; its arguments say how much."""
 
+DEVICE_TIME = "gpu."
+"""Before the name of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
+
+KERNEL, OPERATOR = "kernel.", "op."
+"""Before the names that torch.profiler gives: of what ran on a GPU, and of what the host called."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",

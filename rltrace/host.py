@@ -13,7 +13,7 @@ from rltrace.events import subject
 from rltrace.manifest import LINES, PROCESSES
 from rltrace.recording import Process
 
-SHARE_OF_TIME = 0.01
+SHARE_OF_TIME = 0.002
 """Of a processor, that looking through the pages of all processes may take: 60 ms for every 4 GiB of small pages."""
 
 

@@ -5,6 +5,7 @@ Values in, numbers out; which tensors belong to which owner is said by the instr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -109,14 +110,24 @@ def heap_used_bytes() -> int:
 
 
 def heap() -> Heap:
-    """The state of this process's allocator (under 1 ms: pages are counted).
+    """The state of this process's allocator (0.1 ms; 0.8 ms when it has grown or shrunk since).
 
     Raises:
         OSError: the C library is not glibc, or older than 2.33.
     """
+    global _HEAPS
     info = _mallinfo()
-    present_bytes = sum(resident_bytes_at(address, size_bytes) for address, size_bytes in _heap_ranges())
+    if _HEAPS[0] != info.arena:
+        _HEAPS = info.arena, list(_heap_ranges())
+    present_bytes = 0
+    for address, size_bytes in _HEAPS[1]:
+        with contextlib.suppress(OSError):  # another thread gave it back meanwhile
+            present_bytes += resident_bytes_at(address, size_bytes)
     return Heap(info.uordblks + info.hblkhd, present_bytes - info.uordblks)
+
+
+_HEAPS: tuple[int, list[tuple[int, int]]] = (-1, [])
+"""Bytes of all heaps when they were looked up, and where they are."""
 
 
 def _mallinfo() -> Any:
@@ -134,7 +145,8 @@ HEAP_BYTES = 64 << 20
 
 def _heap_ranges() -> Iterator[tuple[int, int]]:
     """Address and size of the allocator's heaps, blocks that have a mapping of their own apart."""
-    with open("/proc/self/maps") as lines:
+    # Through /proc: an address that another thread unmaps meanwhile is an error there, and a crash if it is looked at.
+    with open("/proc/self/maps") as lines, open("/proc/self/mem", "rb", buffering=0) as pages:
         for line in lines:
             if " rw-p 00000000 00:00 0 " not in line:
                 continue
@@ -144,7 +156,10 @@ def _heap_ranges() -> Iterator[tuple[int, int]]:
                 yield first, last - first
                 continue
             for address in range(-(-first // HEAP_BYTES) * HEAP_BYTES, last, HEAP_BYTES):
-                info = _HeapInfo.from_address(address)
+                try:
+                    info = _HeapInfo.from_buffer_copy(os.pread(pages.fileno(), ctypes.sizeof(_HeapInfo), address))
+                except (OSError, ValueError):
+                    continue
                 if info.arena and 0 < info.size <= info.writable_size <= min(HEAP_BYTES, last - address):
                     yield address, info.writable_size
 

@@ -20,9 +20,10 @@ from rltrace.alignment import Domain
 from rltrace.errors import MissingExtraError, RltraceError
 from rltrace.manifest import PROCESSES
 
-EXCHANGES = 30
+EXCHANGES = 50
 """Of one round: only the shortest is kept."""
-CALL_SECONDS = 60.0
+CALL_SECONDS = 20.0
+"""For a node to answer; one that was switched off does not say so."""
 START_SECONDS = 120.0
 """For a node to start a Python process and import Ray."""
 

@@ -59,9 +59,11 @@ def startup_commands(processes: Iterable[Process]) -> list[Command]:
     return [
         _command("CreateWorkspace", WORKSPACE),
         *(_command("CopyTracksToWorkspaceByRegex", f"^{name} · ", WORKSPACE) for name in dict.fromkeys(names)),
+        _command("CopyTracksToWorkspaceByRegex", "^Memory · ", WORKSPACE),  # of each device
         _command("SwitchWorkspace", WORKSPACE),
         *(_command("ExpandTracksByRegex", f"^{name} · ") for name in dict.fromkeys(names)),
         _command("ExpandTracksByRegex", "^memory$"),
+        _command("ExpandTracksByRegex", "^Memory · "),
         *(_command("PinTracksByRegex", f"^Phases · {name}( · CLOCK NOT ALIGNED)?$") for name in dict.fromkeys(names)),
     ]
 

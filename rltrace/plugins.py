@@ -12,6 +12,7 @@ INSTRUMENTATIONS = {
     "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
     "fsdp1": "rltrace.instrument.fsdp1:Fsdp1",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
+    "cuda_time": "rltrace.instrument.cuda_time:CudaTime",
     "ray": "rltrace.instrument.ray:Ray",
     "vllm": "rltrace.instrument.vllm:Vllm",
     "sglang": "rltrace.instrument.sglang:Sglang",

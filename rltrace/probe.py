@@ -1,7 +1,7 @@
 """What `rltrace doctor` asks of the interpreter that a command would run: `python -m rltrace.probe QUESTION`.
 
-Each question is a process of its own, with the environment that `rltrace exec` makes: what breaks one leaves the others
-as they are. The answer is one line of JSON. Where the start-up hook reached a process, that process says so by a span in the
+Each question is a process of its own, in the environment of `rltrace exec`: what breaks one leaves the others be.
+The answer is one line of JSON. Where the start-up hook reached a process, that process says so by a span in the
 Recording, as the processes of a traced program would.
 """
 
@@ -65,13 +65,22 @@ def hooks() -> dict[str, Any]:
 
 def import_targets(patches: PatchSet) -> dict[str, str]:
     """Import the modules that an instrumentation's hooks wait for; those that cannot be, each with the error."""
-    errors = {}
-    for module in dict.fromkeys(hook.target.partition(":")[0] for hook in patches.hooks):
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            errors[module] = f"{type(error).__name__}: {error}"
+    errors: dict[str, str] = {}
+    tried: set[str] = set()
+    # Which hooks there are may be known only once the framework itself is imported.
+    while waiting := [module for module in target_modules(patches) if module not in tried]:
+        tried.update(waiting)
+        for module in waiting:
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                errors[module] = f"{type(error).__name__}: {error}"
     return errors
+
+
+def target_modules(patches: PatchSet) -> list[str]:
+    """Modules that an instrumentation's hooks wait for, each once."""
+    return list(dict.fromkeys(hook.target.partition(":")[0] for hook in patches.hooks))
 
 
 def children() -> dict[str, Any]:

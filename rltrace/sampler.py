@@ -28,17 +28,24 @@ LOOK_SECONDS = 0.5
 """How often it looks whether its parent is still there."""
 
 
-def start(recording: Path, interval_s: float) -> int:
-    """Start the sampler of this host; returns its pid, for the caller to reap.
+def start(recording: Path, interval_s: float) -> int | None:
+    """Start the sampler of this host.
 
     Args:
         recording: Folder of the Recording.
         interval_s: Between two samples.
+
+    Returns:
+        Its pid, for the caller to reap; None if it cannot be started, which is said and keeps nothing from running.
     """
     command = [sys.executable, "-m", "rltrace.sampler", str(recording), "--interval", str(interval_s)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")]))
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+    environment["PYTHONSAFEPATH"] = "1"  # a module of the user's folder must not stand in for one of Python's
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+    except OSError as error:
+        print(f"rltrace: this host is not sampled: {error}", file=sys.stderr)
+        return None
     process.returncode = 0  # the supervisor reaps it, with all other children
     return process.pid
 

@@ -48,10 +48,15 @@ def look_at(folder: Path) -> Place:
     return Place(
         path=str(folder.absolute()),
         filesystem=filesystem,
-        is_local=filesystem is None or not filesystem.startswith(NOT_LOCAL),
+        is_local=is_local(filesystem),
         free_bytes=_free_bytes(there),
         error=_segment_error(there),
     )
+
+
+def is_local(filesystem: str | None) -> bool:
+    """Whether a type of filesystem, where it is known, is that of a disk of this machine."""
+    return filesystem is None or not filesystem.startswith(NOT_LOCAL)
 
 
 def filesystem_of(path: Path) -> str | None:

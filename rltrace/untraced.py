@@ -50,13 +50,13 @@ class ProcessTree:
             self._members |= born
         self._looks += 1
         everybody = self._looks % LOOKS_BETWEEN_EXAMINATIONS == 0
-        for pid in (running if everybody else new) & self._members - {self._root}:
+        for pid in (running - self._recorded() if everybody else new) & self._members - {self._root}:
             self._examine(pid)
 
     def write(self) -> None:
         """Append who was not traced to the Recording."""
-        known = {int(name.rsplit("-", 2)[1]) for name in os.listdir(self._recording / PROCESSES)}
-        known |= {int(line["pid"]) for line in Recording.open(self._recording).untraced}  # they said it themselves
+        said = {int(line["pid"]) for line in Recording.open(self._recording).untraced}  # by themselves
+        known = self._recorded() | said
         lines = [
             json.dumps({"pid": pid, "command": redact_command(command), "reason": reason}) + "\n"
             for pid, (command, reason) in sorted(self._reasons.items())
@@ -65,6 +65,10 @@ class ProcessTree:
         if lines:
             with (self._recording / UNTRACED).open("a") as file:
                 file.write("".join(lines))
+
+    def _recorded(self) -> set[int]:
+        """Pids of the processes that record."""
+        return {int(name.rsplit("-", 2)[1]) for name in os.listdir(self._recording / PROCESSES)}
 
     def _examine(self, pid: int) -> None:
         try:

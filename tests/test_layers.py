@@ -36,6 +36,8 @@ MAY_IMPORT = {
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.patching": LOW | {"rltrace.recorder"},
+    "rltrace.device_time": LOW,
+    "rltrace.kernels": LOW | {"rltrace.recorder"},
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
     "rltrace.host": READING,
     "rltrace.nvml": LOW,
@@ -43,7 +45,7 @@ MAY_IMPORT = {
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
-    | {"rltrace.environment"},
+    | {"rltrace.environment", "rltrace.device_time"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,
     "rltrace.collection": READING | {"rltrace.nodes"},

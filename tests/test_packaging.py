@@ -31,13 +31,14 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.ZipF
     """A plain `exporters` or `tests` would overwrite another project's on install."""
     top = {name.split("/")[0] for name in wheel.namelist()}
     (info,) = (name for name in top if name.endswith(".dist-info"))
-    assert top - {info} == set(SOURCES)
+    assert top - {info} == set(SOURCES) | {"rltrace-startup.pth"}
     assert info.startswith("rltrace_toolkit-")
 
 
 def test_the_wheel_holds_every_file_of_the_packages(wheel: zipfile.ZipFile) -> None:
     """Those that are no Python too: what a start-up hook or a report is made of."""
-    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    moved = {"rltrace-startup.pth": "rltrace/startup/rltrace-startup.pth"}  # Python reads it at the top only
+    inside = {moved.get(name, name) for name in wheel.namelist() if ".dist-info/" not in name}
     source = {
         f"{package}/{path.relative_to(folder).as_posix()}"
         for package, folder in SOURCES.items()
@@ -51,6 +52,9 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: zipfile.ZipFile) -> N
 def test_the_wheel_says_what_it_needs_and_what_it_runs(wheel: zipfile.ZipFile) -> None:
     texts = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
     assert "rltrace = rltrace.cli:main" in texts["entry_points.txt"]
+    assert "[verl.plugins]\nrltrace = rltrace.verl_plugin" in texts["entry_points.txt"]
+    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+        assert f"[{group}]\nrltrace = rltrace.instrument:join_run" in texts["entry_points.txt"]
     needed = [
         line for line in texts["METADATA"].splitlines() if line.startswith("Requires-Dist") and "extra" not in line
     ]

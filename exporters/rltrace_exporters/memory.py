@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import BinaryIO, Protocol
 
-from rltrace.errors import OutputError
+from rltrace.errors import MissingExtraError, OutputError
 from rltrace.recording import Recording
 from rltrace_exporters.memory_picture import Picture, picture
 
@@ -36,11 +36,19 @@ class Memory:
 
         Raises:
             OutputError: there are none.
+            MissingExtraError: what draws them is not installed.
         """
         drawn = picture(recording)
         if not drawn.devices:
             raise OutputError(f"{recording.path}: no process sampled who holds its memory, so there is nothing to draw")
-        out.write(_drawer(self._suffix)(drawn))
+        try:
+            draw = _drawer(self._suffix)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"a picture of memory as {self._suffix} needs {error.name}, not installed here: "
+                "pip install 'rltrace-toolkit[pictures]'"
+            ) from None
+        out.write(draw(drawn))
 
 
 class Drawer(Protocol):

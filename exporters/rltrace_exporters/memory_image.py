@@ -55,12 +55,12 @@ def _draw_area(axes: Axes, device: Device) -> None:
         axes.axvline(band.start, color="#64748b", linewidth=0.5, linestyle=":")
         axes.fill_between((band.start, band.end), low, device.top, color=("#475569", "#94a3b8")[place % 2], linewidth=0)
         label = band.label((band.end - band.start) / whole / LETTER)
-        axes.text(
-            (band.start + band.end) / 2, (low + device.top) / 2, label, color="white", fontsize=6.5, ha="center", va="center"
-        )  # fmt: skip
+        middle = (band.start + band.end) / 2
+        axes.text(middle, (low + device.top) / 2, label, color="white", fontsize=6.5, ha="center", va="center")
     axes.set(
         xlim=(0, whole), ylim=(device.floor, device.top), ylabel=device.unit, xlabel="seconds from the step's beginning"
     )
+    axes.annotate(device.note, (0, -0.2), xycoords="axes fraction", fontsize=6.5, color="#475569", va="top")
     step = f"step {device.step}" if device.step is not None else "the whole Recording"
     axes.set_title(f"{device.name} · {step}", fontsize=10, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
@@ -77,4 +77,3 @@ def _draw_bars(axes: Axes, device: Device) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=layer.color, label=layer.owner) for layer in reversed(device.layers)]
     axes.legend(handles=handles, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    axes.annotate(device.note, (0, -0.4), xycoords="axes fraction", fontsize=6.5, color="#475569", ha="left")

@@ -182,7 +182,7 @@ def _bands(memory: DeviceMemory, seen: Observations, start_ns: int, end_ns: int)
 def _note(memory: DeviceMemory) -> str:
     found = memory.residual
     if found is None:
-        return "; ".join(f"{row} is unknown: {reason}" for row, reason in memory.unknown.items())
+        return f"not known here, so not drawn: {', '.join(memory.unknown)}"
     return (
         f"at {found.edges - found.unsettled_edges} settled phase edges of the run at most "
         f"{found.worst_bytes / _MIB:.1f} MiB have no owner ({found.worst_allowed_bytes / _MIB:.1f} MiB allowed)"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from hashlib import blake2b
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,6 +18,7 @@ from rltrace.alignment import Domain
 from rltrace.events import REQUEST, STEP, Counter, Span
 from rltrace.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
+from rltrace_exporters.perfetto_devices import DeviceCounters
 from rltrace_exporters.protobuf import PAIRS, SHORT, SMALL, data, double, fixed64, integer, rest_of_nine, text, varint
 from rltrace_exporters.rows import FlatRow, NestedRow, Row, Rows
 
@@ -55,19 +57,51 @@ class Perfetto:
         trace.preamble(recording, processes, clocks)
         trace.places = {process.key: process.place for process in processes}
         first = clocks.first(processes)
+        devices = DeviceCounters(processes)
         for position, process in enumerate(processes):
-            _write_process(trace, process, position, pids[process.key], clocks, is_first=process is first)
+            _write_process(trace, process, position, pids[process.key], clocks, devices, is_first=process is first)
+        _write_devices(trace, devices, sequence=len(processes) + 2)
         trace.end()
 
 
-def _write_process(trace: _Trace, process: Process, position: int, pid: int, clocks: Clocks, *, is_first: bool) -> None:
+def _write_process(
+    trace: _Trace,
+    process: Process,
+    position: int,
+    pid: int,
+    clocks: Clocks,
+    devices: DeviceCounters,
+    *,
+    is_first: bool,
+) -> None:
     labels = clocks.labels(process)
     uuid = trace.track(lambda uuid: tracks.process_track(uuid, pid, process, position, labels))
     sequence = position + 2  # descriptors of tracks are on sequence 1
-    writer = _ProcessWriter(
-        trace, process, uuid, pid, sequence, clocks.offset_ns(process), is_clock_known=clocks.is_known(process)
-    )
+    offset_ns, is_known = clocks.offset_ns(process), clocks.is_known(process)
+    writer = _ProcessWriter(trace, process, uuid, pid, sequence, offset_ns, devices, is_clock_known=is_known)
     writer.write(is_first=is_first)
+    if process.end_ns is not None:
+        devices.end(process, process.end_ns + offset_ns)
+
+
+def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> None:
+    """A group for each device, after all processes: only now is it known what they hold together."""
+    trusted = integer(10, sequence)
+    for name, totals in devices.devices():
+        group = trace.track(partial(tracks.group, name=name))
+        found: dict[str, _Track] = {}
+        for total in totals:
+            if total.name not in found:
+                uuid = trace.track(partial(tracks.counter_track, parent=group, name=total.name, shown=total.name))
+                found[total.name] = _Track(uuid, trusted)
+            track = found[total.name]
+            head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value))
+            trace.packets.extend((head, *_time_pieces(total.ts_ns), tail))
+        trace.flush()
+
+
+def _time_pieces(time: int) -> tuple[bytes, bytes, bytes]:
+    return PAIRS[time & 0x3FFF], PAIRS[time >> 14 & 0x3FFF], rest_of_nine(time >> 28)
 
 
 class Clocks:
@@ -334,11 +368,13 @@ class _ProcessWriter:
         pid: int,
         sequence: int,
         offset_ns: int,
+        devices: DeviceCounters,
         *,
         is_clock_known: bool,
     ):
         self.is_clock_known = is_clock_known
         self.trace = trace
+        self.devices = devices
         self.process = process
         self.uuid = uuid
         self.pid = pid
@@ -433,7 +469,9 @@ class _ProcessWriter:
 
     def _counter(self, sample: Counter) -> None:
         track = self.counters.get(sample.name) or self._counter_track(sample.name)
-        self._packet(sample.ts_ns + self.offset_ns, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
+        time = sample.ts_ns + self.offset_ns
+        self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
+        self.devices.add(self.process, sample.name, time, sample.value)
 
     def _rest(self, high: int) -> bytes:
         rest = self.times[high] = rest_of_nine(high)
@@ -468,6 +506,9 @@ class _ProcessWriter:
             return self._placed(span, "phases", NestedRow, name), False
         if span.name == REQUEST:
             return self._placed(span, "requests", FlatRow, tracks.REQUESTS), False
+        title = tracks.device_row(span)
+        if title is not None:
+            return self._placed(span, title, NestedRow, title), False
         if span.lane is None:
             return self._placed(span, (span.thread, span.task), NestedRow, span.name), False
         key = (span.thread, span.task, span.lane)

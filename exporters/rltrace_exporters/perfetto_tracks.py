@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rltrace.events import OWNERS, SAMPLER, owner_of_counter, subjects
+from rltrace.events import DEVICE_TIME, KERNEL, OPERATOR, OWNERS, SAMPLER, Span, owner_of_counter, subjects
 from rltrace.recording import Process
 from rltrace_exporters.protobuf import data, integer, text
 
@@ -27,6 +27,14 @@ REQUESTS = "requests"
 def phases(process: Process, *, is_clock_known: bool) -> str:
     """Name of the row of phases; it says whose they are, for it is pinned to the top, away from its process."""
     return f"Phases · {process.place}" + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
+
+
+def device_row(span: Span) -> str | None:
+    """Name of the row of what was timed on a GPU's stream or by torch.profiler; None for any other span."""
+    if span.lane is not None:
+        return None
+    kinds = {DEVICE_TIME: "gpu stream", KERNEL: "kernels of gpu stream", OPERATOR: "torch operators of thread"}
+    return next((f"{kind} {span.task}" for prefix, kind in kinds.items() if span.name.startswith(prefix)), None)
 
 
 _EXPLICIT = 3
@@ -80,6 +88,11 @@ def row(uuid: int, parent: int, name: str) -> bytes:
     return integer(1, uuid) + integer(5, parent) + text(2, name) + integer(11, _EXPLICIT)
 
 
+def group(uuid: int, name: str) -> bytes:
+    """The descriptor of a group of rows that belongs to no process."""
+    return integer(1, uuid) + text(2, name) + integer(11, _EXPLICIT)
+
+
 def counter_group(process: Process, name: str) -> str:
     """Which group of counters a process's counter is in: a sampler has one for the host and one for each GPU."""
     if process.role != SAMPLER:
@@ -102,11 +115,12 @@ def counter_name(process: Process, name: str, places: Mapping[str, str]) -> str:
 def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
     """The descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
 
-    A process's totals have a scale of their own, or the owners beside them would be too flat to see.
+    A process's totals have a scale of their own, and its interpreter too, or the owners beside them would be too flat
+    to see.
     """
     owner = owner_of_counter(name)
     counter, _ = subjects(name)
-    in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner else "totals")
+    in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner and owner != "interpreter" else "totals")
     unit = in_bytes if counter.endswith("_bytes") else text(6, counter.rpartition("_")[2])
     position = OWNERS.index(owner) if owner else len(OWNERS)
     return integer(1, uuid) + integer(5, parent) + text(2, shown) + data(8, unit) + integer(12, position)

@@ -150,6 +150,12 @@ class RefConfig(Section, frozen=True):
     """Its shards lie in host memory (pinned, where there is a GPU) and come layer by layer."""
 
 
+class KernelsConfig(Section, frozen=True):
+    """Steps whose operators and kernels are recorded one by one; they take longer than the others."""
+
+    steps: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+
+
 class Config(Section, frozen=True):
     """A whole run; every key has a default, so that a file says what it changes only."""
 
@@ -168,6 +174,7 @@ class Config(Section, frozen=True):
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
     ref: RefConfig = RefConfig()
+    kernels: KernelsConfig = KernelsConfig()
 
     @property
     def sequence_tokens(self) -> int:
@@ -430,6 +437,7 @@ def _section_at(key: str) -> type[Section]:
         "rollout": RolloutConfig,
         "actor": ActorConfig,
         "ref": RefConfig,
+        "kernels": KernelsConfig,
     }
     return sections.get(key, Config)
 

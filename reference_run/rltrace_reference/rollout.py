@@ -89,6 +89,10 @@ class Rollout:
         """Lets the engine's process go on recording, or pause."""
         self._call("record", on=on)
 
+    def kernels(self, on: bool) -> None:
+        """Lets the engine's process begin or end recording every operator and kernel."""
+        self._call("kernels", on=on)
+
     def measure_cost(self) -> None:
         """Lets the engine's process measure what recording an event costs in it."""
         self._call("measure_cost")

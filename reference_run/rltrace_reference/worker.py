@@ -118,6 +118,11 @@ class Worker:
         (rltrace.resume if on else rltrace.pause)()
         self.rollout.record(on)
 
+    def kernels(self, on: bool) -> None:
+        """Begins or ends recording every operator and kernel, here and in the engine."""
+        (rltrace.start_kernels if on else rltrace.stop_kernels)()
+        self.rollout.kernels(on)
+
     def measure_cost(self) -> None:
         """Measures what recording an event costs here, and in the engine."""
         rltrace.measure_cost()

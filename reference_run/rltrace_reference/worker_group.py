@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -18,7 +19,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-import rltrace
 from rltrace.errors import RunError
 from rltrace_reference import process_exit
 from rltrace_reference.config import Config
@@ -99,6 +99,15 @@ class WorkerGroup:
         """
         self.on_call(method)
         return self.collect(self.execute(self.dispatch(method, arguments)))
+
+    @contextlib.contextmanager
+    def kernels(self, wanted: bool) -> Iterator[None]:
+        """Records every operator and kernel of what is called inside, if that is wanted."""
+        if wanted:
+            self.call("kernels", [(True,)] * self.config.ranks)
+        yield
+        if wanted:
+            self.call("kernels", [(False,)] * self.config.ranks)
 
     def dispatch(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Sends each rank its call; returns one reference a rank."""
@@ -198,20 +207,32 @@ def _join_cluster(config: Config, address: str) -> None:
         RunError: Nobody answers there, or the cluster is smaller than the run.
     """
     own = {name: value for name, value in os.environ.items() if name.startswith(("GLOO_", "NCCL_"))}
-    environment = {**ENVIRONMENT, **own, **rltrace.worker_environment()}
     try:
+        _require_listener(address)
         ray.init(
             address=address,
             log_to_driver=False,
             configure_logging=False,
-            runtime_env={"env_vars": environment},
+            runtime_env={"env_vars": {**ENVIRONMENT, **own}},
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise RunError(f"ray_address: cannot join a Ray cluster at {address}: {_one_line(error)}") from None
     kind = "GPU" if config.device == "cuda" else "CPU"
     there = int(ray.cluster_resources().get(kind, 0))
     if there < config.ranks:
         raise RunError(f"ranks: {config.ranks}, and the cluster at {address} has {there} {kind}s; use ranks: {there}")
+
+
+def _require_listener(address: str) -> None:
+    """Asks once whether somebody is there: Ray itself waits for ever.
+
+    Raises:
+        OSError: Nobody is.
+        ValueError: The address is not `host:port`.
+    """
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def _start_private_ray(config: Config, temp_folder: str) -> None:

@@ -15,6 +15,7 @@ from rltrace.analysis.ledger import (
     ALLOWED_SHARE,
     FREE,
     SETTLED_NS,
+    UNEXPLAINED,
     Ledger,
     counter_ledger,
     ledgers,
@@ -106,6 +107,10 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that cannot be known here, each with the reason."""
 
 
+OF_GPUS = ("actor.activations", "rollout.graphs", "allocator.cached", "cuda.context", "nccl", "driver.reserved")
+"""Rows of every GPU that more than tensors tell of."""
+
+NOT_SAMPLED = "no process of the run measured it"
 NO_TOTAL = "no process read the device's total, so what has no owner does not show"
 
 
@@ -142,7 +147,7 @@ class _Device:
             phases=list(self.phase_peaks()),
             edges=edges,
             residual=self.residual(edges) if self.ledger.has_total else None,
-            unknown={} if self.ledger.has_total else {"unexplained": NO_TOTAL},
+            unknown=self.unknown(),
         )
 
     def moment(self, index: int, phase: str | None = None) -> Moment:
@@ -224,6 +229,13 @@ class _Device:
             sample_seconds=float(np.median(self.ledger.cost_ns)) / 1e9,
             sample_share=self.sample_share(),
         )
+
+    def unknown(self) -> dict[str, str]:
+        """Rows that this device has and that nobody could tell; never a zero."""
+        unknown = {} if self.ledger.has_total else {UNEXPLAINED: NO_TOTAL}
+        if not (self.lane.device or "").startswith("GPU"):
+            return unknown
+        return {row: NOT_SAMPLED for row in OF_GPUS if row not in self.ledger.owners} | unknown
 
     def allowed_bytes(self, moment: Moment) -> int:
         """How much may have no owner."""

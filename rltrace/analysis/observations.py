@@ -29,6 +29,8 @@ REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_se
 STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
 """Counters, or arguments of the `step` span, that say how a step went; what else the driver samples is kept too."""
 
+RESIDENT = "resident_bytes"
+
 _OPEN = -1
 
 
@@ -80,6 +82,10 @@ class Seen:
         self.phases: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.stages: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.owners: defaultdict[str, Samples] = defaultdict(Samples)
+        self.on_host: defaultdict[str, Samples] = defaultdict(Samples)
+        """Bytes of owners that lie in the host's memory, beside a GPU."""
+        self.resident = Samples()
+        """Bytes of the whole process in the host's memory."""
         self.figures: defaultdict[str, Samples] = defaultdict(Samples)
         self.sampled: defaultdict[str, Samples] = defaultdict(Samples)
         """Of the sampler of a host: everything."""
@@ -176,6 +182,12 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
     if owner is not None:
         if isfinite(sample.value):  # else nobody knows how many bytes
             seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
+    elif name == RESIDENT:
+        if isfinite(sample.value):
+            seen.resident.add(sample.ts_ns + shift_ns, sample.value)
+    elif (on_host := owner_of_counter(name.replace("_host_bytes", "_bytes"))) is not None:
+        if isfinite(sample.value):
+            seen.on_host[on_host].add(sample.ts_ns + shift_ns, sample.value)
     elif name in STEP_FIGURES or seen.lane.is_driver:
         seen.figures[name].add(sample.ts_ns + shift_ns, sample.value)
 

@@ -6,6 +6,7 @@ import msgspec
 
 from rltrace.analysis.clocks import ClockFigures, clocks
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
+from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
@@ -62,6 +63,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
     samples: list[HostSamples]
+    host_memory: list[HostMemory]
     out_of_memory: list[OutOfMemory]
     sleeps: list[Transaction]
     leaks: list[Leak]
@@ -93,6 +95,7 @@ def summarize(recording: Recording) -> Summary:
         weight_sync=rank_syncs(seen, windows),
         memory=device_memory(seen, windows),
         samples=host_samples(seen),
+        host_memory=host_memory(seen),
         out_of_memory=out_of_memory(seen, windows),
         sleeps=transactions(seen, windows),
         leaks=leaks(seen),

@@ -20,7 +20,7 @@ def show(found: Overhead, screen: Console) -> None:
     """Print the comparisons, each with its verdict, and the bookkeeping."""
     screen.print(comparison_table(found))
     for comparison in found.comparisons:
-        screen.print(Text(verdict_line(comparison, found.limit), _STYLES[comparison.verdict]))
+        screen.print(Text(verdict_line(comparison, found.limit), _STYLES[comparison.verdict]), soft_wrap=True)
     screen.print()
     screen.print(bookkeeping_table(found.bookkeeping, found.bookkept_cost))
     screen.print(Text(load_line(found), "dim"))

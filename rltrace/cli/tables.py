@@ -18,6 +18,7 @@ from rich.tree import Tree
 
 from rltrace.analysis.clocks import ClockFigures
 from rltrace.analysis.hooks import HookFigures
+from rltrace.analysis.host_memory import HostMemory
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory
 from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.phases import IDLE, ORDER, RankStep
@@ -77,6 +78,8 @@ def _tables(summary: Summary) -> list[RenderableType]:
     if len(summary.memory) > MOST_DEVICES:
         tables.append(Text(f"{len(summary.memory) - MOST_DEVICES} more devices: see --json", style="dim"))
     tables += [sample_table(host) for host in summary.samples]
+    if summary.host_memory:
+        tables.append(host_memory_table(summary.host_memory))
     if summary.sleeps:
         tables.append(sleep_table(summary.sleeps, summary.leaks))
     if summary.processes:
@@ -300,7 +303,11 @@ def _residual_line(device: DeviceMemory) -> str:
     """How much nobody holds, and what it cost to know."""
     found = device.residual
     if found is None:
-        return "; ".join(f"{row} is unknown: {reason}" for row, reason in device.unknown.items())
+        reasons = dict.fromkeys(device.unknown.values())
+        return "\n".join(
+            f"unknown, {reason}: " + ", ".join(row for row in device.unknown if device.unknown[row] == reason)
+            for reason in reasons
+        )
     judged = found.edges - found.unsettled_edges
     line = f"without an owner at {judged} settled phase edges: at most {_bytes(found.worst_bytes)}"
     line += f" ({found.worst_phase}; allowed {_bytes(found.worst_allowed_bytes)})" if judged else ""
@@ -308,6 +315,24 @@ def _residual_line(device: DeviceMemory) -> str:
     line += f"; {_count(found.unsettled_edges, 'edge')} unsettled\n"
     line += f"a sample takes {found.sample_seconds * 1e3:.1f} ms"
     return line + (f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else "")
+
+
+def host_memory_table(processes: Sequence[HostMemory]) -> RenderableType:
+    """What each process has in its host's memory; one line where that is the devices' memory."""
+    apart = [process for process in processes if not process.is_device]
+    if not apart:
+        return Text("The host's memory is the devices' here: the tables above have all of it.", "dim")
+    owners = list(dict.fromkeys(owner for process in apart for owner in process.peak_owner_bytes))
+    table = _table("process", "resident", *owners)
+    for process in apart:
+        resident = process.peak_resident_bytes
+        sizes = [process.peak_owner_bytes.get(owner, 0) for owner in owners]
+        table.add_row(
+            process.process,
+            _bytes(resident) if resident is not None else "unknown",
+            *(_bytes(n) if n else "" for n in sizes),
+        )
+    return _titled("Memory of the hosts: each process's own most, and of which owner", table)
 
 
 def out_of_memory_table(failure: OutOfMemory) -> RenderableType:

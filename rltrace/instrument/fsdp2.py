@@ -19,6 +19,9 @@ from rltrace.patching import Function, Hook, PatchSet
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
 
+MakeSpan = Callable[..., Any]
+"""`recorder.span`, or what measures the same place on the device."""
+
 
 class Fsdp2:
     """Collectives, forward and backward."""
@@ -100,13 +103,13 @@ def groups_of(state: Any) -> list[Any]:
 # ---- forward ----------------------------------------------------------------------------------------------------
 
 
-def watch_forwards(original: Function, hook: Hook) -> Function:
+def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.span) -> Function:
     """Wrap `FSDPState.init`, so that each sharded module gets a hook before and one after its forward.
 
     Module hooks, not `FSDPState._post_forward`: checkpointing stops a recomputed forward by an exception as soon as it
     has what it needs, and only a hook registered with `always_call` sees that end.
     """
-    forwards = Forwards(hook)
+    forwards = Forwards(hook, span)
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
@@ -125,8 +128,9 @@ def watch_forwards(original: Function, hook: Hook) -> Function:
 class Forwards:
     """The open forward spans of each thread, innermost last."""
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: Hook, span: MakeSpan = recorder.span) -> None:
         self._hook = hook
+        self._span = span
         self._open = threading.local()
 
     def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> None:
@@ -150,7 +154,7 @@ class Forwards:
         path, module = args
         in_backward = torch._C._current_graph_task_id() != -1
         late = {"recompute": True} if in_backward else {}
-        opened = recorder.span("fsdp.forward", module=path(), **late).__enter__()
+        opened = self._span("fsdp.forward", module=path(), **late).__enter__()
         self._stack().append((module, opened))
 
     def _end(self, module: Any, _result: Any, _error: BaseException | None) -> None:
@@ -174,7 +178,8 @@ class Forwards:
 class Backwards:
     """The open backward spans, by parameter group: they may end on another thread than they began on."""
 
-    def __init__(self) -> None:
+    def __init__(self, span: MakeSpan = recorder.span) -> None:
+        self._span = span
         self._open: dict[int, OpenBackward] = {}
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -188,7 +193,7 @@ class Backwards:
             if state._training_state.name == "PRE_BACKWARD":
                 return
             unfinished.span.__exit__(RuntimeError)
-        opened = OpenBackward(recorder.span("fsdp.backward", module=module_of_state(state)).__enter__(), len(groups))
+        opened = OpenBackward(self._span("fsdp.backward", module=module_of_state(state)).__enter__(), len(groups))
         self._open.update((id(group), opened) for group in groups)
 
     def end(self, group: Any, _result: Any, _error: BaseException | None) -> None:

@@ -30,19 +30,29 @@ class ProcessLedger:
         """Sources whose bytes are mappings of their own."""
         self.peers: set[int] = set()
         """Pids of the device's other processes."""
+        self._process = memory.ProcessMemory()
         self.on_cpu = True
-        """The device is this process's own memory; a GPU's totals are not to be had here."""
+        """The device is this process's own memory, and can be measured; a GPU's totals are not to be had here."""
         self._frozen: _Frozen | None = None
         self._kernel_bytes = 0
         self._reported: tuple[int, str] | None = None
         self._shared: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
 
     def freeze(self) -> None:
-        """Take what this process holds now for its interpreter and its libraries; the first call counts."""
-        if self._frozen is None:
+        """Take what this process holds now for its interpreter and its libraries; the first call counts.
+
+        Where the C library does not tell what its allocator holds, only owners with a name are sampled, without totals:
+        a reader then says that the rest is unknown.
+        """
+        if self._frozen is not None:
+            return
+        try:
             heap = memory.heap()
             anonymous_bytes = memory.resident(os.getpid()).anonymous_bytes
-            self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
+        except OSError:
+            self.on_cpu = False
+            return
+        self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
 
     def sample(self) -> None:
         """Write every row, then the totals."""
@@ -51,6 +61,7 @@ class ProcessLedger:
         with recorder.span(MEMORY_EDGE) as edge:
             for name, value in self.rows().items():
                 recorder.counter(name, value)
+            recorder.counter("resident_bytes", self._process.resident_bytes())
             if self.on_cpu:
                 totals = self.totals()
                 recorder.counter("used_bytes", sum(totals.values()))

@@ -23,8 +23,8 @@ class TorchOptim:
         )
 
 
-def watch_optimizer_steps(hook: Hook) -> Callable[[], None]:
-    """Make every optimizer's step a span; returns what undoes it."""
+def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = recorder.span) -> Callable[[], None]:
+    """Make every optimizer's step a span, or what measures it on the device; returns what undoes it."""
     from torch.optim import optimizer as torch_optimizer
 
     steps = threading.local()
@@ -36,7 +36,7 @@ def watch_optimizer_steps(hook: Hook) -> Callable[[], None]:
             unfinished.__exit__(RuntimeError)
         optimizer = args[0]
         tensors = sum(len(group["params"]) for group in optimizer.param_groups)
-        steps.open = recorder.span("optimizer.step", optimizer=type(optimizer).__name__, tensors=tensors).__enter__()
+        steps.open = span("optimizer.step", optimizer=type(optimizer).__name__, tensors=tensors).__enter__()
 
     def end(_token: Any, _result: Any, _error: BaseException | None) -> None:
         opened, steps.open = getattr(steps, "open", None), None

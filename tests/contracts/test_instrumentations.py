@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rltrace import instrument, plugins
+from rltrace.instrument import cuda_time
 from rltrace.patching import PatchSet
 
 FRAMEWORKS = (
@@ -58,6 +59,13 @@ class Rows:
 
     def states(self):
         return {row.state for row in self.rows.values()}
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu_machine(monkeypatch):
+    """Hooks that need a driver, or to be asked for, are named as they are where both are there."""
+    monkeypatch.setattr(cuda_time, "DRIVER", Path("/dev/null"))
+    monkeypatch.setenv(cuda_time.ASKED_VARIABLE, "1")
 
 
 @pytest.fixture
@@ -162,7 +170,7 @@ def test_a_hook_keeps_the_kind_and_the_face_of_what_it_wraps(name, rows):
     for target, replacement in replacements.items():
         original = originals[target]
         if replacement is original:
-            assert name == "torch_optim"  # a public hook replaces nothing
+            assert "register_optimizer_step" in target  # a public hook replaces nothing
             continue
         assert type(replacement) is type(original), target
         for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):

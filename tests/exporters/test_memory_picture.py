@@ -15,7 +15,7 @@ from rltrace_exporters.memory_picture import picture
 from screenshot import browser_page, chromium
 
 from rltrace.analysis import summarize
-from rltrace.errors import OutputError
+from rltrace.errors import MissingExtraError, OutputError
 from rltrace.events import OWNER_COLORS, OWNERS
 from rltrace.recording import Recording
 
@@ -63,7 +63,7 @@ def test_the_html_shows_every_device_without_the_internet(tmp_path: Path) -> Non
         asked: list[str] = []
         errors: list[Any] = []
         page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", errors.append)
+        page.on("pageerror", lambda error: errors.append(error))  # noqa: PLW0108  # it wants a Python function
         page.goto(file.as_uri())
         page.wait_for_function("document.querySelectorAll('.plotly-graph-div .main-svg .bars').length >= 4")
         found = page.evaluate(FOUND)
@@ -129,3 +129,15 @@ def test_a_recording_without_memory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"version": 1}))
     with pytest.raises(OutputError, match="nothing to draw"):
         Memory().write(Recording.open(tmp_path), (tmp_path / "out").open("wb"))
+
+
+@pytest.mark.parametrize(("suffix", "library"), [(".html", "plotly"), (".png", "matplotlib")])
+def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, library: str
+) -> None:
+    for module in [name for name in sys.modules if name.startswith(("rltrace_exporters.memory_", library))]:
+        if not module.endswith("picture"):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtraError, match=rf"needs {library}.*, not installed here: pip install .*\[pictures\]"):
+        drawn_as(suffix, tmp_path)

@@ -457,6 +457,29 @@ def test_counters_keep_their_values_units_and_scale(importer: Importer, recordin
     assert trace.query(groups) == [("actor.params_bytes", "memory"), ("kv_usage_ratio", "other counters")]
 
 
+def test_a_device_is_one_group_of_what_its_processes_hold_together(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    device = {"host": "node", "uuid": "cpu-0"}
+    worker = recording.process(100, role="worker", rank=0, device=device).thread()
+    engine = recording.process(200, role="engine", rank=0, device=device).thread()
+    for ts, mine, its in ((10, 1, 2), (20, 1, 5), (30, 4, 0)):
+        worker.counter("allocator.cached_bytes", ts, mine)
+        engine.counter("allocator.cached_bytes", ts + 1, its)
+    worker.counter("used_bytes", 12, 70)
+    engine.counter("used_bytes", 22, 80)
+    worker.counter("loss", 40, 0.5)
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=9 + 5 + 2)
+    sql = """
+        select above.name as above, t.name as row, c.value as value from counter c join track t on t.id = c.track_id
+        join track above on above.id = t.parent_id where above.name like 'Memory ·%' order by t.name, c.ts
+    """
+    name = "Memory · rank 0 · cpu-0"
+    cached = [(name, "allocator.cached_bytes", value) for value in (1, 3, 6, 9, 4)]
+    assert trace.query(sql) == [*cached, (name, "used_bytes", 70), (name, "used_bytes", 80)]
+
+
 def test_one_counter_sampled_by_two_threads_is_one_row(importer: Importer, recording: RecordingFile) -> None:
     process = recording.process()
     process.thread(1, "a").counter("allocated_bytes", 5, 50)
@@ -477,6 +500,21 @@ def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: 
     scale = "extract_arg(source_arg_set_id, 'y_axis_share_key')"
     found = trace.query(f"select name, {scale} as scale from counter_track order by name")
     assert found == list(zip(names, ("owners", "owners", "totals"), strict=True))
+
+
+def test_a_gpu_stream_kernels_and_operators_have_rows_that_say_so(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process().thread()
+    for lane, names in ((1, ("gpu.fsdp.all_gather", "gpu.fsdp.forward")), (7, ("kernel.gemm",)), (9, ("op.aten::mm",))):
+        for number, name in enumerate(names):
+            thread.span_at(name, 10 * number, 10 * number + 5, lane, error_ns=40)
+    trace = load(importer, recording)
+    trace.check_clean(slices=4, counters=0)
+    assert {(s["name"], s["track"]) for s in trace.slices()} == {
+        ("gpu.fsdp.all_gather", "gpu stream 1"),
+        ("gpu.fsdp.forward", "gpu stream 1"),
+        ("kernel.gemm", "kernels of gpu stream 7"),
+        ("op.aten::mm", "torch operators of thread 9"),
+    }
 
 
 def test_a_sampler_has_a_group_for_its_host_and_one_for_each_gpu(importer: Importer, recording: RecordingFile) -> None:

@@ -71,4 +71,23 @@ def test_perfetto_imports_it_whole(importer: Importer) -> None:
                 spans += 1
                 flows += len(event.flows_in)
     trace = importer.load(export(RUN))
-    trace.check_clean(slices=spans, counters=counters, flows=flows)
+    of_devices = trace.one(OF_DEVICES)
+    assert of_devices > 100
+    trace.check_clean(slices=spans, counters=counters + of_devices, flows=flows)
+
+
+OF_DEVICES = """
+    select count(*) from counter c join track t on t.id = c.track_id join track above on above.id = t.parent_id
+    where above.name like 'Memory · rank %'
+"""
+"""Counters that no process wrote: what the processes of a device hold together."""
+
+
+def test_every_sleep_freed_and_every_wake_up_took_what_was_expected(summary: Summary) -> None:
+    assert [move.name for move in summary.sleeps if move.rank == 0 and move.step == 1] == [
+        "rollout.wake_weights", "rollout.wake_kv_cache", "rollout.sleep",
+    ]  # fmt: skip
+    for move in summary.sleeps:
+        assert (move.verdict, move.reason) == ("ok", "")
+        assert sum(move.moved_bytes.values()) == sum(move.expected_bytes.values()) > MODEL_BYTES
+    assert summary.leaks == []

@@ -18,6 +18,8 @@ from rltrace.recording import Recording
 
 PAIRS = 2
 
+pytestmark = pytest.mark.timeout(900)  # two whole runs: minutes each on a machine that others use
+
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -249,6 +249,18 @@ def test_losses_name_the_process_that_has_them(tmp_path: Path) -> None:
     assert (summary.lost_events, summary.complete) == (4, False)
 
 
+def test_processes_that_were_not_traced_are_grouped_by_command_and_reason(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("good", span("a", 0, 1), ended_s=1)
+    said = [(7, "-S", "no hook"), (8, "-S", "no hook"), (9, "-I", "no path")]
+    lines = [json.dumps({"pid": pid, "command": ["python", option], "reason": why}) for pid, option, why in said]
+    (written.folder / "untraced.jsonl").write_text("\n".join([*lines, '{"pid": 10, "comm']))
+    found = summarize(written.read()).untraced
+    assert [(item.command, item.reason, item.pids) for item in found] == [
+        (["python", "-S"], "no hook", [7, 8]),
+        (["python", "-I"], "no path", [9]),
+    ]
+
+
 def keys(value: object, path: str = "") -> set[str]:
     """Every path of keys in a JSON value; names of phases, owners and the like become *."""
     found: set[str] = set()
@@ -259,7 +271,7 @@ def keys(value: object, path: str = "") -> set[str]:
         for key, item in value.items():
             last = path.rpartition(".")[2]
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
-            by_name += ("expected_bytes", "moved_bytes", "left_bytes")
+            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "peak_owner_bytes", "counters")
             named = last in by_name or path.endswith("phases[].phases")
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
@@ -270,21 +282,41 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
     written = two_ranks(tmp_path / "run")
     step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
+    written.process("sampler", sample("host.cpu_percent", 1, 50), role="sampler", ended_s=5)
     edges = [span("memory.edge", at, at + 0.05, totals={"9": 100}, cpu_ns={"9": at}) for at in (2, 4, 6, 8, 10)]
     grows = [sample("unattributed_bytes", at + 0.01, at * 2**20) for at in (2, 4, 6, 8, 10)]
     sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]
     moves = [span("cumem.unmap", 3, 3.1, tag="weights", bytes=7), sample("rollout.weights_bytes", 2.01, 30)]
     failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
-    work = [*edges, failure, *grows, *sleeps, *moves, span("actor.update", 2, 3)]
+    on_host = [sample("ref.params_host_bytes", 3, 7), sample("resident_bytes", 3, 70)]
+    work = [*edges, *on_host, failure, *grows, *sleeps, *moves, span("actor.update", 2, 3)]
     written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
     written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
+    (written.folder / "untraced.jsonl").write_text('{"pid": 7, "command": ["python", "-S"], "reason": "-S"}\n')
     value = json.loads(msgspec.json.encode(summarize(written.read())))
     documented = (Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md").read_text()
     listed = set(re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE))
-    opaque = ("open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
+    sampled = ("samples[].processes.", "samples[].gpus.", "samples[].unavailable.")
+    opaque = (*sampled, "open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
     assert {key for key in keys(value) if not key.startswith(opaque)} == listed
+
+
+def test_what_lies_in_host_memory_is_in_a_ledger_of_its_own(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for device, rank in (("GPU-1", 0), ("cpu-1", 1)):
+        samples = [sample("resident_bytes", at, 50 - at) for at in (1, 2)] + [sample("ref.params_host_bytes", 1, 30)]
+        where = {"host": "here", "uuid": device}
+        written.process(device, *samples, rank=rank, role="worker", device=where, ended_s=3)
+    summary = summarize(written.read())
+    assert [
+        (part.process, part.peak_resident_bytes, part.peak_owner_bytes, part.is_device) for part in summary.host_memory
+    ] == [
+        ("rank 0 worker", 49, {"ref.params": 30}, False),
+        ("rank 1 worker", 49, {"ref.params": 30}, True),
+    ]
+    assert summary.memory == [], "nobody said what a device holds"
 
 
 def test_seconds_and_bytes_are_said_in_the_keys() -> None:

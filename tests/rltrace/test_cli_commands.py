@@ -83,11 +83,13 @@ def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_unknown_format_names_those_there_are(run: Path) -> None:
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
-    assert "--to vhs: no such format; there is perfetto" in line
+    assert "--to vhs: no such format; there is memory, perfetto" in line
 
 
 def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
-    assert "say one with --to: perfetto (.pftrace)" in the_line(call("export", run, "-o", run / "x.vhs"), 2)
+    assert "say one with --to: memory (.html), perfetto (.pftrace)" in the_line(
+        call("export", run, "-o", run / "x.vhs"), 2
+    )
 
 
 def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
@@ -220,8 +222,9 @@ def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 5
     assert "recorded in" in done.stderr.splitlines()[-1]
-    (process,) = summarize_folder(tmp_path / "run")["processes"]
-    assert process["state"] == "ended"
+    sampler, process = summarize_folder(tmp_path / "run")["processes"]
+    assert (sampler["role"], process["role"]) == ("sampler", "process")
+    assert process["state"] == sampler["state"] == "ended"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +250,8 @@ def test_a_typo_in_what_to_disable_is_warned_of_once(tmp_path: Path, disabled: s
         [*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stderr.splitlines()[:-1] == warned
-    assert len(summarize_folder(tmp_path / "run")["processes"]) == 2
+    roles = [process["role"] for process in summarize_folder(tmp_path / "run")["processes"]]
+    assert sorted(roles) == ["process", "process", "sampler"]
 
 
 @pytest.mark.parametrize("command", ["run", "exec"])

@@ -125,9 +125,8 @@ class TestFinishedRun:
         assert summary.open_spans == []
         assert summary.lost_events == 0
         assert [hook.target for hook in summary.hooks if hook.never_fired or hook.state == "failed"] == []
-        assert [(process.role, process.rank) for process in summary.processes if process.parent is None] == [
-            ("driver", None)
-        ]
+        without_parent = {(process.role, process.rank) for process in summary.processes if process.parent is None}
+        assert without_parent == {("driver", None), ("sampler", None)}
         assert sorted((process.role, process.rank) for process in summary.processes if process.rank is not None) == [
             ("engine", 0), ("engine", 1), ("worker", 0), ("worker", 1),
         ]  # fmt: skip

@@ -7,15 +7,22 @@ shared pages (smaps_rollup).
 from __future__ import annotations
 
 import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
+from recordings import Written, sample, span
 from traced_runs import ROOT, TracedRun, run_traced
 
+import rltrace
+from rltrace import memory
 from rltrace.analysis import summarize
 from rltrace.analysis.ledger import Ledger, ledgers
 from rltrace.analysis.memory import Residual
 from rltrace.analysis.observations import Observations
+from rltrace.instrument.process_ledger import ProcessLedger
+from rltrace.recording import Recording
 
 MIB = 1 << 20
 NOISE_BYTES = MIB
@@ -235,9 +242,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[TracedRun, list[d
     assert run.returncode == 0, run.err
     ledger = rows(run)
     looked = []
-    for span in run.spans("looked"):
-        index = int((ledger.times_ns <= span.start_ns).nonzero()[0][-1])
-        looked.append({**ledger.at(index), "used": int(ledger.used[index]), "witness": span.args["witness"]})
+    for look in run.spans("looked"):
+        index = int((ledger.times_ns <= look.start_ns).nonzero()[0][-1])
+        looked.append({**ledger.at(index), "used": int(ledger.used[index]), "witness": look.args["witness"]})
     assert len(looked) == 5
     return run, looked
 
@@ -286,3 +293,48 @@ def test_every_edge_says_what_it_cost(planted: tuple[TracedRun, list[dict[str, i
     ledger = rows(planted[0])
     assert len(ledger.cost_ns) == len(planted[0].spans("memory.edge"))
     assert (ledger.cost_ns > 0).all()
+
+
+def test_without_the_allocators_account_rows_are_unknown_and_not_zero(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with musl, or a glibc before 2.33."""
+
+    def no_account() -> None:
+        raise OSError("the C library has no mallinfo2, which glibc has from 2.33 on")
+
+    monkeypatch.setattr(memory, "_mallinfo", no_account)
+    rltrace.start(folder, role="worker", rank=0, device={"host": socket.gethostname(), "uuid": "cpu-0"})
+    ledger = ProcessLedger()
+    ledger.in_heap["actor"] = lambda: {"actor.params_bytes": 7}
+    ledger.freeze()
+    ledger.sample()
+    rltrace.stop()
+    (device,) = summarize(Recording.open(folder)).memory
+    assert device.at_peak_bytes == {"actor.params": 7}
+    assert device.residual is None
+    assert list(device.unknown) == ["unexplained"]
+
+
+def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path: Path) -> None:
+    """The engine's sample is a second old at each edge; at the first it has slept since, at the second worked."""
+    device = {"host": socket.gethostname(), "uuid": "cpu-0"}
+    written = Written(tmp_path / "run")
+
+    def edge(at_s: float, worker_cpu_ms: float, engine_cpu_ms: float) -> Any:
+        cpu_ns = {"1": int(worker_cpu_ms * 1e6), "2": int(engine_cpu_ms * 1e6)}
+        return span("memory.edge", at_s, at_s + 0.001, totals={"1": 100, "2": 50}, cpu_ns=cpu_ns)
+
+    params, cache = sample("actor.params_bytes", 0.5, 90), sample("rollout.kv_cache_bytes", 0.5, 50)
+    phases = [span("ref.log_prob", 2.0005, 2.5), span("actor.update", 2.6, 3.0005)]
+    edges = [edge(2, 10, 5), edge(3, 20, 11)]
+    written.process("w", *edges, params, *phases, role="worker", rank=0, device=device, pid=1, ended_s=4)
+    written.process("e", edge(1, 5, 5), cache, role="engine", rank=0, device=device, pid=2, ended_s=4)
+    (found,) = summarize(written.read()).memory
+    first, last = (
+        edge for edge in found.edges if (edge.phase, edge.edge) in (("ref.log_prob", "begin"), ("actor.update", "end"))
+    )
+    assert (first.is_settled, first.apart_seconds) == (True, 0)
+    assert (last.is_settled, last.apart_seconds) == (False, 0.006)
+    assert first.bytes["unexplained"] == 10
+    assert found.residual is not None and found.residual.unsettled_edges == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,22 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from two_nodes import DRIFT_PPM, OFFSET_NS, SECOND, Cluster, two_nodes
 
-from rltrace import alignment, cluster
+from rltrace import alignment, cluster, manifest
 from rltrace.analysis import summarize
 from rltrace.analysis.clocks import TimeLine
 from rltrace.events import Span
 from rltrace.recording import Process, Recording
 
-pytestmark = pytest.mark.timeout(600)
+LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
+
+pytestmark = pytest.mark.timeout(900)
 
 PROGRAM = """
 import sys, time
 import ray, rltrace
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": rltrace.worker_environment()})
+ray.init(address=sys.argv[1], log_to_driver=False)
 
 @ray.remote(num_cpus=0)
 class Rank:
@@ -70,7 +74,7 @@ def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rltrace_command(nodes: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", *words]
     return subprocess.run(
-        command, cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=300
+        command, cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=500
     )
 
 
@@ -200,6 +204,43 @@ def test_collecting_brings_what_is_missing_and_leaves_another_process_alone(
     assert lines.read_text() == '{"kind": "process", "pid": 1}\n'
 
 
+def test_the_reference_run_spreads_its_ranks_over_the_nodes(nodes: Cluster, tmp_path: Path) -> None:
+    """Each node has one CPU, so each gets one rank, with its engine."""
+    config = yaml.safe_load(LAPTOP.read_text()) | {"steps": 3, "ray_address": nodes.address}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    done = rltrace_command(nodes, tmp_path, "run", "run.yaml", "--out", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summarize(Recording.open(tmp_path / "run"))
+    assert [step.end_seconds is not None for step in found.steps] == [True] * 3
+    places = {rank: {p.host == "second" for p in found.processes if p.rank == rank} for rank in (0, 1)}
+    assert sorted(map(list, places.values())) == [[False], [True]]
+    assert len(found.weight_sync) == 6 and all(clock.aligned for clock in found.clocks)
+    inside = [row for row in found.phases if row.rank is not None and row.step is not None]
+    assert len(inside) == 6 and all(row.phases["idle"].share < 0.9 and not row.overlap_seconds for row in inside)
+    assert [p.state for p in found.processes if p.rank is not None] == ["ended"] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["collect", "nothing"], 3, "nothing: no Recording here"),
+        (["collect", "run", "--address", "127.0.0.1:9"], 1, "127.0.0.1:9: no Ray cluster answers there"),
+        (["collect", "run", "--address", "here"], 1, "here: not an address of a Ray cluster"),
+        (["run", "run.yaml"], 4, "ray_address: cannot join a Ray cluster at 127.0.0.1:9"),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    manifest.create(tmp_path / "run", owner=None, command=[], config=None)
+    config = yaml.safe_load(LAPTOP.read_text()) | {"ray_address": "127.0.0.1:9"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("rltrace: ")]
+    assert done.returncode == code and lines[0].startswith(f"rltrace: {said}"), done.stderr
+    if words[0] == "collect":
+        assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
 def test_a_node_that_dies_is_named_and_what_it_had_said_stays(nodes: Cluster, tmp_path: Path) -> None:
     """Last: it takes the second node down."""
     (tmp_path / "program.py").write_text(PROGRAM.replace("ray.get(", "ray.wait("))
@@ -213,7 +254,7 @@ def test_a_node_that_dies_is_named_and_what_it_had_said_stays(nodes: Cluster, tm
         nodes.kill_second()
         running.terminate()
         _, said = running.communicate(timeout=300)
-    assert "second" in said and "not here" in said
+    assert re.search("^rltrace: node second: .*; what was recorded there .* is not here$", said, re.MULTILINE), said
     recording = Recording.open(run)
     far = [process for process in recording.processes if process.host == "second"]
     assert far and any(isinstance(event, Span) for process in far for event in process.events())

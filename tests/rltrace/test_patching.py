@@ -12,7 +12,7 @@ import textwrap
 import pytest
 from ray import cloudpickle
 
-from rltrace.patching import Hook, PatchSet, wrap_each_item
+from rltrace.patching import Hook, PatchSet, watch_items, wrap_each_item
 
 SOURCE = """
 import contextlib
@@ -246,6 +246,38 @@ def test_each_item_of_a_generator_can_be_watched_alone(module, log):
     closed = count(1)
     next(closed)
     closed.close()
+
+
+@pytest.mark.parametrize("attr", ["add", "add_later", "returns_coroutine"])
+def test_an_argument_can_be_replaced_whatever_the_kind_of_the_function(module, patches, attr):
+    original = getattr(module, attr)
+    patches.arguments(f"{module.__name__}:{attr}", lambda _hook, args, kwargs: ((args[0] + 100,), kwargs))
+    replacement = getattr(module, attr)
+    assert inspect.iscoroutinefunction(replacement) == inspect.iscoroutinefunction(original)
+    assert inspect.signature(replacement) == inspect.signature(original)
+    result = replacement(1)
+    assert (asyncio.run(result) if inspect.iscoroutine(result) else result) == 102
+
+
+def test_arguments_that_cannot_be_replaced_are_passed_on(module, patches, rows, capfd):
+    def change(_hook, args, kwargs):
+        raise LookupError("ours")
+
+    patches.arguments(f"{module.__name__}:add", change)
+    assert module.add(1, b=5) == 6
+    assert "LookupError: ours" in capfd.readouterr().err
+    patches.undo()
+    assert module.add(1, b=5) == 6
+
+
+def test_each_item_of_an_iterable_that_is_passed_on_can_be_watched(log):
+    hook = Hook("test", "somewhere:passed")
+    hook.live = True
+    items = {"a": 1, "b": 2}.items()
+    watched = watch_items(items, hook, lambda *_: log.append("asked"), lambda _token, item, _error: log.append(item))
+    assert log == []
+    assert dict(watched) == {"a": 1, "b": 2}
+    assert log == ["asked", ("a", 1), "asked", ("b", 2), "asked", None]
 
 
 def test_an_asynchronous_generator_passes_what_is_sent_and_thrown(module, patches, log):

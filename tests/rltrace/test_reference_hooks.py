@@ -8,6 +8,7 @@ import pytest
 from traced_runs import TracedRun, run_traced
 
 from rltrace import plugins
+from rltrace.analysis import summarize
 from rltrace.events import PHASES, Counter, Span
 
 pytestmark = pytest.mark.run
@@ -39,7 +40,7 @@ sys.exit(main(["config.yaml", "--out", "out"]))
 
 def run(folder, **environment) -> TracedRun:
     (folder / "config.yaml").write_text(CONFIG)
-    done = run_traced(folder, PROGRAM, **environment)
+    done = run_traced(folder, PROGRAM, timeout_s=240, **environment)
     assert done.returncode == 0, done.err
     return done
 
@@ -215,3 +216,27 @@ def test_the_run_learns_the_same_without_hooks(traced, folder, tmp_path):
     assert {span.name for span in bare.spans()} == {"step", "reward", "advantage"}
     reasons = {hook["reason"] for process in bare.recording.processes for hook in process.hooks}
     assert reasons == {"disabled by RLTRACE_DISABLE"}
+
+
+def test_at_every_phase_edge_all_bytes_but_what_is_allowed_have_an_owner(traced):
+    devices = summarize(traced.recording).memory
+    assert [device.rank for device in devices] == [0, 1]
+    for device in devices:
+        seen = {(edge.step, edge.phase) for edge in device.edges}
+        assert seen >= {(step, phase) for step in (0, 1) for phase in ("weight_sync", "rollout.sleep", "actor.update")}
+        assert {"actor.build", "rollout.load"} <= {phase for step, phase in seen if step is None}
+        found = device.residual
+        assert found.edges == len(device.edges)
+        assert found.unsettled_edges <= 0.05 * found.edges
+        assert found.edges_over_allowed == 0, (
+            found,
+            [edge for edge in device.edges if edge.phase == found.worst_phase],
+        )
+        assert device.unknown == {}
+
+
+def test_every_sleep_of_the_run_gives_back_what_it_was_expected_to(traced):
+    summary = summarize(traced.recording)
+    assert {(move.name, move.step) for move in summary.sleeps} >= {("rollout.sleep", None), ("rollout.sleep", 1)}
+    assert {move.verdict for move in summary.sleeps} == {"ok"}
+    assert summary.leaks == []

@@ -15,15 +15,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".frameworks"
 
-# What importing the hooked modules needs, found by trying; pip would bring a torch of its own with its dependencies.
-IMPORTED = """
-    tensordict==0.10.0 pyvers cloudpickle orjson importlib_metadata zipp omegaconf==2.3.0
-    antlr4-python3-runtime==4.9.3 hydra-core==1.3.2 codetiming==1.4.0 torchdata==0.11.0 datasets==4.4.1 dill multiprocess
-    xxhash cachetools pyzmq pandas python-dateutil pytz six tzdata pyarrow peft accelerate fastapi starlette uvicorn
-    pydantic typing_inspection annotated_types annotated_doc pydantic_core aiohttp multidict yarl propcache aiosignal
-    frozenlist attrs aiohappyeyeballs pillow openai jiter distro sniffio httpx httpcore h11 anyio idna certifi TransferQueue==0.1.11 setuptools<81
-""".split()
-BEFORE_TRANSFORMERS_5 = "transformers==4.57.6 huggingface_hub<1 tokenizers==0.22.2".split()
+IMPORTED = (HERE / "imported.txt").read_text().split()
+"""What importing the hooked modules needs, found by trying: dependencies of verl's would bring a torch of their own."""
+BEFORE_TRANSFORMERS_5 = ["transformers==4.57.6", "huggingface_hub<1", "tokenizers==0.22.2"]
+"""What the releases up to 0.7 import of transformers is not in its version 5."""
 
 
 @dataclass(frozen=True)

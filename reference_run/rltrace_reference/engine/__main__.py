@@ -135,6 +135,10 @@ class Server:
         """Goes on recording, or pauses."""
         (rltrace.resume if on else rltrace.pause)()
 
+    def on_kernels(self, on: bool) -> None:
+        """Begins or ends recording every operator and kernel."""
+        (rltrace.start_kernels if on else rltrace.stop_kernels)()
+
     def on_measure_cost(self) -> None:
         """Measures what recording an event costs in this process."""
         rltrace.measure_cost()

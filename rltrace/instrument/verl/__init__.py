@@ -24,7 +24,7 @@ class Verl:
         patches.use("verl:__version__", functools.partial(install_release, patches))
 
 
-def install_release(patches: PatchSet, _hook: Hook) -> Callable[[], None]:
+def install_release(patches: PatchSet, hook: Hook) -> Callable[[], None]:
     """Name the hooks of the release that was just imported.
 
     Returns:
@@ -36,6 +36,7 @@ def install_release(patches: PatchSet, _hook: Hook) -> Callable[[], None]:
     for point in HOOK_POINTS:
         if point.is_in(line):
             point.name_hook(patches, point.target)
+    hook.fired()
     return nothing
 
 

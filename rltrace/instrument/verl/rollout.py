@@ -41,10 +41,11 @@ class Generation:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A request arrives."""
+        known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
         self._in_flight += 1
         if self._in_flight == 1:
             self._phase = recorder.span("rollout.generate").__enter__()
-        return recorder.span("server.request", **request_args(*args, **kwargs)).__enter__()
+        return recorder.span("server.request", **known).__enter__()
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
         """Its tokens leave, or it is cancelled."""
@@ -89,8 +90,8 @@ def receive_weights(patches: PatchSet, target: str) -> None:
 
 def begin_receive(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Say whose engine this process is, and open the span."""
-    worker = args[0]
-    recorder.identify(role="engine", **device_of(f"cpu-{worker.local_rank}", worker.local_rank))
+    place = getattr(args[0], "local_rank", 0)
+    recorder.identify(role="engine", **device_of(f"cpu-{place}", place))
     return recorder.span("weight_sync.receive").__enter__()
 
 

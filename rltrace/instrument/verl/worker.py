@@ -116,7 +116,7 @@ def subject_of(engine: Any) -> str:
     """Whose engine it is: only a reference is never trained, only a critic has a value head."""
     if type(engine).__name__.endswith("ValueHead"):
         return "critic"
-    return "ref" if engine.engine_config.forward_only else "actor"
+    return "ref" if getattr(getattr(engine, "engine_config", None), "forward_only", False) else "actor"
 
 
 # ---- micro-batches ----------------------------------------------------------------------------------------------
@@ -132,9 +132,9 @@ class MicroBatches:
         self._trains = False
         self._open: Any = None
 
-    def begin_update(self, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forwards from here on are those of an update, unless it says otherwise."""
-        self._trains = not kwargs.get("forward_only", False)
+    def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
+        self._trains = not kwargs.get("forward_only", args[3] if len(args) > 3 else False)
 
     def end_update(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Whatever follows is not of this update."""

@@ -1,0 +1,311 @@
+"""Time on a device's streams: pairs of events, brought to the host's clock afterwards.
+
+An event is recorded where work is submitted and fires when the stream gets there; the host asks later, and never waits
+for it. A device's clock is related to the host's by anchors: an event on an idle stream, with the host's clock read
+before it was recorded and after it was seen to have fired. Each pair lies between two anchors, so neither the two
+clocks' offset nor their drift enters. What depends on CUDA is behind `Device`, in `instrument/cuda_time.py`.
+
+Not run on a GPU yet: tested on a simulated device.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rltrace import clock
+
+POLL_NS = 200_000_000
+"""How often pairs are resolved, if there is anything to resolve."""
+ANCHOR_NS = 1_000_000_000
+"""How long an anchor is used: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
+MOST_PAIRS = 16_384
+"""That wait for the device; further ones are counted and not measured."""
+ANCHOR_TRIES = 3
+NARROW_NS = 10_000
+"""Half width of an anchor that is not tried for again."""
+ANCHOR_LOOK_NS = 200_000
+"""How long one try looks for its event to fire: on an idle stream that takes 10 µs; a busy device is asked later."""
+TICK_NS = 500
+"""Resolution of an event's own time stamp (CUDA Runtime API, cudaEventElapsedTime)."""
+
+Event = Any
+
+
+class Device(Protocol):
+    """The seam: everything that depends on the device."""
+
+    def stream(self) -> int:
+        """Identity of the stream that work is submitted to now."""
+
+    def is_capturing(self) -> bool:
+        """Whether that stream is being captured into a graph: an event recorded there would fire at every replay."""
+
+    def new_event(self) -> Event:
+        """An event that keeps its time."""
+
+    def record(self, event: Event) -> None:
+        """Let the event fire when the current stream gets here."""
+
+    def record_idle(self, event: Event) -> None:
+        """Let the event fire at once, on a stream that nothing else is submitted to."""
+
+    def has_fired(self, event: Event) -> bool:
+        """Whether the device has got there; does not wait."""
+
+    def elapsed_ms(self, earlier: Event, later: Event) -> float:
+        """Between two events that have fired: single precision."""
+
+
+@dataclass
+class Anchor:
+    """An event, and what the host's clock was when it fired."""
+
+    event: Event
+    host_ns: int
+    half_width_ns: int
+    """The event fired within that much of `host_ns`."""
+    pairs: int = 0
+    """That are measured from here and not resolved yet."""
+
+
+@dataclass
+class Pair:
+    """Work on one stream between two events."""
+
+    name: str
+    args: dict[str, Any]
+    times: DeviceTimes
+    anchor: Anchor | None = None
+    stream: int = 0
+    start: Event = None
+    end: Event = None
+
+    def __enter__(self) -> Pair:
+        self.times.begin(self)
+        return self
+
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
+        self.times.finish(self, failed=kind is not None)
+
+    def set(self, **late_args: Any) -> None:
+        """Add arguments that are known only at the end."""
+        self.args |= late_args
+
+
+@dataclass(frozen=True)
+class DeviceSpan:
+    """A resolved pair, on the host's clock."""
+
+    name: str
+    stream: int
+    start_ns: int
+    end_ns: int
+    error_ns: int
+    """Start and end are that far off at most."""
+    args: dict[str, Any]
+
+
+@dataclass
+class Missed:
+    """Pairs that were not measured, by why."""
+
+    capturing: int = 0
+    """The stream was being captured."""
+    no_anchor: int = 0
+    """The device did not answer in time when it was asked for its clock."""
+    too_many: int = 0
+    other_stream: int = 0
+    """The work ended on another stream than it began on, or by an exception."""
+    unfinished: int = 0
+    """The process ended before the device got there."""
+
+
+@dataclass
+class DeviceTimes:
+    """Measures pairs on one device. Autograd's threads use it too, so each step of a pair holds a lock."""
+
+    device: Device
+    write: Callable[[DeviceSpan], None]
+    now_ns: Callable[[], int] = clock.now_ns
+    missed: Missed = field(default_factory=Missed)
+    _pool: list[Event] = field(default_factory=list)
+    _waiting: deque[Pair] = field(default_factory=deque)
+    _anchor: Anchor | None = None
+    _polled_ns: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def pair(self, name: str, /, **args: Any) -> Pair:
+        """Work between entering and leaving this, on the current stream."""
+        return Pair(name, args, self)
+
+    def begin(self, pair: Pair) -> None:
+        """Record the first event, unless it cannot be."""
+        with self._lock:
+            self._begin(pair)
+
+    def _begin(self, pair: Pair) -> None:
+        if self.device.is_capturing():
+            self.missed.capturing += 1
+            return
+        now_ns = self.now_ns()
+        if now_ns - self._polled_ns > POLL_NS:
+            self.poll()
+        if len(self._waiting) >= MOST_PAIRS:
+            self.missed.too_many += 1
+            return
+        if self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS:
+            self._renew_anchor()
+        if self._anchor is None:
+            self.missed.no_anchor += 1
+            return
+        pair.anchor, pair.stream, pair.start = self._anchor, self.device.stream(), self._event()
+        pair.anchor.pairs += 1
+        self.device.record(pair.start)
+
+    def finish(self, pair: Pair, *, failed: bool = False) -> None:
+        """Record the second event, and let the pair wait for the device."""
+        if pair.anchor is None:
+            return
+        with self._lock:
+            self._finish(pair, failed)
+
+    def _finish(self, pair: Pair, failed: bool) -> None:
+        if failed or self.device.is_capturing() or self.device.stream() != pair.stream:
+            self.missed.other_stream += 1
+            self._release(pair)
+            return
+        pair.end = self._event()
+        self.device.record(pair.end)
+        self._waiting.append(pair)
+
+    def poll(self, *, to_the_end: bool = False) -> int:
+        """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
+
+        Args:
+            to_the_end: Count what is not done yet as missed: there will be no other call.
+        """
+        with self._lock:
+            return self._poll(to_the_end)
+
+    def _poll(self, to_the_end: bool) -> int:
+        self._polled_ns = self.now_ns()
+        done = self._done()
+        # Taken after everything that it is to bound.
+        closing = self._new_anchor() if done else None
+        if closing is not None:
+            finished = set(map(id, done))
+            self._waiting = deque(pair for pair in self._waiting if id(pair) not in finished)
+            for pair in done:
+                self._resolve(pair, closing)
+            self._replace_anchor(closing)
+        if to_the_end:
+            self.missed.unfinished += len(self._waiting)
+            self._waiting.clear()
+        return len(done) if closing is not None else 0
+
+    def _done(self) -> list[Pair]:
+        """Pairs that the device is through with; behind one that it is not, none on that stream is asked for."""
+        done: list[Pair] = []
+        busy: set[int] = set()
+        for pair in self._waiting:
+            if pair.stream in busy:
+                continue
+            if self.device.has_fired(pair.end):
+                done.append(pair)
+            else:
+                busy.add(pair.stream)
+        return done
+
+    def _resolve(self, pair: Pair, closing: Anchor) -> None:
+        opening = pair.anchor
+        assert opening is not None
+        between_ms = self.device.elapsed_ms(opening.event, closing.event)
+        start_ms = self.device.elapsed_ms(opening.event, pair.start)
+        length_ms = self.device.elapsed_ms(pair.start, pair.end)
+        if between_ms > 0:
+            host_ns_per_ms = (closing.host_ns - opening.host_ns) / between_ms
+            start_ns = opening.host_ns + round(start_ms * host_ns_per_ms)
+            self.write(
+                DeviceSpan(
+                    pair.name,
+                    pair.stream,
+                    start_ns,
+                    start_ns + max(0, round(length_ms * host_ns_per_ms)),
+                    error_bound_ns(opening, closing, between_ms),
+                    pair.args,
+                )
+            )
+        self._release(pair)
+
+    def _release(self, pair: Pair) -> None:
+        self._pool += [event for event in (pair.start, pair.end) if event is not None]
+        if pair.anchor is not None:
+            pair.anchor.pairs -= 1
+            self._free(pair.anchor)
+            pair.anchor = None
+
+    # ---- anchors ------------------------------------------------------------------------------------------------
+
+    def _renew_anchor(self) -> None:
+        fresh = self._new_anchor()
+        if fresh is not None:
+            self._replace_anchor(fresh)
+
+    def _replace_anchor(self, fresh: Anchor) -> None:
+        old, self._anchor = self._anchor, fresh
+        if old is not None:
+            self._free(old)
+
+    def _free(self, anchor: Anchor) -> None:
+        """Its event can be used again once nothing is measured from it."""
+        if anchor.pairs == 0 and anchor is not self._anchor:
+            self._pool.append(anchor.event)
+
+    def _new_anchor(self) -> Anchor | None:
+        """The narrowest of a few tries; None if the device did not answer, as one whose queues are full does not."""
+        best: Anchor | None = None
+        for _ in range(ANCHOR_TRIES):
+            found = self._try_anchor()
+            if found is None:  # it would be asked in vain again
+                return best
+            if best is None or found.half_width_ns < best.half_width_ns:
+                best, wider = found, best
+            else:
+                wider = found
+            if wider is not None:
+                self._pool.append(wider.event)
+            if best.half_width_ns <= NARROW_NS:
+                break
+        return best
+
+    def _try_anchor(self) -> Anchor | None:
+        event = self._event()
+        before_ns = self.now_ns()
+        self.device.record_idle(event)
+        while not self.device.has_fired(event):
+            if self.now_ns() - before_ns > ANCHOR_LOOK_NS:
+                return None  # and the event is left to the device
+        after_ns = self.now_ns()
+        return Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
+
+    def _event(self) -> Event:
+        return self._pool.pop() if self._pool else self.device.new_event()
+
+
+def error_bound_ns(opening: Anchor, closing: Anchor, between_ms: float) -> int:
+    """How far off a time between two anchors is at most: their own width, single precision, and the event's tick."""
+    width_ns = max(opening.half_width_ns, closing.half_width_ns)
+    # Two elapsed times are rounded, each at most by half the spacing at the longer one, and two ticks differ.
+    return width_ns + math.ceil(2 * coarseness_ns(between_ms)) + 2 * TICK_NS
+
+
+def coarseness_ns(elapsed_ms: float) -> float:
+    """Spacing of single-precision milliseconds at a length, in ns: 61 at a second, 62,500 at ten minutes."""
+    if elapsed_ms <= 0:
+        return 0.0
+    return float(2.0 ** (math.floor(math.log2(elapsed_ms)) - 23)) * 1e6

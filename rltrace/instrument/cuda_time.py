@@ -1,0 +1,173 @@
+"""Time on the GPU's streams of what the other hooks see on the host: `gpu.fsdp.all_gather` beside `fsdp.all_gather`.
+
+Source read: torch 2.11 and 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py. The pairs around a
+collective sit inside FSDP2's own stream, by the classes that it calls: `foreach_all_gather` enters that stream only
+after the copy-in, and an event recorded before it would fire when the stream's work before ends. Instances are left
+alone.
+
+Not run on a GPU yet, so it is asked for: `RLTRACE_CUDA_TIME=1`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from rltrace import recorder
+from rltrace.device_time import DeviceSpan, DeviceTimes
+from rltrace.events import DEVICE_TIME
+from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, leave_open, watch_forwards
+from rltrace.instrument.torch_optim import watch_optimizer_steps
+from rltrace.patching import PatchSet
+
+ASKED_VARIABLE = "RLTRACE_CUDA_TIME"
+DRIVER = Path("/dev/nvidiactl")
+
+GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
+SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
+"""The last of each is torch 2.13's."""
+
+
+class CudaTime:
+    """Collectives, forward, backward, optimizer steps, and the copies of a weight sync."""
+
+    name = "cuda_time"
+    supports = ("torch >= 2.11, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; without a driver, or unasked, none of them is bound."""
+        if not DRIVER.exists():
+            patches.refuse(f"there is no NVIDIA driver here: {DRIVER} is missing")
+        elif os.environ.get(ASKED_VARIABLE) != "1":
+            patches.refuse(f"not asked for: {ASKED_VARIABLE}=1 turns it on")
+        name_hooks(patches, CudaPairs())
+
+
+def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
+    """Name every place that a pair is around."""
+    for kind, classes in (("fsdp.all_gather", GATHERS), ("fsdp.reduce_scatter", SCATTERS)):
+        for class_name in classes:
+            patches.around(
+                f"{PACKAGE}._fsdp_collectives:{class_name}.__call__",
+                functools.partial(begin_collective, pairs, kind),
+                end_pair,
+                (DEVICE_TIME + kind,),
+            )
+    patches.wrap(
+        f"{PACKAGE}._fsdp_state:FSDPState.init",
+        functools.partial(watch_forwards, span=pairs.span),
+        (f"{DEVICE_TIME}fsdp.forward",),
+    )
+    backwards = Backwards(pairs.span)
+    patches.around(
+        f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
+        backwards.begin,
+        leave_open,
+        (f"{DEVICE_TIME}fsdp.backward",),
+    )
+    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", keep_group, backwards.end)
+    patches.use(
+        "torch.optim.optimizer:register_optimizer_step_pre_hook",
+        functools.partial(watch_optimizer_steps, span=pairs.span),
+        (f"{DEVICE_TIME}optimizer.step",),
+    )
+    for method, stage in (("Sender.pack", "weight_sync.pack"), ("Receiver.load", "weight_sync.load")):
+        patches.around(
+            f"rltrace_reference.weight_sync:{method}",
+            functools.partial(begin_bucket, pairs, stage),
+            end_pair,
+            (DEVICE_TIME + stage,),
+        )
+
+
+def begin_collective(pairs: CudaPairs, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Open the pair of a collective: called as `comm(output_tensor=..., input_tensor=..., group=..., async_op=...)`.
+
+    At one rank nothing moves. An asynchronous one ends on NCCL's stream, which an event on this one does not wait for.
+    """
+    group = kwargs.get("group", args[3] if len(args) > 3 else None)
+    if kwargs.get("async_op") or group is None or group.size() == 1:
+        return None
+    tensors = [kwargs.get(name) for name in ("output_tensor", "input_tensor")]
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None]
+    return pairs.span(kind, bytes=max(sizes, default=0), ranks=group.size()).__enter__()
+
+
+def begin_bucket(pairs: CudaPairs, stage: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Open the pair of the copies of one bucket."""
+    return pairs.span(stage, bucket=args[1].key).__enter__()
+
+
+def end_pair(opened: Any, _result: Any, error: BaseException | None) -> None:
+    """Close what a hook opened."""
+    if opened is not None:
+        opened.__exit__(None if error is None else type(error))
+
+
+class CudaPairs:
+    """Makes pairs on the GPU that the process uses; before it uses one, nothing."""
+
+    def __init__(self) -> None:
+        self._times: DeviceTimes | None = None
+        self._lock = threading.Lock()
+
+    def span(self, name: str, /, **args: Any) -> Any:
+        """What to enter and leave around the work."""
+        times = self._times or self._open()
+        return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
+
+    def _open(self) -> DeviceTimes | None:
+        import torch
+
+        # Never wakes CUDA up: a process that does not use it shall not hold a context of half a gigabyte.
+        if not torch.cuda.is_initialized():
+            return None
+        with self._lock:
+            if self._times is None:
+                self._times = DeviceTimes(CudaDevice(torch), write)
+                atexit.register(self._times.poll, to_the_end=True)
+        return self._times
+
+
+def write(span: DeviceSpan) -> None:
+    """Into the Recording, with how far off it may be."""
+    recorder.span_at(
+        span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, stream=span.stream, error_ns=span.error_ns
+    )
+
+
+class CudaDevice:
+    """The current CUDA device, as `device_time.Device` says."""
+
+    def __init__(self, torch: Any) -> None:
+        self._cuda = torch.cuda
+        # From torch's pool: if others submit to it too, an anchor takes longer to fire, and says so by its width.
+        self._idle = torch.cuda.Stream()
+        self._numbers: dict[int, int] = {}
+
+    def stream(self) -> int:
+        """Numbered as they are met, from 1: a row of the timeline each."""
+        address = self._cuda.current_stream().cuda_stream
+        return self._numbers.setdefault(address, len(self._numbers) + 1)
+
+    def is_capturing(self) -> bool:
+        return bool(self._cuda.is_current_stream_capturing())
+
+    def new_event(self) -> Any:
+        return self._cuda.Event(enable_timing=True)
+
+    def record(self, event: Any) -> None:
+        event.record()
+
+    def record_idle(self, event: Any) -> None:
+        event.record(self._idle)
+
+    def has_fired(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def elapsed_ms(self, earlier: Any, later: Any) -> float:
+        return float(earlier.elapsed_time(later))

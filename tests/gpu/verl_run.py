@@ -1,0 +1,224 @@
+"""A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
+
+Usage: verl_run.py OUT [SHAPE] [GPUS] [STEPS] [True|False]      SHAPE: tiny or 8b; the last: verl's new trainer
+
+Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
+slowest rank's `ray.call` and `ray.collect`; and the bytes of every sync by stage. With RLTRACE_DISABLE=verl,... in the
+environment it is a run with fewer hooks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rltrace.events import Span
+from rltrace.recording import Recording
+
+SHAPES = {
+    "tiny": {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    | {"num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512},
+    "8b": {"vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288},
+}
+METHODS = {
+    "old_log_prob": "compute_log_prob",
+    "ref": "compute_ref_log_prob",
+    "update_actor": "update_actor",
+    "update_weights": "update_weights",
+}
+"""verl's timer and the worker's method that it is around."""
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+# ---- inputs -----------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, shape: str) -> int:
+    """Write a random Qwen3, a tokenizer of bytes and rows of sums; returns the number of the model's parameters."""
+    import pandas as pd
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(special + alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[2], pad_token=special[0])
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder / "model")
+    config = Qwen3Config(
+        max_position_embeddings=1024, tie_word_embeddings=False, eos_token_id=2, pad_token_id=0, **SHAPES[shape]
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder / "model", max_shard_size="4GB")
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"What is {i} + {i + 1}? Answer after ####."}],
+            "reward_model": {"style": "rule", "ground_truth": str(2 * i + 1)},
+            "extra_info": {"index": i},
+        }
+        for i in range(64)
+    ]
+    pd.DataFrame(rows).to_parquet(folder / "rows.parquet")
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def command(inputs: Path, gpus: int, steps: int, use_v1: bool) -> list[str]:
+    """verl's own command line."""
+    settings = {
+        "algorithm.adv_estimator": "grpo",
+        "data.train_files": inputs / "rows.parquet",
+        "data.val_files": inputs / "rows.parquet",
+        "data.train_batch_size": 8,
+        "data.max_prompt_length": 128,
+        "data.max_response_length": 128,
+        "data.dataloader_num_workers": 0,
+        "actor_rollout_ref.model.path": inputs / "model",
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.actor.use_kl_loss": True,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 2,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 2,
+        "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.rollout.n": 8,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.25,
+        "actor_rollout_ref.rollout.enforce_eager": True,
+        "actor_rollout_ref.rollout.agent.num_workers": 2,
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": 512,
+        "trainer.logger": "console",
+        "trainer.val_before_train": False,
+        "trainer.test_freq": -1,
+        "trainer.save_freq": -1,
+        "trainer.nnodes": 1,
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.total_training_steps": steps,
+        "trainer.resume_mode": "disable",
+        "trainer.use_v1": use_v1,
+    }
+    return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
+
+
+def run(out: Path, gpus: int, steps: int, use_v1: bool) -> tuple[Recording, list[dict[str, float]]]:
+    """Run verl under tracing; its Recording, and its own figures of every step."""
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    launcher = ["rltrace", "exec", "--out", str(out / "recording"), "--"]
+    log = out / "log.txt"
+    with log.open("w") as file:
+        done = subprocess.run(
+            [*launcher, *command(out, gpus, steps, use_v1)],
+            env={**os.environ, **offline},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    assert done.returncode == 0, log.read_text()[-4000:]
+    return Recording.open(out / "recording"), figures(log.read_text())
+
+
+def figures(log: str) -> list[dict[str, float]]:
+    """What verl's console logger says of each step."""
+    number = r"(?:np\.float64\()?([-+0-9.e]+)"
+    return [
+        {name: float(value) for name, value in re.findall(rf"(timing_s/\w+|training/global_step):{number}", line)}
+        for line in log.splitlines()
+        if "timing_s/step:" in line
+    ]
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The spans of a Recording: the driver's, and every call that an arrow leads to."""
+
+    driver: list[Span]
+    calls: dict[str, Span]
+    sends: dict[int, list[Span]]
+    loads: list[Span]
+
+    @classmethod
+    def of(cls, recording: Recording) -> Spans:
+        """Read a Recording once."""
+        driver, calls, sends, loads = [], {}, {}, []
+        for process in recording.processes:
+            for span in (event for event in process.events() if isinstance(event, Span)):
+                if process.role == "driver":
+                    driver.append(span)
+                if span.name == "ray.call":
+                    calls |= dict.fromkeys(span.flows_in, span)
+                if span.name == "weight_sync.send":
+                    sends.setdefault(process.rank, []).append(span)
+                if span.name == "weight_sync.load":
+                    loads.append(span)
+        return cls(sorted(driver, key=lambda span: span.start_ns), calls, sends, loads)
+
+    def seconds(self, step: Span, method: str) -> float | None:
+        """Dispatch, slowest rank and collect of a method's calls in a step; None if there is none."""
+        inside = [span for span in self.driver if step.start_ns <= span.start_ns < step.end_ns]
+        total, found = 0.0, False
+        for i, dispatch in enumerate(inside):
+            if dispatch.name != "ray.dispatch" or not str(dispatch.args["method"]).endswith(method):
+                continue
+            submits = [
+                s for s in inside if s.name == "ray.submit" and dispatch.start_ns <= s.start_ns < dispatch.end_ns
+            ]
+            ranks = [self.calls[key].seconds for s in submits for key in s.flows_out if key in self.calls]
+            collect = next(span for span in inside[i:] if span.name == "ray.collect")
+            total += dispatch.seconds + max(ranks, default=0.0) + collect.seconds
+            found = True
+        return total if found else None
+
+
+def differences(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[int, str], tuple[float, float]]:
+    """verl's seconds and ours, by step and timer."""
+    spans = Spans.of(recording)
+    found = {}
+    for step, said in zip([s for s in spans.driver if s.name == "step"], logged, strict=True):
+        found[step.args["step"], "step"] = said["timing_s/step"], step.seconds
+        for timer, method in METHODS.items():
+            ours = spans.seconds(step, method)
+            if ours is not None and f"timing_s/{timer}" in said:
+                found[step.args["step"], timer] = said[f"timing_s/{timer}"], ours
+    return found
+
+
+def main(out: str, shape: str = "tiny", gpus: str = "2", steps: str = "4", use_v1: str = "False") -> None:
+    """Run, and print both tables."""
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = prepare(folder, shape)
+    recording, logged = run(folder, int(gpus), int(steps), use_v1 == "True")
+    for (step, timer), (theirs, ours) in differences(recording, logged).items():
+        print(
+            f"step {step}  {timer:16} verl {theirs:9.4f} s  rltrace {ours:9.4f} s  {100 * (ours / theirs - 1):+6.2f} %"
+        )
+    spans = Spans.of(recording)
+    for rank, sent in sorted(spans.sends.items()):
+        size_bytes = sum(span.args["bytes"] for span in sent)
+        print(
+            f"rank {rank}: {len(sent)} buckets, {size_bytes} bytes, {size_bytes / parameters:.3f} per parameter in all"
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,138 @@
+"""The pairs are where the work is: real FSDP2 on gloo, on a device whose events fire as they are recorded.
+
+On a CPU what is submitted is done on the spot, so the host's clock is the device's: every hook, pair and span is the
+one of a GPU, and only `CudaDevice` is replaced.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_fsdp2 import TRAIN
+from traced_runs import TracedRun, run_traced
+
+from rltrace.events import Span
+from rltrace.instrument import cuda_time
+from rltrace.recording import Process
+
+ON_THE_HOST = """
+    import atexit, time
+    import rltrace
+    from rltrace import recorder
+    from rltrace.device_time import DeviceTimes
+    from rltrace.instrument import cuda_time
+    from rltrace.patching import PatchSet
+
+    class HostDevice:
+        def __init__(self):
+            self.epoch_ns = time.monotonic_ns()
+        def stream(self):
+            return 1
+        def is_capturing(self):
+            return False
+        def new_event(self):
+            return [0]
+        def record(self, event):
+            event[0] = time.monotonic_ns()
+        record_idle = record
+        def has_fired(self, event):
+            return True
+        def elapsed_ms(self, earlier, later):
+            return (later[0] - earlier[0]) / 1e6
+
+    pairs = cuda_time.CudaPairs()
+    pairs._times = DeviceTimes(HostDevice(), cuda_time.write)
+    patches = PatchSet("on_the_host", recorder.current(), cuda_time.CudaTime.supports)
+    cuda_time.name_hooks(patches, pairs)
+    atexit.register(pairs._times.poll, to_the_end=True)
+"""
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, TracedRun]:
+    ending = "dist.destroy_process_group()"
+    program = TRAIN.replace(ending, f"{ending}\n        pairs._times.poll(to_the_end=True)")
+    run = run_traced(tmp_path_factory.mktemp("ranks"), ON_THE_HOST + program, RANKS=str(request.param))
+    assert run.returncode == 0, run.err
+    return request.param, run
+
+
+def by_start(process: Process, name: str) -> list[Span]:
+    spans = [event for event in process.events() if event.name == name]
+    return sorted(spans, key=lambda span: span.start_ns)
+
+
+@pytest.mark.parametrize("name", ["fsdp.forward", "fsdp.backward", "optimizer.step"])
+def test_what_the_host_does_and_what_the_device_does_for_it_are_the_same_work(
+    trained: tuple[int, TracedRun], name: str
+) -> None:
+    ranks, run = trained
+    matched = 0
+    for process in run.recording.processes:
+        host, device = by_start(process, name), by_start(process, f"gpu.{name}")
+        assert [span.args.get("module") for span in device] == [span.args.get("module") for span in host]
+        for around, pair in zip(host, device, strict=True):
+            assert pair.start_ns < around.end_ns and pair.end_ns > around.start_ns
+            matched += 1
+    assert matched >= 2 * ranks
+
+
+@pytest.mark.parametrize("name", ["fsdp.all_gather", "fsdp.reduce_scatter"])
+def test_the_pair_of_a_collective_lies_inside_what_launches_it(trained: tuple[int, TracedRun], name: str) -> None:
+    ranks, run = trained
+    for process in run.recording.processes:
+        host, device = by_start(process, name), by_start(process, f"gpu.{name}")
+        assert len(device) == len(host)
+        for around, pair in zip(host, device, strict=True):
+            error_ns = pair.args["error_ns"]
+            assert around.start_ns - error_ns <= pair.start_ns <= pair.end_ns <= around.end_ns + error_ns
+    assert bool(run.spans(f"gpu.{name}")) == (ranks > 1)
+
+
+def test_a_pair_says_its_stream_and_how_far_off_it_may_be(trained: tuple[int, TracedRun]) -> None:
+    _, run = trained
+    pairs = [span for span in run.spans() if span.name.startswith("gpu.")]
+    assert pairs
+    assert all(span.args["stream"] == 1 and 0 < span.args["error_ns"] < 10**9 for span in pairs)
+
+
+def test_a_collective_says_its_bytes_and_at_one_rank_there_is_none(trained: tuple[int, TracedRun]) -> None:
+    ranks, run = trained
+    gathers = run.spans("gpu.fsdp.all_gather")
+    if ranks == 1:
+        assert gathers == run.spans("gpu.fsdp.reduce_scatter") == []
+        return
+    sizes = sorted(span.args["bytes"] for span in run.spans("fsdp.all_gather"))
+    assert sizes and sorted(span.args["bytes"] for span in gathers) == sizes
+
+
+def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_path: Path) -> None:
+    ranks, run = trained
+    bare = run_traced(tmp_path, TRAIN, RANKS=str(ranks), RLTRACE_DISABLE="fsdp2,torch_optim")
+    assert run.out == bare.out
+
+
+@pytest.mark.skipif(cuda_time.DRIVER.exists(), reason="there is a driver")
+def test_without_a_driver_no_hook_is_bound_and_the_reason_is_said(tmp_path: Path) -> None:
+    program = "import torch.distributed.fsdp; import rltrace"
+    run = run_traced(tmp_path, program, RLTRACE_CUDA_TIME="1")
+    hooks = [
+        hook for process in run.recording.processes for hook in process.hooks if hook["instrumentation"] == "cuda_time"
+    ]
+    assert len(hooks) > 5
+    assert {(hook["state"], hook["reason"]) for hook in hooks} == {
+        ("skipped", "there is no NVIDIA driver here: /dev/nvidiactl is missing")
+    }
+
+
+def test_a_process_that_does_not_use_cuda_is_not_made_to() -> None:
+    code = (
+        "import torch; from rltrace.instrument.cuda_time import CudaPairs\n"
+        "with CudaPairs().span('x'): pass\n"
+        "print(torch.cuda.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,456 @@
+"""Calls of verl's own functions, with small real input on a CPU; each runs to its end."""
+
+import asyncio
+import os
+import threading
+import traceback
+from types import SimpleNamespace
+
+import torch
+import verl
+from torch import nn
+from verl import DataProto
+
+LINE = int(verl.__version__.split(".")[1])
+
+
+def call_all():
+    """Make every call; what went wrong, by the call's name."""
+    use_cpu()
+    errors = {}
+    for call in CALLS:
+        try:
+            call()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            errors[call.__name__] = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+    return errors
+
+
+def use_cpu():
+    """Let verl take the CPU for its device: the only thing here that is made up, and none of it is verl's work."""
+    # What torch.cuda has and torch.cpu has not: figures of an allocator, a cache to empty, a generator of its own.
+    torch.cpu.empty_cache = torch.cpu.ipc_collect = lambda: None
+    torch.cpu.memory_allocated = torch.cpu.memory_reserved = lambda: 0
+    torch.cpu.mem_get_info = lambda: (0, 0)
+    torch.cpu.get_rng_state, torch.cpu.set_rng_state = torch.get_rng_state, torch.set_rng_state
+    if LINE >= 9:
+        from verl.plugin.platform import platform_cuda, platform_manager
+
+        class CpuPlatform(platform_cuda.PlatformCUDA):
+            device_name = "cpu"
+            device_module = torch.cpu
+
+            def current_device(self):
+                return "cpu"
+
+            def set_allocator_settings(self, *_):
+                pass
+
+            def is_ipc_supported(self):
+                return False
+
+        platform_manager.set_platform(CpuPlatform())
+
+
+# ---- driver -----------------------------------------------------------------------------------------------------
+
+
+def a_step():
+    """Verl's own timer around a block, in the process that made the trainer."""
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    if LINE == 4:
+        from verl.utils.debug import marked_timer
+    else:
+        from verl.utils.profiler import marked_timer
+
+    global trainer
+    trainer = object.__new__(RayPPOTrainer)
+    try:
+        RayPPOTrainer.__init__(trainer)  # it needs a cluster's configuration: this is how far it comes without
+    except TypeError:
+        pass
+    trainer.global_steps = 7
+    times = {}
+    with marked_timer("step", times), marked_timer("gen", times):
+        pass
+    assert set(times) == {"step", "gen"}
+
+
+def batch_of_rewards():
+    """Four responses to two prompts."""
+    data = DataProto.from_dict(
+        tensors={
+            "responses": torch.ones(4, 3, dtype=torch.long),
+            "attention_mask": torch.ones(4, 5, dtype=torch.long),
+            "response_mask": torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]),
+            "rm_scores": torch.tensor([[0.0, 0, 1], [0, 0, 0], [0, 0, 1], [0, 0, 0]]),
+            "token_level_rewards": torch.tensor([[0.0, 0, 1], [0, 0, 0], [0, 0, 1], [0, 0, 0]]),
+        }
+    )
+    import numpy as np
+
+    data.non_tensor_batch["uid"] = np.array(["a", "a", "b", "b"], dtype=object)
+    return data
+
+
+def the_reward():
+    """What the driver calls the reward, for a batch of mean 0.5."""
+    from verl.trainer.ppo import reward
+
+    data = batch_of_rewards()
+    if LINE <= 6:
+        given = reward.compute_reward(data, lambda data, return_dict: {"reward_tensor": data.batch["rm_scores"]})
+    else:
+        given = reward.extract_reward(data)
+    assert torch.equal(given[0], data.batch["rm_scores"])
+
+
+def the_advantage():
+    """GRPO's, of 9 tokens."""
+    from verl.trainer.ppo import ray_trainer
+    from verl.trainer.ppo.core_algos import AdvantageEstimator
+
+    data = ray_trainer.compute_advantage(batch_of_rewards(), adv_estimator=AdvantageEstimator.GRPO, num_repeat=2)
+    assert data.batch["advantages"].shape == (4, 3)
+
+
+# ---- worker -----------------------------------------------------------------------------------------------------
+
+
+def one_rank():
+    """A process group of one, over gloo."""
+    if not torch.distributed.is_initialized():
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+def sharded_model():
+    """Two layers under FSDP2: 4 parameters, 320 bytes and 36 elements of bias and more."""
+    from torch.distributed.fsdp import fully_shard
+
+    one_rank()
+    return fully_shard(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)))
+
+
+def offload_and_load():
+    """A model and an optimizer that has its state, to the host and back."""
+    from verl.utils import fsdp_utils
+
+    model = sharded_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    fsdp_utils.offload_fsdp_model_to_cpu(model)
+    fsdp_utils.load_fsdp_model_to_gpu(model)
+    fsdp_utils.offload_fsdp_optimizer(optimizer)
+    fsdp_utils.load_fsdp_optimizer(optimizer, "cpu")
+
+
+def tiny_language_model():
+    """A Qwen2 with random weights under FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    one_rank()
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Qwen2Config(vocab_size=32, num_key_value_heads=2, **shape)
+    return fully_shard(Qwen2ForCausalLM(config))
+
+
+def an_update():
+    """The actor's update of the releases that have no engine: 4 sequences in 2 micro-batches, one optimizer step."""
+    from omegaconf import OmegaConf
+    from verl.workers.actor.dp_actor import DataParallelPPOActor
+
+    settings = {
+        "strategy": "fsdp2",
+        "use_remove_padding": False,
+        "ulysses_sequence_parallel_size": 1,
+        "use_torch_compile": False,
+        "entropy_checkpointing": False,
+        "entropy_from_logits_with_chunking": False,
+        "ppo_mini_batch_size": 4,
+        "ppo_micro_batch_size_per_gpu": 2,
+        "ppo_max_token_len_per_gpu": 64,
+        "ppo_epochs": 1,
+        "use_dynamic_bsz": False,
+        "use_kl_loss": False,
+        "grad_clip": 1.0,
+        "clip_ratio": 0.2,
+        "clip_ratio_low": 0.2,
+        "clip_ratio_high": 0.2,
+        "clip_ratio_c": 3.0,
+        "entropy_coeff": 0.0,
+        "calculate_entropy": False,
+        "loss_agg_mode": "token-mean",
+        "policy_loss": {"loss_mode": "vanilla"},
+        "use_fused_kernels": False,
+        "dtype": "float32",
+        "use_prefix_grouper": False,
+        "fsdp_config": {"dtype": "float32", "mixed_precision": None},
+        "calculate_sum_pi_squared": False,
+        "sum_pi_squared_checkpointing": False,
+        "global_batch_info": {},
+        "shuffle": False,
+        "data_loader_seed": 1,
+        "tis_imp_ratio_cap": -1,
+    }
+    model = tiny_language_model()
+    actor = DataParallelPPOActor(OmegaConf.create(settings), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    tokens = torch.randint(0, 32, (4, 6))
+    data = DataProto.from_dict(
+        tensors={
+            "input_ids": tokens,
+            "responses": tokens[:, 3:],
+            "attention_mask": torch.ones(4, 6, dtype=torch.long),
+            "response_mask": torch.ones(4, 3, dtype=torch.long),
+            "position_ids": torch.arange(6).repeat(4, 1),
+            "old_log_probs": torch.zeros(4, 3),
+            "advantages": torch.ones(4, 3),
+        },
+        meta_info={"temperature": 1.0},
+    )
+    assert "actor/grad_norm" in actor.update_policy(data=data)
+
+
+def engine():
+    """verl's FSDP engine around a tiny model, without what its configuration would bring."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    made = object.__new__(FSDPEngineWithLMHead)
+    made.module = tiny_language_model()
+    made.optimizer = torch.optim.SGD(made.module.parameters(), lr=0.1)
+    made.optimizer_config = SimpleNamespace(clip_grad=1.0)
+    made.engine_config = SimpleNamespace(
+        forward_only=False, strategy="fsdp2", entropy_checkpointing=False, use_fused_kernels=False
+    )
+    made.model_config = SimpleNamespace(lora_rank=0, lora={}, hf_config=made.module.config)
+    made.device_mesh, made.ulysses_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",)), None
+    made.ulysses_sequence_parallel_size, made.ulysses_parallel_group, made.use_ulysses_sp = 1, None, False
+    made.scaler, made._autocast_dtype, made.pad_to_length, made.use_remove_padding = None, torch.float32, False, False
+    made._qat_enabled = made._is_offload_param = made._is_lora = made._uses_fsdp2_cpu_offload_policy = False
+    return made
+
+
+def batch_of_an_engine(**flags):
+    """Four sequences of six tokens without padding, in micro-batches of two."""
+    from verl.utils import tensordict_utils
+
+    def nested(rows):
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    settings = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 2, "temperature": 1.0, "max_response_length": 3}
+    return tensordict_utils.get_tensordict(
+        {
+            "input_ids": nested([torch.randint(0, 32, (6,)) for _ in range(4)]),
+            "position_ids": nested([torch.arange(6)] * 4),
+            "loss_mask": nested([torch.ones(6, dtype=torch.long)] * 4),
+        },
+        non_tensor_dict={**settings, "use_remove_padding": False, **flags},
+    )
+
+
+def loss(model_output, data, dp_group=None):
+    """Something to go down."""
+    return model_output["log_probs"].values().sum(), {}
+
+
+def phases_of_a_rank():
+    """The engine worker's phases, with the real engine beneath: log-probs twice, and a real update."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    of_actor = engine()
+
+    def infer(data):
+        assert len(of_actor.infer_batch(data, loss)["loss"]) == 2
+
+    def train(data):
+        assert "grad_norm" in of_actor.train_batch(data, loss)["metrics"]
+
+    worker = object.__new__(ActorRolloutRefWorker)
+    worker.enable_routing_replay = False
+    worker.actor = worker.ref = SimpleNamespace(infer_batch=infer, train_mini_batch=train)
+    worker.compute_log_prob(batch_of_an_engine())
+    worker.compute_log_prob(batch_of_an_engine(no_lora_adapter=True))
+    worker.compute_ref_log_prob(batch_of_an_engine())
+    worker.update_actor(batch_of_an_engine())
+    parameters, _ = of_actor.get_per_tensor_param()
+    assert len(dict(parameters)) == 15
+
+
+# ---- weight sync ------------------------------------------------------------------------------------------------
+
+PARAMETERS = {
+    "embedding": torch.ones(200_000),
+    "norm": torch.ones(7, dtype=torch.bfloat16),
+    "head": torch.ones(200_000),
+    "bias": torch.ones(3, 5),
+}
+"""1,600,074 bytes, of which the first 800,014 fit in a bucket of 1 MiB."""
+
+
+def manager_switches():
+    """The sharding manager's real enter and exit around an engine that only takes the weights."""
+    from verl.workers.sharding_manager.fsdp_vllm import FSDPVLLMShardingManager
+
+    loaded = {}
+    model = placeholder_model(loaded)
+    manager = object.__new__(FSDPVLLMShardingManager)
+    manager.module = sharded_model()
+    manager.inference_engine = placeholder_engine()
+    manager.model_runner = SimpleNamespace(model=model)
+    manager.rollout_config = SimpleNamespace(free_cache_engine=True)
+    manager.full_params = False
+    manager.offload_param, manager.device_mesh, manager.base_sync_done = False, None, True
+    FSDPVLLMShardingManager.__enter__(manager)
+    FSDPVLLMShardingManager.__exit__(manager, None, None, None)
+    assert set(loaded) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+def placeholder_model(loaded):
+    """What a model of vLLM's looks like to verl: it takes every weight, into `loaded`."""
+    return SimpleNamespace(
+        load_weights=lambda weights: loaded.update(weights) or set(loaded), model=SimpleNamespace(layers=[])
+    )
+
+
+def placeholder_engine():
+    """What vLLM's `LLM` looks like to the manager; there is no vLLM here."""
+    return SimpleNamespace(wake_up=lambda tags=None: None, sleep=lambda level: None, reset_prefix_cache=lambda: None)
+
+
+def modes_switch():
+    """The real `rollout_mode` and `trainer_mode`, with verl's real rollout around an engine that takes the weights."""
+    from verl.workers.fsdp_workers import ActorRolloutRefWorker
+    from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMRollout
+
+    loaded = {}
+    model = placeholder_model(loaded)
+    rollout = object.__new__(vLLMRollout)
+    rollout.config, rollout.sleep_level, rollout.model_config = Settings({"free_cache_engine": True}), 2, Settings({})
+    rollout.inference_engine = placeholder_engine()
+    runner = SimpleNamespace(model_runner=SimpleNamespace(model=model))
+    rollout.inference_engine.llm_engine = SimpleNamespace(
+        model_executor=SimpleNamespace(driver_worker=SimpleNamespace(worker=runner))
+    )
+    worker = object.__new__(ActorRolloutRefWorker)
+    worker.actor_module_fsdp, worker._is_offload_param, worker.base_sync_done = sharded_model(), False, True
+    worker.config, worker.rollout, worker.layered_summon = SimpleNamespace(rollout=rollout.config), rollout, False
+    worker.torch_random_states = worker.gen_random_states = torch.get_rng_state()
+    asyncio.run(worker.rollout_mode())
+    asyncio.run(worker.trainer_mode())
+    assert set(loaded) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+class LocalAdapter:
+    """verl's own adapter, made without its configuration: no server of this rank, so nobody else is called."""
+
+    def __new__(cls):
+        from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
+
+        adapter = object.__new__(ServerAdapter)
+        adapter.config = SimpleNamespace(
+            free_cache_engine=True, checkpoint_engine=SimpleNamespace(update_weights_bucket_megabytes=1)
+        )
+        adapter.rollout_rank, adapter.replica_rank, adapter._has_server, adapter.server_handle = 1, 0, False, None
+        adapter.zmq_handle = f"ipc:///tmp/rltrace-verl-{os.getpid()}.sock"
+        adapter.use_shm, adapter.sleep_level, adapter.node_rank = True, 2, 0
+        return adapter
+
+
+def receive(handle, loaded):
+    """The engine's side: verl's own receiver, over shared memory."""
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+
+    receiver = BucketedWeightReceiver(zmq_handle=handle, device=torch.device("cpu"), use_shm=True)
+    receiver.receive_weights(lambda weights, *_: loaded.update((name, tensor.clone()) for name, tensor in weights))
+
+
+def worker_switches():
+    """The engine worker's real `update_weights`: it wakes the weights, sends all buckets and wakes the KV cache."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    one_rank()
+    rollout = LocalAdapter()
+    worker = object.__new__(ActorRolloutRefWorker)
+    config = {"free_cache_engine": True, "name": "vllm", "checkpoint_engine": SimpleNamespace(backend="naive")}
+    worker.config = SimpleNamespace(rollout=Settings(config))
+    worker.rollout, worker.layered_summon, worker.base_sync_done, worker.peft_merge = rollout, False, True, False
+    engine = SimpleNamespace(
+        get_per_tensor_param=lambda **_: (((name, tensor) for name, tensor in PARAMETERS.items()), None),
+        to=lambda *_, **__: None,
+        is_param_offload_enabled=False,
+    )
+    worker.actor = SimpleNamespace(engine=engine)
+    loaded = {}
+    engine_side = threading.Thread(target=receive, args=(rollout.zmq_handle, loaded), daemon=True)
+    engine_side.start()
+    asyncio.run(worker.update_weights(global_steps=7))
+    engine_side.join(60)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in PARAMETERS.items())
+    asyncio.run(rollout.release())
+
+
+class Settings(SimpleNamespace):
+    """A part of a configuration."""
+
+    def __init__(self, values):
+        super().__init__(**values)
+
+    def get(self, name, default=None):
+        """As OmegaConf's."""
+        return getattr(self, name, default)
+
+
+# ---- rollout ----------------------------------------------------------------------------------------------------
+
+
+def a_server_that_does_not_lead():
+    """Sleep and wake-up of a server on a replica's second node: the first one does it."""
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+    server = object.__new__(vLLMHttpServer)
+    server.node_rank, server.config = 1, SimpleNamespace(free_cache_engine=True)
+    asyncio.run(server.sleep())
+    asyncio.run(server.wake_up())
+
+
+def a_tool_call():
+    """A tool that there is not: verl's own code answers the model with the error."""
+    from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
+
+    loop = object.__new__(ToolAgentLoop)
+    loop.tools, loop.max_tool_response_length, loop.tool_response_truncate_side = {}, 64, "left"
+    extra = {5: (), 6: ({},)}.get(LINE, ({}, SimpleNamespace()))
+    asyncio.run(loop._call_tool(SimpleNamespace(name="calculator", arguments="{}"), *extra))
+
+
+def an_actor_sent_by_value():
+    """Ray sends a class that its decorator made an actor by value: the hooks it has must travel."""
+    from ray import cloudpickle
+
+    if LINE == 9:
+        from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ as Actor
+    else:
+        from verl.experimental.agent_loop.agent_loop import AgentLoopWorker as Actor
+    sent = cloudpickle.loads(cloudpickle.dumps(Actor.__ray_metadata__.modified_class))
+    assert asyncio.iscoroutinefunction(sent._run_agent_loop)
+
+
+CALLS = [a_step, the_reward, the_advantage, offload_and_load]
+if LINE <= 7:
+    CALLS.append(an_update)
+if LINE <= 5:
+    CALLS.append(manager_switches)
+if LINE == 6:
+    CALLS.append(modes_switch)
+if LINE >= 5:
+    CALLS.append(a_tool_call)
+if LINE in (5, 6, 9):
+    CALLS.append(an_actor_sent_by_value)
+if LINE >= 7:
+    CALLS += [phases_of_a_rank, worker_switches, a_server_that_does_not_lead]

@@ -1,0 +1,376 @@
+"""verl's hooks on the real wheels of six releases: bound, called through verl's own code, and taken back.
+
+What runs without a GPU runs to its end: dispatch through a real Ray worker group, the timer, reward and advantage,
+offloading, an update of the releases without an engine, the sharding manager and both its successors, buckets over
+verl's own sockets and shared memory. The rest is entered on a bare object, and must raise what it raises without us.
+"""
+
+import functools
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from verl_release import HERE, RELEASES, environment
+
+import rltrace
+from rltrace import manifest
+from rltrace.events import Span
+from rltrace.instrument.verl.hook_points import HOOK_POINTS
+from rltrace.recording import Recording
+
+ROOT = Path(rltrace.__file__).parents[1]
+STARTUP = ROOT / "rltrace" / "startup"
+
+pytestmark = pytest.mark.timeout(900)
+every_release = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
+
+DRIVER = {"__init__", "_timer", "compute_advantage"}
+OFFLOAD = {
+    "load_fsdp_model_to_gpu",
+    "load_fsdp_optimizer",
+    "offload_fsdp_model_to_cpu",
+    "offload_fsdp_optimizer",
+}
+UPDATE = {"update_policy", "_forward_micro_batch", "_optimizer_step"}
+BUCKETS = {"_init_socket", "_init_buffer", "receive_weights", "update_weights", "resume", "release"}
+
+ENGINE = {"forward_backward_batch", "forward_step", "get_per_tensor_param"}
+PHASES = {"compute_log_prob", "compute_ref_log_prob", "update_actor"}
+LATEST = DRIVER | OFFLOAD | BUCKETS | ENGINE | PHASES | {"extract_reward", "_call_tool", "sleep", "wake_up"}
+
+FINISHED = {
+    4: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor"},
+    5: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor", "_call_tool"},
+    6: DRIVER
+    | OFFLOAD
+    | UPDATE
+    | {"compute_reward", "_call_tool", "rollout_mode", "trainer_mode", "resume", "update_weights", "release"}
+    | {"aggressive_empty_cache"},
+    7: LATEST | UPDATE,
+    8: LATEST,
+    9: LATEST,
+}
+"""Functions that verl's own code runs to their end, by the line of releases."""
+
+
+class Exercised:
+    """What `exercise_hooks.py` found out about one release, and what it recorded."""
+
+    def __init__(self, found, folder):
+        self.found = found
+        (process,) = Recording.open(folder).processes
+        events = [event for event in process.events() if isinstance(event, Span)]
+        self.spans = sorted(events, key=lambda span: span.start_ns)
+
+    def named(self, name):
+        """Spans of one name that verl's code ended without an error."""
+        return [span for span in self.spans if span.name == name and "error" not in span.args]
+
+
+@pytest.fixture(scope="module")
+def exercised(tmp_path_factory):
+    """Exercises a release, once."""
+
+    @functools.cache
+    def exercise(release):
+        scratch = tmp_path_factory.mktemp(release.version)
+        folder = scratch / "recording"
+        done = subprocess.run(
+            [sys.executable, str(HERE / "exercise_hooks.py"), str(folder)],
+            env=environment(release, scratch, ROOT),
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "rltrace: the hook" not in done.stderr
+        return Exercised(json.loads(done.stdout), folder)
+
+    return exercise
+
+
+def targets_of(release):
+    """Places that the table names for a release: verl's own, and those of vLLM, which is not here."""
+    named = {point.target for point in HOOK_POINTS if point.is_in(release.line)}
+    of_vllm = {target for target in named if target.startswith("vllm.")}
+    return named - of_vllm, of_vllm
+
+
+@every_release
+def test_every_hook_point_is_bound(release, exercised):
+    found = exercised(release).found
+    own, of_vllm = targets_of(release)
+    assert found["failures"] == {}
+    assert set(found["in_place"]) == own
+    assert set(found["states"]) == own | of_vllm | {"verl:__version__"}
+    assert {target: found["states"][target][0] for target in of_vllm} == dict.fromkeys(of_vllm, "skipped")
+
+
+@every_release
+def test_a_hook_has_the_face_of_what_it_wraps(release, exercised):
+    faces = exercised(release).found["faces"]
+    assert {target: pair for target, pair in faces.items() if pair[0] != pair[1]} == {}
+    assert sum(pair[0]["registered"] != "None" for pair in faces.values()) >= 3  # verl's `@register` is still there
+
+
+@every_release
+def test_verls_own_code_runs_to_its_end_under_the_hooks(release, exercised):
+    found = exercised(release).found
+    assert found["errors"] == {}
+    called = {target.rpartition(".")[2].rpartition(":")[2] for target in found["called"]}
+    assert called >= FINISHED[release.line]
+
+
+@every_release
+def test_the_other_hooked_functions_raise_what_they_raise_without_us(release, exercised):
+    found = exercised(release).found
+    differing = {target: pair for target, pair in found["raised"].items() if pair[0] != pair[1]}
+    assert differing == {}
+    assert set(found["called"]) | set(found["raised"]) >= set(found["in_place"])
+    # The maker of callables and the opening of a socket count a call, not their own.
+    silent = {target for target in found["raised"] if target not in found["fired"]}
+    assert {target.rpartition(":")[2] for target in silent} <= {
+        "func_generator",
+        "BucketedWeightSender._init_socket",
+        "BucketedWeightReceiver.receive_weights",
+    }
+
+
+@every_release
+def test_undoing_puts_every_attribute_back(release, exercised):
+    found = exercised(release).found
+    assert found["left"] == []
+    assert set(found["restored"]) == set(found["in_place"])
+    assert found["inert"] == {target: pair[0] for target, pair in found["raised"].items()}
+    assert found["fired_after_undo"] == {}
+
+
+def outcome_of(target, found, of_vllm):
+    """What became of a place in a release, in a few words."""
+    if target in found["called"]:
+        return "called to its end"
+    if target in found["raised"]:
+        return f"entered, and raises as without us: {(found['raised'][target][0] or 'nothing').splitlines()[0][:80]}"
+    return "vLLM's, not here" if target in of_vllm else "not applicable"
+
+
+@every_release
+def test_every_place_of_the_table_has_an_outcome(release, exercised):
+    """`make test-verl` shows what this prints: each place that any release has, and what became of it in this one."""
+    found = exercised(release).found
+    own, of_vllm = targets_of(release)
+    outcomes = {point.target: outcome_of(point.target, found, of_vllm) for point in HOOK_POINTS}
+    for target in sorted(outcomes):
+        print(f"{release.version}  {target}  {outcomes[target]}")
+    assert {target for target, outcome in outcomes.items() if outcome != "not applicable"} == own | of_vllm
+
+
+@every_release
+def test_the_driver_says_step_reward_and_advantage(release, exercised):
+    run = exercised(release)
+    (step,) = run.named("step")  # and no span for verl's other timers
+    assert step.args == {"step": 7}
+    (reward,) = run.named("reward")
+    assert reward.args["reward_mean"] == 0.5
+    assert [span.args["tokens"] for span in run.named("advantage")] == [9]
+
+
+@every_release
+def test_what_moves_to_the_host_says_its_bytes(release, exercised):
+    run = exercised(release)
+    parameters = (4 * 8 + 8 + 8 * 4 + 4) * 4
+    moved = [(span.args["what"], span.args["bytes"]) for span in run.named("offload.d2h") if span.args["bytes"]]
+    assert moved == [("model", parameters), ("optimizer", 2 * parameters + 4 * 4)]  # two moments, and four step counts
+    assert [(s.args["what"], s.args["bytes"]) for s in run.named("offload.h2d") if s.args["bytes"]] == moved
+
+
+@every_release
+def test_an_update_is_divided_into_micro_batches(release, exercised):
+    micro_batches = exercised(release).named("actor.micro_batch")
+    updates = (release.line <= 7) + (
+        release.line >= 7
+    )  # by the actor of the older releases, by the engine; 0.7 has both
+    assert len(micro_batches) == 2 * updates  # and none for the micro-batches of log-probs
+    assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(micro_batches))
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 6], ids=lambda release: release.version)
+def test_every_parameter_that_a_sharding_manager_gathers_says_its_bytes(release, exercised):
+    run = exercised(release)
+    gathered = [span.args["bytes"] for span in run.named("weight_sync.gather") if "bytes" in span.args]
+    assert gathered == [128, 32, 128, 16]
+    if release.line == 6:
+        assert switch_of(run) == PHASES_OF_A_SWITCH
+
+
+PHASES_OF_A_SWITCH = ["weight_sync", "rollout.wake_weights", "weight_sync", "rollout.wake_kv_cache", "weight_sync"]
+
+buckets_in = pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 7], ids=lambda r: r.version)
+
+
+def switch_of(run):
+    """Phases of the first switch to the rollout, in order; none begins before the last has ended."""
+    names = {"weight_sync", "rollout.wake_weights", "rollout.wake_kv_cache"}
+    phases = [span for span in run.spans if span.name in names and "error" not in span.args][:5]
+    assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(phases))
+    return [span.name for span in phases]
+
+
+@buckets_in
+def test_the_phases_of_a_rank_have_the_names_of_every_recording(release, exercised):
+    run = exercised(release)
+    names = ("actor.old_log_prob", "ref.log_prob", "actor.update")
+    phases = [(span.name, span.args) for span in run.spans if span.name in names and "error" not in span.args]
+    # The second is the actor without its adapter, which is what a reference is then.
+    assert [name for name, _ in phases] == ["actor.old_log_prob", "ref.log_prob", "ref.log_prob", "actor.update"]
+    assert all(args == {"sequences": 4} for _, args in phases)
+    (update,) = run.named("actor.update")
+    inside = [s for s in run.named("actor.micro_batch") if update.start_ns <= s.start_ns and s.end_ns <= update.end_ns]
+    assert len(inside) == 2
+
+
+@buckets_in
+def test_a_switch_is_weight_sync_but_for_the_waking(release, exercised):
+    run = exercised(release)
+    assert switch_of(run) == PHASES_OF_A_SWITCH
+    assert next(s.args["tags"] for s in run.named("rollout.wake_weights")) == ["weights"]
+
+
+@buckets_in
+def test_buckets_add_up_to_what_was_gathered_and_to_what_was_loaded(release, exercised):
+    run = exercised(release)
+    gathered = {s.args["tensor"]: s.args["bytes"] for s in run.named("weight_sync.gather") if "tensor" in s.args}
+    assert gathered == {"embedding": 800_000, "norm": 14, "head": 800_000, "bias": 60}
+    sent = {span.args["bucket"]: span.args["bytes"] for span in run.named("weight_sync.send")}
+    loaded = {span.args["bucket"]: span.args["bytes"] for span in run.named("weight_sync.load")}
+    assert list(sent.values()) == [800_014, 800_060]
+    assert sent == loaded
+    assert sum(sent.values()) == sum(gathered.values())
+
+
+@buckets_in
+def test_an_arrow_leads_from_each_bucket_sent_to_the_bucket_loaded(release, exercised):
+    run = exercised(release)
+    leaving = [key for span in run.named("weight_sync.send") for key in span.flows_out]
+    arriving = [key for span in run.named("weight_sync.load") for key in span.flows_in]
+    assert len(set(leaving)) == 2
+    assert leaving == arriving
+    waits = [span.args["bucket"] for span in run.named("weight_sync.wait")]
+    assert waits == [span.args["bucket"] for span in run.named("weight_sync.send")]
+
+
+# ---- dispatch ---------------------------------------------------------------------------------------------------
+
+
+class Dispatched:
+    """What a traced program printed, and what its processes recorded."""
+
+    def __init__(self, out, folder):
+        self.out = out
+        self.processes = [process for process in Recording.open(folder).processes if list(process.events())]
+        events = [event for process in self.processes for event in process.events() if isinstance(event, Span)]
+        self.spans = sorted(events, key=lambda span: span.start_ns)
+
+    def calls_of(self, method):
+        """The parts of the call of a method, from its dispatch to the next one."""
+        parts = [span for span in self.spans if span.name in ("ray.dispatch", "ray.execute", "ray.collect")]
+        first = next(i for i, span in enumerate(parts) if span.args.get("method") == method)
+        after = (i for i, span in enumerate(parts) if i > first and span.name == "ray.dispatch")
+        return parts[first : next(after, len(parts))]
+
+
+@pytest.fixture(scope="module")
+def dispatched(tmp_path_factory):
+    """Calls a worker group of a release under the start-up hook, once."""
+
+    @functools.cache
+    def dispatch(release):
+        scratch = tmp_path_factory.mktemp(f"dispatch-{release.version}")
+        folder = scratch / "recording"
+        manifest.create(folder, owner=None, command=[], config=None)
+        variables = environment(release, scratch, ROOT)
+        path = f"{STARTUP}:{variables['PYTHONPATH']}"
+        done = subprocess.run(
+            [sys.executable, str(HERE / "dispatch_calls.py")],
+            env={**variables, "PYTHONPATH": path, "RLTRACE_DIR": str(folder)},
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "rltrace: the hook" not in done.stderr
+        return Dispatched(done.stdout, folder)
+
+    return dispatch
+
+
+@every_release
+def test_a_worker_group_gives_what_it_gives_without_us(release, dispatched):
+    lines = dispatched(release).out.splitlines()
+    assert lines[-5:] == ["[10.0, 11.0, 12.0, 13.0]", "[0, 1]", "[5, 6]", "KeyError True", "tiny_add"]
+
+
+@every_release
+def test_a_call_is_dispatched_executed_and_collected(release, dispatched):
+    run = dispatched(release)
+    parts = run.calls_of("tiny_add")
+    assert [span.name for span in parts] == ["ray.dispatch", "ray.execute", "ray.collect"]
+    assert parts[0].args == {"method": "tiny_add", "blocking": True, "calls": 2}
+    assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(parts))
+    # Who is not waited for executes elsewhere, and the driver goes on.
+    assert [span.name for span in run.calls_of("tiny_later")] == ["ray.dispatch", "ray.collect"]
+
+
+@every_release
+def test_a_call_that_raises_in_a_worker_is_ended_where_it_was(release, dispatched):
+    parts = dispatched(release).calls_of("tiny_fail")
+    assert [(span.name, span.args.get("error")) for span in parts] == [
+        ("ray.dispatch", None),
+        ("ray.execute", "RayTaskError(KeyError)"),
+    ]
+    assert all(span.end_ns is not None for span in dispatched(release).spans)
+
+
+@every_release
+def test_an_arrow_leads_from_each_dispatch_to_every_rank(release, dispatched):
+    run = dispatched(release)
+    (dispatch, execute, _) = run.calls_of("tiny_add")
+    leaving = {
+        key
+        for span in run.spans
+        if span.name == "ray.submit" and dispatch.start_ns <= span.start_ns < dispatch.end_ns
+        for key in span.flows_out
+    }
+    arriving = {
+        key: process.rank
+        for process in run.processes
+        for span in process.events()
+        if isinstance(span, Span) and span.name == "ray.call"
+        for key in span.flows_in
+    }
+    assert sorted(arriving[key] for key in leaving) == [0, 1]
+    on_workers = [s for s in run.spans if s.name == "ray.call" and set(s.flows_in) & leaving]
+    assert all(dispatch.start_ns <= s.start_ns and s.end_ns <= execute.end_ns for s in on_workers)
+
+
+@every_release
+def test_workers_say_their_rank_and_their_device(release, dispatched):
+    workers = [p for p in dispatched(release).processes if p.rank is not None]
+    assert sorted((p.role, p.rank, p.device["uuid"]) for p in workers) == [
+        ("worker", 0, "cpu-0"),
+        ("worker", 1, "cpu-1"),
+    ]
+
+
+@buckets_in
+def test_the_driver_waits_for_a_sync_whether_it_awaits_it_or_not(release, dispatched):
+    run = dispatched(release)
+    (update,) = [span for span in run.spans if span.name == "trainer.update_weights"]
+    dispatch = run.calls_of("tiny_update_weights")[0]
+    assert update.start_ns <= dispatch.start_ns and dispatch.end_ns <= update.end_ns
+    assert len([span for span in run.spans if span.name == "trainer.sleep_replicas"]) == 1
