@@ -184,11 +184,11 @@ def test_a_hook_keeps_the_kind_and_the_face_of_what_it_wraps(name, rows):
 def test_an_unsupported_version_is_skipped_with_the_reason(name, rows):
     instrumentation = plugins.load(plugins.INSTRUMENTATIONS[name])()
     package = (*instrumentation.supports, "msgspec")[0].split()[0]
-    patches = PatchSet(name, rows, (f"{package} < 0.1",))
+    patches = PatchSet(name, rows, (f"{package} < 0.0.1",))
     instrumentation.install(patches)
     import_targets(patches)
     assert rows.states() == {"skipped"}
-    assert all(f"outside of what this hook knows: {package} < 0.1" in row.reason for row in rows.rows.values())
+    assert all(f"outside of what this hook knows: {package} < 0.0.1" in row.reason for row in rows.rows.values())
 
 
 @installed_row

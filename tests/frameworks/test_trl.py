@@ -6,6 +6,7 @@ import json
 import subprocess
 
 import pytest
+from environments import ROOT
 from framework_runs import TIMEOUT_SECONDS, run_bare, run_exec, write_program
 
 from rltrace.analysis.summary import summarize
@@ -110,7 +111,7 @@ def test_the_contracts_hold_for_the_real_packages(trl_environment):
     chosen = "trl or torch_memory_saver or fsdp"
     done = subprocess.run(
         [trl_environment / "bin/python", "-m", "pytest", "-q", "-rs", contracts, "-k", chosen],
-        check=False, capture_output=True, text=True,
+        check=False, capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     assert "skipped" not in done.stdout, done.stdout[-2000:]

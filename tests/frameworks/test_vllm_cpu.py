@@ -70,7 +70,7 @@ def processes_by_role(run):
 
 
 def test_tracing_does_not_change_what_vllm_answers(traced, bare):
-    assert result(traced.out) == result(bare.stdout)
+    assert result(traced.out)["tokens"] == result(bare.stdout)["tokens"]
     assert [len(tokens) for tokens in result(bare.stdout)["tokens"]] == [40] * 10
 
 
@@ -81,7 +81,6 @@ def test_the_engine_steps_add_up_to_what_vllm_counted(traced):
     # Fed to the model: every token of a prompt, and of an answer all but the last.
     assert sum(step.args["tokens"] for step in fitting) == 2 * (4 + 40 - 1)
     assert {step.args["preempted"] for step in fitting} == {0}
-    assert len(fitting) == 40
     # A preempted request is computed again.
     assert sum(step.args["preempted"] for step in steps) == metrics["vllm:num_preemptions"] > 0
     computed = metrics["vllm:prompt_tokens"] + metrics["vllm:generation_tokens"] - 10
