@@ -112,7 +112,10 @@ class Sampler:
 
     def _begin_ledger(self, owner: Any) -> None:
         """Here, before the model exists, what the process holds is its interpreter."""
-        self.ledger.on_cpu = getattr(getattr(owner, "config", None), "device", "cpu") != "cuda"
+        config = getattr(owner, "config", None)
+        if config is None:  # a sender's: whose device it is was said by its actor
+            return
+        self.ledger.on_cpu = config.device != "cuda"
         if self.ledger.on_cpu:
             self.ledger.freeze()
             if type(owner).__name__ == "Actor":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from rltrace.analysis.ledger import Ledger, ledgers
 from rltrace.analysis.memory import Residual
 from rltrace.analysis.observations import Observations
 from rltrace.instrument.process_ledger import ProcessLedger
+from rltrace.instrument.reference_memory import Sampler
 from rltrace.recording import Recording
 
 MIB = 1 << 20
@@ -338,3 +340,20 @@ def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path
     assert (last.is_settled, last.apart_seconds) == (False, 0.006)
     assert first.bytes["unexplained"] == 10
     assert found.residual is not None and found.residual.unsettled_edges == 2
+
+
+def test_what_a_gpu_holds_is_not_mixed_with_the_processs_own_memory() -> None:
+    """Not from the moment on either when a bucket's owner is met, which knows no device."""
+
+    class Actor:
+        config = SimpleNamespace(device="cuda")
+
+    class Sender:
+        buffers: tuple[()] = ()
+
+    sampler, actor, sender = Sampler(), Actor(), Sender()
+    sampler.meet(actor)
+    sampler.meet(sender)
+    rows = sampler.ledger.rows()
+    assert "actor.params_bytes" in rows and "weight_sync.bucket_bytes" in rows
+    assert not {"interpreter_bytes", "allocator.cached_bytes", "unattributed_bytes"} & set(rows)
