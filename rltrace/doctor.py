@@ -217,6 +217,8 @@ def framework_finding(
     """Whether an instrumentation's hooks bind to the framework that is installed."""
     if version is None:
         return Finding(about=name, state="not here", said=f"{package} is not installed")
+    if not hooks:
+        return Finding(about=name, state="not here", said="nothing to hook on this machine, or not asked for")
     bound = sum(hook.state == "installed" for hook in hooks)
     reasons = dict.fromkeys(
         answer.value["errors"].get(hook.target.partition(":")[0]) or hook.reason or hook.state

@@ -116,16 +116,13 @@ def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_pa
 
 
 @pytest.mark.skipif(cuda_time.DRIVER.exists(), reason="there is a driver")
-def test_without_a_driver_no_hook_is_bound_and_the_reason_is_said(tmp_path: Path) -> None:
+def test_without_a_driver_there_is_no_hook(tmp_path: Path) -> None:
     program = "import torch.distributed.fsdp; import rltrace"
     run = run_traced(tmp_path, program, RLTRACE_CUDA_TIME="1")
     hooks = [
         hook for process in run.recording.processes for hook in process.hooks if hook["instrumentation"] == "cuda_time"
     ]
-    assert len(hooks) > 5
-    assert {(hook["state"], hook["reason"]) for hook in hooks} == {
-        ("skipped", "there is no NVIDIA driver here: /dev/nvidiactl is missing")
-    }
+    assert hooks == []
 
 
 def test_a_process_that_does_not_use_cuda_is_not_made_to() -> None:

@@ -179,7 +179,7 @@ BREAK_ALL_AND_RUN = """
 from rltrace import recorder
 def broken(*args, **kwargs):
     raise ZeroDivisionError("a bug of ours")
-recorder.span = recorder.flow = recorder.identify = broken
+recorder.OpenSpan.__enter__ = recorder.flow = recorder.identify = broken
 {program}
 """
 

@@ -84,7 +84,7 @@ def build_engine(config: Config, rank: int, eos: int, checkpoint: str | None) ->
 class Server:
     """The engine's calls by name."""
 
-    def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None) -> None:
+    def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
         self.config, self.rank = config, rank
         self.receiver: Receiver | None = None
         self.failed: str | None = None

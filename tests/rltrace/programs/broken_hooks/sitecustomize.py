@@ -1,6 +1,7 @@
 """Makes every hook fail at the place that BROKEN names, in every process: run by Python's start-up, behind ours."""
 
 import os
+import sys
 
 PLACE = os.environ.get("BROKEN")
 
@@ -88,6 +89,9 @@ def break_report():
 
 
 if PLACE:
+    # An installed rltrace waits for the first import already, and would join before anything is broken.
+    waiting = [finder for finder in sys.meta_path if type(finder).__name__ == "FirstImport"]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in waiting]
     from rltrace import patching, plugins, recorder
 
     {
@@ -103,3 +107,4 @@ if PLACE:
         "counting": break_counting,
         "report": break_report,
     }[PLACE]()
+    sys.meta_path[:0] = waiting
