@@ -11,16 +11,17 @@ help:  ## Show what can be made
 $(VENV)/run.done: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch  # first: the constraint picks its build before another package can ask for a larger one
-	$(PIP) --editable '.[run,view]'
+	$(PIP) --editable '.[run,view,pictures]'
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
-	$(PIP) --editable '.[run,view,dev]'
+	$(PIP) --editable '.[run,view,pictures,dev]'
 	@touch $@
 
 .PHONY: run
-run: $(VENV)/run.done  ## Make an environment, run the example and trace it (under two minutes)
+run: $(VENV)/run.done  ## Make an environment, run the example and trace it (two to three minutes)
 	$(BIN)/rltrace run examples/laptop.yaml
+	@echo 'In this shell first:  source $(VENV)/bin/activate'
 
 .PHONY: install
 install: $(VENV)/dev.done  ## Make an environment for development

@@ -56,11 +56,14 @@ def _totals(key: str, process: psutil.Process, *, has_interval: bool) -> Iterato
     cpu_percent = process.cpu_percent()
     if has_interval:
         yield subject("process.cpu_percent", key), cpu_percent
-    yield subject("process.resident_bytes", key), process.memory_info().rss
+    if resident_bytes := process.memory_info().rss:  # 0: it has just ended
+        yield subject("process.resident_bytes", key), resident_bytes
 
 
 def _own_pages(key: str, process: psutil.Process) -> Iterator[tuple[str, float]]:
     pages = process.memory_full_info()
+    if not pages.rss:  # it has just ended
+        return
     yield subject("process.pss_bytes", key), pages.pss
     yield subject("process.uss_bytes", key), pages.uss
 

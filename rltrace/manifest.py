@@ -91,14 +91,6 @@ def is_live(folder: Path) -> bool:
         return False
 
 
-def is_supervised(folder: Path) -> bool:
-    """Whether `folder` holds a Recording that `rltrace run` or `rltrace exec` made: every process may join it."""
-    try:
-        return bool(json.loads((folder / FILE).read_text())["owner"] is None)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def _has_ended(process_folder: Path) -> bool:
     try:
         return b'\n{"kind": "end"' in (process_folder / LINES).read_bytes()

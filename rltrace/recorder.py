@@ -824,12 +824,10 @@ def when_switched(switch: Callable[[bool], None]) -> None:
 
 
 def _inherited(config: Mapping[str, Any] | None, owner: str) -> Path:
-    """The Recording that the environment names; made here if this is the first process of a run that the user began."""
+    """The Recording that the environment names; for the first process of a run that the user began, as `start` does."""
     recording = cluster.recording_here(os.environ)
     began_elsewhere = os.environ.get(PARENT_VARIABLE) or os.environ.get(cluster.RUN_ID_VARIABLE)
-    if began_elsewhere or manifest.is_supervised(recording):
-        return recording
-    return _claim(recording, config, owner)
+    return recording if began_elsewhere else _claim(recording, config, owner)
 
 
 def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | None, owner: str) -> Path:

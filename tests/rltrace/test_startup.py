@@ -1,12 +1,15 @@
 """The start-up hook: which processes it traces, what it leaves as it was, and that it never breaks a program."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
 
 import pytest
 from traced_runs import ROOT, STARTUP, run_traced, traced_environment
+
+from rltrace.recording import Recording
 
 
 def python(*arguments, tmp_path, **environment):
@@ -163,6 +166,27 @@ def test_a_start_up_costs_little(tmp_path):
     ours = python("-c", code, tmp_path=tmp_path, PYTHONPATH=f"{STARTUP}:{ROOT}", RLTRACE_DIR=str(tmp_path))
     added = set(eval(ours.stdout)) - set(eval(bare.stdout))
     assert added <= {"sitecustomize", "rltrace_startup"}
+
+
+def test_the_folder_of_a_run_that_has_ended_is_not_recorded_into_again(tmp_path):
+    program = "import rltrace\nwith rltrace.span('once'): pass"
+    untraced = {**os.environ, "PYTHONPATH": str(ROOT)}
+    first = [
+        sys.executable,
+        "-c",
+        "from rltrace.cli import main; main()",
+        "exec",
+        "--out",
+        "run",
+        "--sample",
+        "0",
+        "--",
+    ]
+    subprocess.run([*first, sys.executable, "-c", program], cwd=tmp_path, check=True, env=untraced)
+    again = python("-c", program, tmp_path=tmp_path, PYTHONPATH=f"{STARTUP}:{ROOT}", RLTRACE_DIR=str(tmp_path / "run"))
+    assert again.returncode == 0
+    assert again.stderr == f"rltrace: {tmp_path}/run holds another run already; recording into {tmp_path}/run-2\n"
+    assert [len(Recording.open(tmp_path / name).processes) for name in ("run", "run-2")] == [1, 1]
 
 
 def test_every_hook_made_to_fail_changes_nothing(tmp_path):
