@@ -5,6 +5,7 @@ Source: "Efficient RL Training - Optimizing Memory Usage in verl", 4.2: what col
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable
@@ -42,9 +43,7 @@ class DiskReload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.is_first:
-            for file in Path(self.folder).iterdir():
-                file.unlink()
-            Path(self.folder).rmdir()
+            shutil.rmtree(self.folder)
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]]) -> SyncStats:
         """Saves every parameter, restarts the engine, and returns when it has proven that it has them.

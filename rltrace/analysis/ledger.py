@@ -53,12 +53,6 @@ class Ledger:
         counted = [index for index, owner in enumerate(self.owners) if owner != FREE]
         return np.asarray(self.bytes[:, counted].sum(axis=1))
 
-    @property
-    def ownerless(self) -> NDArray[np.float64]:
-        """What must stay small: unexplained, whatever its sign, and unattributed."""
-        found = [np.abs(self.row(owner)) for owner in (UNEXPLAINED, UNATTRIBUTED)]
-        return np.asarray(found[0] + found[1])
-
     def row(self, owner: str) -> NDArray[np.float64]:
         """One owner's bytes; zeros for one that is not here."""
         return self.bytes[:, self.owners.index(owner)] if owner in self.owners else np.zeros(len(self.times_ns))

@@ -15,6 +15,7 @@ from rltrace.analysis.ledger import (
     ALLOWED_SHARE,
     FREE,
     SETTLED_NS,
+    UNATTRIBUTED,
     UNEXPLAINED,
     Ledger,
     counter_ledger,
@@ -336,7 +337,7 @@ def _out_of_memory(
 
 def ownerless_bytes(moment: Moment) -> int:
     """What is unexplained, whatever its sign, and what is allocated for nobody."""
-    return abs(moment.bytes.get("unexplained", 0)) + abs(moment.bytes.get("unattributed", 0))
+    return abs(moment.bytes.get(UNEXPLAINED, 0)) + abs(moment.bytes.get(UNATTRIBUTED, 0))
 
 
 def _phases_of(seen: Observations, lane: Lane) -> Iterator[tuple[int, int, str]]:
