@@ -13,6 +13,7 @@ INSTRUMENTATIONS = {
     "fsdp1": "rltrace.instrument.fsdp1:Fsdp1",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
     "cuda_time": "rltrace.instrument.cuda_time:CudaTime",
+    "cuda_memory": "rltrace.instrument.cuda_memory:CudaMemory",
     "ray": "rltrace.instrument.ray:Ray",
     "vllm": "rltrace.instrument.vllm:Vllm",
     "sglang": "rltrace.instrument.sglang:Sglang",

@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "rltrace.recording": WRITING | {"rltrace.alignment"},
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
-    "rltrace.patching": LOW | {"rltrace.recorder"},
+    "rltrace.edges": EVENTS,
+    "rltrace.patching": LOW | {"rltrace.recorder", "rltrace.edges"},
     "rltrace.device_time": LOW,
     "rltrace.kernels": LOW | {"rltrace.recorder"},
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
@@ -45,7 +46,7 @@ MAY_IMPORT = {
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
-    | {"rltrace.environment", "rltrace.device_time"},
+    | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,
     "rltrace.collection": READING | {"rltrace.nodes"},
