@@ -129,7 +129,9 @@ class CudaLedger:
                 recorder.counter(name, size)
             recorder.counter("resident_bytes", self._process.resident_bytes())
             try:
-                edge.set(**totals(device.card()))
+                card = device.card()
+                recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
+                edge.set(**totals(card))
             except UnavailableError as reason:
                 self._say("unexplained", str(reason))
 
