@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from rltrace import memory, recorder
+from rltrace.clock import now_ns
 from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
 from rltrace.nvml import UnavailableError
 
@@ -22,6 +23,9 @@ Rows = dict[str, int]
 
 MOST_REASON = 500
 """Letters of an error that are kept."""
+
+SAME_NS = 2_000_000
+"""An edge this soon after a sample, with nothing allocated or freed between, is the same edge."""
 
 OUTSIDE = ("cuda.context", "nccl", "rollout.graphs")
 """Rows that torch's allocator does not know of, or not all of."""
@@ -45,6 +49,8 @@ class Reserved(NamedTuple):
     reserved_bytes: int
     allocated_bytes: int
     """Of it, handed out and not yet freed."""
+    changes: int = 0
+    """How often it has handed out and got back any: while that is the same, every tensor is where it was."""
 
 
 class Device(Protocol):
@@ -87,17 +93,25 @@ class CudaLedger:
         """In an engine's process."""
         self.activation_bytes = 0
         """What the last forward has left for its backward."""
+        self._most_forward_bytes = 0
         self.trains: Callable[[], bool] = lambda: False
         """Whether this process trains a model, or holds one that it compares with."""
         self._open_device = open_device
         self._device: Device | None = None
         self._outside: Rows = {}
-        self._pooled: tuple[Any, tuple[Reserved, Reserved]] | None = None
+        self._named: tuple[Any, Rows] = None, {}
+        self._sampled: tuple[Any, int] = None, 0
+        self._pooled: tuple[int, tuple[Reserved, Reserved]] | None = None
         self._unattributed_bytes = 0
         self._on_host: set[str] = set()
         self._process = memory.ProcessMemory()
         self._reported: tuple[int, str] | None = None
         self._unavailable: set[str] = set()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether this process was seen to use a GPU."""
+        return self._device is not None
 
     def device(self) -> Device | None:
         """The device; at the first look, what this process has outside of torch's allocator is its context."""
@@ -105,7 +119,7 @@ class CudaLedger:
             self._device = self._open_device()
             if self._device is not None:
                 who = recorder.current()
-                if who is not None and "device" not in who.who:
+                if who is not None and not who.who.get("device"):
                     recorder.identify(device={"host": socket.gethostname(), "uuid": self._device.uuid})
                 self._outside["cuda.context"] = self._outside_bytes(self._device) or 0
         return self._device
@@ -116,8 +130,15 @@ class CudaLedger:
             return
         if error is not None:
             self.out_of_memory(error)
-        self.activation_bytes = 0
-        self.sample()
+        self.activation_bytes = self._most_forward_bytes = 0
+        device = self.device()
+        if device is not None and not self._is_known(device):
+            self.sample()
+
+    def _is_known(self, device: Device) -> bool:
+        """Whether the last sample, a moment ago, has said it all: one phase ends where the next one begins."""
+        changes, end_ns = self._sampled
+        return self.engine is None and now_ns() - end_ns < SAME_NS and changes == device.torch().changes
 
     def sample(self) -> None:
         """Write every row, then the totals."""
@@ -134,15 +155,13 @@ class CudaLedger:
                 edge.set(**totals(card))
             except UnavailableError as reason:
                 self._say("unexplained", str(reason))
+        self._sampled = device.torch().changes, now_ns()
 
     def rows(self, device: Device) -> Rows:
         """Bytes of every owner in this process now."""
-        rows: Rows = {}
-        for source in list(self.tensors.values()):
-            for name, size in source().items():
-                rows[name] = rows.get(name, 0) + size
-        named_bytes = sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
         torch, (pools, graphs) = device.torch(), self._in_pools(device)
+        rows = self._named_rows(torch.changes)
+        named_bytes = sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
         cached_bytes, loose_bytes = remainder(torch, pools, graphs)
         # An engine alone in its process: what it has beside weights, cache and graphs are its inputs and workspaces.
         is_engine = self.engine is not None and not self.trains()
@@ -162,6 +181,17 @@ class CudaLedger:
             rows["rollout.graphs_bytes"] = rows.get("rollout.graphs_bytes", 0) + graphs.reserved_bytes
         return self._without_never_used(rows)
 
+    def _named_rows(self, changes: int) -> Rows:
+        """Bytes of the tensors that have an owner; asked for anew when any has come or gone."""
+        key = changes, tuple(self.tensors.values())
+        if self._named[0] != key:
+            rows: Rows = {}
+            for source in key[1]:
+                for name, size in source().items():
+                    rows[name] = rows.get(name, 0) + size
+            self._named = key, rows
+        return dict(self._named[1])
+
     def _without_never_used(self, rows: Rows) -> Rows:
         """Without the host's rows that have been nothing so far: most owners never lie there."""
         self._on_host |= {name for name, size in rows.items() if size and name.endswith("_host_bytes")}
@@ -172,8 +202,11 @@ class CudaLedger:
         device = self.device() if recorder.is_recording() else None
         if device is None:
             return
-        self.activation_bytes = 0
-        before_bytes = self._unattributed_bytes
+        allocated_bytes = device.torch().allocated_bytes
+        if allocated_bytes <= self._most_forward_bytes:  # the next micro-batch like the last
+            return
+        self._most_forward_bytes = allocated_bytes
+        before_bytes, self.activation_bytes = self._unattributed_bytes, 0
         self.activation_bytes = max(0, self.rows(device)["unattributed_bytes"] - before_bytes)
         self.sample()
 
@@ -229,10 +262,9 @@ class CudaLedger:
         """What lies in an engine's pools and graphs; looked up anew when its segments have changed."""
         if self.engine is None:
             return Reserved(0, 0), Reserved(0, 0)
-        addresses = self.engine.addresses()
-        key = (len(addresses), device.torch().reserved_bytes)
-        if self._pooled is None or self._pooled[0] != key:
-            self._pooled = key, device.pools(addresses)
+        reserved_bytes = device.torch().reserved_bytes
+        if self._pooled is None or self._pooled[0] != reserved_bytes:
+            self._pooled = reserved_bytes, device.pools(self.engine.addresses())
         return self._pooled[1]
 
     def _say_all(self, reason: str) -> None:

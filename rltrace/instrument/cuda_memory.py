@@ -379,7 +379,12 @@ class CudaDevice:
 
     def torch(self) -> Reserved:
         stats = self._cuda.memory_stats_as_nested_dict(self._index)
-        return Reserved(stats["reserved_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["current"])
+        times = stats["allocation"]["all"]
+        return Reserved(
+            stats["reserved_bytes"]["all"]["current"],
+            stats["allocated_bytes"]["all"]["current"],
+            times["allocated"] + times["freed"],
+        )
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
         sleeping, private = [0, 0], [0, 0]

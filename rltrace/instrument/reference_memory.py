@@ -137,6 +137,7 @@ class Sampler:
 
     def sample_after(self, _args: Any, _result: Any, _error: BaseException | None) -> None:
         """Sample where only the end is an edge: before it shared memory is mapped twice, which takes long to divide."""
+        self.ledger.on_gpu |= LEDGER.in_use  # an engine's process meets nobody who says so
         self.ledger.sample()
 
     def meet_engine(self, args: Any, _result: Any, error: BaseException | None) -> None:

@@ -42,6 +42,7 @@ class Simulated:
         self.asleep_bytes = 0
         self.other_bytes = 0
         self.answers: str | None = None
+        self.changes = 0
 
     def card(self) -> Card:
         if self.answers:
@@ -52,14 +53,15 @@ class Simulated:
         return Card(used_bytes, DRIVER_BYTES, CARD_BYTES - used_bytes - DRIVER_BYTES, held)
 
     def torch(self) -> Reserved:
-        return self.reserved
+        return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes)
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
         return self.in_pools
 
     def allocate(self, size_bytes: int, cached_bytes: int = 0) -> None:
-        reserved, allocated = self.reserved
+        reserved, allocated, _ = self.reserved
         self.reserved = Reserved(reserved + size_bytes + cached_bytes, allocated + size_bytes)
+        self.changes += 1
 
 
 class SleepingPools:
@@ -208,6 +210,32 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
         ledger.end_forward()
 
     assert without_free(recorded(folder, work)) == ACTOR | {"actor.activations": 90 * MIB}
+
+
+def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    ledger.reached()
+    for size_bytes in (90 * MIB, 90 * MIB, 95 * MIB):
+        gpu.allocate(size_bytes)
+        ledger.end_forward()
+        gpu.allocate(-size_bytes, cached_bytes=size_bytes)
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert [size for size in found.row("actor.activations") if size] == [90 * MIB, 95 * MIB]
+
+
+def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.reached()
+    ledger.reached()
+    gpu.allocate(MIB)
+    ledger.reached()
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert list(found.row("unattributed")) == [0, MIB]
 
 
 def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
