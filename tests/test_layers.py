@@ -38,6 +38,8 @@ MAY_IMPORT = {
     "rltrace.patching": LOW | {"rltrace.recorder"},
     "rltrace.device_time": LOW,
     "rltrace.kernels": LOW | {"rltrace.recorder"},
+    "rltrace.allocation_history": EVENTS,
+    "rltrace.allocations": LOW | {"rltrace.recorder", "rltrace.kernels", "rltrace.allocation_history"},
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
     "rltrace.host": READING,
     "rltrace.nvml": LOW,
@@ -45,7 +47,7 @@ MAY_IMPORT = {
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
-    | {"rltrace.environment", "rltrace.device_time"},
+    | {"rltrace.environment", "rltrace.device_time", "rltrace.allocations", "rltrace.allocation_history"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,
     "rltrace.collection": READING | {"rltrace.nodes"},
