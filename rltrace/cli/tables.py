@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from rltrace.analysis.allocations import AllocationPeak
 from rltrace.analysis.clocks import ClockFigures
 from rltrace.analysis.hooks import HookFigures
 from rltrace.analysis.host_memory import HostMemory
@@ -77,6 +78,8 @@ def _tables(summary: Summary) -> list[RenderableType]:
         tables += [memory_table(device), memory_phase_table(device)]
     if len(summary.memory) > MOST_DEVICES:
         tables.append(Text(f"{len(summary.memory) - MOST_DEVICES} more devices: see --json", style="dim"))
+    if summary.allocations:
+        tables.append(allocation_table(summary.allocations))
     tables += [sample_table(host) for host in summary.samples]
     if summary.host_memory:
         tables.append(host_memory_table(summary.host_memory))
@@ -292,6 +295,25 @@ def memory_phase_table(device: DeviceMemory) -> RenderableType:
     table.add_row("used", *(size_of(moment.used_bytes) for moment in phases), style="bold")
     names = "  ".join(f"{number} {moment.phase}" for number, moment in enumerate(phases, 1))
     return _titled(f"Memory of {device.lane} by phase, each at its peak, {unit}", table, names)
+
+
+def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
+    """The exact peaks of the steps of which every allocation was kept, beside the sampled ones."""
+    table = _table("device", "step", "exact peak", "sampled", "most of it", "at", "within", "lost")
+    for peak in peaks:
+        owner = max(peak.at_peak_bytes, key=lambda owner: peak.at_peak_bytes[owner], default="")
+        table.add_row(
+            peak.lane,
+            _number(peak.step),
+            _bytes(peak.peak_bytes),
+            "" if peak.sampled_peak_bytes is None else _bytes(peak.sampled_peak_bytes),
+            owner,
+            f"{peak.peak_at_seconds:.3f} s",
+            f"{peak.error_seconds * 1e6:.0f} µs",
+            _number(peak.lost),
+        )
+    caption = "bytes asked of torch's and vLLM's allocators: contexts, NCCL, caches and the driver's are not among them"
+    return _titled("Peaks of the steps with every allocation", table, caption)
 
 
 def _place(device: DeviceMemory) -> str:

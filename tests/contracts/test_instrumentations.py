@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rltrace import instrument, plugins
-from rltrace.instrument import cuda_memory, cuda_time
+from rltrace.instrument import allocations, cuda_memory, cuda_time, vllm_allocations
 from rltrace.patching import PatchSet
 
 FRAMEWORKS = (
@@ -67,8 +67,8 @@ class Rows:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu_machine(monkeypatch):
     """Hooks that need a driver, or to be asked for, are named as they are where both are there."""
-    for row in (cuda_time, cuda_memory):
-        monkeypatch.setattr(row, "DRIVER", Path("/dev/null"))
+    for needing in (allocations, cuda_memory, cuda_time, vllm_allocations):
+        monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
     monkeypatch.setenv(cuda_time.ASKED_VARIABLE, "1")
 
 
