@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
-    | {"rltrace.environment", "rltrace.device_time"},
+    | {"rltrace.environment", "rltrace.device_time", "rltrace.announcement"},
+    "rltrace.announcement": {"rltrace.manifest"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,
     "rltrace.collection": READING | {"rltrace.nodes"},

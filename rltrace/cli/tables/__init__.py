@@ -27,7 +27,7 @@ from rltrace.cli.tables.memory import (
 )
 from rltrace.cli.tables.phases import lane_table, steady_table
 from rltrace.cli.tables.problems import clock_line, problems
-from rltrace.cli.tables.processes import process_line, process_tree, sample_table, untraced_lines
+from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, open_span_table, own_span_table
 from rltrace.cli.tables.steps import FEW_STEPS, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
@@ -85,6 +85,8 @@ def _lines(summary: Summary) -> Iterator[Text]:
         yield sleep_line(summary.sleeps, summary.steady)
     if summary.processes:
         yield process_line(summary.processes)
+    if bare := [process for process in summary.untraced if not process.missed]:
+        yield Text(bare_line(bare), "dim")
 
 
 def _whole(summary: Summary) -> Iterator[RenderableType]:
@@ -112,8 +114,8 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
         yield sleep_table(summary.sleeps, summary.leaks, summary.steady)
     if summary.processes:
         yield process_tree(summary.processes)
-    if summary.untraced:
-        yield untraced_lines(summary.untraced)
+    if bare := [process for process in summary.untraced if not process.missed]:
+        yield Text(bare_line(bare), "dim")
     if summary.hooks:
         yield hook_table(summary.hooks)
         # Only where ranks are known is it an RL run, whose reader misses them.

@@ -80,6 +80,8 @@ class Figures:
         self._is_section = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if not self._rows:
+            return
         for columns in self._blocks(self._kept(options.max_width), options.max_width):
             yield self._table(columns)
 

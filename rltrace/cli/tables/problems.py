@@ -95,7 +95,7 @@ def _sleeps(summary: Summary) -> Iterator[str]:
 
 
 def _untraced(summary: Summary) -> Iterator[str]:
-    yield from (f"not traced: {untraced_line(missing)}" for missing in summary.untraced)
+    yield from (f"not traced: {untraced_line(missing)}" for missing in summary.untraced if missing.missed)
 
 
 def _clocks(summary: Summary) -> Iterator[str]:

@@ -18,6 +18,7 @@ from rltrace.cli.tables.fit import Figures, titled
 _STATE_STYLES = {"alive": "cyan", "ended": "green", "died": "bold red", "stopped": "yellow", "unknown": "yellow"}
 MOST_LETTERS = 100
 """Of a command line."""
+MOST_BARE = 3
 
 
 def process_line(processes: Sequence[ProcessFigures]) -> Text:
@@ -80,12 +81,12 @@ def sample_table(host: HostSamples) -> RenderableType:
     return titled(f"Host {host.host}", table, "\n".join(lines))
 
 
-def untraced_lines(found: Sequence[Untraced]) -> RenderableType:
-    """Which processes are missing, and why."""
-    text = Text("Not traced", "bold yellow")
-    for missing in found:
-        text.append(f"\n  {untraced_line(missing)}", "not bold yellow")
-    return text
+def bare_line(found: Sequence[Untraced]) -> str:
+    """Processes that had nothing to trace, in one line."""
+    commands = [" ".join(bare.command)[:MOST_LETTERS] for bare in found]
+    others = f" and {len(commands) - MOST_BARE} other commands" if len(commands) > MOST_BARE else ""
+    many = figures.count(sum(len(bare.pids) for bare in found), "process")
+    return f"{many} not in the Recording: {found[0].reason}: {'; '.join(commands[:MOST_BARE])}{others}"
 
 
 def untraced_line(missing: Untraced) -> str:
