@@ -26,10 +26,13 @@ from rltrace.environment import traced_environment
 from rltrace.events import Span
 from rltrace.recorder import DIR_VARIABLE, default_folder
 from rltrace.recording import Recording
-from rltrace.untraced import PYTHON, python_options, why_untraced
+from rltrace.untraced import PYTHON, python_options, why_untraced, words_of_program
 
 ANSWER_SECONDS = 300.0
 """How long one question may take: importing vLLM on a busy machine is the longest."""
+
+OF_EVERY_PYTHON = ("hooks", "children", "ray_worker", "nvml")
+"""Questions that do not depend on what it would run."""
 
 State = Literal["ok", "missing", "not here"]
 
@@ -74,6 +77,7 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
     """
     interpreter, options, remark = interpreter_of(command, os.environ)
     python = [interpreter, *options]
+    program = program_of(command)
     in_folder = folder_finding(storage.look_at(folder or default_folder()))
     with tempfile.TemporaryDirectory(prefix="rltrace-doctor-") as made:
         recording = Path(made) / "run"
@@ -83,9 +87,8 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
         if first.error is not None:  # it would answer the others alike
             return diagnosis(command, python, [*interpreter_findings(python, first, remark), in_folder], [])
         with ThreadPoolExecutor(2) as pool:
-            asked = {
-                name: pool.submit(ask, python, name, environment) for name in probe.QUESTIONS if name != "interpreter"
-            }
+            asked = {name: pool.submit(ask, python, name, environment) for name in OF_EVERY_PYTHON}
+            runs = pool.submit(program_findings, program, python, environment)
         answers = {name: answer.result() for name, answer in asked.items()}
         found = Recording.open(recording)
         reached = {
@@ -97,6 +100,7 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
         hooks = [hook for hook in summarize(found).hooks if hook.instrumentation in frameworks_in(answers["hooks"])]
     findings = [
         *interpreter_findings(python, first, remark),
+        *runs.result(),
         *framework_findings(answers["hooks"], hooks),
         child_finding(probe.SPAWNED, answers["children"], reached),
         child_finding(probe.SUBPROCESS, answers["children"], reached),
@@ -148,6 +152,19 @@ def interpreter_of(command: Sequence[str], environment: Mapping[str, str]) -> tu
     return guess, [], f"a guess: `{command[0]}` does not say which Python it starts"
 
 
+def program_of(command: Sequence[str]) -> tuple[str | None, str | None]:
+    """What a command's own Python would run: a module (`-m`) or a script, each None if it does not."""
+    if not command or not PYTHON.fullmatch(Path(command[0]).name):
+        return None, None
+    words = words_of_program(list(command))
+    match words:
+        case ["-m", name, *_]:
+            return name, None
+        case [script, *_] if not script.startswith("-"):
+            return None, script
+    return None, None
+
+
 def _shebang(script: Path) -> str | None:
     with script.open("rb") as file:
         line = file.readline(512)
@@ -158,9 +175,9 @@ def _shebang(script: Path) -> str | None:
     return found if found is not None and PYTHON.fullmatch(Path(found).name) else None
 
 
-def ask(python: Sequence[str], question: str, environment: Mapping[str, str]) -> Answer:
+def ask(python: Sequence[str], question: str, environment: Mapping[str, str], *words: str) -> Answer:
     """Put one question of `probe.QUESTIONS` to an interpreter."""
-    command = [*python, "-m", "rltrace.probe", question]
+    command = [*python, "-m", "rltrace.probe", question, *words]
     try:
         done = subprocess.run(
             command, env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -194,6 +211,23 @@ def interpreter_findings(python: Sequence[str], answer: Answer, remark: str | No
         why = closed or "another sitecustomize comes before ours"
         hook = Finding(about="start-up hook", state="missing", said=f"does not run: {why}")
     return [Finding(about="python", state="ok", said=said), hook]
+
+
+def program_findings(
+    program: tuple[str | None, str | None], python: Sequence[str], environment: Mapping[str, str]
+) -> list[Finding]:
+    """Whether what the command would run is there; nothing where that is not known."""
+    module, script = program
+    if module is not None:
+        answer = ask(python, "module", environment, module)
+        error = answer.error or answer.value["error"]
+        said = (
+            f"{module}: {error}; install it for {python[0]}, or run this where it is" if error else f"{module}: found"
+        )
+        return [Finding(about="module", state="missing" if error else "ok", said=said)]
+    if script is not None and not Path(script).exists():
+        return [Finding(about="script", state="missing", said=f"{script}: no such file in {Path.cwd()}")]
+    return []
 
 
 def frameworks_in(answer: Answer) -> dict[str, tuple[str, str | None]]:

@@ -1,4 +1,4 @@
-"""What `rltrace doctor` asks of the interpreter that a command would run: `python -m rltrace.probe QUESTION`.
+"""What `rltrace doctor` asks of the interpreter that a command would run: `python -m rltrace.probe QUESTION [WORD]`.
 
 Each question is a process of its own, in the environment of `rltrace exec`: what breaks one leaves the others be.
 The answer is one line of JSON. Where the start-up hook reached a process, that process says so by a span in the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -40,6 +41,24 @@ def interpreter() -> dict[str, Any]:
         "joined": recorder.current() is not None,
         "versions": manifest.installed_versions(),
     }
+
+
+def module(name: str) -> dict[str, Any]:
+    """Whether `python -m NAME` would find what to run, from the folder that it is asked in.
+
+    Returns:
+        `error`: null if it would.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name += ".__main__"
+            spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        return {"error": str(error)}
+    except Exception as error:  # a package above it fails while it is imported
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"error": None if spec is not None else f"No module named {name!r}"}
 
 
 def hooks() -> dict[str, Any]:
@@ -133,8 +152,9 @@ def say_here(place: str) -> None:
         pass
 
 
-QUESTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+QUESTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "interpreter": interpreter,
+    "module": module,
     "hooks": hooks,
     "children": children,
     "ray_worker": ray_worker,
@@ -142,5 +162,5 @@ QUESTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    answer = QUESTIONS[sys.argv[1]]()
+    answer = QUESTIONS[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(answer))

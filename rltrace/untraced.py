@@ -19,6 +19,10 @@ from rltrace.startup.rltrace_startup import is_traced
 LOOKS_OF_THE_YOUNG = 10
 """So often is a new process examined, before it gives itself a title; then once in so many looks."""
 
+STANDARD_ONLY = (
+    "imported nothing but the standard library: there is no hook in it, and no span; `import rltrace` adds some"
+)
+
 NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[dt]?")
@@ -46,6 +50,8 @@ class ProcessTree:
         """Of each Python, before it gave itself a title."""
         self._reasons: dict[int, tuple[list[str], str]] = {}
         """Command and reason of each process that will not be traced, unless it is recorded after all."""
+        self._bare: dict[int, list[str]] = {}
+        """Command of each Python that had loaded no package when it was seen last."""
 
     def look(self) -> None:
         """See who is new and who is gone."""
@@ -68,9 +74,11 @@ class ProcessTree:
         """Append who was not traced to the Recording."""
         said = {int(line["pid"]) for line in Recording.open(self._recording).untraced}  # by themselves
         known = self._recorded() | said
+        missed = {pid: (command, reason, True) for pid, (command, reason) in self._reasons.items()}
+        found = {pid: (command, STANDARD_ONLY, False) for pid, command in self._bare.items()} | missed
         lines = [
-            json.dumps({"pid": pid, "command": redact_command(command), "reason": reason}) + "\n"
-            for pid, (command, reason) in sorted(self._reasons.items())
+            json.dumps({"pid": pid, "command": redact_command(command), "reason": reason, "missed": is_missed}) + "\n"
+            for pid, (command, reason, is_missed) in sorted(found.items())
             if pid not in known
         ]
         if lines:
@@ -92,23 +100,29 @@ class ProcessTree:
         if len(command) > 1 and not any(command[1:]):  # it gave itself a title, over both of them
             return
         self._commands[pid] = command
-        reason = why_untraced(command, environment) if is_traced(command) else None
+        self._reasons.pop(pid, None)
+        self._bare.pop(pid, None)
+        if not is_traced(command):
+            return
+        reason = why_untraced(command, environment)
         if reason is not None:
             self._reasons[pid] = command, reason
-        else:
-            self._reasons.pop(pid, None)
+        elif _has_packages(pid) is False:
+            self._bare[pid] = command
 
     def _examine_packages(self, pid: int) -> None:
         """A process that has loaded packages has met our start-up hook at the first of them, if there was one."""
         command = self._commands.get(pid)
-        if not command or pid in self._reasons or not is_traced(command):
-            return
-        try:
-            has_packages = _PACKAGE.search(Path(f"/proc/{pid}/maps").read_bytes())
-        except OSError:
-            return
-        if has_packages:
+        if command and pid not in self._reasons and is_traced(command) and _has_packages(pid):
             self._reasons[pid] = command, NO_HOOK_RAN
+
+
+def _has_packages(pid: int) -> bool | None:
+    """Whether a process has loaded any, as its fork has too; None if it is gone."""
+    try:
+        return _PACKAGE.search(Path(f"/proc/{pid}/maps").read_bytes()) is not None
+    except OSError:
+        return None
 
 
 def why_untraced(command: list[str], environment: list[str]) -> str | None:
@@ -134,20 +148,29 @@ def why_untraced(command: list[str], environment: list[str]) -> str | None:
 
 def python_options(command: list[str]) -> str:
     """The letters of the options that the interpreter itself is given."""
+    return _parsed(command)[0]
+
+
+def words_of_program(command: list[str]) -> list[str]:
+    """What follows the interpreter and its options: `-m`, a module and its words; a script and its words; `-c` ..."""
+    return _parsed(command)[1]
+
+
+def _parsed(command: list[str]) -> tuple[str, list[str]]:
+    """Letters of the interpreter's own options, and the words behind them, `-c` and `-m` apart from what is theirs."""
     letters = ""
-    words = iter(command[1:])
-    for word in words:
-        if not word.startswith("-") or word == "-" or word.startswith("--"):
-            break
+    words = command[1:]
+    while words and words[0].startswith("-") and words[0] != "-" and not words[0].startswith("--"):
+        word = words.pop(0)
         for at, letter in enumerate(word[1:], 1):
+            rest = word[at + 1 :]
             if letter in "cm":
-                return letters
+                return letters, [f"-{letter}", *([rest] if rest else []), *words]
             if letter in "WX":  # the rest is its value, or the next word
-                if at == len(word) - 1:
-                    next(words, None)
+                words = words if rest else words[1:]
                 break
             letters += letter
-    return letters
+    return letters, words
 
 
 def _words(pid: int, file: str) -> list[str]:

@@ -49,7 +49,8 @@ MAY_IMPORT = {
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
     | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml"}
-    | {"rltrace.allocations", "rltrace.allocation_history"},
+    | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.announcement"},
+    "rltrace.announcement": {"rltrace.manifest"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,
     "rltrace.collection": READING | {"rltrace.nodes"},

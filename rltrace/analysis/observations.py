@@ -15,9 +15,13 @@ from rltrace.analysis.lanes import Lane, lanes
 from rltrace.events import (
     ALLOCATIONS,
     ALLOCATIONS_KEPT,
+    DEVICE_TIME,
+    KERNEL,
     MEMORY_EDGE,
     MEMORY_MOVES,
+    OPERATOR,
     OUT_OF_MEMORY,
+    REQUEST,
     SAMPLER,
     STEP,
     WEIGHT_SYNC_STAGES,
@@ -121,12 +125,15 @@ class Seen:
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
         self.out_of_memory: list[Span] = []
+        self.own: defaultdict[str, Intervalled] = defaultdict(Intervalled)
+        """Spans of the program's own: of no phase, and made by no hook."""
 
 
 class Observations:
     """What was kept of a Recording; all times are on its `TimeLine`.
 
-    Memory: a few numbers for each phase, weight-sync stage and owner's sample; nothing for any other event.
+    Memory: a few numbers for each phase, weight-sync stage, span of the program's own and owner's sample; nothing for
+    any other event.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -134,13 +141,16 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
+        known = _KNOWN | {
+            str(name) for process in processes for hook in process.hooks for name in hook.get("emits") or ()
+        }
+        self.processes = [_see(process, on_lane[process.key], self.time_line, known) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """When anything was last heard of."""
 
 
-def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
+def _see(process: Process, lane: Lane, time_line: TimeLine, known: frozenset[str]) -> Seen:
     seen = Seen(process, lane)
     shift_ns = time_line.shift_ns(process)
     last_ns = process.start_ns
@@ -167,6 +177,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             _see_interval(seen.phases[event.name], event, shift_ns)
         elif event.name == STEP:
             seen.steps.append(event)
+        elif event.name not in known and not event.name.startswith(_TIMED):
+            _see_interval(seen.own[event.name], event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)
     seen.first_ns = process.start_ns + shift_ns
@@ -175,6 +187,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
 
 
 _STAGES = frozenset(WEIGHT_SYNC_STAGES)
+_KNOWN = frozenset({REQUEST, MEMORY_EDGE, OUT_OF_MEMORY}) | MEMORY_MOVES
+_TIMED = (DEVICE_TIME, KERNEL, OPERATOR)
 
 
 def _kept_whole(seen: Seen, name: str) -> list[Span] | None:

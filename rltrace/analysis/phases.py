@@ -20,6 +20,13 @@ ORDER = {name: place for place, name in enumerate((*STARTUP_PHASES, *STEP_PHASES
 """Known phases in the order they happen; others follow by name."""
 
 
+def when(phase: str) -> tuple[int, str]:
+    """Sort key: known phases in their order, then others by name, then `wait.driver` and `idle`."""
+    if phase in (WAIT_DRIVER, IDLE):
+        return len(ORDER) + (1 if phase == WAIT_DRIVER else 2), phase
+    return ORDER.get(phase, len(ORDER)), phase
+
+
 class Share(msgspec.Struct, frozen=True):
     """A part of a rank's step."""
 
@@ -118,8 +125,8 @@ def _rank_step(
     start_ns, end_ns = map(int, windows.windows[place])
     length_ns = end_ns - start_ns
     parts = partition(phases, EMPTY if lane.is_driver else driver, (start_ns, end_ns))
-    named = sorted(parts.phases_ns.items(), key=lambda item: (ORDER.get(item[0], len(ORDER)), item[0]))
-    all_ns = {**dict(named), WAIT_DRIVER: parts.wait_driver_ns, IDLE: parts.idle_ns}
+    named_ns = {name: parts.phases_ns[name] for name in sorted(parts.phases_ns, key=when)}
+    all_ns = {**named_ns, WAIT_DRIVER: parts.wait_driver_ns, IDLE: parts.idle_ns}
     return RankStep(
         step=windows.numbers[place],
         lane=lane.name,
@@ -137,7 +144,7 @@ def _rank_step(
 
 def _overlaps(phases: dict[str, Intervals], phases_ns: dict[str, int]) -> list[Overlap]:
     pairs = []
-    for one, other in combinations(sorted(phases, key=lambda name: (ORDER.get(name, len(ORDER)), name)), 2):
+    for one, other in combinations(sorted(phases, key=when), 2):
         both_ns = phases_ns[one] + phases_ns[other] - covered_ns(phases[one], phases[other])
         if both_ns:
             pairs.append(Overlap((one, other), both_ns / 1e9))

@@ -12,6 +12,11 @@ from rltrace.analysis.lanes import order
 from rltrace.analysis.observations import REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Observations, Samples, Seen
 from rltrace.events import Span
 
+FIRST = 1
+"""The window of the first step; the one before it is the start-up."""
+LEAST_STEADY = 2
+"""With so many steps after the first, it is left out of a mean."""
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the run, as its driver saw it."""
@@ -58,6 +63,10 @@ class StepWindows:
         """Of each window, whether anything in it was recorded."""
         self.finished = [True, *(span.end_ns is not None and _error(span) is None for span in self.spans)]
         """Of each window, whether its step is over and was not aborted."""
+        whole = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
+        later = [place for place in whole if place != FIRST]
+        self.steady = later if len(later) >= LEAST_STEADY else whole
+        """Windows of the steps that a mean is made over: the first one warms up kernels, communicators and caches."""
 
 
 def steps(seen: Observations, windows: StepWindows) -> list[Step]:

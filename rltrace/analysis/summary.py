@@ -11,9 +11,11 @@ from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
+from rltrace.analysis.own_spans import OwnSpan, own_spans
 from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes
 from rltrace.analysis.samples import HostSamples, host_samples
+from rltrace.analysis.steady import Steady, steady
 from rltrace.analysis.steps import Step, StepWindows, steps
 from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
 from rltrace.analysis.untraced import Untraced, untraced
@@ -61,6 +63,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     clocks: list[ClockFigures]
     steps: list[Step]
     phases: list[RankStep]
+    steady: Steady | None
+    """What to compare: the steps after the first, which also warms everything up; None while no step is over."""
+    own_spans: list[OwnSpan]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
     allocations: list[AllocationPeak]
@@ -89,12 +94,15 @@ def summarize(recording: Recording) -> Summary:
     seen = Observations(recording)
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
+    all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
     return Summary(
         version=VERSION,
         run=_run(seen, len(measured)),
         clocks=measured,
-        steps=steps(seen, windows),
-        phases=rank_steps(seen, windows),
+        steps=all_steps,
+        phases=phases,
+        steady=steady(windows, all_steps, phases),
+        own_spans=own_spans(seen, windows),
         weight_sync=rank_syncs(seen, windows),
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),

@@ -14,12 +14,18 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
     """Secrets redacted; of a process that could only speak for itself, its interpreter."""
     reason: str
     pids: list[int]
+    missed: bool
+    """False: it had nothing to trace, for it imported nothing but the standard library."""
 
 
 def untraced(recording: Recording) -> list[Untraced]:
     """Who was not traced, by when it was first said."""
-    pids: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    pids: dict[tuple[tuple[str, ...], str, bool], list[int]] = {}
     for said in recording.untraced:
         command = tuple(map(str, said.get("command") or ()))
-        pids.setdefault((command, str(said.get("reason"))), []).append(int(said.get("pid") or 0))
-    return [Untraced(command=list(command), reason=reason, pids=found) for (command, reason), found in pids.items()]
+        about = command, str(said.get("reason")), said.get("missed") is not False
+        pids.setdefault(about, []).append(int(said.get("pid") or 0))
+    return [
+        Untraced(command=list(command), reason=reason, pids=found, missed=missed)
+        for (command, reason, missed), found in pids.items()
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux
+from rltrace.events import SAMPLER
 
 
 @click.command(
@@ -24,6 +25,7 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     require_linux("`rltrace exec`")
     from rltrace import supervisor
     from rltrace.analysis.untraced import untraced
+    from rltrace.cli.tables.processes import bare_line
     from rltrace.recording import Recording
 
     supervisor.require_program(command[0])
@@ -33,9 +35,12 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     for death in outcome.deaths:
         click.echo(f"rltrace: {death}", err=True)
     found = Recording.open(folder)
-    for missing in untraced(found):
+    others = untraced(found)
+    for missing in (one for one in others if one.missed):
         click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
-    if not found.processes:
+    if bare := [one for one in others if not one.missed]:
+        click.echo(f"rltrace: {bare_line(bare)}", err=True)
+    elif all(process.role == SAMPLER for process in found.processes):
         click.echo("rltrace: no process was recorded; `rltrace doctor -- COMMAND` looks for the reason", err=True)
     click.echo(
         f"rltrace: recorded in {folder}; go on with `rltrace view {folder}` or `rltrace summary {folder}`", err=True

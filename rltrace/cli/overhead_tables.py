@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.overhead import Comparison, Overhead, ProcessCost, Verdict
-from rltrace.cli.tables import _table, _titled
+from rltrace.cli.tables.fit import Figures, titled
 
 BUSY = 0.5
 """Load per core before a run, from which on somebody else was working too."""
@@ -28,14 +28,14 @@ def show(found: Overhead, screen: Console) -> None:
 
 def comparison_table(found: Overhead) -> RenderableType:
     """One row a comparison."""
-    table = _table("compared", "pairs", "ms with", "ms without", "cost", "95 % interval")
+    table = Figures("compared", "pairs", "ms with", "ms without", "cost", "95 % interval")
     for row in found.comparisons:
         interval = f"{_percent(row.low)} to {_percent(row.high)}" if row.low is not None else "too few"
         table.add_row(
             row.what, str(row.count), f"{1e3 * row.with_seconds:,.1f}", f"{1e3 * row.without_seconds:,.1f}",
             _percent(row.cost), interval,
         )  # fmt: skip
-    return _titled(f"What tracing costs of a step of {found.measurement.config}", table)
+    return titled(f"What tracing costs of a step of {found.measurement.config}", table)
 
 
 def verdict_line(row: Comparison, limit: float) -> str:
@@ -53,14 +53,14 @@ def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> 
     """What each process recorded in a mean step, and what that took by the cost it measured."""
     if share is None:
         return Text("Our own bookkeeping: no process measured what its events cost", "yellow")
-    table = _table("process", "spans", "samples", "arrows", "ns a span", "ms of events", "ms at edges")
+    table = Figures("process", "spans", "samples", "arrows", "ns a span", "ms of events", "ms at edges")
     for row in processes:
         table.add_row(
             row.process, f"{row.spans:,.1f}", f"{row.samples:,.1f}", f"{row.arrows:,.1f}", f"{row.span_ns:,.0f}",
             f"{1e3 * row.events_seconds:.3f}", f"{1e3 * row.edges_seconds:.3f}",
         )  # fmt: skip
     caption = f"driver and slowest rank, one after the other: {share:.2%} of a step that is not recorded"
-    return _titled("Our own bookkeeping: events × their cost in that process + edges, a mean step", table, caption)
+    return titled("Our own bookkeeping: events × their cost in that process + edges, a mean step", table, caption)
 
 
 def load_line(found: Overhead) -> str:

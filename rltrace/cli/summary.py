@@ -9,12 +9,14 @@ from rltrace.cli.runs import open_run
 
 @click.command()
 @click.argument("run", required=False)
+@click.option("--all", "whole", is_flag=True, help="Every rank, step and hook, the start-up and the host too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
-def summary(run: str | None, as_json: bool) -> None:
+def summary(run: str | None, whole: bool, as_json: bool) -> None:
     """Show RUN in figures.
 
-    Its steps, phases, weight sync, memory, processes, hooks, open spans and losses. RUN is the folder of
-    a Recording, by default the newest in ./rltrace-runs; it may still be going on, or be dead.
+    What is wrong with it; then where the seconds and the bytes of a step went. A step is the mean of those after the
+    first, which also warms everything up. RUN is the folder of a Recording, by default the newest in ./rltrace-runs; it
+    may still be going on, or be dead.
     """
     from rltrace.analysis import summarize
 
@@ -26,4 +28,4 @@ def summary(run: str | None, as_json: bool) -> None:
         return
     from rltrace.cli.tables import console, show
 
-    show(found, console())
+    show(found, console(), whole=whole)

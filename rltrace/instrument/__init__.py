@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from rltrace import plugins, recorder
+from rltrace.announcement import announce
 from rltrace.environment import reach_others, with_startup
 from rltrace.patching import Hook, HookRegister, PatchSet
 
@@ -157,11 +158,14 @@ def instrument(folder: str | os.PathLike[str] | None = None, **who: Any) -> Path
 
 
 def _instrument(folder: str | os.PathLike[str] | None, **who: Any) -> Path | None:
+    is_first = recorder.current() is None
     path = recorder.start(folder, **who)
     current = recorder.current()
     if current is not None:
         install(current)
         reach_others()
+        if is_first:
+            announce(current.recording, current.key)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from rltrace.events import STEP_PHASES, Counter, Span
 from rltrace.recording import Recording
 
 RUN = Path(__file__).parents[2] / "examples" / "recordings" / "qwen3_8b_4gpu"
+README = Path(__file__).parents[2] / "README.md"
 MODEL_BYTES = 2 * 8_190_735_360
 """Qwen3-8B's parameters in bf16."""
 
@@ -39,6 +41,20 @@ def test_every_phase_of_every_step_is_there_and_none_overlap(summary: Summary) -
     for row in rows:
         assert set(row.phases) >= set(STEP_PHASES) - {"reward", "advantage"}
         assert row.overlaps == []
+
+
+def test_the_readmes_table_is_what_the_summary_says_of_rank_0(summary: Summary) -> None:
+    """The column of this Recording: the least and the most of the steps after the first."""
+    assert summary.steady is not None and summary.steady.first_step == 0
+    rank = next(lane for lane in summary.steady.lanes if lane.rank == 0)
+    spreads = {"step": rank.seconds, **rank.phases}
+    rows = re.findall(r"^\| `?([\w.]+)`?[^|]* \| ([\d.]+)(?:-([\d.]+))? \|", README.read_text(), re.MULTILINE)
+    said = {name: (least, most or least) for name, least, most in rows if name in spreads}
+    assert set(said) >= (set(STEP_PHASES) - {"reward", "advantage"}) | {"idle", "step"}
+    for name, (least, most) in said.items():
+        decimals = len(least.partition(".")[2])
+        spread = spreads[name]
+        assert (least, most) == (f"{spread.least_seconds:.{decimals}f}", f"{spread.most_seconds:.{decimals}f}"), name
 
 
 def test_every_sync_moves_the_model_once_and_all_but_the_first_take_at_most_0_15_s(summary: Summary) -> None:

@@ -24,7 +24,7 @@ from rltrace import allocations, clock
 from rltrace.allocation_history import Change, Naming, Timeline, replay
 from rltrace.allocations import MARKS, PoolHistory, together
 from rltrace.analysis import summarize
-from rltrace.cli.tables import allocation_table
+from rltrace.cli.tables.memory import allocation_table
 from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, UNATTRIBUTED, Span
 from rltrace.events import Counter as Sample
 from rltrace.instrument.vllm_allocations import CUMEM, CumemPools

@@ -261,6 +261,85 @@ def test_processes_that_were_not_traced_are_grouped_by_command_and_reason(tmp_pa
     ]
 
 
+def run_of_steps(folder: Path, *lengths_s: float, last: dict[str, str] | None = None) -> Summary:
+    """A rank whose steps have these lengths, each filled by its update."""
+    starts_s = [sum(lengths_s[:at]) for at in range(len(lengths_s))]
+    records = [span("actor.update", start, start + length) for start, length in zip(starts_s, lengths_s, strict=True)]
+    for number, (start, length) in enumerate(zip(starts_s, lengths_s, strict=True)):
+        late = last if last is not None and number == len(lengths_s) - 1 else {}
+        records.append(span("step", start, start + length, step=number, **late))
+    written = Written(folder).process("w", *records, role="worker", rank=0, ended_s=sum(lengths_s))
+    return summarize(written.read())
+
+
+@pytest.mark.parametrize(
+    ("lengths_s", "steps", "first", "mean_s", "median_s"),
+    [
+        ((9, 1, 2, 6), [1, 2, 3], 0, 3, 2),
+        ((9, 1, 3), [1, 2], 0, 2, 2),
+        ((9, 3), [0, 1], None, 6, 6),
+        ((9,), [0], None, 9, 9),
+    ],
+)
+def test_the_first_step_is_no_part_of_the_steady_one_once_two_others_are_over(
+    tmp_path: Path, lengths_s: tuple[float, ...], steps: list[int], first: int | None, mean_s: float, median_s: float
+) -> None:
+    found = run_of_steps(tmp_path / "run", *lengths_s).steady
+    assert found is not None
+    assert (found.steps, found.first_step) == (steps, first)
+    (rank,) = found.lanes
+    for spread in (found.seconds, rank.seconds, rank.phases["actor.update"]):
+        assert (spread.mean_seconds, spread.median_seconds) == (mean_s, median_s)
+        assert (spread.least_seconds, spread.most_seconds) == (
+            min(lengths_s[step] for step in steps), max(lengths_s[step] for step in steps),
+        )  # fmt: skip
+    assert rank.phases["actor.update"].share == 1
+
+
+def test_a_step_that_is_aborted_is_not_steady(tmp_path: Path) -> None:
+    found = run_of_steps(tmp_path / "run", 9, 1, 3, 50, last={"error": "KeyboardInterrupt"}).steady
+    assert found is not None
+    assert (found.steps, found.unfinished_steps, found.seconds.mean_seconds) == ([1, 2], 1, 2)
+
+
+def test_phases_of_the_steady_step_add_up_to_it(summary: Summary) -> None:
+    assert summary.steady is not None
+    for lane in summary.steady.lanes:
+        assert sum(part.mean_seconds for part in lane.phases.values()) == pytest.approx(lane.seconds.mean_seconds)
+        assert sum(part.share for part in lane.phases.values()) == pytest.approx(1)
+
+
+def test_without_a_step_that_is_over_there_is_no_steady_one(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("d", span("step", 0, None), role="driver", ended_s=4)
+    assert summarize(written.read()).steady is None
+
+
+def test_spans_of_the_programs_own_are_counted_by_name_and_role(tmp_path: Path) -> None:
+    """Those that a hook or rltrace itself made are not among them, nor phases, nor the steps."""
+    steps = [span("step", at, at + 10, step=at // 10) for at in (0, 10, 20)]
+    mine = [span("load", at, at + 1) for at in (1, 11, 21)] + [span("load", 21.5, 23), span("load", 31, 33)]
+    others = [span(name, 1, 2) for name in ("gpu.load", "op.load", "kernel.load", "cumem.map", "rollout.request")]
+    theirs = [span("verl.work", 1, 2), span("reward", 3, 4), span("my.phase", 5, 6, phase=True), *others]
+    hooks = (hook(1, "m:f", emits=["verl.work"]),)
+    written = Written(tmp_path / "run").process("d", *steps, *mine, *theirs, role="driver", hooks=hooks, ended_s=33)
+    for rank in range(2):
+        score = [span("score", 12, 12 + 2 * rank + 1), span("load", 12, 13), span("verl.work", 1, 2)]
+        written.process(f"w{rank}", *score, role="worker", rank=rank, ended_s=30)
+    found = {(own.name, own.role): own for own in summarize(written.read()).own_spans}
+    assert list(found) == [("load", "driver"), ("score", "worker"), ("load", "worker")], "the longest in all first"
+    load = found["load", "driver"]
+    assert (load.processes, load.count, load.seconds, load.mean_seconds) == (1, 5, 6.5, 1.3)
+    assert load.share == pytest.approx((1 + 2) / 20), "of steps 1 and 2, overlapping spans once"
+    score = found["score", "worker"]
+    assert (score.processes, score.count, score.seconds) == (2, 2, 4)
+    assert score.share == pytest.approx((1 + 3) / 2 / 20), "a mean over the ranks"
+
+
+def test_spans_of_a_program_without_steps_have_no_share(tmp_path: Path) -> None:
+    (own,) = summarize(Written(tmp_path / "run").process("p", span("a", 0, 1), role="main", ended_s=2).read()).own_spans
+    assert own.share is None
+
+
 def keys(value: object, path: str = "") -> set[str]:
     """Every path of keys in a JSON value; names of phases, owners and the like become *."""
     found: set[str] = set()
@@ -272,7 +351,7 @@ def keys(value: object, path: str = "") -> set[str]:
             last = path.rpartition(".")[2]
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
             by_name += ("expected_bytes", "moved_bytes", "left_bytes", "peak_owner_bytes", "counters")
-            named = last in by_name or path.endswith("phases[].phases")
+            named = last in by_name or path.endswith(("phases[].phases", "lanes[].phases"))
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
     return found
@@ -289,9 +368,10 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     moves = [span("cumem.unmap", 3, 3.1, tag="weights", bytes=7), sample("rollout.weights_bytes", 2.01, 30)]
     failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
     on_host = [sample("ref.params_host_bytes", 3, 7), sample("resident_bytes", 3, 70)]
-    work = [*edges, *on_host, failure, *grows, *sleeps, *moves, span("actor.update", 2, 3)]
+    kept = [span("memory.allocations", 2, 4, error_ns=9, lost=0), sample("allocations.actor.grads_bytes", 3, 7)]
+    work = [*edges, *on_host, failure, *grows, *sleeps, *moves, *kept, span("actor.update", 2, 3)]
     written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
-    written.process("torn", *step, span("reward", 4, None), span("torn", 4, 5), rank=3)
+    written.process("torn", *step, span("own", 0, 1), span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
     (written.folder / "untraced.jsonl").write_text('{"pid": 7, "command": ["python", "-S"], "reason": "-S"}\n')

@@ -21,6 +21,7 @@ from rltrace import plugins
 from rltrace.analysis import summarize
 from rltrace.cli import main
 from rltrace.cli.tables import WIDTH, show
+from rltrace.recording import Recording
 
 
 def call(*words: str | Path) -> Result:
@@ -43,6 +44,7 @@ def run(tmp_path: Path) -> Path:
 
 READERS = [
     ("summary",),
+    ("summary", "--all"),
     ("summary", "--json"),
     ("export", "--to", "perfetto", "-o", "never.pftrace"),
     ("view", "--no-open"),
@@ -273,15 +275,19 @@ def summarize_folder(folder: Path) -> dict[str, list[dict[str, object]]]:
     return dict(json.loads(call("summary", folder, "--json").stdout))
 
 
-def printed(written: Written) -> str:
-    screen = Console(width=WIDTH, file=io.StringIO())
-    show(summarize(written.read()), screen)
+def printed(written: Written, width: int = WIDTH, *, whole: bool = False) -> str:
+    return printed_recording(written.read(), width, whole=whole)
+
+
+def printed_recording(recording: Recording, width: int, *, whole: bool) -> str:
+    screen = Console(width=width, file=io.StringIO())
+    show(summarize(recording), screen, whole=whole)
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
 
 def test_the_tables_fit_into_a_hundred_columns_and_hold_the_figures(tmp_path: Path) -> None:
-    text = printed(two_ranks(tmp_path / "run"))
+    text = printed(two_ranks(tmp_path / "run"), whole=True)
     assert max(map(len, text.splitlines())) <= WIDTH
     for words in ("rollout.generate", "wait.driver", "never fired", "rank 1 engine", "peak 500 B", "0.8", "complete"):
         assert words in text
@@ -333,20 +339,20 @@ def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None
     assert [" ".join(line.split()) for line in lines[at : at + 4]] == [
         "0 4.000", "1 4.000", "2 10.000 aborted", "3 1.000 open",
     ]  # fmt: skip
-    at = lines.index("Phases: mean of 2 steps, 2 unfinished left out")
+    at = lines.index("A step: mean of steps 0-1, the first with it; 2 not over, left out")
     (reward,) = [line.split()[:3] for line in lines[at:] if line.startswith("reward")]
-    assert reward == ["reward", "1.000", "25%"]
+    assert reward == ["reward", "1.000", "25%"], "of a program that is a driver alone"
 
 
 def test_phases_of_a_first_step_that_is_not_over_say_so(tmp_path: Path) -> None:
     lines = printed(driver_of(tmp_path / "run", span("step", 0, None, step=0))).splitlines()
-    assert "Phases: mean of 1 step, none of them finished" in lines
+    assert "A step: 1 step, none of them over" in lines
 
 
 def hook_lines(folder: Path, *hooks: dict[str, object], **who: object) -> list[str]:
     """The table of these hooks, its words apart by one blank, down to the first empty line."""
     named = tuple({**one, "slot": slot} for slot, one in enumerate(hooks, 1))
-    lines = printed(Written(folder).process("p", hooks=named, ended_s=1, **who)).splitlines()
+    lines = printed(Written(folder).process("p", hooks=named, ended_s=1, **who), whole=True).splitlines()
     at = lines.index("Hooks") + 3
     return [" ".join(line.split()) for line in lines[at : lines.index("", at)]]
 
@@ -394,20 +400,21 @@ def test_a_disabled_instrumentation_says_so_once(tmp_path: Path) -> None:
 def test_what_is_not_applicable_is_said_of_a_run_with_ranks_only(tmp_path: Path) -> None:
     for name, who, is_said in (("plain", {}, False), ("ranks", {"role": "worker", "rank": 0}, True)):
         written = Written(tmp_path / name).process("p", hooks=(hook(1, "m:f", fires=1),), ended_s=1, **who)
-        assert ("Not applicable in this run" in printed(written)) is is_said
+        assert ("Not applicable in this run" in printed(written, whole=True)) is is_said
 
 
 def test_many_ranks_are_shown_as_mean_fastest_and_slowest(tmp_path: Path) -> None:
     written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
     for rank in range(8):
         written.process(f"w{rank}", span("actor.update", 0, 1 + rank), role="worker", rank=rank, ended_s=10)
-    (line,) = [line for line in printed(written).splitlines() if line.startswith("actor.update")]
+    line = [line for line in printed(written, whole=True).splitlines() if line.startswith("actor.update")][-1]
     assert line.split() == ["actor.update", "4.500", "45%", "████▌", "1.000", "rank", "0", "8.000", "rank", "7"]
 
 
 def test_a_long_run_shows_its_first_and_last_steps(tmp_path: Path) -> None:
     steps = [span("step", number, number + 1, step=number) for number in range(100)]
-    lines = printed(Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=100)).splitlines()
+    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=100)
+    lines = printed(written, whole=True).splitlines()
     table = lines[lines.index("Steps") + 3 : lines.index("…".ljust(len(lines[lines.index("Steps") + 2])))]
     assert [int(line.split()[0]) for line in table] == list(range(10))
     assert any(line.startswith("99 ") for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import installed
 import pytest
 
-from rltrace import storage
+from rltrace import doctor, storage
+
+ROOT = Path(doctor.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +78,69 @@ def test_what_would_be_missing_is_named_with_the_reason(environment: installed.E
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("\n".join(entries))
-    done = environment.rltrace("doctor", "--json", cwd=tmp_path, PYTHONPATH=str(tmp_path), RLTRACE_DISABLE="fsdp2")
+    done = environment.rltrace(
+        "doctor", "--json", "--", "python", "-m", "no_such_module.of", cwd=tmp_path, PYTHONPATH=str(tmp_path),
+        RLTRACE_DISABLE="fsdp2",
+    )  # fmt: skip
     found = findings(done)
     assert done.returncode == 8
     for name, (_, _, reason) in EXTRA.items():
         state, said = found[name]
         assert state == ("not here" if name == "elsewhere" else "missing")
         assert reason in said
+    state, said = found["module"]
+    assert state == "missing"
+    assert said.startswith("no_such_module.of: No module named 'no_such_module'; install it for ")
     assert found["late"][0] == "missing"
     assert found["late"][1].endswith(": 1 of 2 hooks bind; ModuleNotFoundError: No module named 'json.later'")
     assert found["fsdp2"][0] == "ok"
     assert "disabled by RLTRACE_DISABLE" in found["fsdp2"][1]
     hooks = {hook["instrumentation"]: hook for hook in json.loads(done.stdout)["hooks"]}
     assert (hooks["old"]["state"], hooks["moved"]["state"], hooks["gone"]["state"]) == ("skipped", "skipped", "waiting")
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "script"),
+    [
+        (["-m", "torch.distributed.run", "-m", "x"], "torch.distributed.run", None),
+        (["-u", "-W", "ignore", "-Im", "verl.trainer"], "verl.trainer", None),
+        (["-mjson.tool"], "json.tool", None),
+        (["-X", "dev", "train.py", "-m", "x"], None, "train.py"),
+        (["-c", "import x", "-m"], None, None),
+        (["-"], None, None),
+        ([], None, None),
+    ],
+)
+def test_what_a_python_would_run_is_read_from_its_words(words: list[str], module: str, script: str) -> None:
+    assert doctor.program_of(["/usr/bin/python3.11", *words]) == (module, script)
+
+
+def test_only_of_a_python_is_it_said_what_it_would_run() -> None:
+    assert doctor.program_of(["torchrun", "-m", "x"]) == doctor.program_of([]) == (None, None)
+
+
+def test_a_module_or_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the folder that it would run in, as Python itself would look."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("package", "runnable"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    for file in ("here.py", "runnable/__main__.py"):
+        (tmp_path / file).touch()
+
+    def found(words: list[str]) -> list[tuple[str, str, str]]:
+        path = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+        made = doctor.program_findings(doctor.program_of(["python", *words]), [sys.executable], path)
+        return [(finding.about, finding.state, finding.said) for finding in made]
+
+    assert found(["-m", "here"]) == [("module", "ok", "here: found")]
+    assert found(["-m", "runnable"]) == [("module", "ok", "runnable: found")]
+    for name, error in (("gone", "gone"), ("package", "package.__main__"), ("package.part", "package.part")):
+        ((about, state, said),) = found(["-m", name])
+        assert (about, state) == ("module", "missing")
+        assert said.startswith(f"{name}: No module named {error!r}; install it for {sys.executable}")
+    assert found(["here.py"]) == []
+    assert found(["gone.py"]) == [("script", "missing", f"gone.py: no such file in {tmp_path}")]
 
 
 def test_it_looks_from_the_commands_own_interpreter(environment: installed.Environment, tmp_path: Path) -> None:

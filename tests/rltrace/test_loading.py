@@ -91,11 +91,28 @@ def test_an_installed_wheel_needs_one_variable(
     environment: installed.Environment, tmp_path: Path, program: Path
 ) -> None:
     done = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="run")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ran \nran \n", "")
+    said = f"rltrace: recording into {tmp_path}/run; go on with `rltrace summary {tmp_path}/run`\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran \nran \n", said), "once, not by the child"
     recording = Recording.open(tmp_path / "run")
     assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
     assert recording.manifest["command"] == [environment.python, str(program)]
     assert {hook["instrumentation"] for process in recording.processes for hook in process.hooks} >= {"fsdp2", "ray"}
+
+
+def test_a_program_that_traces_itself_says_where_it_records_unless_it_is_to_be_quiet(
+    environment: installed.Environment, tmp_path: Path, program: Path
+) -> None:
+    code = f"import rltrace, runpy; rltrace.instrument('run'); runpy.run_path({str(program)!r})"
+    loud = environment.run(environment.python, "-c", code, cwd=tmp_path)
+    assert loud.stderr == f"rltrace: recording into {tmp_path}/run; go on with `rltrace summary {tmp_path}/run`\n"
+    assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
+    quiet = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="quiet", RLTRACE_QUIET="1")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert len(installed.span_names(tmp_path / "quiet")) == 2
+    closed = environment.run(
+        "sh", "-c", f"exec {environment.python} {program} 2>&-", cwd=tmp_path, RLTRACE_DIR="closed"
+    )
+    assert (closed.returncode, closed.stdout) == (0, "ran \nran \n"), "nobody to say it to"
 
 
 def test_a_second_run_with_the_same_variable_leaves_the_first_alone(
@@ -171,8 +188,38 @@ def test_a_python_that_no_start_up_hook_reaches_is_named(
     assert done.returncode == 0
     assert f": {reason}" in done.stderr
     shown = bare.rltrace("summary", "run", cwd=tmp_path).stdout
-    assert "Not traced" in shown
+    assert "not traced: " in shown
     assert reason in " ".join(shown.split())
+
+
+def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    """Neither are forks of a traced process such, nor is who imports a package late."""
+    (tmp_path / "alone.py").write_text("import json, time; time.sleep(0.6)\n")
+    (tmp_path / "program.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "late = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.6); import msgspec'])\n"
+        "alone = [subprocess.Popen([sys.executable, 'alone.py']) for _ in range(2)]\n"
+        "import msgspec\n"
+        "if os.fork() == 0: time.sleep(0.6); os._exit(0)\n"
+        "os.wait(); late.wait(); [child.wait() for child in alone]\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    assert done.returncode == 0
+    first, last = done.stderr.splitlines()
+    assert first.startswith("rltrace: 2 processes not in the Recording: imported nothing but the standard library: ")
+    assert first.endswith(" alone.py") and last.startswith("rltrace: recorded in run; ")
+    shown = environment.rltrace("summary", "run", cwd=tmp_path).stdout
+    assert "2 processes not in the Recording: imported nothing but the standard library" in " ".join(shown.split())
+    assert "not traced" not in shown, "nothing was missed"
+
+
+def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    done = environment.rltrace("exec", "--out", "run", "--", "sleep", "0.1", cwd=tmp_path)
+    assert done.stderr.splitlines()[0].startswith("rltrace: no process was recorded; `rltrace doctor -- COMMAND`")
 
 
 def test_debians_sitecustomize_still_runs_its_hook(environment: installed.Environment, tmp_path: Path) -> None:
@@ -188,7 +235,7 @@ def test_debians_sitecustomize_still_runs_its_hook(environment: installed.Enviro
         pytest.skip("another version than that of the tests: their msgspec does not load in it")
     path += f":{environment.site}:{installed.OURS}"
     code = "import msgspec, rltrace\nwith rltrace.span('in Debian'): pass"
-    done = environment.run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path, RLTRACE_DIR=folder)
+    done = environment.run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path, RLTRACE_DIR=folder, RLTRACE_QUIET="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "apport is installed\n", "")
     assert installed.span_names(tmp_path / "run") == ["in Debian"]
 
@@ -301,7 +348,7 @@ def test_a_plug_in_reaches_a_process_that_no_start_up_hook_did(
     environment: installed.Environment, tmp_path: Path, group: str, load: str
 ) -> None:
     code = AS_A_FRAMEWORK.format(paths=[str(environment.site), str(installed.OURS)], group=group, load=load)
-    done = environment.run(environment.python, "-S", "-c", code, cwd=tmp_path, RLTRACE_DIR="run")
+    done = environment.run(environment.python, "-S", "-c", code, cwd=tmp_path, RLTRACE_DIR="run", RLTRACE_QUIET="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert installed.span_names(tmp_path / "run") == ["reached"]
     bare = environment.run(environment.python, "-S", "-c", code, cwd=tmp_path)

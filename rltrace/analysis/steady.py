@@ -1,0 +1,93 @@
+"""The step that readers compare: means over the steps after the first, which warms up kernels and communicators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+import msgspec
+
+from rltrace.analysis.phases import RankStep, when
+from rltrace.analysis.steps import FIRST, Step, StepWindows
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """One length over several steps."""
+
+    mean_seconds: float
+    median_seconds: float
+    least_seconds: float
+    most_seconds: float
+
+
+class PhaseSpread(Spread, frozen=True, kw_only=True):
+    """A phase of one lane over several steps; 0 in a step that does not have it."""
+
+    share: float
+    """Of the steps' time, 0 to 1."""
+
+
+class LaneSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank, the driver or another process did with several steps."""
+
+    lane: str
+    rank: int | None
+    seconds: Spread
+    phases: dict[str, PhaseSpread]
+    """As of `RankStep`: in the order they happen, then `wait.driver` and `idle`."""
+
+
+class Steady(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps that are alike, and how long everything took in them."""
+
+    steps: list[int]
+    """Their numbers: all that are over and were recorded, after the first."""
+    first_step: int | None
+    """The one that is left out; None where fewer than two others are over, so that it is among `steps`."""
+    unfinished_steps: int
+    """Left out too: open, or aborted."""
+    seconds: Spread
+    lanes: list[LaneSteps]
+
+
+def steady(windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankStep]) -> Steady | None:
+    """The steady step of a run; None while no step is over."""
+    places = windows.steady
+    if not places:
+        return None
+    numbers = [windows.numbers[place] for place in places]
+    inside = [steps[place - 1] for place in places]  # the first window is the start-up
+    return Steady(
+        steps=[number for number in numbers if number is not None],
+        first_step=None if FIRST in places else windows.numbers[FIRST],
+        unfinished_steps=sum(not finished for finished in windows.finished),
+        seconds=spread([step.seconds for step in inside]),
+        lanes=lanes([row for row in phases if row.step in numbers and row.finished]),
+    )
+
+
+def lanes(rows: Sequence[RankStep]) -> list[LaneSteps]:
+    """Each lane over its rows, in the order in which they come."""
+    names = dict.fromkeys(row.lane for row in rows)
+    return [_lane([row for row in rows if row.lane == name]) for name in names]
+
+
+def _lane(rows: list[RankStep]) -> LaneSteps:
+    names = sorted({name for row in rows for name in row.phases}, key=when)
+    whole = sum(row.seconds for row in rows)
+    phases = {}
+    for name in names:
+        seconds = [row.phases[name].seconds if name in row.phases else 0.0 for row in rows]
+        share = sum(seconds) / whole if whole else 0.0
+        phases[name] = PhaseSpread(**msgspec.structs.asdict(spread(seconds)), share=share)
+    return LaneSteps(lane=rows[0].lane, rank=rows[0].rank, seconds=spread([row.seconds for row in rows]), phases=phases)
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Of at least one length."""
+    return Spread(
+        mean_seconds=fmean(seconds),
+        median_seconds=median(seconds),
+        least_seconds=min(seconds),
+        most_seconds=max(seconds),
+    )

@@ -1,0 +1,187 @@
+"""Figures as tables for a terminal: one file a noun, one function a table.
+
+The first screen answers where the seconds and the bytes of a step went, what is wrong before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from rltrace.analysis.phases import RankStep
+from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.summary import Run, Summary
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import WIDTH, console
+from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
+from rltrace.cli.tables.memory import (
+    allocation_table,
+    device_table,
+    fullest_table,
+    host_memory_table,
+    legend,
+    out_of_memory_line,
+    out_of_memory_table,
+    phase_table,
+)
+from rltrace.cli.tables.phases import lane_table, steady_table
+from rltrace.cli.tables.problems import clock_line, problems
+from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
+from rltrace.cli.tables.spans import FEW, open_span_table, own_span_table
+from rltrace.cli.tables.steps import FEW_STEPS, step_table
+from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
+
+__all__ = ["WIDTH", "console", "hook_table", "show", "step_table"]
+
+
+def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
+    """Print a Recording's figures.
+
+    Args:
+        summary: Of the Recording.
+        screen: Where to.
+        whole: Everything there is; else what answers the first questions, equal ranks as one.
+    """
+    screen.print(header(summary.run, summary))
+    for section in _whole(summary) if whole else _first_screen(summary):
+        screen.print()
+        screen.print(section)
+
+
+def _first_screen(summary: Summary) -> Iterator[RenderableType]:
+    yield from (out_of_memory_table(failure) for failure in summary.out_of_memory[:1])
+    again = [Text(out_of_memory_line(failure), "bold red") for failure in summary.out_of_memory[1:]]
+    if wrong := again + problems(summary):
+        yield Group(*wrong)
+    if summary.open_spans and not summary.complete:
+        yield open_span_table(summary.open_spans, FEW)
+    yield from _seconds(summary)
+    if summary.memory:
+        yield fullest_table(summary.memory)
+    if summary.steps:
+        yield step_table(summary.steps, FEW_STEPS)
+    if summary.own_spans:
+        yield own_span_table(summary.own_spans, FEW)
+    yield Group(*_lines(summary))
+    if summary.hooks:
+        yield hook_lines(summary.hooks)
+    yield Group(*_ending(summary), Text("More: rltrace summary --all (each rank, each hook, start-up, host)", "dim"))
+
+
+def _seconds(summary: Summary) -> Iterator[RenderableType]:
+    """Of a step; of everything where there are no steps."""
+    table = steady_table(summary)
+    if table is not None:
+        yield table
+    elif summary.phases:
+        yield lane_table("Phases", summary.phases)
+
+
+def _lines(summary: Summary) -> Iterator[Text]:
+    if summary.weight_sync:
+        yield sync_line(in_steady(summary.weight_sync, summary.steady))
+    if summary.sleeps:
+        yield sleep_line(summary.sleeps, summary.steady)
+    if summary.processes:
+        yield process_line(summary.processes)
+    if bare := [process for process in summary.untraced if not process.missed]:
+        yield Text(bare_line(bare), "dim")
+
+
+def _whole(summary: Summary) -> Iterator[RenderableType]:
+    yield from map(out_of_memory_table, summary.out_of_memory)
+    if wrong := problems(summary, None):
+        yield Group(*wrong)
+    if summary.open_spans and not summary.complete:
+        yield open_span_table(summary.open_spans)
+    yield from _all_seconds(summary)
+    if summary.steps:
+        yield step_table(summary.steps)
+    if summary.own_spans:
+        yield own_span_table(summary.own_spans)
+    if summary.weight_sync:
+        yield sync_table(in_steady(summary.weight_sync, summary.steady))
+    for device in summary.memory:
+        yield device_table(device)
+        yield phase_table(device)
+    if said := legend(summary.memory):
+        yield said
+    if summary.allocations:
+        yield allocation_table(summary.allocations)
+    yield from map(sample_table, summary.samples)
+    if summary.host_memory:
+        yield host_memory_table(summary.host_memory)
+    if summary.sleeps:
+        yield sleep_table(summary.sleeps, summary.leaks, summary.steady)
+    if summary.processes:
+        yield process_tree(summary.processes)
+    if bare := [process for process in summary.untraced if not process.missed]:
+        yield Text(bare_line(bare), "dim")
+    if summary.hooks:
+        yield hook_table(summary.hooks)
+        # Only where ranks are known is it an RL run, whose reader misses them.
+        if summary.not_applicable and any(process.rank is not None for process in summary.processes):
+            yield not_applicable_lines(summary.not_applicable)
+    yield Group(*_ending(summary))
+
+
+def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
+    """The steady step, each lane's, the first step's and the start-up's."""
+    if (table := steady_table(summary)) is not None:
+        yield table
+    found = summary.steady
+    if found is not None:
+        yield from _lanes("Phases of each, steady steps", summary, found.steps)
+        if found.first_step is not None:
+            yield from _lanes(f"Phases of each, step {found.first_step}", summary, [found.first_step])
+    if startup := [row for row in summary.phases if row.step is None]:
+        yield lane_table("Start-up, before the first step" if summary.steps else "Phases", startup)
+
+
+def _lanes(title: str, summary: Summary, steps: Sequence[int]) -> Iterator[RenderableType]:
+    rows: list[RankStep] = [row for row in summary.phases if row.step in steps and row.finished]
+    if rows:
+        yield lane_table(title, rows)
+
+
+def _ending(summary: Summary) -> Iterator[Text]:
+    if not summary.losses:
+        yield Text("Nothing was lost.", "green")
+    for clock in summary.clocks:
+        if not clock.is_reference and clock.aligned:
+            yield Text(clock_line(clock), "dim")
+
+
+def header(run: Run, summary: Summary) -> RenderableType:
+    """What was run, and whether the Recording of it is whole."""
+    ranks = {row.rank for row in summary.processes if row.rank is not None}
+    facts = [
+        figures.count(len(summary.steps), "step") if summary.steps else "no steps",
+        f"{run.seconds:.1f} s",
+        *([figures.count(len(ranks), "rank")] if ranks else []),
+        figures.count(len(summary.processes), "process"),
+    ]
+    line = Text.assemble(" · ".join(facts), " · ", _state(run, summary))
+    command = Text(" ".join(run.command), "dim", overflow="fold")
+    return Group(line, Text(run.path, "bold", overflow="fold"), command)
+
+
+def _state(run: Run, summary: Summary) -> Text:
+    died = [process for process in summary.processes if process.state == "died"]
+    if died:
+        return Text(_died(died), "bold red")
+    if any(process.state == "stopped" for process in summary.processes):
+        return Text("stopped", "yellow")
+    if not summary.processes:
+        return Text("no process has recorded anything", "yellow")
+    if summary.complete:
+        return Text("complete", "green")
+    return Text("going on", "cyan") if run.is_live else Text("not complete", "yellow")
+
+
+def _died(died: Sequence[ProcessFigures]) -> str:
+    killed = f" by {died[0].killed_by}" if died[0].killed_by else ""
+    others = f", and {len(died) - 1} more" if len(died) > 1 else ""
+    return f"{died[0].name} (pid {died[0].pid}) died{killed}{others}"

@@ -1,0 +1,82 @@
+"""How a figure is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+BAR = 10
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """A bar of `width` columns for 1."""
+    eighths = round(max(0.0, min(share, 1.0)) * width * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def seconds(length: float) -> str:
+    """To the millisecond."""
+    return f"{length:,.1f}" if length >= 100 else f"{length:.3f}"
+
+
+def short(length_seconds: float) -> str:
+    """A small time in milliseconds, microseconds below one of them."""
+    return f"{length_seconds * 1e3:.1f} ms" if length_seconds >= 1e-3 else f"{length_seconds * 1e6:.0f} µs"
+
+
+def number(value: float | None) -> str:
+    """Four digits; nothing where there is none."""
+    if value is None:
+        return ""
+    if not isfinite(value):
+        return str(value)
+    if abs(value) >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def size(size_bytes: float) -> str:
+    """In units of 1024."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size_bytes) < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.2f} GiB"
+
+
+def megabytes(size_bytes: float) -> str:
+    """10^6 bytes, to read beside GB/s; nothing for none."""
+    return f"{size_bytes / 1e6:,.2f}" if size_bytes else ""
+
+
+def rate(size_bytes: float, length_seconds: float) -> str:
+    """10^9 bytes a second; nothing where either is not known."""
+    return gigabytes_per_second(size_bytes / 1e9 / length_seconds) if size_bytes and length_seconds > 0 else ""
+
+
+def gigabytes_per_second(value: float) -> str:
+    """Three digits."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def count(many: int, what: str) -> str:
+    """A number and its noun."""
+    plural = what + ("es" if what.endswith("s") else "s")
+    return f"{many:,} {what if many == 1 else plural}"
+
+
+def between(least: str, most: str) -> str:
+    """A range of two figures as they are written; one where they are written alike."""
+    return least if least == most else f"{least}-{most}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers in order, those that follow one another as a range: 1-3, 5."""
+    parts: list[list[int]] = []
+    for one in numbers:
+        if parts and one == parts[-1][-1] + 1:
+            parts[-1].append(one)
+        else:
+            parts.append([one])
+    return ", ".join(between(str(part[0]), str(part[-1])) for part in parts)

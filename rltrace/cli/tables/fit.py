@@ -1,0 +1,133 @@
+"""A table that fits into the terminal without cutting a figure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 100
+"""Of what goes into a file or a pipe; a terminal has its own."""
+GAP = 2
+LEAST_WORDS = 20
+LEAST_NAME = 32
+"""Characters that a column of words, and the first one, keep in one line however narrow the terminal is."""
+ALWAYS = 9
+
+
+def console() -> Console:
+    """Standard output."""
+    return Console(highlight=False) if sys.stdout.isatty() else Console(width=WIDTH, highlight=False)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of figures, or of words."""
+
+    heading: str = ""
+    worth: int = ALWAYS
+    """Below `ALWAYS`, it may be left out where there is no room: the least worth first."""
+    is_words: bool = False
+    """Words are wrapped; a figure never is."""
+    is_left: bool = False
+
+
+def bars(worth: int = 0) -> Column:
+    """A column of bars."""
+    return Column("", worth, is_left=True)
+
+
+def words(heading: str = "", worth: int = ALWAYS) -> Column:
+    """A column of words."""
+    return Column(heading, worth, is_words=True, is_left=True)
+
+
+@dataclass(frozen=True)
+class _Row:
+    cells: list[Text]
+    style: str | None
+    is_section: bool
+
+
+class Figures:
+    """A table whose first column names what the others are figures of.
+
+    Where it is wider than the terminal, columns that may be left out are, the least worth first; then words are
+    wrapped; what still does not fit goes into a further block below, beside the names again.
+    """
+
+    def __init__(self, *columns: str | Column) -> None:
+        first, *others = columns
+        named = first if isinstance(first, Column) else words(first)
+        self.columns = [named, *(one if isinstance(one, Column) else Column(one) for one in others)]
+        self._rows: list[_Row] = []
+        self._is_section = False
+
+    def add_row(self, *cells: str | Text, style: str | None = None) -> None:
+        """Add a row; what is missing at its end is empty."""
+        texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        texts += [Text("") for _ in range(len(self.columns) - len(texts))]
+        self._rows.append(_Row(texts, style, self._is_section))
+        self._is_section = False
+
+    def add_section(self) -> None:
+        """Set the next row apart."""
+        self._is_section = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        if not self._rows:
+            return
+        for columns in self._blocks(self._kept(options.max_width), options.max_width):
+            yield self._table(columns)
+
+    def _kept(self, width: int) -> list[int]:
+        """The columns that say something and have room, or cannot be left out."""
+        kept = [0, *(at for at in range(1, len(self.columns)) if any(row.cells[at] for row in self._rows))]
+        while self._least_width(kept) > width:
+            losable = [at for at in kept[1:] if self.columns[at].worth < ALWAYS]
+            if not losable:
+                break
+            kept.remove(min(losable, key=lambda at: (self.columns[at].worth, -at)))
+        return kept
+
+    def _blocks(self, kept: Sequence[int], width: int) -> Iterator[list[int]]:
+        block = [kept[0]]
+        for at in kept[1:]:
+            if len(block) > 1 and self._least_width([*block, at]) > width:
+                yield block
+                block = [kept[0]]
+            block.append(at)
+        yield block
+
+    def _least_width(self, columns: Sequence[int]) -> int:
+        return sum(map(self._least_of, columns)) + GAP * (len(columns) - 1)
+
+    def _least_of(self, at: int) -> int:
+        column = self.columns[at]
+        wide = max([len(column.heading), *(row.cells[at].cell_len for row in self._rows)])
+        return min(wide, LEAST_WORDS if at else LEAST_NAME) if column.is_words else wide
+
+    def _table(self, columns: Sequence[int]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+        for at in columns:
+            column = self.columns[at]
+            table.add_column(
+                Text(column.heading), justify="left" if column.is_left else "right", no_wrap=not column.is_words,
+                overflow="fold",
+            )  # fmt: skip
+        for row in self._rows:
+            if row.is_section:
+                table.add_section()
+            table.add_row(*(row.cells[at] for at in columns), style=row.style)
+        return table
+
+
+def titled(title: str | Text, table: RenderableType, caption: str = "") -> RenderableType:
+    """A table below its title, and what there is to know about it."""
+    heading = Text(title, "bold") if isinstance(title, str) else title
+    return Group(heading, table, *([Text(caption, "dim")] if caption else []))

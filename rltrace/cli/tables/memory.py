@@ -1,0 +1,175 @@
+"""Who held the bytes: of each device, of the hosts, and when there was no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from rltrace.analysis.allocations import AllocationPeak
+from rltrace.analysis.host_memory import HostMemory
+from rltrace.analysis.ledger import UNATTRIBUTED, UNEXPLAINED
+from rltrace.analysis.memory import DeviceMemory, OutOfMemory
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
+
+MOST_CHANGES = 8
+
+LEGEND = {
+    UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
+    UNEXPLAINED: "unexplained: the device's total less all other rows; the only row that nobody measured",
+}
+SETTLED = (
+    "settled: at this begin or end of a phase all processes' samples are at most 5 ms apart; else it is not judged"
+)
+
+
+def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
+    """Who held the bytes of the fullest device, and within which bounds the others are."""
+    fullest = max(devices, key=lambda device: device.peak_bytes)
+    others = [device for device in devices if device is not fullest]
+    table = _owner_table(fullest, others, [owner for owner in fullest.at_peak_bytes if _ever(owner, fullest)])
+    said = legend([fullest])
+    return Group(table, said) if said else table
+
+
+def device_table(device: DeviceMemory) -> RenderableType:
+    """Who held the bytes of one device when it held most, and how far its own peak is above that."""
+    return _owner_table(device, [], list(device.at_peak_bytes))
+
+
+def _owner_table(device: DeviceMemory, others: Sequence[DeviceMemory], owners: Sequence[str]) -> RenderableType:
+    heading = "the other" if len(others) == 1 else f"the {len(others)} others"
+    table = Figures("owner", "at this peak", bars(1), Column(heading, 4), Column("own peak", 6), words("in", 5))
+    for owner in owners:
+        size, own = device.at_peak_bytes[owner], device.owner_peaks.get(owner)
+        share = size / device.peak_bytes if device.peak_bytes else 0.0
+        theirs = [other.at_peak_bytes.get(owner, 0) for other in others]
+        most, phase = (figures.size(own.bytes), own.phase or "") if own is not None else ("", "")
+        table.add_row(
+            owner, figures.size(size), figures.bar(share), _between(theirs), most, phase, style=None if size else "dim"
+        )
+    return titled(_title(device, others), table, "\n".join(_remarks(device)))
+
+
+def _title(device: DeviceMemory, others: Sequence[DeviceMemory]) -> str:
+    step = f" of step {device.peak_step}" if device.peak_step is not None else ""
+    title = f"Memory of {_place(device)}: peak {figures.size(device.peak_bytes)}, in {device.peak_phase or 'no phase'}"
+    title += f"{step}, {device.peak_at_seconds:.1f} s"
+    return title + (f"; the fullest, peaks of the others: {_between([o.peak_bytes for o in others])}" if others else "")
+
+
+def _ever(owner: str, device: DeviceMemory) -> bool:
+    """Whether an owner held anything at any time."""
+    own = device.owner_peaks.get(owner)
+    return bool(device.at_peak_bytes[owner] or (own is not None and own.bytes))
+
+
+def _between(sizes: Sequence[int]) -> str:
+    return figures.between(figures.size(min(sizes)), figures.size(max(sizes))) if sizes else ""
+
+
+def _place(device: DeviceMemory) -> str:
+    where = " ".join(filter(None, (device.device, device.host and f"on {device.host}")))
+    return f"{device.lane} ({where})" if where else device.lane
+
+
+def legend(devices: Sequence[DeviceMemory]) -> Text:
+    """What the words of the tables mean."""
+    lines = [said for owner, said in LEGEND.items() if any(owner in device.at_peak_bytes for device in devices)]
+    lines += [SETTLED] if any(device.residual is not None for device in devices) else []
+    return Text("\n".join(lines), "dim")
+
+
+def _remarks(device: DeviceMemory) -> Iterator[str]:
+    """What is not known, and how much nobody holds."""
+    found = device.residual
+    reasons = dict.fromkeys(device.unknown.values()) if found is None else {}
+    for reason in reasons:
+        yield f"unknown, {reason}: " + ", ".join(row for row in device.unknown if device.unknown[row] == reason)
+    if found is not None:
+        judged = found.edges - found.unsettled_edges
+        line = f"without an owner at {judged} settled phase edges: at most {figures.size(found.worst_bytes)}"
+        line += f" ({found.worst_phase}; allowed {figures.size(found.worst_allowed_bytes)})" if judged else ""
+        line += f", {found.edges_over_allowed} over it" if found.edges_over_allowed else ""
+        yield f"{line}; {figures.count(found.unsettled_edges, 'edge')} unsettled"
+        share = f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
+        yield f"a sample takes {found.sample_seconds * 1e3:.1f} ms{share}"
+
+
+def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
+    """The exact peaks of the steps of which every allocation was kept, beside the sampled ones."""
+    table = Figures("device", "step", "exact peak", "sampled", words("most of it", 3), "at", "within", "lost")
+    for peak in peaks:
+        owner = max(peak.at_peak_bytes, key=lambda owner: peak.at_peak_bytes[owner], default="")
+        table.add_row(
+            peak.lane,
+            figures.number(peak.step),
+            figures.size(peak.peak_bytes),
+            "" if peak.sampled_peak_bytes is None else figures.size(peak.sampled_peak_bytes),
+            owner,
+            f"{peak.peak_at_seconds:.3f} s",
+            f"{peak.error_seconds * 1e6:.0f} µs",
+            figures.number(peak.lost),
+        )
+    caption = "bytes asked of torch's and vLLM's allocators: contexts, NCCL, caches and the driver's are not among them"
+    return titled("Peaks of the steps with every allocation", table, caption)
+
+
+def phase_table(device: DeviceMemory) -> RenderableType:
+    """Owners by phases, each at the phase's peak; MiB, or GiB where a GPU's memory would be too wide."""
+    phases = [moment for moment in device.phases if moment.step is not None] or device.phases
+    owners = [owner for owner in device.at_peak_bytes if any(moment.bytes[owner] for moment in phases)]
+    unit, divisor = ("GiB", 1 << 30) if device.peak_bytes >= 10 << 30 else ("MiB", 1 << 20)
+
+    def size_of(size: int) -> str:
+        return f"{size / divisor:,.1f}" if size else "·"
+
+    table = Figures("owner", *(str(number) for number in range(1, len(phases) + 1)))
+    for owner in owners:
+        table.add_row(owner, *(size_of(moment.bytes[owner]) for moment in phases))
+    table.add_section()
+    table.add_row("used", *(size_of(moment.used_bytes) for moment in phases), style="bold")
+    names = "  ".join(f"{number} {moment.phase}" for number, moment in enumerate(phases, 1))
+    return titled(f"Memory of {device.lane} by phase, each at its peak, {unit}", table, names)
+
+
+def host_memory_table(processes: Sequence[HostMemory]) -> RenderableType:
+    """What each process has in its host's memory; one line where that is the devices' memory."""
+    apart = [process for process in processes if not process.is_device]
+    if not apart:
+        return Text("The host's memory is the devices' here: the tables above have all of it.", "dim")
+    owners = list(dict.fromkeys(owner for process in apart for owner in process.peak_owner_bytes))
+    table = Figures("process", "resident", *owners)
+    for process in apart:
+        resident = process.peak_resident_bytes
+        sizes = [process.peak_owner_bytes.get(owner, 0) for owner in owners]
+        table.add_row(
+            process.process,
+            figures.size(resident) if resident is not None else "unknown",
+            *(figures.size(n) if n else "" for n in sizes),
+        )
+    return titled("Memory of the hosts: each process's own most, and of which owner", table)
+
+
+def out_of_memory_table(failure: OutOfMemory) -> RenderableType:
+    """Who held what when a process asked for more than there was, and what would have made room."""
+    table = Figures("owner", "held", bars(1), words(f"{len(failure.before)} samples of the last 30 s: most"))
+    held = failure.moment.bytes if failure.moment is not None else {}
+    for owner, size in sorted(held.items(), key=lambda item: -item[1]):
+        most = max(moment.bytes.get(owner, 0) for moment in failure.before)
+        if size or most:
+            used = failure.moment.used_bytes if failure.moment is not None else 0
+            table.add_row(owner, figures.size(size), figures.bar(size / used if used else 0.0), figures.size(most))
+    room = [Text(f"room: {change}", "yellow") for change in failure.changes[:MOST_CHANGES]]
+    title = Text(out_of_memory_line(failure), "bold red")
+    return Group(title, Text(failure.reason, "dim"), table, *room)
+
+
+def out_of_memory_line(failure: OutOfMemory) -> str:
+    """Who asked for how much, and how much there was."""
+    asked = figures.size(failure.asked_bytes) if failure.asked_bytes is not None else "memory"
+    free = f", {figures.size(failure.free_bytes)} were free" if failure.free_bytes is not None else ""
+    bound = f" ({failure.bound})" if failure.bound else ""
+    return f"Out of memory: {failure.process} asked for {asked}{free}{bound}, {failure.at_seconds:.1f} s"

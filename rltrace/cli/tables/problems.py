@@ -1,0 +1,115 @@
+"""What is wrong with a run or with its Recording, one line each, the worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from rltrace.analysis.clocks import ClockFigures
+from rltrace.analysis.open_spans import OpenSpan
+from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.summary import Losses, Summary
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.hooks import failures
+from rltrace.cli.tables.processes import untraced_line
+from rltrace.cli.tables.sync import leak_line, wrong_line
+
+FEW = 3
+"""So many of each kind; `--all` shows every one."""
+_BAD, _DOUBTFUL = "bold red", "yellow"
+
+
+def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
+    """Everything that a reader must know before any figure; no line is good."""
+    kinds = (_deaths, _hangs, _failed_hooks, _memory, _losses, _sleeps, _untraced, _clocks)
+    styles = (_BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 5)
+    found: list[Text] = []
+    for kind, style in zip(kinds, styles, strict=True):
+        lines = list(kind(summary))
+        found += [Text(line, style) for line in lines[:most]]
+        more = len(lines) - len(lines[:most])
+        found += [Text(f"... and {more} more of these: see --all", style)] if more else []
+    return found
+
+
+def _deaths(summary: Summary) -> Iterator[str]:
+    longest: dict[str, OpenSpan] = {}
+    for span in summary.open_spans:
+        longest.setdefault(span.process_key, span)
+    for process in summary.processes:
+        if process.state == "died":
+            yield death_line(process, longest.get(process.key))
+
+
+def death_line(process: ProcessFigures, inside: OpenSpan | None) -> str:
+    """Who died, of what, and what it was doing."""
+    killed = f" by {process.killed_by}" if process.killed_by else ""
+    doing = f", in {inside.name}" if inside is not None else ""
+    return f"{process.name} (pid {process.pid}) died{killed}{doing}, {process.last_seconds:.1f} s"
+
+
+def _hangs(summary: Summary) -> Iterator[str]:
+    for span in summary.open_spans:
+        if span.is_long and span.process_state == "alive":
+            yield f"{span.process} (pid {span.pid}) is in {span.name} for {span.open_seconds:,.0f} s"
+
+
+def _failed_hooks(summary: Summary) -> Iterator[str]:
+    for reason, hooks in failures(summary.hooks).items():
+        yield f"{figures.count(len(hooks), 'hook')} failed: {reason}: {', '.join(hooks)}"
+
+
+def _memory(summary: Summary) -> Iterator[str]:
+    judged = [(device.lane, device.residual) for device in summary.memory if device.residual is not None]
+    for what, many in (
+        ("with more bytes without an owner than allowed", {lane: found.edges_over_allowed for lane, found in judged}),
+        ("unsettled, not judged", {lane: found.unsettled_edges for lane, found in judged}),
+    ):
+        if sum(many.values()):
+            whose = ", ".join(lane for lane, number in many.items() if number)
+            edges = sum(found.edges for _, found in judged)
+            yield f"memory: {sum(many.values()):,} of {figures.count(edges, 'phase edge')} {what} ({whose})"
+
+
+def _losses(summary: Summary) -> Iterator[str]:
+    names = {process.key: process.name for process in summary.processes}
+    for loss in summary.losses:
+        yield _loss_line(loss, names.get(loss.process_key, loss.process_key))
+
+
+def _loss_line(loss: Losses, name: str) -> str:
+    dropped = f"segments ({figures.size(loss.dropped_bytes)}) were dropped to keep to max_bytes"
+    counts = [
+        (loss.lost_events, "events could not be written"),
+        (loss.torn_records, "records were cut when it died"),
+        (loss.orphan_records, "ends or arrows belong to no span"),
+        (loss.dropped_segments, dropped),
+    ]
+    return f"lost of {name}: " + ", ".join(f"{many:,} {what}" for many, what in counts if many)
+
+
+def _sleeps(summary: Summary) -> Iterator[str]:
+    yield from (wrong_line(sleep) for sleep in summary.sleeps if sleep.verdict != "ok")
+    yield from map(leak_line, summary.leaks)
+
+
+def _untraced(summary: Summary) -> Iterator[str]:
+    yield from (f"not traced: {untraced_line(missing)}" for missing in summary.untraced if missing.missed)
+
+
+def _clocks(summary: Summary) -> Iterator[str]:
+    yield from (clock_line(clock) for clock in summary.clocks if not clock.is_reference and not clock.aligned)
+
+
+def clock_line(clock: ClockFigures) -> str:
+    """How far a clock's times can be trusted."""
+    whose = f"Clock of {', '.join(clock.hosts)}"
+    if clock.bound_seconds is None:
+        return (
+            f"{whose}: not aligned: its times were shifted by real time only, how far they are off is unknown; do not"
+            " compare them with others (`rltrace collect` measures it while the cluster is up)."
+        )
+    drift = "drift not measured" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.1f} ppm"
+    within = f"aligned within ±{figures.short(clock.bound_seconds)}"
+    return f"{whose}: {within}, {drift}, {figures.count(clock.readings, 'reading')}."

@@ -1,0 +1,94 @@
+"""The processes of a run, what was sampled of their hosts, and who was not traced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.samples import HostSamples
+from rltrace.analysis.untraced import Untraced
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import Figures, titled
+
+_STATE_STYLES = {"alive": "cyan", "ended": "green", "died": "bold red", "stopped": "yellow", "unknown": "yellow"}
+MOST_LETTERS = 100
+"""Of a command line."""
+MOST_BARE = 3
+
+
+def process_line(processes: Sequence[ProcessFigures]) -> Text:
+    """One line: how many of which role, and how they ended."""
+    roles = Counter(process.role for process in processes)
+    states = Counter(process.state for process in processes)
+    line = Text.assemble(("Processes", "bold"), " " + ", ".join(_times(many, role) for role, many in roles.items()))
+    ends = [(f"{many} {state}" if len(states) > 1 else state, _STATE_STYLES[state]) for state, many in states.items()]
+    for at, (said, style) in enumerate(ends):
+        line.append("; " if at == 0 else ", ").append(said, style)
+    return line
+
+
+def _times(many: int, role: str) -> str:
+    return role if many == 1 else f"{many} x {role}"
+
+
+def process_tree(processes: Sequence[ProcessFigures]) -> RenderableType:
+    """Who started whom."""
+    below: dict[str | None, list[ProcessFigures]] = {}
+    for process in processes:
+        below.setdefault(process.parent, []).append(process)
+    tree = Tree(Text("Processes", "bold"), guide_style="dim")
+    _grow(tree, None, below)
+    return tree
+
+
+def _grow(branch: Tree, parent: str | None, below: dict[str | None, list[ProcessFigures]]) -> None:
+    for process in sorted(below.get(parent, []), key=lambda process: (process.rank is None, process.rank or 0)):
+        _grow(branch.add(_branch(process)), process.key, below)
+
+
+def _branch(process: ProcessFigures) -> Text:
+    state = process.state + (f" by {process.killed_by}" if process.killed_by and process.state == "died" else "")
+    line = Text.assemble((process.name, "bold"), f"  pid {process.pid} on {process.host}")
+    if process.device:
+        line.append(f", device {process.device}")
+    line.append(f"  {process.start_seconds:.1f}-{process.last_seconds:.1f} s, {process.spans:,} spans  ")
+    line.append(state, _STATE_STYLES[process.state])
+    if not process.clock_aligned:
+        line.append("  another clock, error unknown", "yellow")
+    elif process.clock_bound_seconds:
+        line.append(f"  clock within ±{figures.short(process.clock_bound_seconds)}", "dim")
+    return line
+
+
+def sample_table(host: HostSamples) -> RenderableType:
+    """What the sampler of a host saw, and what it could not see."""
+    table = Figures("sampled", "mean", "least", "most")
+    groups = [("", host.counters), *host.gpus.items(), *host.processes.items()]
+    for title, counters in groups:
+        if title:
+            table.add_row(Text(title, "bold"))
+        for name, sampled in counters.items():
+            show = figures.size if "_bytes" in name else figures.number
+            table.add_row(f"  {name}", show(sampled.mean), show(sampled.least), show(sampled.most))
+    lines = [f"{what}: unknown: {reason}" for what, reason in host.unavailable.items()]
+    if host.sampler_cpu_share is not None:
+        lines.append(f"{host.samples} samples; sampling took {host.sampler_cpu_share:.1%} of a processor")
+    return titled(f"Host {host.host}", table, "\n".join(lines))
+
+
+def bare_line(found: Sequence[Untraced]) -> str:
+    """Processes that had nothing to trace, in one line."""
+    commands = [" ".join(bare.command)[:MOST_LETTERS] for bare in found]
+    others = f" and {len(commands) - MOST_BARE} other commands" if len(commands) > MOST_BARE else ""
+    many = figures.count(sum(len(bare.pids) for bare in found), "process")
+    return f"{many} not in the Recording: {found[0].reason}: {'; '.join(commands[:MOST_BARE])}{others}"
+
+
+def untraced_line(missing: Untraced) -> str:
+    """Which command, how often, and why."""
+    return f"{' '.join(missing.command)[:MOST_LETTERS]} (pid {', '.join(map(str, missing.pids))}): {missing.reason}"

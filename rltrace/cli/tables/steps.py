@@ -1,0 +1,67 @@
+"""Steps, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite
+
+from rich.console import RenderableType
+
+from rltrace.analysis.steps import Step
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import Column, Figures, bars, titled
+
+MOST_STEPS = 30
+"""A longer run shows its first and last steps."""
+FEW_STEPS = 5
+MOST_FIGURES = 3
+
+
+def step_table(steps: Sequence[Step], most: int = MOST_STEPS) -> RenderableType:
+    """One row a step; the first and last ones of a long run."""
+    numbers: dict[str, Callable[[Step], float | None]] = {
+        "tokens": lambda step: step.tokens,
+        "tokens/s": lambda step: step.tokens_per_second,
+    }
+    for name in list(dict.fromkeys(name for step in steps for name in step.figures))[:MOST_FIGURES]:
+        numbers[name] = partial(_figure, name)
+    known = {name: of for name, of in numbers.items() if any(of(step) is not None for step in steps)}
+    # The further a figure is behind, the earlier it goes.
+    columns = [Column(name, worth=8 - at) for at, name in enumerate(known)]
+    table = Figures("step", "seconds", Column("reward", 8), bars(1), *columns)
+    rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
+    best = max((abs(reward) for reward in rewards if isfinite(reward)), default=0.0)
+    for step in _shown(steps, most):
+        if step is None:
+            table.add_row("…")
+            continue
+        reward = step.reward_mean
+        table.add_row(
+            str(step.step),
+            figures.seconds(step.seconds) + _unfinished(step),
+            figures.number(reward),
+            figures.bar(reward / best if reward is not None and isfinite(reward) and best > 0 else 0.0),
+            *(figures.number(of(step)) for of in known.values()),
+        )
+    return titled("Steps", table)
+
+
+def _shown(steps: Sequence[Step], most: int) -> list[Step | None]:
+    """All of them, or the first third and the last ones, with a gap between."""
+    if len(steps) <= most:
+        return list(steps)
+    first = max(1, most // 3)
+    return [*steps[:first], None, *steps[first - most :]]
+
+
+def _unfinished(step: Step) -> str:
+    if step.end_seconds is None:
+        return " open"
+    if step.error is not None:
+        return " aborted"
+    return "" if step.recorded else " not recorded"
+
+
+def _figure(name: str, step: Step) -> float | None:
+    return step.figures.get(name)

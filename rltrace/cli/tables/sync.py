@@ -1,0 +1,122 @@
+"""The weight sync by stage, and the sleeps and wake-ups of the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TypeVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from rltrace.analysis.steady import Steady
+from rltrace.analysis.transactions import Leak, Transaction
+from rltrace.analysis.weight_sync import RankSync
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import Column, Figures, titled, words
+from rltrace.events import WEIGHT_SYNC_STAGES
+
+_Stepped = TypeVar("_Stepped", RankSync, Transaction)
+
+
+def in_steady(items: Sequence[_Stepped], found: Steady | None) -> list[_Stepped]:
+    """Those of the steady steps; all of them where those have none."""
+    return [item for item in items if found is not None and item.step in found.steps] or list(items)
+
+
+def sync_line(syncs: Sequence[RankSync]) -> Text:
+    """One line: how much, how fast, and the stages that took longest."""
+    size, seconds = sum(sync.bytes for sync in syncs), sum(sync.seconds for sync in syncs)
+    stages = {name: _stage_seconds(name, syncs) for name in WEIGHT_SYNC_STAGES}
+    longest = sorted((name for name in stages if stages[name]), key=lambda name: -stages[name])
+    parts = [f"{name.partition('.')[2]} {figures.seconds(stages[name])}" for name in longest[:4]]
+    said = f" {figures.megabytes(size / len(syncs)) or 0} MB in {fmean(sync.buckets for sync in syncs):.0f} buckets, "
+    said += f"{figures.seconds(seconds / len(syncs))} s" + (f" ({', '.join(parts)})" if parts else "")
+    return Text.assemble(("Weight sync", "bold"), said)
+
+
+def _stage_seconds(name: str, syncs: Sequence[RankSync]) -> float:
+    return fmean(sync.stages[name].seconds if name in sync.stages else 0.0 for sync in syncs)
+
+
+def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
+    """The stages of a bucket, a mean over ranks and steps."""
+    table = Figures("stage", "seconds", Column("summed", 4), Column("spans", 3), "MB", "GB/s")
+    for name in WEIGHT_SYNC_STAGES:
+        stages = [sync.stages[name] for sync in syncs if name in sync.stages]
+        if stages:
+            size, seconds = sum(stage.bytes for stage in stages), sum(stage.seconds for stage in stages)
+            table.add_row(
+                name.partition(".")[2],
+                figures.seconds(seconds / len(stages)),
+                figures.seconds(fmean(stage.summed_seconds for stage in stages)),
+                f"{fmean(stage.spans for stage in stages):.0f}",
+                figures.megabytes(size / len(stages)),
+                figures.rate(size, seconds),
+            )
+    size, seconds = sum(sync.bytes for sync in syncs), sum(sync.seconds for sync in syncs)
+    table.add_section()
+    whole = figures.megabytes(size / len(syncs)), figures.rate(size, seconds)
+    table.add_row("weight_sync", figures.seconds(seconds / len(syncs)), "", "", *whole)
+    buckets, tensors = fmean(sync.buckets for sync in syncs), fmean(sync.tensors for sync in syncs)
+    caption = f"{buckets:.0f} buckets, {tensors:.0f} tensors; seconds: overlapping spans once, summed: each"
+    steps = sorted({sync.step for sync in syncs if sync.step is not None})
+    of = f", steps {figures.ranges(steps)}" if steps else ""
+    return titled(f"Weight sync by stage: mean of a rank's sync{of}", table, caption)
+
+
+def sleep_line(sleeps: Sequence[Transaction], found: Steady | None) -> Text:
+    """One line: how often and how long in the steady steps, and whether all went well."""
+    parts = []
+    for name, group in _by_name(in_steady(sleeps, found)):
+        parts.append(f"{name} {len(group)}x {figures.seconds(fmean(sleep.seconds for sleep in group))} s")
+    wrong = sum(sleep.verdict != "ok" for sleep in sleeps)
+    state = Text(f"; {wrong} of {len(sleeps)} not ok", "bold red") if wrong else Text("; all ok", "green")
+    return Text.assemble(("Sleeps and wake-ups", "bold"), f" {', '.join(parts)}", state)
+
+
+def _by_name(sleeps: Sequence[Transaction]) -> list[tuple[str, list[Transaction]]]:
+    names = dict.fromkeys(sleep.name for sleep in sleeps)
+    return [(name, [sleep for sleep in sleeps if sleep.name == name]) for name in names]
+
+
+def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak], found: Steady | None) -> RenderableType:
+    """Sleeps and wake-ups by kind, then each that went wrong, and what grew from one sleep to the next."""
+    table = Figures(
+        "sleep and wake-up", "times", "seconds", "expected MB", "moved MB", Column("total MB", 4),
+        Column("left MB", 5), Column("GB/s", 3), words(),
+    )  # fmt: skip
+    for name, group in _by_name(sleeps):
+        wrong = sum(sleep.verdict != "ok" for sleep in group)
+        state = Text(f"{wrong} of {len(group)} not ok", "bold red") if wrong else Text("ok", "green")
+        table.add_row(name, *_sleep_cells(in_steady(group, found)), state)
+    lines = [wrong_line(sleep) for sleep in sleeps if sleep.verdict != "ok"] + [leak_line(leak) for leak in leaks]
+    titled_table = titled("Sleeps and wake-ups: a mean of those in steady steps, else of all", table)
+    return Group(titled_table, Text("\n".join(lines), "yellow")) if lines else titled_table
+
+
+def _sleep_cells(group: Sequence[Transaction]) -> list[str]:
+    """How often, and means."""
+    changed = [sleep.changed_bytes for sleep in group if sleep.changed_bytes is not None]
+    rates = [sleep.gigabytes_per_second for sleep in group if sleep.gigabytes_per_second is not None]
+    return [
+        str(len(group)),
+        figures.seconds(fmean(sleep.seconds for sleep in group)),
+        figures.megabytes(fmean(sum(sleep.expected_bytes.values()) for sleep in group)),
+        figures.megabytes(fmean(sum(sleep.moved_bytes.values()) for sleep in group)),
+        figures.megabytes(fmean(changed)) if changed else "",
+        figures.megabytes(fmean(sum(sleep.left_bytes.values()) for sleep in group)),
+        figures.gigabytes_per_second(fmean(rates)) if rates else "",
+    ]
+
+
+def wrong_line(sleep: Transaction) -> str:
+    """What went wrong with one."""
+    step = f"step {sleep.step}" if sleep.step is not None else "start-up"
+    return f"{sleep.lane}, {step}, {sleep.at_seconds:.1f} s, {sleep.name}: {sleep.verdict}: {sleep.reason}"
+
+
+def leak_line(leak: Leak) -> str:
+    """Who grows, and how fast."""
+    grown = figures.size(leak.bytes_per_sleep)
+    return f"{leak.lane}: a leak: {leak.owner} grew by {grown} a sleep, {leak.sleeps} in a row"

@@ -1,0 +1,234 @@
+"""What `rltrace summary` prints: where the seconds and the bytes went comes first, and no terminal cuts a figure."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recordings import Written, hook, sample, span, two_ranks
+from rich.console import Console
+
+from rltrace.analysis import summarize
+from rltrace.cli.tables import show
+from rltrace.cli.tables.fit import Column, Figures, bars, words
+from rltrace.recording import Recording
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GPUS = EXAMPLES / "recordings" / "qwen3_8b_4gpu"
+TOY = Path(__file__).parent / "toy_run.py"
+SCREEN_LINES = 50
+WIDTHS = (80, 100, 140)
+
+
+def screen(recording: Recording, width: int = 100, *, whole: bool = False) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    show(summarize(recording), console, whole=whole)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+    """Real Recordings: of GPUs, of a loop of one's own, and of a run of which a process was killed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    loop = EXAMPLES / "trace_your_own_loop.py"
+    subprocess.run([sys.executable, loop, folder / "loop"], check=True, capture_output=True)
+    return {"gpus": Recording.open(GPUS), "loop": Recording.open(folder / "loop"), "killed": killed(folder / "killed")}
+
+
+def killed(folder: Path) -> Recording:
+    """A real driver, killed in a step and in a span of its own."""
+    program = (
+        f"import os, rltrace, signal; rltrace.start({str(folder)!r}, role='driver')\n"
+        "with rltrace.span('step', step=0), rltrace.phase('reward'), rltrace.span('score'):\n"
+        " os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    return Recording.open(folder)
+
+
+# ---- the first screen ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_first_screen_holds_the_seconds_and_the_bytes_of_a_step(recorded: dict[str, Recording], width: int) -> None:
+    lines = screen(recorded["gpus"], width)
+    first = lines[:SCREEN_LINES]
+    update = next(line.split() for line in first if line.startswith("actor.update"))
+    assert (update[1], update[2], update[-2:]) == ("4.398", "55%", ["30.51", "GiB"])
+    assert any(line.startswith("rollout.kv_cache ") and "17.86 GiB" in line for line in first)
+    assert len(lines) <= 75, "what follows is one line a thing"
+
+
+def test_the_heading_says_which_steps_the_figures_are_of(recorded: dict[str, Recording]) -> None:
+    lines = screen(recorded["gpus"])
+    at = lines.index("A step: mean of steps 1-2, the first one (step 0) apart")
+    (step,) = [line.split() for line in lines[at:] if line.startswith("step ") and "seconds" not in line]
+    assert step == ["step", "7.944", "14.364"]
+
+
+def test_equal_ranks_are_one_row_with_their_least_and_most(recorded: dict[str, Recording]) -> None:
+    lines = screen(recorded["gpus"])
+    (generate,) = [line.split() for line in lines if line.startswith("rollout.generate ")]
+    assert "0.759-0.761" in generate
+    assert not any("rank 3" in line and "GPU-" in line for line in lines)
+    whole = screen(recorded["gpus"], whole=True)
+    assert sum(line.startswith("Memory of rank ") and "by phase" in line for line in whole) == 4
+
+
+def test_what_the_driver_did_while_the_ranks_waited_is_below_the_waiting(tmp_path: Path) -> None:
+    lines = screen(two_ranks(tmp_path / "run").read())
+    at = next(number for number, line in enumerate(lines) if line.startswith("wait.driver"))
+    assert lines[at].split()[1] == "1.000"
+    assert lines[at + 1].split()[:2] == ["reward", "1.000"]
+
+
+def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
+    """Out of memory, then the dead, failed hooks, unsettled edges, losses, and who was not traced."""
+    device = {"host": socket.gethostname(), "uuid": "cpu:0"}
+    failure = span("memory.out_of_memory", 9, 9.1, asked_bytes=5 << 20, free_bytes=1 << 20, reason="no room")
+    # Of two processes; the other's sample is a second old, and it has worked since.
+    edges = [
+        span("memory.edge", at, at + 0.01, totals={"9": 100, "8": 100}, cpu_ns={"9": 0, "8": at * 10**9})
+        for at in (2, 5)
+    ]
+    work: list[Any] = [*edges, sample("actor.params_bytes", 1, 7), span("actor.update", 2, 5), failure]
+    hooks = (hook(1, "m:one", "failed", reason="TypeError: no"), hook(2, "m:two", "failed", reason="TypeError: no"))
+    who = {"role": "worker", "rank": 0, "device": device}
+    written = Written(tmp_path / "run").process("w", *work, span("actor.draw", 9, None), pid=9, hooks=hooks, **who)
+    other = [span("memory.edge", 1, 1.01, totals={}, cpu_ns={"8": 0}), sample("rollout.weights_bytes", 1, 5)]
+    written.process("e", *other, role="engine", rank=0, pid=8, device=device, ended_s=10)
+    (written.folder / "processes" / "w" / "counts.u64").write_bytes((4).to_bytes(8, "little"))
+    (written.folder / "untraced.jsonl").write_text('{"pid": 7, "command": ["python", "-S"], "reason": "with -S"}\n')
+    lines = screen(written.read())
+    wanted = [
+        "Out of memory: rank 0 worker asked for 5.0 MiB, 1.0 MiB were free",
+        "rank 0 worker (pid 9) died, in actor.draw",
+        "2 hooks failed: TypeError: no: reference one, reference two",
+        "memory: 4 of 4 phase edges unsettled, not judged (rank 0)",
+        "lost of rank 0 worker: 4 events could not be written",
+        "not traced: python -S (pid 7): with -S",
+        "Phases",
+    ]
+    found = [next(at for at, line in enumerate(lines) if line.startswith(start)) for start in wanted]
+    assert found == sorted(found)
+
+
+def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_option(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for rank in range(6):
+        written.process(f"w{rank}", span("actor.update", 0, None), role="worker", rank=rank)
+    named = re.compile(r"rank \d worker \(pid \d+\) died, in actor.update")
+    assert sum(bool(named.match(line)) for line in screen(written.read())) == 3
+    assert "... and 3 more of these: see --all" in screen(written.read())
+    assert sum(bool(named.match(line)) for line in screen(written.read(), whole=True)) == 6
+
+
+def test_hooks_are_one_line_an_instrumentation_and_the_silent_ones_are_named_by_reason(tmp_path: Path) -> None:
+    hooks = (
+        hook(1, "m:fires", fires=3),
+        hook(2, "m:unused"),
+        hook(3, "m:idle"),
+        hook(4, "m:old", "skipped", reason="torch 1.0 is older than 2.11"),
+        hook(5, "m:fails", "failed", reason="TypeError: no"),
+        hook(6, "n:other", "waiting", instrumentation="absent"),
+        hook(7, "o:silent", instrumentation="silent"),
+    )
+    lines = screen(Written(tmp_path / "run").process("p", hooks=hooks, ended_s=1).read())
+    at = lines.index("Hooks") + 3
+    assert [" ".join(line.split()) for line in lines[at : lines.index("", at)]] == [
+        "reference 1 of 3 3",
+        "silent 0 of 1 0 imported, nothing fired",
+        "failed: reference fails: TypeError: no",
+        "skipped: reference old: torch 1.0 is older than 2.11",
+        "never fired: reference idle, unused",
+        "not imported in this run: absent",
+    ]
+
+
+def test_spans_of_ones_own_have_a_table(recorded: dict[str, Recording]) -> None:
+    lines = screen(recorded["loop"])
+    at = lines.index("Spans of your own")
+    rows = [line.split() for line in lines[at + 3 : lines.index("", at)]]
+    assert {(row[0], row[1], row[2]) for row in rows} == {
+        ("sample", "driver", "12"), ("send", "driver", "3"), ("reward.score", "driver", "3"),
+    }  # fmt: skip
+    assert all(row[-1].endswith("%") for row in rows)
+
+
+def test_the_words_of_the_ledger_are_explained_where_they_are_shown(tmp_path: Path) -> None:
+    device = {"host": socket.gethostname(), "uuid": "cpu:0"}
+    edges = [span("memory.edge", at, at + 0.01, totals={"9": 100}, cpu_ns={"9": 0}) for at in (2, 5)]
+    records = [*edges, sample("unattributed_bytes", 1, 7), span("actor.update", 2, 5)]
+    written = Written(tmp_path / "run")
+    written.process("w", *records, role="worker", rank=0, device=device, pid=9, ended_s=9)
+    for whole in (False, True):
+        text = "\n".join(screen(written.read(), whole=whole))
+        for word in ("unattributed", "unexplained", "settled"):
+            assert len(re.findall(rf"^{word}: ", text, re.MULTILINE)) == 1
+    plain = two_ranks(tmp_path / "plain")
+    assert "settled: " not in "\n".join(screen(plain.read())), "where nothing is shown that it explains"
+
+
+# ---- no figure is cut ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["first", "whole"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("which", ["gpus", "loop", "killed"])
+def test_no_figure_is_cut_at_any_width(recorded: dict[str, Recording], which: str, width: int, whole: bool) -> None:
+    lines = screen(recorded[which], width, whole=whole)
+    wide = figures_in(screen(recorded[which], 1000, whole=whole))
+    assert max(map(len, lines)) <= width
+    assert [line for line in lines if "…" in line.lstrip("…")] == []
+    assert figures_in(lines) <= wide, "a figure that was cut is another figure"
+
+
+def figures_in(lines: list[str]) -> set[str]:
+    """Everything with a digit in it, apart from what stands still in the middle of a moving clock."""
+    return {word for line in lines for word in line.split() if re.search(r"\d", word)}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_phase_keeps_its_seconds_and_share(recorded: dict[str, Recording], width: int) -> None:
+    table = screen(recorded["gpus"], width)
+    rows = {line.split()[0]: line.split() for line in table[: table.index("", table.index("") + 1)] if line}
+    summary = summarize(recorded["gpus"])
+    assert summary.steady is not None
+    for phase in (name for name in summary.steady.lanes[1].phases if "." in name):
+        assert re.fullmatch(r"\d+\.\d{3}", rows[phase][1])
+        assert re.fullmatch(r"\d+%", rows[phase][2])
+
+
+def shown(table: Figures, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_columns_of_least_value_go_first_then_words_wrap_then_figures_go_below() -> None:
+    table = Figures("name", Column("first"), bars(0), Column("nice", 3), words("remark"), Column("last"))
+    table.add_row("a", "1,234,567", "█████", "7,654,321", "some words that say more", "9,999,999")
+    assert [len(shown(table, width)) for width in (80, 65)] == [3, 3]
+    assert "█████" in shown(table, 80)[2] and "█████" not in shown(table, 65)[2]
+    assert "7,654,321" in shown(table, 65)[2]
+    narrow = "\n".join(shown(table, 49))
+    assert "7,654,321" not in narrow and "1,234,567" in narrow and "9,999,999" in narrow
+    assert narrow.count("name") == 1 and "more" in narrow.splitlines()[3]
+    below = shown(table, 24)
+    assert "\n".join(below).count("name") == 3, "a block for each column"
+    assert all(figure in "\n".join(below) for figure in ("1,234,567", "9,999,999"))
+
+
+def test_a_column_that_says_nothing_is_left_out() -> None:
+    table = Figures("name", "figure", "none")
+    table.add_row("a", "1", "")
+    assert "none" not in shown(table, 80)[0]
