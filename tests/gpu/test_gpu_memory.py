@@ -261,7 +261,8 @@ def test_every_edge_of_a_run_adds_up(ranks: int, tmp_path: Path) -> None:
 def test_a_kv_cache_that_has_no_room_beside_the_actor_is_told_with_everybodys_bytes(tmp_path: Path) -> None:
     """Of 139 GiB the engine takes 90 %; the optimizer of two billion parameters comes after it has measured."""
     model = {"hidden_size": 2048, "num_hidden_layers": 32, "intermediate_size": 8192}
-    done = reference_run(tmp_path, ranks=1, steps=3, model=model, rollout={"gpu_memory_utilization": 0.9})
+    rollout = {"gpu_memory_utilization": 0.9, "enforce_eager": True}
+    done = reference_run(tmp_path, ranks=1, steps=2, model=model, rollout=rollout)
     assert done.returncode != 0
     (failure, *_) = summarize(Recording.open(tmp_path / "run")).out_of_memory
     print(failure.reason, failure.asked_bytes, failure.free_bytes, failure.bound, failure.changes)
