@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rltrace.allocations import start_allocations, stop_allocations
 from rltrace.cost import measure_cost
 from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
@@ -45,8 +46,10 @@ __all__ = [
     "span",
     "span_at",
     "start",
+    "start_allocations",
     "start_kernels",
     "stop",
+    "stop_allocations",
     "stop_kernels",
     "traced",
     "typed_span",

@@ -114,6 +114,12 @@ DEVICE_TIME = "gpu."
 KERNEL, OPERATOR = "kernel.", "op."
 """Before the names that torch.profiler gives: of what ran on a GPU, and of what the host called."""
 
+ALLOCATIONS = "allocations."
+"""Before the name of an owner's counter that has every allocation: `allocations.actor.params_bytes` is no sample."""
+
+ALLOCATIONS_KEPT = "memory.allocations"
+"""Where every allocation was kept; its arguments say how far off their times are, and what was lost."""
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",
@@ -146,6 +152,9 @@ def not_applicable(device_type: str, ranks: int) -> dict[str, str]:
     return reasons
 
 
+UNATTRIBUTED = "unattributed"
+"""The owner of what nobody has named."""
+
 OWNERS = (
     "actor.params",
     "actor.grads",
@@ -164,7 +173,7 @@ OWNERS = (
     "library.kernels",
     "interpreter",
     "driver.reserved",
-    "unattributed",
+    UNATTRIBUTED,
     "unexplained",
     "free",
 )

@@ -211,10 +211,15 @@ _ASKED = (
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
+_NO_ROOM = "out of memory"
+"""CUDA's own words, which torch, NCCL and vLLM's allocator pass on."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there was no memory left."""
     known = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    return known or asked_bytes(error) is not None
+    of_cuda = isinstance(error, RuntimeError) and _NO_ROOM in str(error)
+    return known or of_cuda or asked_bytes(error) is not None
 
 
 def asked_bytes(error: BaseException) -> int | None:

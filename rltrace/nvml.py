@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rltrace import clock
 from rltrace.events import subject
@@ -48,6 +48,16 @@ def gpus() -> list[Gpu]:
     return found
 
 
+class Memory(NamedTuple):
+    """How a GPU's memory is divided, in bytes."""
+
+    used_bytes: int
+    """By processes."""
+    reserved_bytes: int
+    """By the driver itself."""
+    free_bytes: int
+
+
 class Gpu:
     """One GPU: what it can be asked is asked, the rest is in `unavailable` with the reason."""
 
@@ -59,6 +69,7 @@ class Gpu:
         self.unavailable: dict[str, str] = {}
         """Counter -> reason."""
         self._rates: dict[str, Rate] = {}
+        self._certain: set[int] = set()
 
     def sample(self, keys: Mapping[int, str]) -> Iterator[tuple[str, float]]:
         """Counters with their values now.
@@ -89,10 +100,42 @@ class Gpu:
             # else it may answer the next time
         return []
 
-    def _memory(self) -> dict[str, float]:
+    def memory(self) -> Memory:
+        """How its memory is divided (4 us).
+
+        Raises:
+            UnavailableError: NVML does not say.
+        """
         # Version 1 counts what the driver reserves for itself (615 MiB on an H200) as used.
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle, version=self._nvml.nvmlMemory_v2)
-        return {"gpu.used_bytes": memory.used, "gpu.reserved_bytes": memory.reserved, "gpu.free_bytes": memory.free}
+        try:
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle, version=self._nvml.nvmlMemory_v2)
+        except self._nvml.NVMLError as error:
+            raise UnavailableError(f"NVML: {error}") from None
+        return Memory(memory.used, memory.reserved, memory.free)
+
+    def bytes_by_pid(self) -> dict[int, int]:
+        """What each process holds, of this run and of others (23 us).
+
+        Raises:
+            UnavailableError: NVML does not say, or names processes by pids that are not theirs here.
+        """
+        try:
+            said = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        except self._nvml.NVMLError as error:
+            raise UnavailableError(f"NVML: {error}") from None
+        held = {process.pid: process.usedGpuMemory for process in said}
+        check_pids(held, is_certain=self._is_certain)
+        return held
+
+    def _is_certain(self, pid: int) -> bool:
+        """As `pid_is_certain`, asked once of each process."""
+        if pid not in self._certain and pid_is_certain(pid):
+            self._certain.add(pid)
+        return pid in self._certain
+
+    def _memory(self) -> dict[str, float]:
+        used_bytes, reserved_bytes, free_bytes = self.memory()
+        return {"gpu.used_bytes": used_bytes, "gpu.reserved_bytes": reserved_bytes, "gpu.free_bytes": free_bytes}
 
     def _utilisation(self) -> dict[str, float]:
         rates = self._nvml.nvmlDeviceGetUtilizationRates(self._handle)
@@ -182,6 +225,18 @@ def process_bytes(
     Raises:
         UnavailableError: NVML does not know the bytes, or its pids are not ours.
     """
+    check_pids(said, is_certain=is_certain)
+    ours = {f"gpu.process_bytes/{keys[pid]}": float(size or 0) for pid, size in said.items() if pid in keys}
+    others = sum(size or 0 for pid, size in said.items() if pid not in keys)
+    return {**ours, "gpu.other_processes_bytes": float(others)}
+
+
+def check_pids(said: Mapping[int, int | None], *, is_certain: Callable[[int], bool]) -> None:
+    """Arguments as of `process_bytes`.
+
+    Raises:
+        UnavailableError: as `process_bytes`.
+    """
     for pid, size in said.items():
         if size is None:
             raise UnavailableError("NVML does not say the bytes of a process on this device")
@@ -189,9 +244,6 @@ def process_bytes(
             raise UnavailableError(
                 f"NVML counts processes as the machine does (pid {pid}), and this pid namespace has others"
             )
-    ours = {f"gpu.process_bytes/{keys[pid]}": float(size or 0) for pid, size in said.items() if pid in keys}
-    others = sum(size or 0 for pid, size in said.items() if pid not in keys)
-    return {**ours, "gpu.other_processes_bytes": float(others)}
 
 
 def pid_is_certain(pid: int) -> bool:

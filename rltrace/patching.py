@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from wrapt import register_post_import_hook
 
-from rltrace import recorder
+from rltrace import edges, recorder
 from rltrace.versions import unmet_support
 
 Function = Callable[..., Any]
@@ -433,6 +433,24 @@ def _span_hooks(
     return begin, end
 
 
+def _at_edges(before: Before, after: After, emits: tuple[str, ...]) -> tuple[Before, After]:
+    """With whoever watches the edges told of this one, outside of its span."""
+    if edges.NAMES.isdisjoint(emits):
+        return before, after
+
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        edges.reached()
+        return before(args, kwargs)
+
+    def end(token: Any, result: Any, error: BaseException | None) -> None:
+        try:
+            after(token, result, error)
+        finally:
+            edges.reached(error)
+
+    return begin, end
+
+
 def _begin(name: str, args: Describe | None) -> Before:
     """Open a span; of a call that `args` calls no span, None."""
     if args is None:
@@ -476,7 +494,11 @@ class PatchSet:
         self._refused = reason
 
     def around(self, target: str, before: Before, after: After, emits: tuple[str, ...] = ()) -> None:
-        """Call `before` and `after` around every call of `target`, of whatever kind it is."""
+        """Call `before` and `after` around every call of `target`, of whatever kind it is.
+
+        What emits a phase, a sleep or a wake-up is an edge of memory on both sides.
+        """
+        before, after = _at_edges(before, after, emits)
         self.wrap(target, lambda original, hook: wrap_same_kind(original, hook, before, after), emits)
 
     def span(
@@ -503,7 +525,7 @@ class PatchSet:
         """
 
         wrap = wrap_each_item if each_item else wrap_same_kind
-        before, after = _span_hooks(name, args, late_args, flow_out, flow_in)
+        before, after = _at_edges(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
         self.wrap(target, lambda original, hook: wrap(original, hook, before, after), (name,))
 
     def arguments(self, target: str, change: ChangeArguments, emits: tuple[str, ...] = ()) -> None:

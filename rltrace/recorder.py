@@ -236,6 +236,12 @@ def counter(name: str, value: float, /) -> None:
         _write_slowly((name, _now_ns(), value, True))
 
 
+def counter_at(name: str, ts_ns: int, value: float, /) -> None:
+    """A value with the time at which it was so, read elsewhere from `clock.now_ns`."""
+    if _recorder is not None:
+        _write((name, ts_ns, value, True))
+
+
 def flow(key: str, direction: Literal["out", "in"], /) -> None:
     """Make the innermost open span an end of an arrow between processes.
 

@@ -35,9 +35,12 @@ MAY_IMPORT = {
     "rltrace.recording": WRITING | {"rltrace.alignment"},
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
-    "rltrace.patching": LOW | {"rltrace.recorder"},
+    "rltrace.edges": EVENTS,
+    "rltrace.patching": LOW | {"rltrace.recorder", "rltrace.edges"},
     "rltrace.device_time": LOW,
     "rltrace.kernels": LOW | {"rltrace.recorder"},
+    "rltrace.allocation_history": EVENTS,
+    "rltrace.allocations": LOW | {"rltrace.recorder", "rltrace.kernels", "rltrace.allocation_history"},
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
     "rltrace.host": READING,
     "rltrace.nvml": LOW,
@@ -45,7 +48,8 @@ MAY_IMPORT = {
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
-    | {"rltrace.environment", "rltrace.device_time", "rltrace.announcement"},
+    | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml"}
+    | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.announcement"},
     "rltrace.announcement": {"rltrace.manifest"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,

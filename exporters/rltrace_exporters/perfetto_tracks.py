@@ -13,13 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rltrace.events import DEVICE_TIME, KERNEL, OPERATOR, OWNERS, SAMPLER, Span, owner_of_counter, subjects
+from rltrace.events import (
+    ALLOCATIONS,
+    DEVICE_TIME,
+    KERNEL,
+    OPERATOR,
+    OWNERS,
+    SAMPLER,
+    Span,
+    owner_of_counter,
+    subjects,
+)
 from rltrace.recording import Process
 from rltrace_exporters.protobuf import data, integer, text
 
 MAX_LINUX_PID = 1 << 22
 
 MEMORY = "memory"
+EVERY_ALLOCATION = "memory, every allocation (0 where none was kept)"
 COUNTERS = "other counters"
 REQUESTS = "requests"
 
@@ -96,6 +107,8 @@ def group(uuid: int, name: str) -> bytes:
 def counter_group(process: Process, name: str) -> str:
     """Which group of counters a process's counter is in: a sampler has one for the host and one for each GPU."""
     if process.role != SAMPLER:
+        if name.startswith(ALLOCATIONS):
+            return EVERY_ALLOCATION
         return MEMORY if name.endswith("_bytes") else COUNTERS
     counter, of = subjects(name)
     if counter.startswith("gpu."):
@@ -106,7 +119,7 @@ def counter_group(process: Process, name: str) -> str:
 def counter_name(process: Process, name: str, places: Mapping[str, str]) -> str:
     """What a counter is called in its group: a sampler's without the GPU, and with the process it is about."""
     if process.role != SAMPLER:
-        return name
+        return f"{name.removeprefix(ALLOCATIONS)}, every allocation" if name.startswith(ALLOCATIONS) else name
     counter, of = subjects(name)
     keys = of[1:] if counter.startswith("gpu.") else of
     return " ".join([counter, *(places.get(key, key) for key in keys)])
@@ -118,7 +131,7 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
     A process's totals have a scale of their own, and its interpreter too, or the owners beside them would be too flat
     to see.
     """
-    owner = owner_of_counter(name)
+    owner = owner_of_counter(name.removeprefix(ALLOCATIONS))
     counter, _ = subjects(name)
     in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner and owner != "interpreter" else "totals")
     unit = in_bytes if counter.endswith("_bytes") else text(6, counter.rpartition("_")[2])

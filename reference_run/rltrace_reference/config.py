@@ -156,6 +156,12 @@ class KernelsConfig(Section, frozen=True):
     steps: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
 
 
+class AllocationsConfig(Section, frozen=True):
+    """On GPUs: steps whose allocations are all recorded; they take a little longer, and writing them longer still."""
+
+    steps: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+
+
 class Config(Section, frozen=True):
     """A whole run; every key has a default, so that a file says what it changes only."""
 
@@ -175,6 +181,7 @@ class Config(Section, frozen=True):
     actor: ActorConfig = ActorConfig()
     ref: RefConfig = RefConfig()
     kernels: KernelsConfig = KernelsConfig()
+    allocations: AllocationsConfig = AllocationsConfig()
 
     @property
     def sequence_tokens(self) -> int:
@@ -438,6 +445,7 @@ def _section_at(key: str) -> type[Section]:
         "actor": ActorConfig,
         "ref": RefConfig,
         "kernels": KernelsConfig,
+        "allocations": AllocationsConfig,
     }
     return sections.get(key, Config)
 

@@ -93,6 +93,10 @@ class Rollout:
         """Lets the engine's process begin or end recording every operator and kernel."""
         self._call("kernels", on=on)
 
+    def allocations(self, on: bool) -> None:
+        """Lets the engine's process begin or end recording every allocation."""
+        self._call("allocations", on=on)
+
     def measure_cost(self) -> None:
         """Lets the engine's process measure what recording an event costs in it."""
         self._call("measure_cost")

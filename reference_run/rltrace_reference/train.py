@@ -35,7 +35,11 @@ def train(config: Config, display: Display, on_step: Callable[[StepRecord], None
     """
     with WorkerGroup(config, run_id=uuid.uuid4().hex[:8], on_call=display.phase) as workers:
         for step in range(config.steps):
-            with rltrace.span("step", step=step) as span, workers.kernels(step in config.kernels.steps):
+            with (
+                workers.recording("allocations", step in config.allocations.steps),  # written when the step is over
+                rltrace.span("step", step=step) as span,
+                workers.recording("kernels", step in config.kernels.steps),
+            ):
                 record = train_step(config, workers, display, step)
                 rltrace.counter("reward_mean", record.reward_mean)
                 rltrace.counter("tokens_per_second", record.tokens_per_second)

@@ -123,6 +123,11 @@ class Worker:
         (rltrace.start_kernels if on else rltrace.stop_kernels)()
         self.rollout.kernels(on)
 
+    def allocations(self, on: bool) -> None:
+        """Begins recording every allocation, here and in the engine; or ends it, and writes them."""
+        (rltrace.start_allocations if on else rltrace.stop_allocations)()
+        self.rollout.allocations(on)
+
     def measure_cost(self) -> None:
         """Measures what recording an event costs here, and in the engine."""
         rltrace.measure_cost()

@@ -101,13 +101,18 @@ class WorkerGroup:
         return self.collect(self.execute(self.dispatch(method, arguments)))
 
     @contextlib.contextmanager
-    def kernels(self, wanted: bool) -> Iterator[None]:
-        """Records every operator and kernel of what is called inside, if that is wanted."""
+    def recording(self, what: str, wanted: bool) -> Iterator[None]:
+        """Records every one of something during what is called inside, if that is wanted.
+
+        Args:
+            what: "kernels" (operators too) or "allocations".
+            wanted: Else nothing is called.
+        """
         if wanted:
-            self.call("kernels", [(True,)] * self.config.ranks)
+            self.call(what, [(True,)] * self.config.ranks)
         yield
         if wanted:
-            self.call("kernels", [(False,)] * self.config.ranks)
+            self.call(what, [(False,)] * self.config.ranks)
 
     def dispatch(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Sends each rank its call; returns one reference a rank."""

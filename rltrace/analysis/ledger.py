@@ -5,6 +5,7 @@ its device). The difference is a row of its own, `unexplained`, and nothing else
 
 An edge is seen by one process. What another one says then is what it said last, or next: it is as old as the time that
 has passed, or as the CPU time that it has used since, whichever is less, for a process that did not run did not change.
+On a GPU the driver says what each process holds: while that is the same, what the process said is not old at all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import OWNERS, Span
 
 FREE, UNATTRIBUTED, UNEXPLAINED, INTERPRETER = "free", "unattributed", "unexplained", "interpreter"
+CONTEXT, DRIVER_RESERVED = "cuda.context", "driver.reserved"
 
 SETTLED_NS = 5_000_000
 """An edge whose samples lie further apart is not settled."""
@@ -112,9 +114,11 @@ class _Process:
 
     def __init__(self, seen: Seen, owners: list[str]) -> None:
         self.pid = str(seen.process.pid)
+        self.last_ns = seen.last_ns
         self.edges = sorted((edge for edge in seen.edges if edge.end_ns is not None), key=_end_ns)
         self.ends_ns = np.array([_end_ns(edge) for edge in self.edges], np.int64)
         self.cpu_ns = np.array([_of(edge, "cpu_ns", self.pid) for edge in self.edges])
+        self.held_bytes = np.array([_of(edge, "held_bytes", self.pid) for edge in self.edges])
         self.rows = np.zeros((len(self.edges), len(owners)))
         for owner, samples in seen.owners.items():
             self.rows[:, owners.index(owner)] = _values_at(samples, self.ends_ns)
@@ -122,26 +126,28 @@ class _Process:
     def nearest(self, edge: Span) -> tuple[int | None, float]:
         """Which of its own samples tells most about an edge, and how old that is in nanoseconds."""
         behind = int(np.searchsorted(self.ends_ns, _end_ns(edge), side="right"))
-        cpu_ns = _of(edge, "cpu_ns", self.pid)
-        ages = [
-            (self._age_ns(index, edge, cpu_ns), index) for index in (behind - 1, behind) if 0 <= index < len(self.edges)
-        ]
-        if behind == 0:  # before its first sample a process is nothing but its interpreter
+        near = [index for index in (behind - 1, behind) if 0 <= index < len(self.edges)]
+        if behind == 0:  # before its first sample a process is nothing but its interpreter, or its context
             return None, 0.0
-        age_ns, index = min(ages)
+        age_ns, _, index = min(
+            (self._age_ns(index, edge), abs(self.ends_ns[index] - _end_ns(edge)), index) for index in near
+        )
         return index, age_ns
 
-    def _age_ns(self, index: int, edge: Span, cpu_ns: float) -> float:
+    def _age_ns(self, index: int, edge: Span) -> float:
+        if self.held_bytes[index] == _of(edge, "held_bytes", self.pid):
+            return 0.0
         passed_ns = abs(int(self.ends_ns[index]) - _end_ns(edge))
-        used_ns = abs(float(self.cpu_ns[index]) - cpu_ns)
+        used_ns = abs(float(self.cpu_ns[index]) - _of(edge, "cpu_ns", self.pid))
         return min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns
 
 
 def edge_ledger(processes: list[Seen]) -> Ledger | None:
     """A moment at every edge of any process of the device; None if nobody read a total."""
-    named = sorted({owner for process in processes for owner in process.owners} | {INTERPRETER}, key=OWNERS.index)
+    edges = [edge for seen in processes for edge in seen.edges if edge.end_ns is not None and _totals(edge)]
+    of_all = {owner for edge in edges for owner in _rows_of_all(edge)}
+    named = sorted({owner for process in processes for owner in process.owners} | of_all, key=OWNERS.index)
     known = {process.pid: process for process in (_Process(seen, named) for seen in processes)}
-    edges = [edge for process in known.values() for edge in process.edges if _totals(edge)]
     if not edges:
         return None
     edges.sort(key=_end_ns)
@@ -161,18 +167,44 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
 
 
 def _moment(edge: Span, known: dict[str, _Process], owners: list[str]) -> tuple[NDArray[np.float64], float]:
-    """Rows of all processes that an edge has totals of, and the age of the oldest."""
+    """Rows of all processes of an edge's device, and the age of the oldest."""
     rows = np.zeros(len(owners))
+    for owner, size_bytes in _rows_of_all(edge).items():
+        rows[owners.index(owner)] += size_bytes
     apart_ns = 0.0
-    for pid, total_bytes in _totals(edge).items():
+    for pid, held_bytes in _processes(edge, known).items():
         process = known.get(pid)
         index, age_ns = (None, 0.0) if process is None else process.nearest(edge)
-        if process is None or index is None:
-            rows[owners.index(INTERPRETER)] += total_bytes
-        else:
+        if process is not None and index is not None:
             rows += process.rows[index]
+        elif _is_of_gpu(edge):  # of one that is not traced nobody knows what it holds
+            rows[owners.index(CONTEXT)] += 0 if process is None else held_bytes
+        else:
+            rows[owners.index(INTERPRETER)] += held_bytes
         apart_ns = max(apart_ns, age_ns)
     return rows, apart_ns
+
+
+def _is_of_gpu(edge: Span) -> bool:
+    return DRIVER_RESERVED in _totals(edge)
+
+
+def _rows_of_all(edge: Span) -> dict[str, float]:
+    """Rows that the totals tell of themselves; processes without a sample fall to the last one of each."""
+    if not _is_of_gpu(edge):
+        return {INTERPRETER: 0.0}
+    reserved_bytes, free_bytes = _totals(edge)[DRIVER_RESERVED], float(edge.args.get("free_bytes", 0))
+    return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, CONTEXT: 0.0}
+
+
+def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
+    """The processes of an edge's device with what each holds; where the driver does not say, all that we know."""
+    if not _is_of_gpu(edge):
+        return _totals(edge)
+    held = edge.args.get("held_bytes")
+    if isinstance(held, dict) and held:
+        return held
+    return {pid: 0.0 for pid, process in known.items() if process.ends_ns[0] <= _end_ns(edge) <= process.last_ns}
 
 
 def _totals(edge: Span) -> dict[str, float]:

@@ -24,7 +24,7 @@ from rltrace.analysis.ledger import (
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import Span
+from rltrace.events import OWNERS, Span
 
 
 class OwnerPeak(msgspec.Struct, frozen=True):
@@ -234,9 +234,10 @@ class _Device:
     def unknown(self) -> dict[str, str]:
         """Rows that this device has and that nobody could tell; never a zero."""
         unknown = {} if self.ledger.has_total else {UNEXPLAINED: NO_TOTAL}
-        if not (self.lane.device or "").startswith("GPU"):
-            return unknown
-        return {row: NOT_SAMPLED for row in OF_GPUS if row not in self.ledger.owners} | unknown
+        if (self.lane.device or "").startswith("GPU"):
+            unknown |= {row: NOT_SAMPLED for row in OF_GPUS if row not in self.ledger.owners}
+        of_lane = [process.process.unavailable for process in self.seen.processes if process.lane == self.lane]
+        return unknown | {row: reason for said in of_lane for row, reason in said.items() if row in OWNERS}
 
     def allowed_bytes(self, moment: Moment) -> int:
         """How much may have no owner."""

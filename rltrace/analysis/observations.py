@@ -13,6 +13,8 @@ from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, lanes
 from rltrace.events import (
+    ALLOCATIONS,
+    ALLOCATIONS_KEPT,
     DEVICE_TIME,
     KERNEL,
     MEMORY_EDGE,
@@ -71,6 +73,27 @@ class Samples:
         self.values.append(value)
 
 
+class Balances:
+    """What the owners of a process held after each allocation, as columns in the order of the allocator's changes."""
+
+    __slots__ = ("owners", "places", "times_ns", "values")
+
+    def __init__(self) -> None:
+        self.times_ns = array("q")
+        self.values = array("d")
+        self.places = array("B")
+        """Of each one's owner in `owners`."""
+        self.owners: list[str] = []
+
+    def add(self, owner: str, time_ns: int, value: float) -> None:
+        """Append one."""
+        if owner not in self.owners:
+            self.owners.append(owner)
+        self.times_ns.append(time_ns)
+        self.values.append(value)
+        self.places.append(self.owners.index(owner))
+
+
 class Seen:
     """What was kept of one process."""
 
@@ -94,6 +117,9 @@ class Seen:
         self.sampled: defaultdict[str, Samples] = defaultdict(Samples)
         """Of the sampler of a host: everything."""
         self.open_spans: list[Span] = []
+        self.balances = Balances()
+        self.allocations_kept: list[Span] = []
+        """Where every allocation is in `balances`."""
         self.edges: list[Span] = []
         """When it measured what it owns, with the totals that it read."""
         self.moves: list[Span] = []
@@ -169,6 +195,8 @@ def _kept_whole(seen: Seen, name: str) -> list[Span] | None:
     """Where the spans of a name go whose arguments count."""
     if name == MEMORY_EDGE:
         return seen.edges
+    if name == ALLOCATIONS_KEPT:
+        return seen.allocations_kept
     if name in MEMORY_MOVES:
         return seen.moves
     return seen.out_of_memory if name == OUT_OF_MEMORY else None
@@ -196,6 +224,10 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
     if owner is not None:
         if isfinite(sample.value):  # else nobody knows how many bytes
             seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
+    elif name.startswith(ALLOCATIONS):
+        exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
+        if exact is not None and isfinite(sample.value):
+            seen.balances.add(exact, sample.ts_ns + shift_ns, sample.value)
     elif name == RESIDENT:
         if isfinite(sample.value):
             seen.resident.add(sample.ts_ns + shift_ns, sample.value)
@@ -207,7 +239,14 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
 
 
 def _shift(seen: Seen, shift_ns: int) -> None:
-    kept = (*seen.steps, *seen.open_spans, *seen.edges, *seen.moves, *seen.out_of_memory)
+    kept = (
+        *seen.steps,
+        *seen.open_spans,
+        *seen.allocations_kept,
+        *seen.edges,
+        *seen.moves,
+        *seen.out_of_memory,
+    )
     for span in {id(span): span for span in kept}.values():
         span.start_ns += shift_ns
         if span.end_ns is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rltrace.analysis.allocations import AllocationPeak, allocation_peaks
 from rltrace.analysis.clocks import ClockFigures, clocks
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
@@ -67,6 +68,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     own_spans: list[OwnSpan]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
+    allocations: list[AllocationPeak]
+    """Of the steps of which every allocation was kept."""
     samples: list[HostSamples]
     host_memory: list[HostMemory]
     out_of_memory: list[OutOfMemory]
@@ -101,7 +104,8 @@ def summarize(recording: Recording) -> Summary:
         steady=steady(windows, all_steps, phases),
         own_spans=own_spans(seen, windows),
         weight_sync=rank_syncs(seen, windows),
-        memory=device_memory(seen, windows),
+        memory=(memory := device_memory(seen, windows)),
+        allocations=allocation_peaks(seen, windows, memory),
         samples=host_samples(seen),
         host_memory=host_memory(seen),
         out_of_memory=out_of_memory(seen, windows),

@@ -17,10 +17,23 @@ class Pools:
     Kept here because no allocator says it in all of its releases: vLLM's does from 0.26 on only.
     """
 
-    def __init__(self, bytes_by_tag: Callable[[], dict[str, int]]) -> None:
-        """Pools of an allocator; `bytes_by_tag` asks it for the bytes of every pool, asleep or awake."""
+    def __init__(
+        self,
+        bytes_by_tag: Callable[[], dict[str, int]],
+        addresses: Callable[[], Collection[int]] = tuple,
+        out_of_memory: Callable[[BaseException, int], None] | None = None,
+    ) -> None:
+        """Args:
+        bytes_by_tag: Asks the allocator for the bytes of every pool, asleep or awake.
+        addresses: Asks it where their segments begin.
+        out_of_memory: Called with the error of a wake-up that failed, and the bytes that it asked for.
+        """
         self._bytes_by_tag = bytes_by_tag
+        self.addresses = addresses
+        self._out_of_memory = out_of_memory
         self._asleep: set[str] = set()
+        self._on_host: dict[str, bool] = {}
+        """Tags that were ever copied to the host's memory, and whether they lie there now."""
 
     def begin_unmap(self, tags: Collection[str] | None = None, kept: Collection[str] = ()) -> Any:
         """Open the span with the bytes that are to go, of all tags without `tags`; `kept` are copied to the host."""
@@ -32,6 +45,7 @@ class Pools:
         }
         host_bytes = sum(size for tag, size in going.items() if tag in kept)
         opened = recorder.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
+        self._on_host |= dict.fromkeys(set(going) & set(kept), True)
         return opened.__enter__(), set(going)
 
     def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
@@ -47,18 +61,30 @@ class Pools:
         self.sample()
         coming = {t: size for t, size in self._bytes_by_tag().items() if t in self._asleep and (not tags or t in tags)}
         opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming)
-        return opened.__enter__(), set(coming)
+        return opened.__enter__(), coming
 
     def end_map(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Close it; what it named is awake now."""
         opened, coming = token
         if error is None:
-            self._asleep -= coming
+            self._asleep -= set(coming)
+            self._on_host |= dict.fromkeys(set(coming) & set(self._on_host), False)
+        elif self._out_of_memory is not None:
+            self._out_of_memory(error, sum(coming.values()))
         opened.__exit__(None if error is None else type(error))
         self.sample()
 
     def sample(self) -> None:
         """Write the bytes of each owner that have memory behind them now."""
+        for name, size in self.bytes_by_owner().items():
+            recorder.counter(name, size)
+
+    def bytes_by_owner(self) -> dict[str, int]:
+        """Bytes of each owner that have memory behind them now, and of the copies in the host's memory."""
+        rows = {}
         for tag, size in self._bytes_by_tag().items():
             if tag in OWNERS:
-                recorder.counter(f"{OWNERS[tag]}_bytes", 0 if tag in self._asleep else size)
+                rows[f"{OWNERS[tag]}_bytes"] = 0 if tag in self._asleep else size
+                if tag in self._on_host:
+                    rows[f"{OWNERS[tag]}_host_bytes"] = size if self._on_host[tag] else 0
+        return rows

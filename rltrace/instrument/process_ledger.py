@@ -31,8 +31,10 @@ class ProcessLedger:
         self.peers: set[int] = set()
         """Pids of the device's other processes."""
         self._process = memory.ProcessMemory()
+        self.on_gpu = False
+        """The run's device is a GPU, whose bytes `cuda_ledger` counts; nothing is sampled here."""
         self.on_cpu = True
-        """The device is this process's own memory, and can be measured; a GPU's totals are not to be had here."""
+        """The totals can be measured."""
         self._frozen: _Frozen | None = None
         self._kernel_bytes = 0
         self._reported: tuple[int, str] | None = None
@@ -56,7 +58,7 @@ class ProcessLedger:
 
     def sample(self) -> None:
         """Write every row, then the totals."""
-        if recorder.current() is None:
+        if recorder.current() is None or self.on_gpu:
             return
         with recorder.span(MEMORY_EDGE) as edge:
             for name, value in self.rows().items():
@@ -84,7 +86,7 @@ class ProcessLedger:
         It passes several hooks on its way up; the first one that sees it is nearest to the moment.
         """
         known = (id(error), str(error))
-        if recorder.current() is None or known == self._reported or not memory.is_out_of_memory(error):
+        if recorder.current() is None or self.on_gpu or known == self._reported or not memory.is_out_of_memory(error):
             return
         self._reported = known
         args: dict[str, object] = {"asked_bytes": memory.asked_bytes(error)}

@@ -1,4 +1,4 @@
-"""Memory by owner in the reference run on a CPU, sampled at every phase's edges and where gradients are largest."""
+"""Memory by owner in the reference run: on a GPU its buckets, on a CPU everything, at every phase's edges."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import memory, recorder
+from rltrace.instrument.cuda_memory import LEDGER, by_place
 from rltrace.instrument.fsdp2 import Shards
 from rltrace.instrument.process_ledger import ProcessLedger
 from rltrace.patching import PatchSet
@@ -115,22 +116,28 @@ class Sampler:
         config = getattr(owner, "config", None)
         if config is None:  # a sender's: whose device it is was said by its actor
             return
-        self.ledger.on_cpu = config.device != "cuda"
-        if self.ledger.on_cpu:
-            self.ledger.freeze()
-            if type(owner).__name__ == "Actor":
-                self.ledger.in_heap["activations"] = lambda: {"actor.activations_bytes": self.activation_bytes}
+        self.ledger.on_gpu = config.device == "cuda"
+        if self.ledger.on_gpu:
+            return
+        self.ledger.freeze()
+        if type(owner).__name__ == "Actor":
+            self.ledger.in_heap["activations"] = lambda: {"actor.activations_bytes": self.activation_bytes}
 
     def sample_buckets(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Sample when the second buffer is sent, and from then on the buckets alone: nothing else changes."""
+        if self.ledger.on_gpu:
+            LEDGER.tensors.setdefault("Sender", CudaBuckets(args[0]))
         if args[1].index == 1:
-            self.ledger.sample()
+            (LEDGER if self.ledger.on_gpu else self.ledger).sample()
+            return
+        if self.ledger.on_gpu:
             return
         for name, value in BucketMemory(args[0])().items():
             recorder.counter(name, value)
 
     def sample_after(self, _args: Any, _result: Any, _error: BaseException | None) -> None:
         """Sample where only the end is an edge: before it shared memory is mapped twice, which takes long to divide."""
+        self.ledger.on_gpu |= LEDGER.in_use  # an engine's process meets nobody who says so
         self.ledger.sample()
 
     def meet_engine(self, args: Any, _result: Any, error: BaseException | None) -> None:
@@ -243,15 +250,8 @@ class PolicyMemory:
         return [] if self._shards is None else self._shards()
 
     def owned(self, owner: str, tensors: Iterable[Any]) -> dict[str, int]:
-        """Bytes of an owner's tensors on the run's device; on a GPU, what is offloaded from it is the host's."""
-        tensors = list(tensors)
-        if getattr(getattr(self._policy(), "config", None), "device", "cpu") != "cuda":
-            return {f"{owner}_bytes": memory.storage_bytes(tensors)}
-        offloaded = [tensor for tensor in tensors if not tensor.is_cuda]
-        return {
-            f"{owner}_bytes": memory.storage_bytes(tensor for tensor in tensors if tensor.is_cuda),
-            f"{owner}_host_bytes": memory.storage_bytes(offloaded),
-        }
+        """Bytes of an owner's tensors."""
+        return {f"{owner}_bytes": memory.storage_bytes(tensors)}
 
 
 def whole(policy: Any) -> list[Any]:
@@ -287,10 +287,18 @@ class BucketMemory:
 
     def __call__(self) -> dict[str, int]:
         views = [buffer.bytes for buffer in getattr(self._sender(), "buffers", [])]
-        resident = [
-            view.numel() if view.is_cuda else memory.resident_bytes_at(view.data_ptr(), view.numel()) for view in views
-        ]
+        resident = [memory.resident_bytes_at(view.data_ptr(), view.numel()) for view in views]
         return {"weight_sync.bucket_bytes": sum(resident)}
+
+
+class CudaBuckets:
+    """The shared buffers of a GPU, or pinned in the host's memory where those are staged."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = weakref.ref(sender)
+
+    def __call__(self) -> dict[str, int]:
+        return by_place("weight_sync.bucket", [buffer.bytes for buffer in getattr(self._sender(), "buffers", [])])
 
 
 class EngineMemory:

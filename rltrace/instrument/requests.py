@@ -34,6 +34,11 @@ class Requests:
         self._begun: dict[str, tuple[int, int]] = {}
         self._lanes = Lanes()
 
+    @property
+    def in_flight(self) -> int:
+        """How many have begun and not ended."""
+        return len(self._begun)
+
     def begin(self, request_id: str) -> None:
         """Note when a request was queued; one that is queued again keeps its beginning."""
         if request_id not in self._begun:

@@ -7,10 +7,13 @@ is known which bytes move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has othe
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Collection
 from typing import Any
 
-from rltrace import recorder
+from rltrace import edges, recorder
 from rltrace.clock import now_ns
+from rltrace.instrument.cuda_memory import LEDGER, Growth, by_place
 from rltrace.instrument.pools import Pools
 from rltrace.instrument.requests import Lanes, Requests
 from rltrace.patching import PatchSet
@@ -30,7 +33,7 @@ class Vllm:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools(bytes_by_tag)
+        pools = Pools(bytes_by_tag, addresses, LEDGER.out_of_memory)
         install_startup(patches, pools)
         install_sleep(patches, pools)
         install_steps(patches)
@@ -39,6 +42,11 @@ class Vllm:
 
 def install_startup(patches: PatchSet, pools: Pools) -> None:
     """The phases before the first request; memory that they reserve is sampled behind them."""
+
+    def meet_worker(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        LEDGER.engine = pools
+
+    patches.around(f"{WORKER}.__init__", meet_worker, nothing)
     for method, name in (
         ("load_model", "rollout.load"),
         ("determine_available_memory", "rollout.profile"),
@@ -46,6 +54,35 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
         ("compile_or_warm_up_model", "rollout.capture"),
     ):
         patches.around(f"{WORKER}.{method}", *phase(name, pools), (name,))
+    runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+    patches.around(f"{runner}.load_model", keep_runner, meet_weights)
+    patches.around(f"{runner}.initialize_kv_cache", keep_runner, meet_kv_cache)
+    graphs = Growth(LEDGER, "rollout.graphs")
+    patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
+
+
+def keep_runner(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """The model runner that the call is about."""
+    return args[0]
+
+
+def meet_weights(runner: Any, _result: Any, error: BaseException | None) -> None:
+    """Without sleep mode the weights are tensors like any others."""
+    if error is None and not bytes_by_tag():
+        model = weakref.ref(runner.model)
+        LEDGER.tensors["vllm.weights"] = lambda: by_place("rollout.weights", tensors_of(model()))
+
+
+def tensors_of(model: Any) -> list[Any]:
+    """Parameters and buffers of a model; none of one that is gone."""
+    return [] if model is None else [*model.parameters(), *model.buffers()]
+
+
+def meet_kv_cache(runner: Any, _result: Any, error: BaseException | None) -> None:
+    """As the weights."""
+    if error is None and not bytes_by_tag().get("kv_cache"):
+        known = weakref.ref(runner)
+        LEDGER.tensors["vllm.kv_cache"] = lambda: by_place("rollout.kv_cache", getattr(known(), "kv_caches", ()))
 
 
 def install_sleep(patches: PatchSet, pools: Pools) -> None:
@@ -108,6 +145,14 @@ def bytes_by_tag() -> dict[str, int]:
     for allocation in list(allocator.pointer_to_data.values()) if allocator is not None else ():
         sizes[allocation.tag] = sizes.get(allocation.tag, 0) + allocation.handle[1]
     return sizes
+
+
+def addresses() -> Collection[int]:
+    """Where the segments of all pools begin."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    allocator = CuMemAllocator.instance
+    return () if allocator is None else set(allocator.pointer_to_data)
 
 
 class Steps:
@@ -187,3 +232,5 @@ class SchedulerRequests:
         self._requests.end(
             request.request_id, prompt_tokens=request.num_prompt_tokens, tokens=request.num_output_tokens
         )
+        if not self._requests.in_flight:  # the engine has nothing left to do: what it holds now stays until it sleeps
+            edges.reached()

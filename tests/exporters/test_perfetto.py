@@ -502,6 +502,36 @@ def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: 
     assert found == list(zip(names, ("owners", "owners", "totals"), strict=True))
 
 
+def test_exact_balances_are_tracks_of_their_own_beside_the_sampled_ones_and_the_bound_is_at_their_span(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    device = {"host": "node", "uuid": "GPU-1"}
+    thread = recording.process(role="worker", rank=0, device=device).thread()
+    thread.span_at("memory.allocations", 10, 90, 1, error_ns=40, lost=0, peak_bytes=7)
+    for ts, size in ((10, 3), (20, 7), (20, 5), (90, 0)):
+        thread.counter("allocations.actor.params_bytes", ts, size)
+    thread.counter("allocations.ref.params_bytes", 10, 1)
+    thread.counter("actor.params_bytes", 15, 6)
+    trace = load(importer, recording)
+    trace.check_clean(slices=1, counters=6 + 1)  # the sampled one is in its device's group too
+    sql = """
+        select above.name as above, t.name as row, c.ts as ts, c.value as value from counter c
+        join track t on t.id = c.track_id join track above on above.id = t.parent_id
+        where above.name glob 'memory*' order by above, c.ts, c.id
+    """
+    exact = "memory, every allocation (0 where none was kept)"
+    assert [(above, row, ts - REALTIME_NS, value) for above, row, ts, value in trace.query(sql)] == [
+        ("memory", "actor.params_bytes", 15, 6),
+        (exact, "actor.params_bytes, every allocation", 10, 3),
+        (exact, "ref.params_bytes, every allocation", 10, 1),
+        *((exact, "actor.params_bytes, every allocation", ts, size) for ts, size in ((20, 7), (20, 5), (90, 0))),
+    ]
+    (whole,) = trace.slices()
+    assert (whole["track"], whole["args"]) == ("memory.allocations", {"error_ns": 40, "lost": 0, "peak_bytes": 7})
+    names = row_names(trace, "rank 0 worker")
+    assert names.index("memory") < names.index(exact) < names.index("memory.allocations")
+
+
 def test_a_gpu_stream_kernels_and_operators_have_rows_that_say_so(importer: Importer, recording: RecordingFile) -> None:
     thread = recording.process().thread()
     for lane, names in ((1, ("gpu.fsdp.all_gather", "gpu.fsdp.forward")), (7, ("kernel.gemm",)), (9, ("op.aten::mm",))):

@@ -38,7 +38,12 @@ def test_all_bytes_go_and_those_of_the_named_tags_come_back(folder):
         ("cumem.unmap", {"bytes": 157, "host_bytes": 100, "tags": BYTES}),
         ("cumem.map", {"bytes": 100, "tags": {"weights": 100}}),
     ]
-    assert samples == {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 0}
+    assert samples == {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 0, "rollout.weights_host_bytes": 0}
+
+
+def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed(folder):
+    _, samples = recorded(folder, lambda pools: sleep(pools, kept=("weights",)))
+    assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0, "rollout.weights_host_bytes": 100}
 
 
 def test_what_sleeps_already_is_not_counted_again(folder):

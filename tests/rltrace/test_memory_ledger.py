@@ -342,7 +342,7 @@ def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path
     assert found.residual is not None and found.residual.unsettled_edges == 2
 
 
-def test_what_a_gpu_holds_is_not_mixed_with_the_processs_own_memory() -> None:
+def test_what_a_gpu_holds_is_not_mixed_with_the_processs_own_memory(folder: Path) -> None:
     """Not from the moment on either when a bucket's owner is met, which knows no device."""
 
     class Actor:
@@ -354,6 +354,9 @@ def test_what_a_gpu_holds_is_not_mixed_with_the_processs_own_memory() -> None:
     sampler, actor, sender = Sampler(), Actor(), Sender()
     sampler.meet(actor)
     sampler.meet(sender)
-    rows = sampler.ledger.rows()
-    assert "actor.params_bytes" in rows and "weight_sync.bucket_bytes" in rows
-    assert not {"interpreter_bytes", "allocator.cached_bytes", "unattributed_bytes"} & set(rows)
+    assert sampler.ledger.on_gpu
+    rltrace.start(folder, role="worker", rank=0)
+    sampler.ledger.sample()
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    assert not list(process.events())

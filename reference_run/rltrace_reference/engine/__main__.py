@@ -139,6 +139,10 @@ class Server:
         """Begins or ends recording every operator and kernel."""
         (rltrace.start_kernels if on else rltrace.stop_kernels)()
 
+    def on_allocations(self, on: bool) -> None:
+        """Begins or ends recording every allocation."""
+        (rltrace.start_allocations if on else rltrace.stop_allocations)()
+
     def on_measure_cost(self) -> None:
         """Measures what recording an event costs in this process."""
         rltrace.measure_cost()

@@ -16,6 +16,7 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
 from rltrace.cli.tables.memory import (
+    allocation_table,
     device_table,
     fullest_table,
     host_memory_table,
@@ -106,6 +107,8 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
         yield phase_table(device)
     if said := legend(summary.memory):
         yield said
+    if summary.allocations:
+        yield allocation_table(summary.allocations)
     yield from map(sample_table, summary.samples)
     if summary.host_memory:
         yield host_memory_table(summary.host_memory)

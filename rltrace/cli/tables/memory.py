@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rltrace.analysis.allocations import AllocationPeak
 from rltrace.analysis.host_memory import HostMemory
 from rltrace.analysis.ledger import UNATTRIBUTED, UNEXPLAINED
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory
@@ -95,6 +96,25 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
         yield line + (f"; {figures.count(found.unsettled_edges, 'edge')} unsettled" if found.unsettled_edges else "")
         share = f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
         yield f"a sample takes {found.sample_seconds * 1e3:.1f} ms{share}"
+
+
+def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
+    """The exact peaks of the steps of which every allocation was kept, beside the sampled ones."""
+    table = Figures("device", "step", "exact peak", "sampled", words("most of it", 3), "at", "within", "lost")
+    for peak in peaks:
+        owner = max(peak.at_peak_bytes, key=lambda owner: peak.at_peak_bytes[owner], default="")
+        table.add_row(
+            peak.lane,
+            figures.number(peak.step),
+            figures.size(peak.peak_bytes),
+            "" if peak.sampled_peak_bytes is None else figures.size(peak.sampled_peak_bytes),
+            owner,
+            f"{peak.peak_at_seconds:.3f} s",
+            f"{peak.error_seconds * 1e6:.0f} µs",
+            figures.number(peak.lost),
+        )
+    caption = "bytes asked of torch's and vLLM's allocators: contexts, NCCL, caches and the driver's are not among them"
+    return titled("Peaks of the steps with every allocation", table, caption)
 
 
 def phase_table(device: DeviceMemory) -> RenderableType:

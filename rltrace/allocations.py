@@ -1,0 +1,399 @@
+"""Every allocation of torch's on a GPU in a chosen part of a run, by owner, on the Recording's own clock.
+
+torch's allocator keeps a history of its own, without stacks at half a microsecond an entry; each entry carries a text
+that the allocating thread has set before: the owner. Bytes are those asked for: the history does not say how large a
+block was given for them (torch 2.11, c10/cuda/CUDACachingAllocator.cpp, `alloc_found_block`). They go when the block
+can be used again, not when a free is asked for. Nothing is set, kept or written outside of the chosen part.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rltrace import clock, recorder
+from rltrace.allocation_history import Change, Naming, Timeline, replay
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, OWNERS, UNATTRIBUTED
+from rltrace.kernels import ClockMap, clock_map
+
+MOST_ENTRIES = 1 << 19
+"""That torch keeps, some 130 MB of the host's memory when full; the oldest make room, and are counted."""
+MARK = "rltrace.clock"
+MARK_BYTES = 509
+"""A size that hardly anything else has: what the garbage collector frees meanwhile carries the same text."""
+MARKS = 8
+"""Readings of the allocator's clock at each end, of which the narrowest counts."""
+HALF_TICK_NS = 500
+"""The history's times are whole microseconds; each is taken for its middle."""
+WANDER = 30e-6
+"""By how much two clocks' rates may differ meanwhile: twice NTP's PHI (RFC 5905, 7.3)."""
+
+_keeping: _Keeping | None = None
+_sources: list[Callable[[], dict[int, str]]] = []
+_pools: list[Pools] = []
+
+
+class Pools(Protocol):
+    """Memory that is not torch's own, with an allocator that has no history: each of its changes is told here."""
+
+    def begin(self) -> None:
+        """Keep what happens from now on."""
+
+    def end(self) -> PoolHistory:
+        """What has happened."""
+
+
+@dataclass
+class PoolHistory:
+    """What an allocator beside torch's did."""
+
+    changes: list[Change] = field(default_factory=list)
+    alive: dict[int, int] = field(default_factory=dict)
+    """What has memory behind it now: sizes by address."""
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Addresses, begin and end, that torch's allocator was given: what it says about them counts here, not there."""
+
+
+@dataclass
+class _Keeping:
+    """A history that is being kept."""
+
+    memory: Any
+    """torch.cuda.memory."""
+    device: int
+    stats: dict[str, int]
+    start_ns: int = 0
+    windows: list[tuple[int, int]] = field(default_factory=list)
+    """Host's clock before and after each mark, in their order."""
+    namings: list[Naming] = field(default_factory=list)
+
+
+# ---- from the hooks ---------------------------------------------------------------------------------------------
+
+
+def name_by(source: Callable[[], dict[int, str]]) -> None:
+    """Ask `source` at both ends of a history for owners by address."""
+    _sources.append(source)
+
+
+def keep_beside(pools: Pools) -> None:
+    """Keep what `pools` do in the same timeline."""
+    _pools.append(pools)
+
+
+def is_kept() -> bool:
+    """Whether a history is being kept now."""
+    return _keeping is not None
+
+
+def enter(owner: str) -> str | None:
+    """From here on this thread's allocations are the owner's; returns what `leave` needs. None: no history is kept."""
+    if _keeping is None:
+        return None
+    before: str = _keeping.memory._get_memory_metadata()
+    _keeping.memory._set_memory_metadata(owner)
+    return before
+
+
+def leave(before: str | None) -> None:
+    """Allocations are again whose they were before `enter`."""
+    if before is not None:
+        import torch
+
+        torch.cuda.memory._set_memory_metadata(before)
+
+
+class Scope:
+    """An owner's scope, for a `with` statement and for what takes a span."""
+
+    __slots__ = ("before", "owner")
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    def __enter__(self) -> Scope:
+        self.before = enter(self.owner)
+        return self
+
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
+        leave(self.before)
+
+
+def name(owners: dict[int, str]) -> None:
+    """Say whose the bytes at some addresses are, for as long as they are allocated."""
+    if _keeping is not None:
+        _keeping.namings.append(Naming(clock.now_ns(), owners))
+
+
+# ---- from the program -------------------------------------------------------------------------------------------
+
+
+def start_allocations() -> None:
+    """Keep every allocation and free of this process on its current GPU until `stop_allocations`.
+
+    Does nothing where nothing is recorded, or torch keeps no history; then one line of the Recording says why.
+    """
+    global _keeping
+    if _keeping is not None or not recorder.is_recording():
+        return
+    try:
+        _keeping = _start()
+    except Exception as error:
+        _say(error)
+
+
+def _start() -> _Keeping:
+    import torch
+
+    memory = torch.cuda.memory
+    _require_history(torch)
+    device = torch.cuda.current_device()
+    keeping = _Keeping(memory, device, torch.cuda.memory_stats(device))
+    memory._record_memory_history(enabled="all", context=None, max_entries=MOST_ENTRIES, clear_history=True)
+    keeping.start_ns = clock.now_ns()
+    keeping.namings.append(Naming(keeping.start_ns, _named()))
+    _mark(keeping)
+    for pools in _pools:
+        pools.begin()
+    return keeping
+
+
+def _require_history(torch: Any) -> None:
+    """Raises: RuntimeError, with the reason why this process's allocations cannot be kept."""
+    if not torch.cuda.is_initialized():
+        raise RuntimeError("this process uses no GPU")
+    if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
+        raise RuntimeError(f"allocations of torch {torch.__version__} carry no text; those of torch 2.11 do")
+    if torch.cuda.memory.get_allocator_backend() != "native":
+        raise RuntimeError("PYTORCH_ALLOC_CONF has chosen an allocator that keeps no history; use backend:native")
+    if torch._C._cuda_isHistoryEnabled():
+        raise RuntimeError("the program keeps a memory history of its own, and there can be one only")
+
+
+def _named() -> dict[int, str]:
+    return {address: owner for source in _sources for address, owner in source().items() if address}
+
+
+def _mark(keeping: _Keeping) -> None:
+    """Allocate a little between two readings of the host's clock; the history has the same by its own."""
+    import torch
+
+    before = keeping.memory._get_memory_metadata()
+    keeping.memory._set_memory_metadata(MARK)
+    for _ in range(MARKS):
+        before_ns = clock.now_ns()
+        tensor = torch.empty(MARK_BYTES, dtype=torch.uint8, device=f"cuda:{keeping.device}")
+        keeping.windows.append((before_ns, clock.now_ns()))
+        del tensor
+    keeping.memory._set_memory_metadata(before)
+
+
+def stop_allocations() -> None:
+    """Write what was kept since `start_allocations`; call it where a pause does no harm."""
+    global _keeping
+    keeping, _keeping = _keeping, None
+    if keeping is None:
+        return
+    try:
+        _write(*_stop(keeping))
+    except Exception as error:
+        _say(error)
+
+
+def _stop(keeping: _Keeping) -> tuple[_Keeping, dict[str, Any], list[PoolHistory], dict[str, int]]:
+    import torch
+
+    try:
+        histories = [pools.end() for pools in _pools]
+        keeping.namings.append(Naming(clock.now_ns(), _named()))
+        _mark(keeping)
+        stats = torch.cuda.memory_stats(keeping.device)
+        return keeping, keeping.memory._snapshot(), histories, stats
+    finally:
+        keeping.memory._record_memory_history(enabled=None)
+
+
+def _say(error: Exception) -> None:
+    current = recorder.current()
+    if current is not None:
+        current.append("unavailable", what="allocations", reason=f"{type(error).__name__}: {error}")
+
+
+# ---- what torch kept --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class History:
+    """One device's history, as `_snapshot` gives it, in the host's time."""
+
+    changes: list[Change]
+    alive: dict[int, int]
+    """Sizes by address of what is allocated at its end, or waits for a stream to be freed."""
+    error_ns: int
+    """A time is that far off at most."""
+    drift_ns: int
+    """By how much the two clocks moved apart meanwhile."""
+    allocations: int
+    lost: int
+    """Entries that were dropped because others needed their room."""
+    unaccounted_bytes: int
+    """The allocator's own count at the beginning, less what its history leads back to; of a whole history, 0."""
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: dict[str, Any],
+        device: int,
+        windows: list[tuple[int, int]],
+        before: dict[str, int],
+        after: dict[str, int],
+    ) -> History:
+        """Read a snapshot.
+
+        Args:
+            snapshot: As torch.cuda.memory._snapshot() gives it.
+            device: Whose.
+            windows: The host's clock before and after each mark.
+            before: torch.cuda.memory_stats() at the beginning.
+            after: The same at the end.
+
+        Raises:
+            ValueError: the history has no mark of the clock.
+        """
+        entries = snapshot["device_traces"][device]
+        counts = Counter(entry["action"] for entry in entries)
+        clocks = clocks_of(entries, windows)
+        alive = dict(_alive(snapshot["segments"], device))
+        asked = sum(alive.values()) - sum(map(_gained_bytes, entries))
+        return cls(
+            changes=list(_changes(entries, clocks)),
+            alive=alive,
+            error_ns=clocks.error_ns + HALF_TICK_NS,
+            drift_ns=clocks.last_offset_ns - clocks.first_offset_ns,
+            allocations=counts["alloc"],
+            lost=_lost(before, after, counts),
+            unaccounted_bytes=before["requested_bytes.all.current"] - asked,
+        )
+
+
+def clocks_of(entries: list[dict[str, Any]], windows: list[tuple[int, int]]) -> ClockMap:
+    """How to bring a history's times to the host's clock.
+
+    Where the first marks were dropped with the oldest entries, the last ones count throughout, and the further back a
+    time is, the less is known.
+    """
+    marks = [_time_ns(entry) for entry in entries if entry["action"] == "alloc" and _is_mark(entry)]
+    kept = windows[len(windows) - len(marks) :]
+    wider = [(before_ns - HALF_TICK_NS, after_ns + HALF_TICK_NS) for before_ns, after_ns in kept]
+    found = clock_map([(time_ns, time_ns) for time_ns in marks], wider)
+    if len(marks) == len(windows):
+        return found
+    back_ns = found.last_ns - _time_ns(entries[0])
+    error_ns = found.error_ns + round(WANDER * back_ns)
+    return ClockMap(found.last_ns, found.last_offset_ns, found.last_ns, found.last_offset_ns, error_ns)
+
+
+def _time_ns(entry: dict[str, Any]) -> int:
+    return int(entry["time_us"]) * 1000 + HALF_TICK_NS
+
+
+def _is_mark(entry: dict[str, Any]) -> bool:
+    return entry.get("user_metadata") == MARK and entry["size"] == MARK_BYTES
+
+
+def _gained_bytes(entry: dict[str, Any]) -> int:
+    if entry["action"] == "alloc":
+        return int(entry["size"])
+    return -int(entry["size"]) if entry["action"] == "free_completed" else 0
+
+
+def _changes(entries: list[dict[str, Any]], clocks: ClockMap) -> Iterator[Change]:
+    """Allocations and completed frees, the marks left out."""
+    for entry in entries:
+        is_free = entry["action"] == "free_completed"
+        if (is_free or entry["action"] == "alloc") and not _is_mark(entry):
+            owner = None if is_free else owner_of(entry.get("user_metadata"))
+            yield Change(clocks.host_ns(_time_ns(entry)), entry["addr"], entry["size"], owner)
+
+
+def owner_of(text: str | None) -> str:
+    """The owner that an allocation carries; a text of the program's own names none."""
+    return text if text in OWNERS else UNATTRIBUTED
+
+
+def _alive(segments: list[dict[str, Any]], device: int) -> Iterator[tuple[int, int]]:
+    for segment in segments:
+        if segment["device"] == device:
+            address = segment["address"]
+            for block in segment["blocks"]:
+                if block["state"] != "inactive":
+                    yield address, block["requested_size"]
+                address += block["size"]
+
+
+def _lost(before: dict[str, int], after: dict[str, int], counts: Counter[str]) -> int:
+    """What the allocator counted, less what its history has."""
+    allocated, freed = (after[key] - before[key] for key in ("allocation.all.allocated", "allocation.all.freed"))
+    return int(allocated - counts["alloc"] + freed - counts["free_requested"])
+
+
+# ---- writing ----------------------------------------------------------------------------------------------------
+
+
+def _write(keeping: _Keeping, snapshot: dict[str, Any], histories: list[PoolHistory], stats: dict[str, int]) -> None:
+    history = History.of(snapshot, keeping.device, keeping.windows, keeping.stats, stats)
+    write(together(history, histories, keeping.namings), history, keeping.start_ns, keeping.windows[-1][1])
+
+
+def together(history: History, histories: Iterable[PoolHistory], namings: list[Naming]) -> Timeline:
+    """torch's history and those beside it as one; what torch was given by a pool counts as the pool's."""
+    histories = list(histories)
+    ranges = [span for beside in histories for span in beside.ranges]
+    changes = [change for change in history.changes if not _is_inside(change.address, ranges)]
+    alive = {address: size for address, size in history.alive.items() if not _is_inside(address, ranges)}
+    for beside in histories:
+        alive |= beside.alive
+    # Merged, not sorted: an allocator's own order counts where two of its times are equal.
+    merged = heapq.merge(changes, *(beside.changes for beside in histories), key=lambda change: change.ts_ns)
+    return replay(merged, alive, namings)
+
+
+def _is_inside(address: int, ranges: list[tuple[int, int]]) -> bool:
+    return any(begin <= address < end for begin, end in ranges)
+
+
+def write(timeline: Timeline, history: History, start_ns: int, end_ns: int) -> None:
+    """A span with what is known of the whole, then every owner's bytes as they were after each change.
+
+    Behind the end every owner gets a 0: from there on nothing is known.
+    """
+    owners = dict.fromkeys([*timeline.start_bytes, *timeline.end_bytes])
+    recorder.span_at(
+        ALLOCATIONS_KEPT,
+        start_ns,
+        end_ns,
+        lane=1,
+        error_ns=history.error_ns,
+        drift_ns=history.drift_ns,
+        allocations=history.allocations,
+        lost=history.lost,
+        start_bytes=sum(timeline.start_bytes.values()),
+        peak_bytes=timeline.peak_bytes,
+        end_bytes=sum(timeline.end_bytes.values()),
+        unaccounted_bytes=history.unaccounted_bytes,
+        mismatches=timeline.mismatches,
+    )
+    for owner in owners:
+        recorder.counter_at(counter_name(owner), start_ns, timeline.start_bytes.get(owner, 0))
+    for balance in timeline.balances:
+        recorder.counter_at(counter_name(balance.owner), balance.ts_ns, balance.bytes)
+    for owner in owners:
+        recorder.counter_at(counter_name(owner), end_ns, 0)
+
+
+def counter_name(owner: str) -> str:
+    """Of an owner's counter: no reader may take it for the sampled one."""
+    return f"{ALLOCATIONS}{owner}_bytes"

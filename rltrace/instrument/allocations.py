@@ -1,0 +1,201 @@
+"""Whose each allocation is, on the steps on which all of them are kept: `rltrace.start_allocations`.
+
+Source read: torch 2.11 and 2.13, torch/distributed/fsdp/_fully_shard, torch/autograd, and of torch's allocator
+c10/cuda/CUDACachingAllocator.cpp.
+The text that an allocation carries belongs to a thread, and autograd has threads of its own: a hook on what backward
+begins with sets it there. Gradients and optimizer state are known by their addresses too, whoever allocated them. On
+any other step a hook looks at one variable and returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rltrace import allocations
+from rltrace.instrument.fsdp2 import PACKAGE, watch_forwards
+from rltrace.patching import Hook, PatchSet
+
+DRIVER = Path("/dev/nvidiactl")
+GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
+
+PARAMS, REF_PARAMS, GRADS, OPTIMIZER, ACTIVATIONS = (
+    "actor.params",
+    "ref.params",
+    "actor.grads",
+    "actor.optimizer",
+    "actor.activations",
+)
+GATHER, BUCKET = "weight_sync.gather", "weight_sync.bucket"
+
+SCOPES = {
+    "rltrace_reference.actor:Actor.micro_batch": ACTIVATIONS,
+    "rltrace_reference.actor:Policy.log_probs": ACTIVATIONS,
+    "rltrace_reference.weight_sync:Sender.sync": GATHER,
+    "rltrace_reference.cuda_ipc:CudaIpc.create": BUCKET,
+    "rltrace_reference.host_staging:HostStaging.create": BUCKET,
+}
+"""Calls of the reference run whose allocations are an owner's, as far as no call inside says otherwise."""
+
+
+class Allocations:
+    """Owners' scopes of FSDP2's parameters, of forward, backward, optimizer and weight sync."""
+
+    name = "allocations"
+    supports = ("torch >= 2.11, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; without a driver there are none."""
+        if DRIVER.exists():
+            name_hooks(patches)
+
+
+def name_hooks(patches: PatchSet) -> None:
+    """Name every place where an owner's scope begins and ends."""
+    known = Known()
+    allocations.name_by(known)
+    for method in ("unshard", "wait_for_unshard"):
+        patches.around(f"{GROUP}.{method}", known.enter_params, leave)
+    patches.around(f"{GROUP}.post_backward", enter_grads, leave)
+    patches.wrap(
+        f"{PACKAGE}._fsdp_state:FSDPState.init",
+        functools.partial(watch_forwards, span=lambda *_, **__: allocations.Scope(ACTIVATIONS)),
+    )
+    patches.around("torch.autograd:backward", watch_roots, forget_roots)
+    patches.use("torch.optim.optimizer:register_optimizer_step_pre_hook", functools.partial(watch_steps, known))
+    for target, owner in SCOPES.items():
+        patches.around(target, functools.partial(enter, owner), leave)
+
+
+def enter(owner: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """From here on allocations are the owner's."""
+    return allocations.enter(owner)
+
+
+def leave(before: str | None, _result: Any, _error: BaseException | None) -> None:
+    """They are again whose they were."""
+    allocations.leave(before)
+
+
+# ---- parameters, gradients, optimizer state -----------------------------------------------------------------------
+
+
+class Known:
+    """Parameter groups and optimizers that were met, and whose their tensors are."""
+
+    def __init__(self) -> None:
+        self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __call__(self) -> dict[int, str]:
+        """Owners by address of what is allocated now."""
+        owners: dict[int, str] = {}
+        for optimizer in list(self._optimizers):
+            state = (value for values in optimizer.state.values() for value in values.values())
+            owners |= addresses(state, OPTIMIZER)
+        for group in list(self._groups):
+            owners |= addresses(parameters_of(group), params_owner(group))
+            owners |= addresses(sharded_gradients_of(group), GRADS)
+        return owners
+
+    def enter_params(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+        """A group is about to gather its parameters."""
+        group = args[0]
+        self._groups.add(group)
+        return allocations.enter(params_owner(group)) if allocations.is_kept() else None
+
+    def enter_step(self, optimizer: Any) -> str | None:
+        """An optimizer is about to step; in its first step it makes its state."""
+        self._optimizers.add(optimizer)
+        return allocations.enter(OPTIMIZER)
+
+
+def params_owner(group: Any) -> str:
+    """The ref's parameters learn nothing."""
+    return PARAMS if any(param.sharded_param.requires_grad for param in group.fsdp_params) else REF_PARAMS
+
+
+def parameters_of(group: Any) -> Iterator[Any]:
+    """This rank's shards, and what was gathered and is still there."""
+    for param in group.fsdp_params:
+        yield param.sharded_param
+        yield from param.all_gather_outputs
+
+
+def sharded_gradients_of(group: Any) -> Iterator[Any]:
+    """Gradients of this rank's shards."""
+    return (param.sharded_param.grad for param in group.fsdp_params)
+
+
+def gradients_of(group: Any) -> Iterator[Any]:
+    """Gradients of whole parameters, which backward has just computed or added to."""
+    for param in group.fsdp_params:
+        yield getattr(getattr(param, "_unsharded_param", None), "grad", None)
+        yield getattr(param, "unsharded_accumulated_grad", None)
+
+
+def addresses(tensors: Iterable[Any], owner: str) -> dict[int, str]:
+    """The owner by the address of each tensor's memory; of a DTensor, of this rank's shard."""
+    local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+    return {tensor.untyped_storage().data_ptr(): owner for tensor in local if getattr(tensor, "is_cuda", False)}
+
+
+def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """A group's gradients are computed; what their reduction allocates are gradients too."""
+    if not allocations.is_kept():
+        return None
+    allocations.name(addresses(gradients_of(args[0]), GRADS))
+    return allocations.enter(GRADS)
+
+
+def watch_steps(known: Known, hook: Hook) -> Callable[[], None]:
+    """Enter the optimizer's scope before every step, and leave it behind; returns what undoes it."""
+    from torch.optim import optimizer as torch_optimizer
+
+    entered: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+
+    def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        entered[args[0]] = known.enter_step(args[0])
+
+    def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
+        allocations.leave(entered.pop(optimizer, None))
+
+    handles = (
+        torch_optimizer.register_optimizer_step_pre_hook(lambda *args: hook.enter(begin, args, {})),
+        torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: hook.leave(end, optimizer, None, None)),
+    )
+
+    def take_back() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return take_back
+
+
+# ---- backward ---------------------------------------------------------------------------------------------------
+
+
+def watch_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Let the thread on which backward begins know that its allocations are activations, until it is through."""
+    if not allocations.is_kept():
+        return []
+    tensors = kwargs["tensors"] if "tensors" in kwargs else args[0]
+    roots = [tensors] if hasattr(tensors, "register_hook") else list(tensors)
+    return [root.register_hook(enter_backward) for root in roots if root.requires_grad]
+
+
+def enter_backward(_grad: Any) -> None:
+    """Called by autograd, on the thread that computes this device's gradients."""
+    from torch.autograd import Variable
+
+    before = allocations.enter(ACTIVATIONS)
+    Variable._execution_engine.queue_callback(lambda: allocations.leave(before))
+
+
+def forget_roots(handles: list[Any], _result: Any, _error: BaseException | None) -> None:
+    """Backward is over: what it began with needs no hook any more."""
+    for handle in handles:
+        handle.remove()

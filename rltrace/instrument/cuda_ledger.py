@@ -1,0 +1,303 @@
+"""What one process holds of a GPU, owner by owner, and beside it the driver's totals of that GPU.
+
+A row is measured where it comes into being: tensors by their storages, an engine's pools by its allocator, the context
+when CUDA is first met, communicators and graphs by what the process grew while they were made. The totals come from
+NVML alone, so that what has no row shows.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+from rltrace import memory, recorder
+from rltrace.clock import now_ns
+from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
+from rltrace.nvml import UnavailableError
+
+Rows = dict[str, int]
+"""Bytes by counter: `actor.params_bytes`."""
+
+MOST_REASON = 500
+"""Letters of an error that are kept."""
+
+SAME_NS = 2_000_000
+"""An edge this soon after a sample, with nothing allocated or freed between, is the same edge."""
+
+OUTSIDE = ("cuda.context", "nccl", "rollout.graphs")
+"""Rows that torch's allocator does not know of, or not all of."""
+
+
+class Card(NamedTuple):
+    """What the driver says of a GPU, in bytes."""
+
+    used_bytes: int
+    """By processes."""
+    reserved_bytes: int
+    """By the driver itself."""
+    free_bytes: int
+    by_pid: dict[int, int]
+    """Of each process; empty where it cannot be told."""
+
+
+class Reserved(NamedTuple):
+    """Memory that torch's allocator has from the driver, in bytes."""
+
+    reserved_bytes: int
+    allocated_bytes: int
+    """Of it, handed out and not yet freed."""
+    changes: int = 0
+    """How often it has handed out and got back any: while that is the same, every tensor is where it was."""
+
+
+class Device(Protocol):
+    """The GPU that this process uses."""
+
+    uuid: str
+
+    def card(self) -> Card:
+        """What the driver says now.
+
+        Raises:
+            UnavailableError: NVML is not there.
+        """
+
+    def torch(self) -> Reserved:
+        """All that torch's allocator has, pools included, whether they have memory behind them or not."""
+
+    def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
+        """Of it, what lies in segments at these addresses, and in the private pools besides, which are graphs'."""
+
+
+class Pools(Protocol):
+    """An engine's pools that sleep."""
+
+    def bytes_by_owner(self) -> Rows:
+        """Bytes with memory behind them now."""
+
+    def addresses(self) -> Collection[int]:
+        """Where the segments of all pools begin, asleep or awake."""
+
+
+class CudaLedger:
+    """The sources of this process's rows."""
+
+    def __init__(self, open_device: Callable[[], Device | None]) -> None:
+        """A ledger of the device that `open_device` gives; None while this process does not use one."""
+        self.tensors: dict[object, Callable[[], Rows]] = {}
+        """Sources whose bytes come from torch's allocator; rows of one name add up."""
+        self.engine: Pools | None = None
+        """In an engine's process."""
+        self.activation_bytes = 0
+        """What the last forward has left for its backward."""
+        self._most_forward_bytes = 0
+        self.trains: Callable[[], bool] = lambda: False
+        """Whether this process trains a model, or holds one that it compares with."""
+        self._open_device = open_device
+        self._device: Device | None = None
+        self._outside: Rows = {}
+        self._named: tuple[Any, Rows] = None, {}
+        self._sampled: tuple[Any, int] = None, 0
+        self._pooled: tuple[int, tuple[Reserved, Reserved]] | None = None
+        self._unattributed_bytes = 0
+        self._on_host: set[str] = set()
+        self._process = memory.ProcessMemory()
+        self._reported: tuple[int, str] | None = None
+        self._unavailable: set[str] = set()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether this process was seen to use a GPU."""
+        return self._device is not None
+
+    def device(self) -> Device | None:
+        """The device; at the first look, what this process has outside of torch's allocator is its context."""
+        if self._device is None:
+            self._device = self._open_device()
+            if self._device is not None:
+                who = recorder.current()
+                if who is not None and not who.who.get("device"):
+                    recorder.identify(device={"host": socket.gethostname(), "uuid": self._device.uuid})
+                self._outside["cuda.context"] = self._outside_bytes(self._device) or 0
+        return self._device
+
+    def reached(self, error: BaseException | None = None) -> None:
+        """Sample at an edge; if an error about memory ended it, say so first."""
+        if not recorder.is_recording():
+            return
+        if error is not None:
+            self.out_of_memory(error)
+        self.activation_bytes = self._most_forward_bytes = 0
+        device = self.device()
+        if device is not None and not self._is_known(device):
+            self.sample()
+
+    def _is_known(self, device: Device) -> bool:
+        """Whether the last sample, a moment ago, has said it all: one phase ends where the next one begins."""
+        changes, end_ns = self._sampled
+        return self.engine is None and now_ns() - end_ns < SAME_NS and changes == device.torch().changes
+
+    def sample(self) -> None:
+        """Write every row, then the totals."""
+        device = self.device() if recorder.is_recording() else None
+        if device is None:
+            return
+        with recorder.span(MEMORY_EDGE) as edge:
+            for name, size in self.rows(device).items():
+                recorder.counter(name, size)
+            recorder.counter("resident_bytes", self._process.resident_bytes())
+            try:
+                card = device.card()
+                recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
+                edge.set(**totals(card))
+            except UnavailableError as reason:
+                self._say("unexplained", str(reason))
+        self._sampled = device.torch().changes, now_ns()
+
+    def rows(self, device: Device) -> Rows:
+        """Bytes of every owner in this process now."""
+        torch, (pools, graphs) = device.torch(), self._in_pools(device)
+        rows = self._named_rows(torch.changes)
+        named_bytes = sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
+        cached_bytes, loose_bytes = remainder(torch, pools, graphs)
+        # An engine alone in its process: what it has beside weights, cache and graphs are its inputs and workspaces.
+        is_engine = self.engine is not None and not self.trains()
+        engine_bytes = loose_bytes - named_bytes if is_engine else 0
+        self._unattributed_bytes = loose_bytes - named_bytes - engine_bytes - self.activation_bytes
+        if self.engine is not None:
+            rows |= self.engine.bytes_by_owner()
+        rows |= {
+            "actor.activations_bytes": self.activation_bytes,
+            "rollout.activations_bytes": engine_bytes,
+            "allocator.cached_bytes": cached_bytes,
+            "unattributed_bytes": self._unattributed_bytes,
+        }
+        for owner, size in self._outside.items():
+            rows[f"{owner}_bytes"] = rows.get(f"{owner}_bytes", 0) + size
+        if self.engine is not None:
+            rows["rollout.graphs_bytes"] = rows.get("rollout.graphs_bytes", 0) + graphs.reserved_bytes
+        return self._without_never_used(rows)
+
+    def _named_rows(self, changes: int) -> Rows:
+        """Bytes of the tensors that have an owner; asked for anew when any has come or gone."""
+        key = changes, tuple(self.tensors.values())
+        if self._named[0] != key:
+            rows: Rows = {}
+            for source in key[1]:
+                for name, size in source().items():
+                    rows[name] = rows.get(name, 0) + size
+            self._named = key, rows
+        return dict(self._named[1])
+
+    def _without_never_used(self, rows: Rows) -> Rows:
+        """Without the host's rows that have been nothing so far: most owners never lie there."""
+        self._on_host |= {name for name, size in rows.items() if size and name.endswith("_host_bytes")}
+        return {name: size for name, size in rows.items() if not name.endswith("_host_bytes") or name in self._on_host}
+
+    def end_forward(self) -> None:
+        """Sample where activations are most: what was allocated for nobody since the last edge is theirs."""
+        device = self.device() if recorder.is_recording() else None
+        if device is None:
+            return
+        allocated_bytes = device.torch().allocated_bytes
+        if allocated_bytes <= self._most_forward_bytes:  # the next micro-batch like the last
+            return
+        self._most_forward_bytes = allocated_bytes
+        before_bytes, self.activation_bytes = self._unattributed_bytes, 0
+        self.activation_bytes = max(0, self.rows(device)["unattributed_bytes"] - before_bytes)
+        self.sample()
+
+    @contextmanager
+    def growth(self, owner: str) -> Iterator[None]:
+        """Give an owner what this process grows outside of torch's allocator meanwhile."""
+        device = self.device()
+        before_bytes = None if device is None else self._outside_bytes(device)
+        try:
+            yield
+        finally:
+            after_bytes = None if device is None else self._outside_bytes(device)
+            if before_bytes is not None and after_bytes is not None:
+                self._outside[owner] = self._outside.get(owner, 0) + max(0, after_bytes - before_bytes)
+
+    def out_of_memory(self, error: BaseException, asked_bytes: int | None = None) -> None:
+        """If an error is about memory, write what was asked for and what there was, and who holds the card.
+
+        It passes several hooks on its way up; the first one that sees it is nearest to the moment.
+        """
+        known = (id(error), str(error))
+        if known == self._reported or not memory.is_out_of_memory(error):
+            return
+        device = self.device()
+        if device is None:
+            return
+        self._reported = known
+        args: dict[str, Any] = {"asked_bytes": memory.asked_bytes(error) or asked_bytes}
+        try:
+            card = device.card()
+            size_bytes = card.used_bytes + card.reserved_bytes + card.free_bytes
+            args |= {"free_bytes": card.free_bytes, "bound": f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"}
+        except UnavailableError as reason:
+            self._say("unexplained", str(reason))
+        with recorder.span(OUT_OF_MEMORY, reason=f"{type(error).__name__}: {error}"[:MOST_REASON], **args):
+            self.sample()
+
+    def _outside_bytes(self, device: Device) -> int | None:
+        """What the driver counts of this process and torch's allocator does not; None where it cannot be told."""
+        try:
+            held_bytes = device.card().by_pid.get(os.getpid())
+        except UnavailableError as reason:
+            self._say_all(str(reason))
+            return None
+        if held_bytes is None:
+            self._say_all("NVML does not say what this process holds")
+            return None
+        pools = self._in_pools(device)[0]
+        awake_bytes = 0 if self.engine is None else sum(self.engine.bytes_by_owner().values())
+        return held_bytes - (device.torch().reserved_bytes - pools.reserved_bytes) - awake_bytes
+
+    def _in_pools(self, device: Device) -> tuple[Reserved, Reserved]:
+        """What lies in an engine's pools and graphs; looked up anew when its segments have changed."""
+        if self.engine is None:
+            return Reserved(0, 0), Reserved(0, 0)
+        reserved_bytes = device.torch().reserved_bytes
+        if self._pooled is None or self._pooled[0] != reserved_bytes:
+            self._pooled = reserved_bytes, device.pools(self.engine.addresses())
+        return self._pooled[1]
+
+    def _say_all(self, reason: str) -> None:
+        for owner in OUTSIDE:
+            self._say(owner, reason)
+
+    def _say(self, what: str, reason: str) -> None:
+        current = recorder.current()
+        if what not in self._unavailable and current is not None:
+            self._unavailable.add(what)
+            current.append("unavailable", what=what, reason=reason)
+
+
+def remainder(torch: Reserved, pools: Reserved, graphs: Reserved) -> tuple[int, int]:
+    """Bytes that torch's allocator keeps for the next who asks, and that it has handed out, pools and graphs apart."""
+    allocated_bytes = torch.allocated_bytes - pools.allocated_bytes - graphs.allocated_bytes
+    reserved_bytes = torch.reserved_bytes - pools.reserved_bytes - graphs.reserved_bytes
+    return reserved_bytes - allocated_bytes, allocated_bytes
+
+
+def totals(card: Card) -> dict[str, Any]:
+    """The driver's figures as arguments of an edge."""
+    return {
+        "totals": {"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
+        "free_bytes": card.free_bytes,
+        "held_bytes": {str(pid): size for pid, size in card.by_pid.items()},
+        "cpu_ns": dict(_cpu_ns(card.by_pid)),
+    }
+
+
+def _cpu_ns(pids: Collection[int]) -> Iterator[tuple[str, int]]:
+    for pid in pids:
+        try:
+            yield str(pid), memory.cpu_ns(pid)
+        except OSError:  # it has just ended
+            continue

@@ -1,0 +1,420 @@
+"""Every allocation of a step on a real GPU: what was kept agrees with the allocator's own counts, to the byte.
+
+`-s` shows what keeping costs.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter as Tally
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import rltrace
+from rltrace import allocations, clock
+from rltrace.analysis import summarize
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, Counter, Span
+from rltrace.recording import Process, Recording
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.yaml"
+CLI = [sys.executable, "-c", "import sys; from rltrace.cli import main; main(sys.argv[1:])"]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Path]:
+    """A Recording of this process, which uses the GPU and has nothing to free."""
+    torch.cuda.init()
+    gc.collect()
+    torch.cuda.synchronize()
+    rltrace.start(tmp_path / "run")
+    yield tmp_path / "run"
+    rltrace.stop()
+
+
+def kept(process: Process) -> tuple[Span, list[Counter]]:
+    """The span over the allocations of a process that kept them once, and their samples."""
+    events = list(process.events())
+    (span,) = [event for event in events if isinstance(event, Span) and event.name == ALLOCATIONS_KEPT]
+    return span, [event for event in events if isinstance(event, Counter) and event.name.startswith(ALLOCATIONS)]
+
+
+def requested(which: str) -> int:
+    """Bytes asked for, by the allocator's own count."""
+    return int(torch.cuda.memory_stats()[f"requested_bytes.all.{which}"])
+
+
+# ---- the allocator's own counts -----------------------------------------------------------------------------------
+
+
+UNROUNDED = f"""
+    import json, random, torch, rltrace
+    choose = random.Random(0)
+    torch.cuda.init()
+    held = [torch.empty({4 * MIB}, dtype=torch.uint8, device="cuda")]
+    torch.cuda.reset_peak_memory_stats()
+    rltrace.start_allocations()
+    for _ in range(3000):
+        size = choose.choice((512 * choose.randint(1, 2048), {2 * MIB} * choose.randint(1, 40)))
+        held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        if len(held) > 60:
+            del held[choose.randrange(60)]
+    del held[:20]
+    said = {{"end": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}}
+    rltrace.stop_allocations()
+    print(json.dumps(said))
+"""
+"""Sizes that an allocator which had nothing before gives out as they are: half KiBs when small, else pairs of MiB."""
+
+
+def run_program(folder: Path, source: str) -> tuple[dict[str, int], Process]:
+    """A program under `rltrace exec`: what it printed last, and its process."""
+    (folder / "program.py").write_text(textwrap.dedent(source))
+    words = ["exec", "--out", str(folder / "run"), "--sample", "0", "--", sys.executable, str(folder / "program.py")]
+    done = subprocess.run([*CLI, *words], check=False, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    (process,) = [process for process in Recording.open(folder / "run").processes if process.role != "sampler"]
+    assert "allocations" not in process.unavailable, process.unavailable
+    return json.loads(done.stdout.splitlines()[-1]), process
+
+
+def test_blocks_that_are_not_rounded_add_up_to_what_torch_says_is_allocated(tmp_path: Path) -> None:
+    said, process = run_program(tmp_path, UNROUNDED)
+    span, _ = kept(process)
+    assert (span.args["end_bytes"], span.args["peak_bytes"]) == (said["end"], said["peak"])
+    assert (span.args["lost"], span.args["unaccounted_bytes"], span.args["mismatches"]) == (0, 0, 0)
+
+
+def read_after_stop(folder: Path) -> tuple[Span, list[Counter]]:
+    """End the Recording of this process and read it."""
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    assert "allocations" not in process.unavailable, process.unavailable
+    return kept(process)
+
+
+def test_a_tensor_that_waits_for_another_stream_counts_until_its_block_can_be_used_again(recorded: Path) -> None:
+    other = torch.cuda.Stream()
+    rltrace.start_allocations()
+    tensor = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(50_000_000)
+        tensor.add_(1)
+    tensor.record_stream(other)
+    before_bytes = requested("current")
+    del tensor
+    waiting_bytes = requested("current")
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # the allocator looks at its events
+    assert requested("current") < waiting_bytes == before_bytes
+    end_bytes = requested("current")
+    rltrace.stop_allocations()
+    span, _ = read_after_stop(recorded)
+    assert span.args["end_bytes"] == end_bytes
+    assert span.args["mismatches"] == 0
+
+
+def test_every_allocation_is_there_and_keeping_it_is_cheap(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    count = 20_000
+
+    def allocate() -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        return (time.perf_counter() - start) / count * 1e6
+
+    allocate()
+    off_us = allocate()
+    rltrace.start_allocations()
+    on_us = allocate()
+    start = time.perf_counter()
+    for _ in range(count):
+        allocations.leave(allocations.enter("actor.grads"))
+    scope_us = (time.perf_counter() - start) / count * 1e6
+    start = time.perf_counter()
+    torch.cuda.memory._snapshot()
+    snapshot_ms = (time.perf_counter() - start) * 1e3
+    start = time.perf_counter()
+    rltrace.stop_allocations()
+    stop_ms = (time.perf_counter() - start) * 1e3
+    with capsys.disabled():
+        print(
+            f"\nalloc + free {off_us:.2f} µs, kept {on_us:.2f} µs; a scope {scope_us:.2f} µs; "
+            f"snapshot of {3 * count} entries {snapshot_ms:.0f} ms; stop, replay and write {stop_ms:.0f} ms"
+        )
+    span, samples = read_after_stop(recorded)
+    assert span.args["allocations"] == count + 2 * allocations.MARKS
+    assert span.args["lost"] == 0
+    # Each allocation, each free, and an owner's beginning and end.
+    assert len(samples) == 2 * count + 2
+
+
+def test_entries_that_the_ring_dropped_are_counted_and_what_is_left_is_exact(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocations, "MOST_ENTRIES", 1000)
+    rltrace.start_allocations()
+    held = [torch.empty(1000 + n, dtype=torch.uint8, device="cuda") for n in range(2000)]
+    torch.cuda.reset_peak_memory_stats()
+    for n in range(300):
+        held[n] = torch.empty(5000, dtype=torch.uint8, device="cuda")
+    end_bytes, peak_bytes = requested("current"), requested("peak")
+    rltrace.stop_allocations()
+    span, samples = read_after_stop(recorded)
+    assert span.args["lost"] > 1000
+    assert (span.args["end_bytes"], span.args["peak_bytes"]) == (end_bytes, peak_bytes)
+    # The first marks of the clock are gone too: the last ones bound it, more widely the further back.
+    assert 0 < span.args["error_ns"] < 1_000_000
+    assert samples
+
+
+# ---- its clock ----------------------------------------------------------------------------------------------------
+
+
+def test_an_allocation_lies_between_two_readings_of_the_clock_within_the_bound(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth: list[tuple[int, int]] = []
+    held = []
+    rltrace.start_allocations()
+    for _ in range(200):
+        before_ns = clock.now_ns()
+        held.append(torch.empty(MIB, dtype=torch.uint8, device="cuda"))
+        truth.append((before_ns, clock.now_ns()))
+        time.sleep(0.005)
+    rltrace.stop_allocations()
+    span, samples = read_after_stop(recorded)
+    error_ns = span.args["error_ns"]
+    with capsys.disabled():
+        print(f"\nclock: within {error_ns} ns, drift {span.args['drift_ns']} ns in {span.seconds:.2f} s")
+    assert error_ns < 50_000
+    between = samples[1:-1]  # one owner: its beginning and its end
+    assert [after.value - before.value for before, after in zip(samples, between, strict=False)] == [MIB] * 200
+    for (before_ns, after_ns), sample in zip(truth, between, strict=True):
+        assert before_ns - error_ns <= sample.ts_ns <= after_ns + error_ns
+
+
+# ---- owners -------------------------------------------------------------------------------------------------------
+
+TRAIN = """
+    import json, torch, rltrace
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.utils.checkpoint import checkpoint
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(1000, 3001), torch.nn.Linear(3001, 1000)
+        def forward(self, x):
+            return x + self.down(torch.relu(self.up(x)))
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Layer() for _ in range(4))
+            self.head = torch.nn.Linear(1000, 5003)
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return self.head(x)
+
+    def sharded(model):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cuda", (1,))
+    with torch.device("cuda"):
+        actor, ref = sharded(Model()), sharded(Model().requires_grad_(False))
+    optimizer = torch.optim.AdamW(actor.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randn(512, 1000, device="cuda")
+
+    def step():
+        with torch.no_grad():
+            wanted = ref(tokens).float().log_softmax(-1)
+        (actor(tokens).float().log_softmax(-1) - wanted).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    rltrace.start_allocations()
+    step()
+    stats = torch.cuda.memory_stats()
+    rltrace.stop_allocations()
+    step()
+    print(json.dumps({
+        "current": stats["requested_bytes.all.current"],
+        "peak": stats["requested_bytes.all.peak"],
+        "allocated_peak": stats["allocated_bytes.all.peak"],
+        "parameter_bytes": sum(4 * p.numel() for p in actor.parameters()),
+        "ref_bytes": sum(4 * p.numel() for p in ref.parameters()),
+        "state_bytes": sum(getattr(value, "_local_tensor", value).nbytes
+                           for state in optimizer.state.values() for value in state.values()),
+    }))
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], Span, list[Counter], Recording]:
+    """A program under `rltrace exec`: what torch said, and what was kept of its third step."""
+    said, process = run_program(tmp_path_factory.mktemp("train"), TRAIN)
+    return said, *kept(process), Recording.open(process.folder.parents[1])
+
+
+def first_and_most(samples: list[Counter]) -> tuple[Tally[str], Tally[str]]:
+    """What each owner held at the beginning, and at most."""
+    first: Tally[str] = Tally()
+    most: Tally[str] = Tally()
+    for sample in samples:
+        owner = sample.name.removeprefix(ALLOCATIONS).removesuffix("_bytes")
+        first.setdefault(owner, int(sample.value))
+        most[owner] = max(most[owner], int(sample.value))
+    return first, most
+
+
+def test_a_training_step_adds_up_to_the_allocators_own_peak(
+    trained: tuple[dict[str, int], Span, list[Counter], Recording], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, span, _, recording = trained
+    with capsys.disabled():
+        print(f"\npeak {span.args['peak_bytes']:,} asked for, {said['allocated_peak']:,} with torch's rounding")
+    assert span.args["peak_bytes"] == said["peak"]
+    assert span.args["end_bytes"] == said["current"]
+    assert (span.args["lost"], span.args["unaccounted_bytes"], span.args["mismatches"]) == (0, 0, 0)
+    assert said["peak"] <= said["allocated_peak"] < 1.1 * said["peak"]
+    (peak,) = summarize(recording).allocations
+    assert peak.peak_bytes == said["peak"] == sum(peak.at_peak_bytes.values())
+
+
+def test_each_owner_holds_what_is_its_own(
+    trained: tuple[dict[str, int], Span, list[Counter], Recording], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, _, samples, recording = trained
+    first, most = first_and_most(samples)
+    (peak,) = summarize(recording).allocations
+    with capsys.disabled():
+        print(f"\nat the beginning {dict(first)}\nat most {dict(most)}\nat the peak {peak.at_peak_bytes}")
+    assert first["actor.optimizer"] == said["state_bytes"] > 2 * said["parameter_bytes"]
+    assert first["actor.params"] >= said["parameter_bytes"]
+    assert first["ref.params"] >= said["ref_bytes"]
+    # While a layer is whole its bf16 copy is there besides.
+    assert most["actor.params"] > first["actor.params"]
+    assert most["ref.params"] > first["ref.params"]
+    assert first["actor.grads"] == 0
+    assert most["actor.grads"] >= said["parameter_bytes"]
+    # The gradient of the logits, 512 x 5003 values in single precision, is the least of it.
+    assert most["actor.activations"] > 512 * 5003 * 4
+    assert peak.at_peak_bytes.get("unattributed", 0) < 0.25 * peak.peak_bytes
+
+
+def test_outside_of_the_chosen_step_nothing_is_kept(
+    trained: tuple[dict[str, int], Span, list[Counter], Recording],
+) -> None:
+    _, span, samples, recording = trained
+    error_ns = span.args["error_ns"]
+    assert all(span.start_ns - error_ns <= sample.ts_ns <= span.end_ns + error_ns for sample in samples)
+    steps = [e for e in recording.processes[0].events() if isinstance(e, Span) and e.name == "optimizer.step"]
+    assert len(steps) == 4
+    assert [span.start_ns < step.start_ns < span.end_ns for step in steps] == [False, False, True, False]
+
+
+def test_a_history_of_the_programs_own_is_left_alone_and_the_reason_is_said(recorded: Path) -> None:
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=1000)
+    try:
+        rltrace.start_allocations()
+        assert not allocations.is_kept()
+        torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        rltrace.stop_allocations()
+        assert any(torch.cuda.memory._snapshot()["device_traces"])
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    rltrace.stop()
+    assert "a memory history of its own" in Recording.open(recorded).processes[0].unavailable["allocations"]
+
+
+# ---- the run ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """Three steps of the example on one GPU; of the last every allocation is kept."""
+    folder = tmp_path_factory.mktemp("run")
+    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    config |= {"steps": 3, "allocations": {"steps": [2]}}
+    config["rollout"] |= {"enforce_eager": True}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        [*CLI, "run", str(folder / "config.yaml"), "--out", str(folder / "run")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return Recording.open(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("place", "owners"),
+    [
+        (
+            "rank 0 worker",
+            {"actor.params", "actor.grads", "actor.optimizer", "actor.activations", "ref.params", "weight_sync.bucket"},
+        ),
+        ("rank 0 engine", {"rollout.weights", "rollout.kv_cache", "rollout.activations"}),
+    ],
+)
+def test_the_chosen_step_of_a_run_has_every_allocation_of_worker_and_engine(
+    place: str, owners: set[str], run: Recording, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = next(process for process in run.processes if process.place == place)
+    assert "allocations" not in process.unavailable, process.unavailable
+    span, samples = kept(process)
+    _, most = first_and_most(samples)
+    with capsys.disabled():
+        print(f"\n{place}: {len(samples)} samples, {dict(span.args)}\nat most {dict(most)}")
+    assert owners <= {owner for owner, size in most.items() if size > 0}
+    assert (span.args["lost"], span.args["unaccounted_bytes"], span.args["mismatches"]) == (0, 0, 0)
+    driver = next(process for process in run.processes if process.role == "driver")
+    (step,) = [e for e in driver.events() if isinstance(e, Span) and e.name == "step" and e.args["step"] == 2]
+    assert span.start_ns < step.start_ns < step.end_ns < span.end_ns
+
+
+def test_the_pools_of_the_engine_sleep_before_and_after_and_are_mapped_segment_by_segment(run: Recording) -> None:
+    process = next(process for process in run.processes if process.place == "rank 0 engine")
+    _, samples = kept(process)
+    maps = [e for e in process.events() if isinstance(e, Span) and e.name == "cumem.map"]
+    for tag in ("weights", "kv_cache"):
+        pool = [sample for sample in samples if sample.name == f"{ALLOCATIONS}rollout.{tag}_bytes"]
+        assert pool[0].value == 0 == pool[-2].value  # the last of all ends the step's
+        woken = max(pool, key=lambda sample: sample.value)
+        (mapped,) = [m for m in maps if tag in m.args["tags"] and m.start_ns <= woken.ts_ns <= m.end_ns]
+        assert mapped.args["tags"][tag] == woken.value
+
+
+def test_the_summary_has_the_exact_peak_beside_the_sampled_one(run: Recording) -> None:
+    (peak,) = summarize(run).allocations
+    assert peak.step == 2
+    assert peak.lost == 0
+    assert peak.peak_bytes == sum(peak.at_peak_bytes.values()) > 0
+    shown = subprocess.run([*CLI, "summary", str(run.path)], check=True, capture_output=True, text=True).stdout
+    assert "Peaks of the steps with every allocation" in shown

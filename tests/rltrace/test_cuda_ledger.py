@@ -1,0 +1,305 @@
+"""What a process says of a GPU adds up to what the driver counts, and each source that is missing shows as itself.
+
+The GPU is simulated here: a driver, torch's allocator and an engine's pools that count as the real ones were seen to.
+tests/gpu/test_gpu_memory.py asks real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+
+import rltrace
+from rltrace import edges
+from rltrace.analysis import summarize
+from rltrace.analysis.ledger import ledgers
+from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.observations import Observations
+from rltrace.instrument.cuda_ledger import Card, CudaLedger, Reserved
+from rltrace.nvml import UnavailableError
+from rltrace.patching import PatchSet
+from rltrace.recording import Recording
+
+MIB = 1 << 20
+DRIVER_BYTES, CARD_BYTES = 600 * MIB, 100_000 * MIB
+ENGINE_PID = 1 << 23
+"""Of nobody."""
+
+
+class Simulated:
+    """A GPU, this process's part of torch's allocator, and another process."""
+
+    uuid = "GPU-1"
+
+    def __init__(self) -> None:
+        self.context_bytes = 500 * MIB
+        self.reserved = Reserved(0, 0)
+        self.in_pools = Reserved(0, 0), Reserved(0, 0)
+        self.asleep_bytes = 0
+        self.other_bytes = 0
+        self.answers: str | None = None
+        self.changes = 0
+
+    def card(self) -> Card:
+        if self.answers:
+            raise UnavailableError(self.answers)
+        mine_bytes = self.context_bytes + self.reserved.reserved_bytes - self.asleep_bytes
+        held = {os.getpid(): mine_bytes, ENGINE_PID: self.other_bytes}
+        used_bytes = mine_bytes + self.other_bytes
+        return Card(used_bytes, DRIVER_BYTES, CARD_BYTES - used_bytes - DRIVER_BYTES, held)
+
+    def torch(self) -> Reserved:
+        return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes)
+
+    def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
+        return self.in_pools
+
+    def allocate(self, size_bytes: int, cached_bytes: int = 0) -> None:
+        reserved, allocated, _ = self.reserved
+        self.reserved = Reserved(reserved + size_bytes + cached_bytes, allocated + size_bytes)
+        self.changes += 1
+
+
+class SleepingPools:
+    """Weights and cache of an engine, in segments of torch's allocator that may sleep."""
+
+    def __init__(self, gpu: Simulated, weights_bytes: int, kv_cache_bytes: int) -> None:
+        self._gpu = gpu
+        self._bytes = {"rollout.weights_bytes": weights_bytes, "rollout.kv_cache_bytes": kv_cache_bytes}
+        total_bytes = weights_bytes + kv_cache_bytes
+        gpu.allocate(total_bytes)
+        gpu.in_pools = Reserved(total_bytes, total_bytes), Reserved(0, 0)
+
+    def sleep(self) -> None:
+        self._gpu.asleep_bytes = sum(self._bytes.values())
+
+    def bytes_by_owner(self) -> dict[str, int]:
+        return dict.fromkeys(self._bytes, 0) if self._gpu.asleep_bytes else dict(self._bytes)
+
+    def addresses(self) -> Collection[int]:
+        return (1,)
+
+
+@pytest.fixture
+def gpu() -> Simulated:
+    return Simulated()
+
+
+@pytest.fixture
+def ledger(gpu: Simulated) -> CudaLedger:
+    return CudaLedger(lambda: gpu)
+
+
+def recorded(folder: Path, work: Callable[[], None]) -> dict[str, int]:
+    """Who held what at the last edge of some work; all rows together are the whole card."""
+    rltrace.start(folder, role="worker", rank=0)
+    work()
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    last = found.at(-1)
+    assert sum(last.values()) == CARD_BYTES
+    return {owner: size for owner, size in last.items() if size}
+
+
+def of_device(folder: Path) -> DeviceMemory:
+    (found,) = summarize(Recording.open(folder)).memory
+    return found
+
+
+def actor(gpu: Simulated, ledger: CudaLedger) -> None:
+    """Parameters, an optimizer, and something that nobody names; 5 MiB of it all are cached."""
+    gpu.allocate((300 + 600 + 7) * MIB, cached_bytes=5 * MIB)
+    ledger.tensors["params"] = lambda: {"actor.params_bytes": 300 * MIB}
+    ledger.tensors["optimizer"] = lambda: {"actor.optimizer_bytes": 600 * MIB}
+
+
+ACTOR = {
+    "actor.params": 300 * MIB,
+    "actor.optimizer": 600 * MIB,
+    "allocator.cached": 5 * MIB,
+    "unattributed": 7 * MIB,
+    "cuda.context": 500 * MIB,
+    "driver.reserved": DRIVER_BYTES,
+}
+
+
+def without_free(rows: dict[str, int]) -> dict[str, int]:
+    return {owner: size for owner, size in rows.items() if owner != "free"}
+
+
+def test_the_rows_of_a_worker_add_up_to_the_card(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    def work() -> None:
+        ledger.sample()  # the first look, at a context and nothing else
+        actor(gpu, ledger)
+        ledger.sample()
+
+    assert without_free(recorded(folder, work)) == ACTOR
+
+
+@pytest.mark.parametrize(("source", "size_bytes"), [("params", 300 * MIB), ("optimizer", 600 * MIB)])
+def test_without_a_source_its_bytes_have_no_owner(
+    source: str, size_bytes: int, folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        del ledger.tensors[source]
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["unattributed"] == 7 * MIB + size_bytes
+    assert "unexplained" not in rows
+
+
+def test_communicators_are_what_the_process_grew_while_they_were_made(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        with ledger.growth("nccl"):
+            gpu.context_bytes += 558 * MIB
+            gpu.allocate(20 * MIB)  # of torch's allocator, which knows it by itself
+        gpu.context_bytes += 3 * MIB  # by somebody whom nobody watches
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["nccl"] == 558 * MIB
+    assert rows["unattributed"] == 27 * MIB
+    assert rows["unexplained"] == 3 * MIB
+
+
+def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        ledger.engine = pools
+        with ledger.growth("rollout.graphs"):
+            gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
+            gpu.in_pools = gpu.in_pools[0], Reserved(32 * MIB, 30 * MIB)
+            gpu.context_bytes += 8 * MIB
+        gpu.allocate(11 * MIB, cached_bytes=1 * MIB)
+        ledger.sample()
+        assert ledger.rows(gpu)["rollout.weights_bytes"] == 1000 * MIB
+        pools.sleep()
+        ledger.sample()
+
+    assert without_free(recorded(folder, work)) == {
+        "rollout.graphs": 40 * MIB,
+        "rollout.activations": 11 * MIB,
+        "allocator.cached": 1 * MIB,
+        "cuda.context": 500 * MIB,
+        "driver.reserved": DRIVER_BYTES,
+    }
+
+
+def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        ledger.reached()
+        gpu.allocate(90 * MIB)
+        ledger.end_forward()
+
+    assert without_free(recorded(folder, work)) == ACTOR | {"actor.activations": 90 * MIB}
+
+
+def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    ledger.reached()
+    for size_bytes in (90 * MIB, 90 * MIB, 95 * MIB):
+        gpu.allocate(size_bytes)
+        ledger.end_forward()
+        gpu.allocate(-size_bytes, cached_bytes=size_bytes)
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert [size for size in found.row("actor.activations") if size] == [90 * MIB, 95 * MIB]
+
+
+def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.reached()
+    ledger.reached()
+    gpu.allocate(MIB)
+    ledger.reached()
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert list(found.row("unattributed")) == [0, MIB]
+
+
+def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    gpu.other_bytes = 70 * MIB
+    assert recorded(folder, ledger.sample)["unexplained"] == 70 * MIB
+
+
+def test_while_the_driver_counts_the_same_for_a_process_its_last_word_is_not_old(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    with rltrace.phase("actor.update"):
+        actor(gpu, ledger)
+        ledger.sample()
+    rltrace.stop()
+    assert {edge.is_settled for edge in of_device(folder).edges} == {True}
+
+
+def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    gpu.answers = "NVML: Driver Not Loaded"
+    rltrace.start(folder, role="worker", rank=0)
+    actor(gpu, ledger)
+    ledger.sample()
+    rltrace.stop()
+    found = of_device(folder)
+    assert found.residual is None
+    assert found.unknown["cuda.context"] == "NVML: Driver Not Loaded"
+    assert found.unknown["unexplained"] == "NVML: Driver Not Loaded"
+
+
+def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    actor(gpu, ledger)
+    error = RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62")
+    ledger.out_of_memory(error, asked_bytes=9 * MIB)
+    ledger.reached(error)
+    rltrace.stop()
+    (failure,) = summarize(Recording.open(folder)).out_of_memory
+    assert (failure.asked_bytes, failure.free_bytes) == (9 * MIB, gpu.card().free_bytes)
+    assert failure.moment is not None and failure.moment.bytes["actor.optimizer"] == 600 * MIB
+    assert any("offload the optimizer" in change for change in failure.changes)
+
+
+def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:
+    told: list[BaseException | None] = []
+    undo = edges.watch(told.append)
+    rltrace.start(folder)
+    patches = PatchSet("test", rltrace.recorder.current())
+    patches.span("textwrap:dedent", "actor.update")
+    patches.span("textwrap:indent", "work")
+    try:
+        textwrap.dedent("a")
+        textwrap.indent("a", "b")
+        with pytest.raises(TypeError) as raised:
+            textwrap.dedent(1)  # type: ignore[arg-type]
+    finally:
+        patches.undo()
+        undo()
+        rltrace.stop()
+    assert told == [None, None, None, raised.value]
