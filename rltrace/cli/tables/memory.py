@@ -20,9 +20,7 @@ LEGEND = {
     UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
     UNEXPLAINED: "unexplained: the device's total less all other rows; nobody measured it",
 }
-SETTLED = (
-    "settled: at this begin or end of a phase all processes' samples are at most 5 ms apart; else it is not judged"
-)
+SETTLED = "settled: all samples of that edge are at most 5 ms apart; others are not judged"
 
 
 def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
