@@ -187,7 +187,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine, known: frozenset[str
 
 
 _STAGES = frozenset(WEIGHT_SYNC_STAGES)
-_KNOWN = frozenset({REQUEST, MEMORY_EDGE, OUT_OF_MEMORY}) | MEMORY_MOVES
+_KNOWN = frozenset({REQUEST, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT}) | MEMORY_MOVES
 _TIMED = (DEVICE_TIME, KERNEL, OPERATOR)
 
 

@@ -14,7 +14,7 @@ import pytest
 from recordings import SECOND, Written, hook, sample, span, two_ranks
 from rich.console import Console
 
-from rltrace import alignment, clock, manifest
+from rltrace import alignment, clock, events, manifest
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.phases import RankStep
 from rltrace.cli.tables import show
@@ -314,11 +314,15 @@ def test_without_a_step_that_is_over_there_is_no_steady_one(tmp_path: Path) -> N
     assert summarize(written.read()).steady is None
 
 
+OURS = (events.REQUEST, events.MEMORY_EDGE, events.OUT_OF_MEMORY, events.ALLOCATIONS_KEPT)
+"""Names that rltrace writes with no hook's help."""
+
+
 def test_spans_of_the_programs_own_are_counted_by_name_and_role(tmp_path: Path) -> None:
     """Those that a hook or rltrace itself made are not among them, nor phases, nor the steps."""
     steps = [span("step", at, at + 10, step=at // 10) for at in (0, 10, 20)]
     mine = [span("load", at, at + 1) for at in (1, 11, 21)] + [span("load", 21.5, 23), span("load", 31, 33)]
-    others = [span(name, 1, 2) for name in ("gpu.load", "op.load", "kernel.load", "cumem.map", "rollout.request")]
+    others = [span(name, 1, 2) for name in ("gpu.load", "op.load", "kernel.load", "cumem.map", *OURS)]
     theirs = [span("verl.work", 1, 2), span("reward", 3, 4), span("my.phase", 5, 6, phase=True), *others]
     hooks = (hook(1, "m:f", emits=["verl.work"]),)
     written = Written(tmp_path / "run").process("d", *steps, *mine, *theirs, role="driver", hooks=hooks, ended_s=33)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_summary_screen import SCREEN_LINES, WIDTHS, figures_in, screen
 
 from rltrace.analysis import Summary, summarize
 from rltrace.errors import RecordingError
@@ -147,6 +148,19 @@ class TestFinishedRun:
             assert device.peak_bytes >= 64 << 20
             assert sum(device.at_peak_bytes.values()) == device.peak_bytes
             assert device.owner_peaks["actor.grads"].phase == "actor.update"
+
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_its_summary_cuts_no_figure(
+        self, finished: tuple[Path, subprocess.CompletedProcess[str]], width: int
+    ) -> None:
+        recording = Recording.open(finished[0])
+        for whole in (False, True):
+            lines = screen(recording, width, whole=whole)
+            assert max(map(len, lines)) <= width
+            assert figures_in(lines) <= figures_in(screen(recording, 1000, whole=whole))
+        first = screen(recording, width)[:SCREEN_LINES]
+        assert any(line.startswith("actor.update ") for line in first)
+        assert any(line.startswith("unexplained ") for line in first)
 
     def test_its_rewards_are_those_that_the_run_printed(
         self, finished: tuple[Path, subprocess.CompletedProcess[str]]

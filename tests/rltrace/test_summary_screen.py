@@ -90,6 +90,19 @@ def test_what_the_driver_did_while_the_ranks_waited_is_below_the_waiting(tmp_pat
     assert lines[at + 1].split()[:2] == ["reward", "1.000"]
 
 
+def test_who_is_no_rank_is_named_on_the_first_screen_and_has_a_table_of_its_own(tmp_path: Path) -> None:
+    steps = [span("step", 0, 10, step=0), span("reward", 1, 3)]
+    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=10)
+    for rank in range(4):
+        written.process(f"w{rank}", span("actor.update", 4, 6), role="worker", rank=rank, ended_s=10)
+    written.process("j", span("judge", 0, 5, phase=True), role="judge", pid=77, ended_s=10)
+    assert "phases of judge 77 too: see --all" in screen(written.read())
+    whole = screen(written.read(), whole=True)
+    at = whole.index("Phases of each, steady steps: the others")
+    rows = [line.split()[:3] for line in whole[at + 3 : whole.index("", at)]]
+    assert rows == [["reward", "2.000", "20%"], ["judge", "5.000", "50%"], ["idle", "5.000", "50%"]]
+
+
 def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     """Out of memory, then the dead, failed hooks, unsettled edges, losses, and who was not traced."""
     device = {"host": socket.gethostname(), "uuid": "cpu:0"}
@@ -142,14 +155,14 @@ def test_hooks_are_one_line_an_instrumentation_and_the_silent_ones_are_named_by_
         hook(7, "o:silent", instrumentation="silent"),
     )
     lines = screen(Written(tmp_path / "run").process("p", hooks=hooks, ended_s=1).read())
-    at = lines.index("Hooks") + 3
+    at = next(number for number, line in enumerate(lines) if line.startswith("Hooks ")) + 2
     assert [" ".join(line.split()) for line in lines[at : lines.index("", at)]] == [
         "reference 1 of 3 3",
         "silent 0 of 1 0 imported, nothing fired",
         "failed: reference fails: TypeError: no",
         "skipped: reference old: torch 1.0 is older than 2.11",
         "never fired: reference idle, unused",
-        "not imported in this run: absent",
+        "hooks of what was not imported: absent",
     ]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.phases import RankStep
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
@@ -26,7 +25,7 @@ from rltrace.cli.tables.memory import (
     out_of_memory_table,
     phase_table,
 )
-from rltrace.cli.tables.phases import lane_table, steady_table
+from rltrace.cli.tables.phases import lane_tables, steady_table
 from rltrace.cli.tables.problems import clock_line, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, open_span_table, own_span_table
@@ -78,7 +77,7 @@ def _seconds(summary: Summary) -> Iterator[RenderableType]:
     if table is not None:
         yield table
     elif summary.phases:
-        yield lane_table("Phases", summary.phases)
+        yield from lane_tables("Phases", summary.phases)
 
 
 def _lines(summary: Summary) -> Iterator[Text]:
@@ -139,13 +138,12 @@ def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
         if found.first_step is not None:
             yield from _lanes(f"Phases of each, step {found.first_step}", summary, [found.first_step])
     if startup := [row for row in summary.phases if row.step is None]:
-        yield lane_table("Start-up, before the first step" if summary.steps else "Phases", startup)
+        yield from lane_tables("Start-up, before the first step" if summary.steps else "Phases", startup)
 
 
 def _lanes(title: str, summary: Summary, steps: Sequence[int]) -> Iterator[RenderableType]:
-    rows: list[RankStep] = [row for row in summary.phases if row.step in steps and row.finished]
-    if rows:
-        yield lane_table(title, rows)
+    rows = [row for row in summary.phases if row.step in steps and row.finished]
+    yield from lane_tables(title, rows)
 
 
 def _ending(summary: Summary) -> Iterator[Text]:

@@ -17,7 +17,7 @@ _STYLES = {"failed": "bold red", "skipped": "yellow"}
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     """One row an instrumentation, then the hooks that failed, were skipped or never fired, by reason."""
-    table = Figures(Column("hooks", is_left=True), "fired", "times", words())
+    table = Figures(Column("Hooks", is_left=True), "fired", "times", words())
     absent = []
     for name, rows in _by_instrumentation(hooks):
         if all(hook.state == "waiting" for hook in rows):
@@ -28,8 +28,8 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
         table.add_row(name, fired, f"{sum(hook.fired for hook in rows):,}", _said_of_all(rows) or _inapplicable(rows))
     said = [Text(line, style) for line, style in _complaints(hooks)]
     if absent:
-        said.append(Text(f"not imported in this run: {', '.join(absent)}", "dim"))
-    return Group(Text("Hooks", "bold"), table, *said)
+        said.append(Text(f"hooks of what was not imported: {', '.join(absent)}", "dim"))
+    return Group(table, *said)
 
 
 def _by_instrumentation(hooks: Sequence[HookFigures]) -> Iterator[tuple[str, list[HookFigures]]]:

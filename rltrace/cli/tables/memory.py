@@ -18,11 +18,9 @@ MOST_CHANGES = 8
 
 LEGEND = {
     UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
-    UNEXPLAINED: "unexplained: the device's total less all other rows; the only row that nobody measured",
+    UNEXPLAINED: "unexplained: the device's total less all other rows; nobody measured it",
 }
-SETTLED = (
-    "settled: at this begin or end of a phase all processes' samples are at most 5 ms apart; else it is not judged"
-)
+SETTLED = "settled: all samples of that edge are at most 5 ms apart; others are not judged"
 
 
 def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
@@ -93,7 +91,7 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
         line = f"without an owner at {judged} settled phase edges: at most {figures.size(found.worst_bytes)}"
         line += f" ({found.worst_phase}; allowed {figures.size(found.worst_allowed_bytes)})" if judged else ""
         line += f", {found.edges_over_allowed} over it" if found.edges_over_allowed else ""
-        yield f"{line}; {figures.count(found.unsettled_edges, 'edge')} unsettled"
+        yield line + (f"; {figures.count(found.unsettled_edges, 'edge')} unsettled" if found.unsettled_edges else "")
         share = f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
         yield f"a sample takes {found.sample_seconds * 1e3:.1f} ms{share}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from rich.console import RenderableType
@@ -28,8 +28,7 @@ def steady_table(summary: Summary) -> RenderableType | None:
     if not shown:
         return None
     first = lanes([row for row in rows if found is not None and row.step == found.first_step])
-    ranks = together(shown)
-    first_ranks = {lane.lane: lane for lane in first}
+    ranks, first_ranks = together(shown), together(first)
     held = most_held(summary.memory)
     table = Figures(
         "phase", "seconds", Column("share", 5), bars(1),
@@ -37,23 +36,19 @@ def steady_table(summary: Summary) -> RenderableType | None:
         Column("first step", 7), Column("most held", 8),
     )  # fmt: skip
     for name in _names(ranks):
-        by_lane = sorted((lane.phases[name].mean_seconds, lane.lane) for lane in ranks if name in lane.phases)
-        first_mean = _mean(name, [first_ranks[lane.lane] for lane in ranks if lane.lane in first_ranks])
-        (least, _), (most, slowest) = by_lane[0], by_lane[-1]
-        table.add_row(
-            name, *_cells(name, ranks), *_spread_cells(least, most, slowest, len(ranks)), _seconds(first_mean),
-            figures.size(held[name]) if name in held else "", style=_style(name),
-        )  # fmt: skip
+        most = figures.size(held[name]) if name in held else ""
+        cells = *_cells(name, ranks), *_spread_cells(name, ranks), _seconds(_mean(name, first_ranks)), most
+        table.add_row(name, *cells, style=_style(name))
         if name == WAIT_DRIVER:
-            _add_driver(table, shown, first_ranks.get(DRIVER))
-    table.add_section()
-    whole = fmean(lane.seconds.mean_seconds for lane in ranks)
-    first_whole = [first_ranks[lane.lane].seconds.mean_seconds for lane in ranks if lane.lane in first_ranks]
-    table.add_row(
-        "step", figures.seconds(whole), "", "", "", "", figures.seconds(fmean(first_whole)) if first_whole else "",
-        style="bold",
-    )  # fmt: skip
-    return titled(steady_title(summary, found), table, _caption(rows, found))
+            _add_driver(table, shown, first)
+    table.add_row("step", _whole(ranks), "", "", "", "", _whole(first_ranks), style="bold")
+    others = [lane.lane for lane in shown if lane not in ranks and lane.lane != DRIVER]
+    also = f"phases of {', '.join(others)} too: see --all" if others else ""
+    return titled(steady_title(summary, found), table, "; ".join(filter(None, [_caption(rows, found), also])))
+
+
+def _whole(shown: Sequence[LaneSteps]) -> str:
+    return figures.seconds(fmean(lane.seconds.mean_seconds for lane in shown)) if shown else ""
 
 
 def steady_title(summary: Summary, found: Steady | None) -> str:
@@ -84,18 +79,29 @@ def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:
     return held
 
 
-def lane_table(title: str, rows: Sequence[RankStep]) -> RenderableType:
+def lane_tables(title: str, rows: Sequence[RankStep]) -> Iterator[RenderableType]:
     """Seconds and share of each phase, one column a rank: a mean over the steps given."""
     found = lanes(rows)
+    if not found:
+        return
     if len(found) <= MOST_LANES:
-        table = Figures("phase", *(column for lane in found for column in (lane.lane, Column("share", 5), bars())))
-        for name in _names(found):
-            cells = [cell for lane in found for cell in _lane_cells(name, lane)]
-            table.add_row(name, *cells, style=_style(name))
-    else:
-        table = _extremes(together(found))
-    whole = f"whole: {figures.seconds(fmean(lane.seconds.mean_seconds for lane in found))} s"
-    return titled(title, table, "; ".join(filter(None, [whole, _caption(rows, None)])))
+        yield titled(title, _side_by_side(found), _whole_caption(found, rows))
+        return
+    ranks = together(found)
+    yield titled(title, _extremes(ranks), _whole_caption(ranks, rows))
+    if others := [lane for lane in found if lane not in ranks]:
+        yield titled(f"{title}: the others", _side_by_side(others))
+
+
+def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep]) -> str:
+    return "; ".join(filter(None, [f"whole: {_whole(found)} s", _caption(rows, None)]))
+
+
+def _side_by_side(found: Sequence[LaneSteps]) -> Figures:
+    table = Figures("phase", *(column for lane in found for column in (lane.lane, Column("share", 5), bars())))
+    for name in _names(found):
+        table.add_row(name, *(cell for lane in found for cell in _lane_cells(name, lane)), style=_style(name))
+    return table
 
 
 def _extremes(ranks: Sequence[LaneSteps]) -> Figures:
@@ -104,13 +110,16 @@ def _extremes(ranks: Sequence[LaneSteps]) -> Figures:
         "slowest", Column("", 3, is_left=True),
     )  # fmt: skip
     for name in _names(ranks):
-        of_rank = sorted((lane.phases[name].mean_seconds, lane.lane) for lane in ranks if name in lane.phases)
-        (fast, fastest), (slow, slowest) = of_rank[0], of_rank[-1]
-        table.add_row(
-            name, *_cells(name, ranks), figures.seconds(fast), fastest, figures.seconds(slow), slowest,
-            style=_style(name),
-        )  # fmt: skip
+        (fast, fastest), (slow, slowest) = _least_and_most(name, ranks)
+        cells = *_cells(name, ranks), figures.seconds(fast), fastest, figures.seconds(slow), slowest
+        table.add_row(name, *cells, style=_style(name))
     return table
+
+
+def _least_and_most(name: str, shown: Sequence[LaneSteps]) -> tuple[tuple[float, str], tuple[float, str]]:
+    """Of a phase, each with its lane."""
+    of_lane = sorted((_mean(name, [lane]), lane.lane) for lane in shown)
+    return of_lane[0], of_lane[-1]
 
 
 def _names(shown: Sequence[LaneSteps]) -> list[str]:
@@ -129,8 +138,10 @@ def _cells(name: str, shown: Sequence[LaneSteps]) -> tuple[str, str, str]:
     return figures.seconds(_mean(name, shown)), f"{share:.0%}", figures.bar(share)
 
 
-def _spread_cells(least: float, most: float, slowest: str, ranks: int) -> tuple[str, str]:
-    if ranks == 1:
+def _spread_cells(name: str, ranks: Sequence[LaneSteps]) -> tuple[str, str]:
+    """From the fastest to the slowest, and which that is where they differ."""
+    (least, _), (most, slowest) = _least_and_most(name, ranks)
+    if len(ranks) == 1:
         return "", ""
     said = figures.between(figures.seconds(least), figures.seconds(most))
     return said, slowest if "-" in said else ""
@@ -143,12 +154,13 @@ def _lane_cells(name: str, lane: LaneSteps) -> tuple[str, str, str]:
     return figures.seconds(found.mean_seconds), f"{found.share:.0%}", figures.bar(found.share)
 
 
-def _add_driver(table: Figures, shown: Sequence[LaneSteps], first: LaneSteps | None) -> None:
+def _add_driver(table: Figures, shown: Sequence[LaneSteps], first: Sequence[LaneSteps]) -> None:
     """What the driver did while its ranks waited."""
+    in_first = [lane for lane in first if lane.lane == DRIVER]
     for driver in (lane for lane in shown if lane.lane == DRIVER):
         for name in (name for name in driver.phases if name in DRIVER_PHASES):
-            in_first = _seconds(first.phases[name].mean_seconds) if first is not None and name in first.phases else ""
-            table.add_row(f"  {name}", *_lane_cells(name, driver), "", "", in_first, style="dim")
+            cells = *_lane_cells(name, driver), "", "", _seconds(_mean(name, in_first))
+            table.add_row(f"  {name}", *cells, style="dim")
 
 
 def _seconds(length: float) -> str:
