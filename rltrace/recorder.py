@@ -544,8 +544,19 @@ class Recorder:
         if known is None:
             self._hooks[instrumentation, target] = known = Hook(self, line)
         known.line = line
-        self.append("hook", **line)
+        if state == "failed" and self._folder is None:  # a forked child that may never record anything
+            self._say_all()
+        else:
+            self.append("hook", **line)
         return known
+
+    def _say_all(self) -> None:
+        """Open this process's part of the Recording, which says what is known of it."""
+        try:
+            with self._lock:
+                self._open()
+        except Exception:
+            self.lose()
 
     def lose(self) -> None:
         """Count one event that could not be written."""
