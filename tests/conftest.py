@@ -16,9 +16,10 @@ from rltrace.recording import Process, Recording
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs deaf to Ctrl-C, and so would be what the tests start and interrupt."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Background jobs are deaf to Ctrl-C, those of `nohup` to SIGHUP: so would be what the tests start and signal."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
