@@ -18,10 +18,10 @@ from rltrace_reference.reaper import processes_of
 pytestmark = pytest.mark.run
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run in the middle of its steps."""
-    process = runs.start(runs.write_config(tmp_path, steps=1000, **runs.QUICK))
+@pytest.fixture(params=[2])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of two ranks, or as many as the test says, in the middle of its steps."""
+    process = runs.start(runs.write_config(tmp_path, ranks=request.param, steps=1000, **runs.QUICK))
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step   1"):
@@ -72,9 +72,13 @@ def check_it_is_named(role: str, victim: psutil.Process, run: subprocess.Popen[s
     wait_until_gone(others, seconds=10)
 
 
+one_rank = pytest.mark.parametrize("run", [1], indirect=True)
+
+
+@one_rank
 def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> None:
     others = children(run)
-    assert len(engines(run)) == len(workers(run)) == 2
+    assert len(engines(run)) == len(workers(run)) == 1
     (reaper,) = [child for child in others if child.cmdline()[-2].endswith("reaper.py")]
     folder = Path(reaper.cmdline()[-1])
     assert {child.pid for child in others} == {reaper.pid, *processes_of(str(folder))} - {run.pid}
@@ -83,6 +87,7 @@ def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> Non
     assert not folder.exists()
 
 
+@one_rank
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_driver_that_is_told_to_end_does_so_quietly(
     sent: signal.Signals, code: int, run: subprocess.Popen[str]

@@ -84,13 +84,13 @@ def test_another_system_is_told_what_works_there(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def going_on(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], Path]]]:
-    """Starts a run and returns when its first step is over."""
+def going_on(tmp_path: Path) -> Iterator[Callable[[int], tuple[subprocess.Popen[str], Path]]]:
+    """Starts a run of so many ranks and returns when its first step is over."""
     started: list[subprocess.Popen[str]] = []
 
-    def start() -> tuple[subprocess.Popen[str], Path]:
+    def start(ranks: int) -> tuple[subprocess.Popen[str], Path]:
         folder = tmp_path / "run"
-        config = write_config(tmp_path, steps=1000, **QUICK)
+        config = write_config(tmp_path, ranks=ranks, steps=1000, **QUICK)
         command = [*RLTRACE, "run", str(config), "--out", str(folder)]
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         started.append(run)
@@ -139,9 +139,9 @@ def test_a_run_says_what_it_does_before_the_long_start_and_what_interrupted_it(t
 @pytest.mark.run
 @pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("engine", 0), ("driver", None)])
 def test_a_run_ends_and_names_who_was_killed(
-    going_on: Callable[[], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
+    going_on: Callable[[int], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
 ) -> None:
-    run, folder = going_on()
+    run, folder = going_on(1 if rank is None else 2)
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
     doing = _stopped_at_work(folder, victim)
     began = time.monotonic()
@@ -168,9 +168,9 @@ def _stopped_at_work(folder: Path, victim: Process) -> set[str]:
 
 @pytest.mark.run
 def test_a_run_that_is_told_to_end_does_and_leaves_nothing(
-    going_on: Callable[[], tuple[subprocess.Popen[str], Path]],
+    going_on: Callable[[int], tuple[subprocess.Popen[str], Path]],
 ) -> None:
-    run, folder = going_on()
+    run, folder = going_on(1)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate()
     assert run.returncode == 130

@@ -12,6 +12,8 @@ import pytest
 
 from rltrace import storage
 
+pytestmark = pytest.mark.run
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:

@@ -7,6 +7,8 @@ import pytest
 from sharded_runs import spans_inside, train
 from traced_runs import run_traced
 
+pytestmark = pytest.mark.run
+
 KINDS = ("fsdp2", "fsdp1", "fsdp1_flat")
 HOOKED = ("fsdp1", "fsdp2", "torch_optim")
 every_kind = pytest.mark.parametrize("kind", KINDS)

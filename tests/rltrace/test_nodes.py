@@ -23,7 +23,7 @@ from rltrace.recording import Process, Recording
 
 LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 PROGRAM = """
 import sys, time
