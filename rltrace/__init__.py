@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rltrace.cost import measure_cost
+from rltrace.decorator import traced
 from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
     counter,
@@ -23,7 +24,6 @@ from rltrace.recorder import (
     span_at,
     start,
     stop,
-    traced,
     typed_span,
 )
 

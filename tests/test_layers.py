@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.process": LOW | {"rltrace.manifest"},
     "rltrace.recorder": WRITING,
+    "rltrace.decorator": {"rltrace.recorder"},
     "rltrace.recording": WRITING | {"rltrace.alignment"},
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
