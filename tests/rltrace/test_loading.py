@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,6 +214,21 @@ def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace
     shown = environment.rltrace("summary", "run", cwd=tmp_path).stdout
     assert "2 processes not in the Recording: imported nothing but the standard library" in " ".join(shown.split())
     assert "not traced" not in shown, "nothing was missed"
+
+
+def test_a_fork_that_executes_another_program_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """Between the two it has its parent's command line; the program may be one that a package brought, as Ray's are."""
+    brought = tmp_path / "site-packages" / "program.so"
+    brought.parent.mkdir()
+    shutil.copy(str(shutil.which("sleep")), brought)
+    (tmp_path / "program.py").write_text(
+        "import msgspec, os, time\n"
+        f"if os.fork() == 0: time.sleep(0.5); os.execv({str(brought)!r}, ['program', '3'])\n"
+        "os.wait()\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rltrace: recorded in run; ")
 
 
 def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
