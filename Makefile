@@ -45,8 +45,8 @@ lint: $(VENV)/dev.done  ## Check style and types
 	$(BIN)/mypy
 
 .PHONY: test
-test: lint perfetto verl  ## Install everything and run every test
-	$(BIN)/python -m pytest
+test: lint perfetto verl  ## Install everything and run every test, two files at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-frameworks
 test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and TRL: 8 GB of packages, then minutes

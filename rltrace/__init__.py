@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rltrace.allocations import start_allocations, stop_allocations
 from rltrace.cost import measure_cost
+from rltrace.decorator import traced
 from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
     counter,
@@ -24,7 +25,6 @@ from rltrace.recorder import (
     span_at,
     start,
     stop,
-    traced,
     typed_span,
 )
 

@@ -79,7 +79,7 @@ class _Holdings:
         """Of before the history."""
         self.owner_of_earlier: dict[int, str] = {}
         self.met: set[int] = set()
-        """Addresses that an entry was about: what is there now is not of before the history."""
+        """Addresses that an entry was about."""
         self.mismatches = 0
 
     def take(self, change: Change) -> tuple[int, _Holding, int]:
@@ -103,7 +103,7 @@ class _Holdings:
         for address, owner in owners.items():
             if address in self.held:
                 self.held[address].owner = owner
-            elif address not in self.met:
+            else:
                 self.owner_of_earlier[address] = owner
 
     def end(self, alive: Mapping[int, int]) -> None:

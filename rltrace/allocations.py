@@ -8,6 +8,7 @@ can be used again, not when a free is asked for. Nothing is set, kept or written
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -268,12 +269,13 @@ class History:
         clocks = clocks_of(entries, windows)
         alive = dict(_alive(snapshot["segments"], device))
         asked = sum(alive.values()) - sum(map(_gained_bytes, entries))
+        changes = list(_changes(entries, clocks))
         return cls(
-            changes=list(_changes(entries, clocks)),
+            changes=changes,
             alive=alive,
             error_ns=clocks.error_ns + HALF_TICK_NS,
             drift_ns=clocks.last_offset_ns - clocks.first_offset_ns,
-            allocations=counts["alloc"],
+            allocations=sum(change.owner is not None for change in changes),
             lost=_lost(before, after, counts),
             unaccounted_bytes=before["requested_bytes.all.current"] - asked,
         )
@@ -284,8 +286,13 @@ def clocks_of(entries: list[dict[str, Any]], windows: list[tuple[int, int]]) -> 
 
     Where the first marks were dropped with the oldest entries, the last ones count throughout, and the further back a
     time is, the less is known.
+
+    Raises:
+        ValueError: it has no mark at all.
     """
     marks = [_time_ns(entry) for entry in entries if entry["action"] == "alloc" and _is_mark(entry)]
+    if not marks:
+        raise ValueError(f"the history has none of the {len(windows)} marks of the clock")
     kept = windows[len(windows) - len(marks) :]
     wider = [(before_ns - HALF_TICK_NS, after_ns + HALF_TICK_NS) for before_ns, after_ns in kept]
     found = clock_map([(time_ns, time_ns) for time_ns in marks], wider)
@@ -351,7 +358,7 @@ def _write(keeping: _Keeping, snapshot: dict[str, Any], histories: list[PoolHist
 def together(history: History, histories: Iterable[PoolHistory], namings: list[Naming]) -> Timeline:
     """torch's history and those beside it as one; what torch was given by a pool counts as the pool's."""
     histories = list(histories)
-    ranges = [span for beside in histories for span in beside.ranges]
+    ranges = sorted(span for beside in histories for span in beside.ranges)
     changes = [change for change in history.changes if not _is_inside(change.address, ranges)]
     alive = {address: size for address, size in history.alive.items() if not _is_inside(address, ranges)}
     for beside in histories:
@@ -362,7 +369,9 @@ def together(history: History, histories: Iterable[PoolHistory], namings: list[N
 
 
 def _is_inside(address: int, ranges: list[tuple[int, int]]) -> bool:
-    return any(begin <= address < end for begin, end in ranges)
+    """Whether one of these ranges, sorted and apart, has an address."""
+    place = bisect.bisect_right(ranges, address, key=lambda span: span[0])
+    return place > 0 and address < ranges[place - 1][1]
 
 
 def write(timeline: Timeline, history: History, start_ns: int, end_ns: int) -> None:

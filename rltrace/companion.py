@@ -1,18 +1,17 @@
 """`python -m rltrace.companion RECORDING`: runs beside a run on a Ray cluster, started by the supervisor.
 
-Reads the clock of every node again and again, and brings the segments together at the end; end of file on stdin says
-that the run is over. It is a process of its own: the traced program has no thread of ours, and waits for nothing.
+Reads the clock of every node again and again, and brings the segments together at the end. It is a process of its own:
+the traced program has no thread of ours, and waits for nothing.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import select
 import sys
 from pathlib import Path
 
 from rltrace import cluster, manifest, nodes
+from rltrace.attendant import is_over
 from rltrace.collection import collect
 from rltrace.errors import RltraceError
 
@@ -30,7 +29,7 @@ def main(folder: str) -> int:
     try:
         with nodes.join(address, run_id) as joined:
             failures = joined.read_clocks(recording)
-            while not _is_over(PERIOD_SECONDS):
+            while not is_over(PERIOD_SECONDS):
                 failures = joined.read_clocks(recording)
             failures += joined.read_clocks(recording)
             done = collect(recording, joined)
@@ -42,12 +41,6 @@ def main(folder: str) -> int:
     if done.hosts:
         print(f"rltrace: collected {done}", file=sys.stderr)
     return 1 if done.failures else 0
-
-
-def _is_over(seconds: float) -> bool:
-    """Whether stdin ends within this time."""
-    readable, _, _ = select.select([0], [], [], seconds)
-    return bool(readable) and not os.read(0, 1)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from rltrace.events import MEMORY_MOVES, PHASES
 NAMES = PHASES | MEMORY_MOVES
 """Spans whose beginning and end are edges."""
 
-Watcher = Callable[["BaseException | None"], None]
-"""Called with the error that ended the span; None at a beginning, and at an end without one."""
+Watcher = Callable[["BaseException | None", bool], None]
+"""Called with the error that ended the span, None at a beginning and at an end without one; and whether it is a phase,
+else memory moves within one."""
 
 _watchers: list[Watcher] = []
 
@@ -25,7 +26,7 @@ def watch(watcher: Watcher) -> Callable[[], None]:
     return lambda: _watchers.remove(watcher)
 
 
-def reached(error: BaseException | None = None) -> None:
+def reached(error: BaseException | None = None, *, is_phase: bool = False) -> None:
     """Tell everybody who watches."""
     for watcher in _watchers:
-        watcher(error)
+        watcher(error, is_phase)

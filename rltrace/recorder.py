@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
-import inspect
 import itertools
 import os
 import re
@@ -20,7 +18,7 @@ import time
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -39,7 +37,6 @@ else:
 
     _current_tasks = True
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _now_ns = clock.now_ns
 
 DIR_VARIABLE = cluster.DIR_VARIABLE
@@ -254,85 +251,6 @@ def flow(key: str, direction: Literal["out", "in"], /) -> None:
     loop = _get_running_loop()
     task = None if loop is None else _task_of(loop)
     _write((key, 0 if task is None else id(task), _now_ns(), direction, True))
-
-
-@overload
-def traced(function: _F, /) -> _F: ...
-@overload
-def traced(name: str | None = None, /, **args: Any) -> Callable[[_F], _F]: ...
-def traced(name: Any = None, /, **args: Any) -> Any:
-    """Decorate a function, coroutine, generator or async generator: each call is a span.
-
-    Args:
-        name: Of the span; by default the function's qualified name. `@traced` works without brackets.
-        **args: Recorded with every call.
-    """
-    if callable(name):
-        return _traced(name, _name_of(name), {})
-    return lambda function: _traced(function, name or _name_of(function), args)
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__qualname__  # a partial has none
-
-
-def _traced(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
-    # A wrapper is of the same kind as what it wraps: frameworks inspect it.
-    if inspect.iscoroutinefunction(function):
-        wrapper = _traced_coroutine(function, name, args)
-    elif inspect.isasyncgenfunction(function):
-        wrapper = _traced_async_generator(function, name, args)
-    elif inspect.isgeneratorfunction(function):
-        wrapper = _traced_generator(function, name, args)
-    else:
-        wrapper = _traced_function(function, name, args)
-    return functools.wraps(function)(wrapper)
-
-
-def _traced_function(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
-    def wrapper(*a: Any, **k: Any) -> Any:
-        with span(name, **args):
-            return function(*a, **k)
-
-    return wrapper
-
-
-def _traced_coroutine(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
-    async def wrapper(*a: Any, **k: Any) -> Any:
-        with span(name, **args):
-            return await function(*a, **k)
-
-    return wrapper
-
-
-def _traced_generator(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
-    def wrapper(*a: Any, **k: Any) -> Any:
-        with span(name, **args):
-            return (yield from function(*a, **k))
-
-    return wrapper
-
-
-def _traced_async_generator(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
-    async def wrapper(*a: Any, **k: Any) -> Any:
-        with span(name, **args):
-            generator = function(*a, **k)
-            try:
-                item = await generator.__anext__()
-                while True:
-                    try:
-                        sent = yield item
-                    except GeneratorExit:
-                        await generator.aclose()
-                        raise
-                    except BaseException as error:
-                        item = await generator.athrow(error)
-                    else:
-                        item = await generator.asend(sent)
-            except StopAsyncIteration:
-                pass
-
-    return wrapper
 
 
 # ---------------------------------------------------------------- writing
@@ -550,8 +468,19 @@ class Recorder:
         if known is None:
             self._hooks[instrumentation, target] = known = Hook(self, line)
         known.line = line
-        self.append("hook", **line)
+        if state == "failed" and self._folder is None:  # a forked child that may never record anything
+            self._say_all()
+        else:
+            self.append("hook", **line)
         return known
+
+    def _say_all(self) -> None:
+        """Open this process's part of the Recording, which says what is known of it."""
+        try:
+            with self._lock:
+                self._open()
+        except Exception:
+            self.lose()
 
     def lose(self) -> None:
         """Count one event that could not be written."""

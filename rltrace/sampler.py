@@ -1,15 +1,12 @@
 """`python -m rltrace.sampler RECORDING`: one process a host that samples it while a run goes on.
 
 A process of its own, so that no thread of a traced one ever waits for NVML or walks its pages. It joins the Recording
-as any process does, ends when it is told to (SIGTERM) or when whoever started it is gone, and touches no other process.
+as any process does, and touches no other process.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rltrace import recorder
+from rltrace.attendant import Attendant, is_over
 from rltrace.events import SAMPLER
 
 if TYPE_CHECKING:
@@ -24,11 +22,9 @@ if TYPE_CHECKING:
     from rltrace.nvml import Gpu
 
 INTERVAL_SECONDS = 1.0
-LOOK_SECONDS = 0.5
-"""How often it looks whether its parent is still there."""
 
 
-def start(recording: Path, interval_s: float) -> int | None:
+def start(recording: Path, interval_s: float) -> Attendant | None:
     """Start the sampler of this host.
 
     Args:
@@ -36,18 +32,13 @@ def start(recording: Path, interval_s: float) -> int | None:
         interval_s: Between two samples.
 
     Returns:
-        Its pid, for the caller to reap; None if it cannot be started, which is said and keeps nothing from running.
+        None if it cannot be started, which is said and keeps nothing from running.
     """
-    command = [sys.executable, "-m", "rltrace.sampler", str(recording), "--interval", str(interval_s)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
-    environment["PYTHONSAFEPATH"] = "1"  # a module of the user's folder must not stand in for one of Python's
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+        return Attendant("rltrace.sampler", str(recording), "--interval", str(interval_s))
     except OSError as error:
         print(f"rltrace: this host is not sampled: {error}", file=sys.stderr)
         return None
-    process.returncode = 0  # the supervisor reaps it, with all other children
-    return process.pid
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,30 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("recording", type=Path)
     parser.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds between two samples")
     options = parser.parse_args(arguments)
-    parent = os.getppid()
-    # Ctrl-C is for the run: the sampler is told when that is over.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     if recorder.join(options.recording, role=SAMPLER) is None:
         return 1
     sampler = Sampler(options.recording)
     due_s = time.monotonic()
-    while not _is_told_to_end(parent, due_s):
+    while not is_over(max(0.0, due_s - time.monotonic())):
         sampler.sample()
         due_s = max(due_s + options.interval, time.monotonic())
     recorder.stop()
     return 0
-
-
-def _is_told_to_end(parent: int, due_s: float) -> bool:
-    """Wait for the next sample's time, or for the end."""
-    while True:
-        rest_s = max(0.0, due_s - time.monotonic())
-        if signal.sigtimedwait({signal.SIGTERM}, min(rest_s, LOOK_SECONDS)) is not None:
-            return True
-        if os.getppid() != parent:
-            return True
-        if rest_s <= LOOK_SECONDS:
-            return False
 
 
 class Sampler:

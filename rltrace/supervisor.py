@@ -14,13 +14,13 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rltrace import clock, cluster, sampler
+from rltrace.attendant import Attendant
 from rltrace.environment import traced_environment
 from rltrace.errors import RltraceError, RunError
 from rltrace.manifest import LINES, PROCESSES
@@ -96,8 +96,8 @@ def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, samp
     _adopt_orphans()
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
     try:
-        sampler_pid = sampler.start(recording, sample_seconds) if sample_seconds else None
-        return _Supervisor(_start(command, recording, unblocked), recording, is_our_run, sampler_pid).wait()
+        sampling = sampler.start(recording, sample_seconds) if sample_seconds else None
+        return _Supervisor(_start(command, recording, unblocked), recording, is_our_run, sampling).wait()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
@@ -126,12 +126,14 @@ def _start(command: Sequence[str], recording: Path, signals: Iterable[int]) -> i
 
 
 class _Supervisor:
-    def __init__(self, pid: int, recording: Path, is_our_run: bool, sampler_pid: int | None = None) -> None:
+    def __init__(self, pid: int, recording: Path, is_our_run: bool, sampling: Attendant | None = None) -> None:
         self.pid = pid
-        self.sampler_pid = sampler_pid
+        self.recording = recording
         self.is_our_run = is_our_run
         self.watch = _Watch(recording)
-        self.companion = _Companion(recording)
+        self.sampling = sampling
+        self.collecting: Attendant | None = None
+        """Reads the clocks of a cluster's nodes and collects from them, where the driver joined a cluster."""
         self.tree = ProcessTree(os.getpid(), recording)
         self.exit_codes: dict[int, int] = {}
         """Of children and adopted orphans that are gone: negative is a signal."""
@@ -147,14 +149,14 @@ class _Supervisor:
             self._take_signal(POLL_SECONDS)
             self._reap()
             self._look_for_deaths()
-            self.companion.start()
+            self._collect_from_cluster()
             if self.deadline is not None and time.monotonic() > self.deadline:
                 break
         code = self.exit_codes.get(self.pid)
         if code is not None and code < 0 and self.interrupted_by is None:
             self._command_was_killed(-code)
-        self._collect()
-        self._end_sampler()
+        self._finish(self.collecting, COLLECT_SECONDS)
+        self._finish(self.sampling, TERMINATE_SECONDS)
         self._clear(is_well=code == 0)
         self.watch.close(self.exit_codes, ended_well=code == 0)
         self.tree.write()
@@ -193,25 +195,26 @@ class _Supervisor:
             self.deadline = time.monotonic() + DEATH_GRACE_SECONDS
             self.watch.is_stopping = True
 
-    def _collect(self) -> None:
-        """Let what other hosts recorded be brought here, unless the user is in a hurry."""
-        pid = self.companion.finish()
-        end = time.monotonic() + COLLECT_SECONDS
-        while pid is not None and pid not in self.exit_codes and time.monotonic() < end and self.deadline != 0.0:
+    def _collect_from_cluster(self) -> None:
+        """Once the driver has said that it joined one."""
+        if self.collecting is None and (self.recording / cluster.FILE).exists():
+            self.collecting = Attendant("rltrace.companion", str(self.recording))
+
+    def _finish(self, attendant: Attendant | None, seconds: float) -> None:
+        """Let one end within this time, or within `TERMINATE_SECONDS` once the user is in a hurry."""
+        if attendant is None:
+            return
+        attendant.let_end()
+        began = time.monotonic()
+        while attendant.pid not in self.exit_codes:
+            if time.monotonic() - began > (TERMINATE_SECONDS if self.deadline == 0.0 else seconds):
+                _send(attendant.pid, signal.SIGKILL)
             self._take_signal(POLL_SECONDS)
             self._reap()
 
     def _command_was_killed(self, number: int) -> None:
         """It comes first, whatever else was seen to die in the same moment."""
         self.deaths.insert(0, Death(self.watch.name(self.pid) or "the command", self.pid, number))
-
-    def _end_sampler(self) -> None:
-        """It has nothing to sample any more; one that does not listen goes with the rest."""
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        while self.sampler_pid is not None and self.sampler_pid not in self.exit_codes:
-            _send(self.sampler_pid, signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL)
-            self._take_signal_in_end()
-            self._reap()
 
     def _clear(self, *, is_well: bool) -> None:
         """Leave no process behind."""
@@ -240,30 +243,6 @@ class _Supervisor:
 
     def _take_signal_in_end(self) -> None:
         signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, POLL_SECONDS)
-
-
-class _Companion:
-    """Reads the clocks of a cluster's nodes and collects from them, where the run's driver joined a cluster."""
-
-    def __init__(self, recording: Path) -> None:
-        self.recording = recording
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it once the driver has said that it joined a cluster."""
-        if self.process is None and (self.recording / cluster.FILE).exists():
-            command = [sys.executable, "-m", "rltrace.companion", str(self.recording)]
-            # A session of its own: Ctrl-C in the terminal is for the run, what it recorded is collected then too.
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def finish(self) -> int | None:
-        """Let it collect and end; returns its pid."""
-        if self.process is None:
-            return None
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.returncode = 0  # we reap it ourselves, with all other children
-        return self.process.pid
 
 
 class _Watch:

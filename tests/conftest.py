@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,16 @@ from rltrace.recording import Process, Recording
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs deaf to Ctrl-C, and so would be what the tests start and interrupt."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Background jobs are deaf to Ctrl-C, those of `nohup` to SIGHUP: so would be what the tests start and signal."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where pytest-xdist runs files side by side, one that takes long must not be the last, with nobody beside it."""
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items.sort(key=lambda item: "run" not in item.keywords)
 
 
 @pytest.fixture(autouse=True)

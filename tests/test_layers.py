@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.process": LOW | {"rltrace.manifest"},
     "rltrace.recorder": WRITING,
+    "rltrace.decorator": {"rltrace.recorder"},
     "rltrace.recording": WRITING | {"rltrace.alignment"},
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
@@ -44,7 +45,8 @@ MAY_IMPORT = {
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
     "rltrace.host": READING,
     "rltrace.nvml": LOW,
-    "rltrace.sampler": READING | {"rltrace.recorder", "rltrace.host", "rltrace.nvml"},
+    "rltrace.attendant": set(),
+    "rltrace.sampler": READING | {"rltrace.recorder", "rltrace.host", "rltrace.nvml", "rltrace.attendant"},
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
@@ -54,7 +56,7 @@ MAY_IMPORT = {
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,
     "rltrace.collection": READING | {"rltrace.nodes"},
-    "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection"},
+    "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection", "rltrace.attendant"},
     "rltrace.analysis": READING | {"rltrace.analysis"},
     "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},
 }

@@ -245,13 +245,20 @@ class _Device:
         return max(int(ALLOWED_SHARE * moment.used_bytes), ALLOWED_CPU_BYTES if on_cpu else ALLOWED_GPU_BYTES)
 
     def sample_share(self) -> float | None:
-        """Time of all samples inside the steps that are over, of the steps' time."""
+        """Time of all samples of all processes inside the steps that are over, of the steps' time."""
         steps = self.windows.windows[1:][np.array(self.windows.finished[1:], bool)]
-        if not len(steps):
+        samples = [
+            (edge.start_ns, edge.end_ns)
+            for process in self.seen.processes
+            if process.lane == self.lane
+            for edge in process.edges
+            if edge.end_ns is not None
+        ]
+        if not len(steps) or not samples:
             return None
-        times_ns = self.ledger.times_ns
-        inside = ((steps[:, :1] <= times_ns) & (times_ns < steps[:, 1:])).any(axis=0)
-        return float(self.ledger.cost_ns[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
+        start_ns, end_ns = np.array(samples, np.int64).T
+        inside = ((steps[:, :1] <= end_ns) & (end_ns < steps[:, 1:])).any(axis=0)
+        return float((end_ns - start_ns)[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,7 +133,8 @@ def join_run() -> None:
     """
     inherits_hooks = recorder.HOOKS_VARIABLE in os.environ or recorder.PARENT_VARIABLE not in os.environ
     try:
-        if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks:
+        # Frameworks load plug-ins late, when a hook has said already what this process is.
+        if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks and recorder.current() is None:
             _instrument(None, role="process")  # until a hook knows better
     except Exception as error:
         print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)

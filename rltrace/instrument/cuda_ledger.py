@@ -39,8 +39,6 @@ class Card(NamedTuple):
     reserved_bytes: int
     """By the driver itself."""
     free_bytes: int
-    by_pid: dict[int, int]
-    """Of each process; empty where it cannot be told."""
 
 
 class Reserved(NamedTuple):
@@ -51,6 +49,16 @@ class Reserved(NamedTuple):
     """Of it, handed out and not yet freed."""
     changes: int = 0
     """How often it has handed out and got back any: while that is the same, every tensor is where it was."""
+
+
+class Held(NamedTuple):
+    """What processes held of the card when they were asked for."""
+
+    by_pid: dict[int, int]
+    mine_bytes: int
+    """What this process's rows said then."""
+    others_bytes: int
+    """What was used besides."""
 
 
 class Device(Protocol):
@@ -64,6 +72,9 @@ class Device(Protocol):
         Raises:
             UnavailableError: NVML is not there.
         """
+
+    def held(self) -> dict[int, int]:
+        """Bytes of each process, by pid, which takes much longer; empty where it cannot be told."""
 
     def torch(self) -> Reserved:
         """All that torch's allocator has, pools included, whether they have memory behind them or not."""
@@ -101,6 +112,7 @@ class CudaLedger:
         self._outside: Rows = {}
         self._named: tuple[Any, Rows] = None, {}
         self._sampled: tuple[Any, int] = None, 0
+        self._held: Held | None = None
         self._pooled: tuple[int, tuple[Reserved, Reserved]] | None = None
         self._unattributed_bytes = 0
         self._on_host: set[str] = set()
@@ -124,7 +136,7 @@ class CudaLedger:
                 self._outside["cuda.context"] = self._outside_bytes(self._device) or 0
         return self._device
 
-    def reached(self, error: BaseException | None = None) -> None:
+    def reached(self, error: BaseException | None = None, is_phase: bool = True) -> None:
         """Sample at an edge; if an error about memory ended it, say so first."""
         if not recorder.is_recording():
             return
@@ -132,30 +144,51 @@ class CudaLedger:
             self.out_of_memory(error)
         self.activation_bytes = self._most_forward_bytes = 0
         device = self.device()
-        if device is not None and not self._is_known(device):
-            self.sample()
+        if device is not None and not self._is_known(device, is_phase):
+            self.sample(is_phase)
 
-    def _is_known(self, device: Device) -> bool:
-        """Whether the last sample, a moment ago, has said it all: one phase ends where the next one begins."""
-        changes, end_ns = self._sampled
-        return self.engine is None and now_ns() - end_ns < SAME_NS and changes == device.torch().changes
+    def _is_known(self, device: Device, is_phase: bool) -> bool:
+        """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""
+        state, end_ns = self._sampled
+        is_late = is_phase and now_ns() - end_ns >= SAME_NS
+        return not is_late and state is not None and state == self._state(device)
 
-    def sample(self) -> None:
-        """Write every row, then the totals."""
+    def _state(self, device: Device) -> Any:
+        """What changes whenever this process's rows do."""
+        return device.torch().changes, None if self.engine is None else self.engine.bytes_by_owner()
+
+    def sample(self, with_totals: bool = True) -> None:
+        """Write every row, then the totals of the card, or of this process alone."""
         device = self.device() if recorder.is_recording() else None
         if device is None:
             return
         with recorder.span(MEMORY_EDGE) as edge:
-            for name, size in self.rows(device).items():
+            rows = self.rows(device)
+            for name, size in rows.items():
                 recorder.counter(name, size)
             recorder.counter("resident_bytes", self._process.resident_bytes())
             try:
-                card = device.card()
-                recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
-                edge.set(**totals(card))
+                edge.set(**(self._totals(device, rows) if with_totals else of_processes(own(device.held()))))
             except UnavailableError as reason:
                 self._say("unexplained", str(reason))
-        self._sampled = device.torch().changes, now_ns()
+        self._sampled = self._state(device), now_ns()
+
+    def _totals(self, device: Device, rows: Rows) -> dict[str, Any]:
+        """The driver's figures; what the other processes hold is asked for only if it cannot be what it was."""
+        card = device.card()
+        recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
+        mine_bytes = sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
+        known = self._held
+        if known is None or known.others_bytes != card.used_bytes - mine_bytes:
+            self._held = known = Held(device.held(), mine_bytes, card.used_bytes - mine_bytes)
+        by_pid = dict(known.by_pid)
+        if os.getpid() in by_pid:
+            by_pid[os.getpid()] += mine_bytes - known.mine_bytes
+        return {
+            "totals": {"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
+            "free_bytes": card.free_bytes,
+            **of_processes(by_pid),
+        }
 
     def rows(self, device: Device) -> Rows:
         """Bytes of every owner in this process now."""
@@ -246,13 +279,10 @@ class CudaLedger:
 
     def _outside_bytes(self, device: Device) -> int | None:
         """What the driver counts of this process and torch's allocator does not; None where it cannot be told."""
-        try:
-            held_bytes = device.card().by_pid.get(os.getpid())
-        except UnavailableError as reason:
-            self._say_all(str(reason))
-            return None
+        held_bytes = device.held().get(os.getpid())
         if held_bytes is None:
-            self._say_all("NVML does not say what this process holds")
+            for owner in OUTSIDE:
+                self._say(owner, "NVML does not say what this process holds")
             return None
         pools = self._in_pools(device)[0]
         awake_bytes = 0 if self.engine is None else sum(self.engine.bytes_by_owner().values())
@@ -266,10 +296,6 @@ class CudaLedger:
         if self._pooled is None or self._pooled[0] != reserved_bytes:
             self._pooled = reserved_bytes, device.pools(self.engine.addresses())
         return self._pooled[1]
-
-    def _say_all(self, reason: str) -> None:
-        for owner in OUTSIDE:
-            self._say(owner, reason)
 
     def _say(self, what: str, reason: str) -> None:
         current = recorder.current()
@@ -285,14 +311,14 @@ def remainder(torch: Reserved, pools: Reserved, graphs: Reserved) -> tuple[int, 
     return reserved_bytes - allocated_bytes, allocated_bytes
 
 
-def totals(card: Card) -> dict[str, Any]:
-    """The driver's figures as arguments of an edge."""
-    return {
-        "totals": {"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
-        "free_bytes": card.free_bytes,
-        "held_bytes": {str(pid): size for pid, size in card.by_pid.items()},
-        "cpu_ns": dict(_cpu_ns(card.by_pid)),
-    }
+def own(by_pid: dict[int, int]) -> dict[int, int]:
+    """This process's part."""
+    return {pid: size for pid, size in by_pid.items() if pid == os.getpid()}
+
+
+def of_processes(by_pid: dict[int, int]) -> dict[str, Any]:
+    """What processes hold and how long they have run, as arguments of an edge."""
+    return {"held_bytes": {str(pid): size for pid, size in by_pid.items()}, "cpu_ns": dict(_cpu_ns(by_pid))}
 
 
 def _cpu_ns(pids: Collection[int]) -> Iterator[tuple[str, int]]:

@@ -370,12 +370,13 @@ class CudaDevice:
         self.uuid = gpu.uuid
 
     def card(self) -> Card:
-        size = self._gpu.memory()
+        return Card(*self._gpu.memory())
+
+    def held(self) -> dict[int, int]:
         try:
-            by_pid = self._gpu.bytes_by_pid()
+            return self._gpu.bytes_by_pid()
         except nvml.UnavailableError:
-            by_pid = {}
-        return Card(size.used_bytes, size.reserved_bytes, size.free_bytes, by_pid)
+            return {}
 
     def torch(self) -> Reserved:
         stats = self._cuda.memory_stats_as_nested_dict(self._index)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,3 +112,60 @@ def test_a_graph_can_be_captured_through_a_pair_and_one_pair_spans_a_replay(
     torch.cuda.synchronize()
     times.poll()
     assert [span.name for span in written] == ["replay"] * 3
+
+
+# ---- a step of a sharded model ------------------------------------------------------------------------------------
+
+SPANS = {
+    "gpu.fsdp.forward": (4, 4),
+    "gpu.fsdp.backward": (4, 4),
+    "gpu.optimizer.step": (1, 1),
+    "gpu.weight_sync.pack": (1, 1),
+    "gpu.weight_sync.load": (1, 1),
+    "gpu.fsdp.all_gather": (0, 5),
+    "gpu.fsdp.reduce_scatter": (0, 4),
+}
+"""How many there are at one rank, and at two: three layers and the root; the first gathers are before the step."""
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def profiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any]]:
+    """A step, timed by both; see `profiled_step.py`."""
+    ranks: int = request.param
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"{torch.cuda.device_count()} GPU; {ranks} ranks need {ranks}")
+    out = tmp_path_factory.mktemp("step") / "rows.json"
+    program = Path(__file__).with_name("profiled_step.py")
+    done = subprocess.run(
+        [sys.executable, str(program), str(ranks), str(out)], check=False, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return ranks, json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("name", SPANS)
+def test_every_span_of_a_step_is_as_long_as_the_kernels_that_were_launched_inside_it(
+    name: str, profiled: tuple[int, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks, said = profiled
+    if SPANS[name][ranks - 1] == 0:
+        pytest.skip("one rank has nobody to exchange shards with")
+    rows = [row for row in said["rows"] if row["name"] == name]
+    with capsys.disabled():
+        for row in rows:
+            print(
+                f"\n{name:24} {row['module']:9} {row['span_ns'] / 1e3:9.1f} µs, its {row['kernels']:3} kernels "
+                f"{row['kernels_ns'] / 1e3:9.1f} µs ({row['busy_ns'] / 1e3:9.1f} busy)",
+                end="",
+            )
+    assert len(rows) == SPANS[name][ranks - 1]
+    assert all(row["kernels"] > 0 for row in rows)
+    wrong = [
+        row for row in rows if abs(row["span_ns"] - row["kernels_ns"]) > max(SHARE * row["kernels_ns"], ABSOLUTE_NS)
+    ]
+    assert wrong == []
+
+
+def test_no_pair_of_the_step_was_missed(profiled: tuple[int, dict[str, Any]]) -> None:
+    _, said = profiled
+    assert set(said["missed"].values()) == {0}, said["missed"]

@@ -67,7 +67,7 @@ edge("optimizer")
 planted = torch.ones(3 * GIB, dtype=torch.uint8, device="cuda")
 edge("3 GiB for nobody")
 for hidden in list(LEDGER._outside):
-    kept = LEDGER._outside.pop(hidden)
+    kept, LEDGER._outside[hidden] = LEDGER._outside[hidden], 0
     edge(f"without {hidden}")
     LEDGER._outside[hidden] = kept
 ((key, models),) = LEDGER.tensors.items()
@@ -269,7 +269,7 @@ def test_a_kv_cache_that_has_no_room_beside_the_actor_is_told_with_everybodys_by
     assert failure.asked_bytes is not None and failure.free_bytes is not None
     assert failure.asked_bytes > failure.free_bytes
     assert failure.moment is not None
-    assert failure.moment.bytes["actor.optimizer"] > 14 * GIB
+    assert failure.moment.bytes["actor.optimizer"] > 13 * GIB
     assert failure.changes
     said = rltrace_("summary", str(tmp_path / "run")).stdout
     assert "Out of memory" in "\n".join(said.splitlines()[:12])

@@ -27,6 +27,8 @@ PHASES = {
     "actor.update",
 }
 STEPS = 3
+SMALL_SECONDS = 0.1
+"""More than the trainer's own work around a call: 80 ms at most in a first step on two H200s."""
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["its old trainer", "its new trainer"])
@@ -51,17 +53,19 @@ def test_every_phase_is_on_every_rank(traced):
 def test_buckets_add_up_to_the_model_and_each_is_loaded(traced):
     parameters, recording, _ = traced
     spans = verl_run.Spans.of(recording)
-    syncs = STEPS + 1  # one before the first step
-    for sent in spans.sends.values():
-        size_bytes = sum(span.args["bytes"] for span in sent)
-        assert size_bytes in (syncs * parameters * 2, syncs * parameters * 4)  # bf16, or fp32 as verl's default is
-    leaving = sorted(key for sent in spans.sends.values() for span in sent for key in span.flows_out)
-    assert leaving == sorted(key for span in spans.loads for key in span.flows_in)
+    sent = verl_run.transfers(spans.sends)
+    assert len(sent) == 2 * (STEPS + 1)  # to both ranks' engines, once before the first step
+    for buckets in sent.values():
+        assert sum(span.args["bytes"] for span in buckets) == 4 * parameters  # fp32, as verl's default is
+    for bucket, span in spans.sends.items():
+        loaded = spans.loads[bucket]
+        assert (loaded.args["bytes"], loaded.flows_in) == (span.args["bytes"], span.flows_out)
 
 
 def test_verls_own_figures_are_matched(traced):
     _, recording, logged = traced
-    found = verl_run.differences(recording, logged)
+    found = verl_run.timers(recording, logged)
     assert {timer for _, timer in found} == {"step", *verl_run.METHODS}
-    wrong = {key: pair for key, pair in found.items() if abs(pair[1] / pair[0] - 1) > 0.02}
+    # The trainer converts the batch around a call, which takes tens of milliseconds whatever the model's size.
+    wrong = {at: it for at, it in found.items() if abs(it.parts - it.theirs) > max(0.02 * it.theirs, SMALL_SECONDS)}
     assert wrong == {}

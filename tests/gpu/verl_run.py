@@ -1,14 +1,16 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
-Usage: verl_run.py OUT [SHAPE] [GPUS] [STEPS] [True|False]      SHAPE: tiny or 8b; the last: verl's new trainer
+Usage: verl_run.py OUT [--shape tiny|8b] [--gpus N] [--steps N] [--v1] [--pairs N]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
-slowest rank's `ray.call` and `ray.collect`; and the bytes of every sync by stage. With RLTRACE_DISABLE=verl,... in the
-environment it is a run with fewer hooks.
+slowest rank's `ray.call` and `ray.collect`; and the bytes of every sync. With `--pairs` one step of each pair is not
+recorded, and verl's own figure of the steps says what recording costs. With RLTRACE_DISABLE=verl,... in the environment
+it is a run with fewer hooks.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -16,7 +18,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rltrace.events import Span
+import verl_pairs
+from rltrace_reference.measure_overhead import WARM_UP_STEPS, plan
+
+from rltrace.analysis.overhead import LEAST_PAIRS, TimedStep, compare, step_pairs
+from rltrace.events import STEP, Span
 from rltrace.recording import Recording
 
 SHAPES = {
@@ -26,12 +32,12 @@ SHAPES = {
     | {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288},
 }
 METHODS = {
-    "old_log_prob": "compute_log_prob",
-    "ref": "compute_ref_log_prob",
-    "update_actor": "update_actor",
-    "update_weights": "update_weights",
+    "old_log_prob": ("compute_log_prob", "trainer.old_log_prob"),
+    "ref": ("compute_ref_log_prob", "trainer.ref_log_prob"),
+    "update_actor": ("update_actor", "trainer.update_actor"),
+    "update_weights": ("update_weights", "trainer.update_weights"),
 }
-"""verl's timer and the worker's method that it is around."""
+"""verl's timer, the worker's method that it is around, and our span around the trainer's function that calls it."""
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -100,6 +106,7 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool) -> list[str]:
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
         "actor_rollout_ref.rollout.n": 8,
+        "actor_rollout_ref.rollout.ignore_eos": True,
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.25,
         "actor_rollout_ref.rollout.enforce_eager": True,
         "actor_rollout_ref.rollout.agent.num_workers": 2,
@@ -117,15 +124,21 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
 
 
-def run(out: Path, gpus: int, steps: int, use_v1: bool) -> tuple[Recording, list[dict[str, float]]]:
+def run(out: Path, gpus: int, steps: int, use_v1: bool, pairs: int = 0) -> tuple[Recording, list[dict[str, float]]]:
     """Run verl under tracing; its Recording, and its own figures of every step."""
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    if pairs:
+        switch = out / "switch"
+        switch.write_bytes(verl_pairs.ON)
+        verl_pairs.write_distribution(out / "plugin")
+        path = filter(None, [str(out / "plugin"), os.environ.get("PYTHONPATH")])
+        environment |= {verl_pairs.VARIABLE: f"{pairs}:{switch}", "PYTHONPATH": os.pathsep.join(path)}
     launcher = ["rltrace", "exec", "--out", str(out / "recording"), "--"]
     log = out / "log.txt"
     with log.open("w") as file:
         done = subprocess.run(
             [*launcher, *command(out, gpus, steps, use_v1)],
-            env={**os.environ, **offline},
+            env=environment,
             stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
@@ -149,17 +162,19 @@ def figures(log: str) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Spans:
-    """The spans of a Recording: the driver's, and every call that an arrow leads to."""
+    """The spans of a Recording: the driver's, every call that an arrow leads to, and the buckets."""
 
     driver: list[Span]
     calls: dict[str, Span]
-    sends: dict[int, list[Span]]
-    loads: list[Span]
+    sends: dict[str, Span]
+    """By bucket."""
+    loads: dict[str, Span]
+    """By bucket."""
 
     @classmethod
     def of(cls, recording: Recording) -> Spans:
         """Read a Recording once."""
-        driver, calls, sends, loads = [], {}, {}, []
+        driver, calls, sends, loads = [], {}, {}, {}
         for process in recording.processes:
             for span in (event for event in process.events() if isinstance(event, Span)):
                 if process.role == "driver":
@@ -167,14 +182,22 @@ class Spans:
                 if span.name == "ray.call":
                     calls |= dict.fromkeys(span.flows_in, span)
                 if span.name == "weight_sync.send":
-                    sends.setdefault(process.rank, []).append(span)
+                    sends[span.args["bucket"]] = span
                 if span.name == "weight_sync.load":
-                    loads.append(span)
+                    loads[span.args["bucket"]] = span
         return cls(sorted(driver, key=lambda span: span.start_ns), calls, sends, loads)
+
+    def inside(self, step: Span) -> list[Span]:
+        """The driver's spans that begin in a step."""
+        return [span for span in self.driver if step.start_ns <= span.start_ns < step.end_ns]
+
+    def of_name(self, step: Span, name: str) -> float:
+        """Seconds of the driver's spans of a name in a step."""
+        return sum(span.seconds for span in self.inside(step) if span.name == name)
 
     def seconds(self, step: Span, method: str) -> float | None:
         """Dispatch, slowest rank and collect of a method's calls in a step; None if there is none."""
-        inside = [span for span in self.driver if step.start_ns <= span.start_ns < step.end_ns]
+        inside = self.inside(step)
         total, found = 0.0, False
         for i, dispatch in enumerate(inside):
             if dispatch.name != "ray.dispatch" or not str(dispatch.args["method"]).endswith(method):
@@ -189,36 +212,82 @@ class Spans:
         return total if found else None
 
 
-def differences(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[int, str], tuple[float, float]]:
-    """verl's seconds and ours, by step and timer."""
-    spans = Spans.of(recording)
-    found = {}
-    for step, said in zip([s for s in spans.driver if s.name == "step"], logged, strict=True):
-        found[step.args["step"], "step"] = said["timing_s/step"], step.seconds
-        for timer, method in METHODS.items():
-            ours = spans.seconds(step, method)
-            if ours is not None and f"timing_s/{timer}" in said:
-                found[step.args["step"], timer] = said[f"timing_s/{timer}"], ours
+def transfers(buckets: dict[str, Span]) -> dict[str, list[Span]]:
+    """The buckets of each transfer of the weights to one rank's engine."""
+    found: dict[str, list[Span]] = {}
+    for bucket, span in buckets.items():
+        found.setdefault(bucket.rpartition(":")[0], []).append(span)
     return found
 
 
-def main(out: str, shape: str = "tiny", gpus: str = "2", steps: str = "4", use_v1: str = "False") -> None:
-    """Run, and print both tables."""
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    parameters = prepare(folder, shape)
-    recording, logged = run(folder, int(gpus), int(steps), use_v1 == "True")
-    for (step, timer), (theirs, ours) in differences(recording, logged).items():
-        print(
-            f"step {step}  {timer:16} verl {theirs:9.4f} s  rltrace {ours:9.4f} s  {100 * (ours / theirs - 1):+6.2f} %"
-        )
+@dataclass(frozen=True)
+class Timed:
+    """One of verl's timers in one step, in seconds."""
+
+    theirs: float
+    parts: float
+    """`ray.dispatch`, the slowest rank's `ray.call` and `ray.collect`; of a step, its span."""
+    around: float
+    """Our span around the trainer's function, which converts the batch before and after and waits for Ray."""
+
+    @property
+    def off(self) -> float:
+        """How far the parts are from verl's figure, relative."""
+        return self.parts / self.theirs - 1
+
+
+def timers(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[int, str], Timed]:
+    """verl's figures and ours, by step and timer; of the steps that were recorded."""
     spans = Spans.of(recording)
-    for rank, sent in sorted(spans.sends.items()):
-        size_bytes = sum(span.args["bytes"] for span in sent)
+    said_of = {int(said["training/global_step"]): said for said in logged}
+    found = {}
+    for step in (span for span in spans.driver if span.name == STEP and span.end_ns):
+        number = step.args["step"]
+        said = said_of[number]
+        found[number, "step"] = Timed(said["timing_s/step"], step.seconds, step.seconds)
+        for timer, (method, name) in METHODS.items():
+            parts = spans.seconds(step, method)
+            if parts is not None and f"timing_s/{timer}" in said:
+                found[number, timer] = Timed(said[f"timing_s/{timer}"], parts, spans.of_name(step, name))
+    return found
+
+
+def paired(logged: list[dict[str, float]], pairs: int) -> list[tuple[float, float]]:
+    """verl's own seconds of the recorded and of the other step of each pair."""
+    steps = zip(plan(pairs, seed=0), logged, strict=False)
+    return step_pairs([TimedStep(i, said["timing_s/step"], on, pair) for i, ((pair, on), said) in enumerate(steps)])
+
+
+def main() -> None:
+    """Run, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="tiny")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--v1", action="store_true", help="verl's new trainer")
+    parser.add_argument("--pairs", type=int, default=0, help="of steps, behind two that warm up")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    parameters = prepare(given.out, given.shape)
+    steps = WARM_UP_STEPS + 2 * given.pairs if given.pairs else given.steps
+    recording, logged = run(given.out, given.gpus, steps, given.v1, given.pairs)
+    show(recording, logged, parameters)
+    if given.pairs:
+        print(compare("recorded and not", "pair of steps", LEAST_PAIRS, paired(logged, given.pairs), 0.01))
+
+
+def show(recording: Recording, logged: list[dict[str, float]], parameters: int) -> None:
+    """Print what verl says and what the Recording says."""
+    for (step, timer), it in timers(recording, logged).items():
         print(
-            f"rank {rank}: {len(sent)} buckets, {size_bytes} bytes, {size_bytes / parameters:.3f} per parameter in all"
+            f"step {step}  {timer:14} verl {it.theirs:8.4f} s  dispatch, slowest rank, collect {it.parts:8.4f} s "
+            f"{100 * it.off:+6.2f} %  around it in the trainer {it.around:8.4f} s"
         )
+    for transfer, sent in sorted(transfers(Spans.of(recording).sends).items()):
+        size_bytes = sum(span.args["bytes"] for span in sent)
+        print(f"{transfer}: {len(sent)} buckets, {size_bytes} bytes, {size_bytes / parameters:.3f} per parameter")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

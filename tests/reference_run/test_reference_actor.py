@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo_ranks import RANKS, on_ranks
 from rltrace_reference import grpo
 from rltrace_reference.actor import Actor, Ref
 from rltrace_reference.architecture import transformers_config
@@ -19,28 +16,6 @@ from rltrace_reference.batch import Batch
 from rltrace_reference.config import ActorConfig, Config, ModelConfig
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3ForCausalLM
-
-RANKS = 2
-
-
-def on_each_rank(rank: int, check: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    torch.save(check(rank, *arguments), folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Runs a function on two ranks and returns what each returned."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-
-    def run(check: Callable[..., Any], *arguments: Any) -> list[Any]:
-        mp.spawn(on_each_rank, (check, tmp_path, arguments), nprocs=RANKS)
-        return [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
-
-    return run
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -73,9 +48,9 @@ def gradients_of_rank(rank: int, config: Config, batch: Batch) -> dict[str, torc
     return {name: parameter.grad.full_tensor() for name, parameter in actor.parameters()}
 
 
-def test_gradients_are_those_of_the_token_mean_over_all_ranks(ranks: Callable[..., list[Any]]) -> None:
+def test_gradients_are_those_of_the_token_mean_over_all_ranks(tmp_path: Path) -> None:
     config, batch = config_of(), batch_of([1, 2, 1, 1, 9, 8, 9, 7])
-    found, same = ranks(gradients_of_rank, config, batch)
+    found, same = on_ranks(gradients_of_rank, tmp_path, config, batch)
 
     torch.manual_seed(config.seed)
     model = Qwen3ForCausalLM(transformers_config(config.model)).float()
@@ -104,9 +79,9 @@ def sharding_of_rank(rank: int, config: Config) -> dict[str, Any]:
     }
 
 
-def test_each_rank_holds_half_of_every_parameter_in_fp32(ranks: Callable[..., list[Any]]) -> None:
+def test_each_rank_holds_half_of_every_parameter_in_fp32(tmp_path: Path) -> None:
     config = config_of()
-    first, second = ranks(sharding_of_rank, config)
+    first, second = on_ranks(sharding_of_rank, tmp_path, config)
     shapes = config.model.shapes()
     assert set(first["whole"]) == set(shapes)
     for name, shape in shapes.items():
@@ -122,14 +97,14 @@ def log_probs_of_rank(rank: int, config: Config) -> torch.Tensor:
     return Actor(config, rank).log_probs(batch_of([3, 4]))
 
 
-def test_a_checkpoint_of_rank_0_reaches_every_rank(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+def test_a_checkpoint_of_rank_0_reaches_every_rank(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     shape = ModelConfig(hidden_size=32, num_hidden_layers=3, tie_word_embeddings=False, rope_theta=500.0)
     torch.manual_seed(99)
     model = Qwen3ForCausalLM(transformers_config(shape)).float()
     model.save_pretrained(folder)
     config = msgspec.structs.replace(config_of(), model=msgspec.structs.replace(shape, path=str(folder)))
-    first, second = ranks(log_probs_of_rank, config)
+    first, second = on_ranks(log_probs_of_rank, tmp_path, config)
     tokens = batch_of([3, 4]).tokens_BT
     with torch.no_grad():
         expected = grpo.token_log_probs(model(input_ids=tokens).logits, tokens, 1.0)

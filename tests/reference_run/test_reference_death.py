@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,10 +18,10 @@ from rltrace_reference.reaper import processes_of
 pytestmark = pytest.mark.run
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run in the middle of its steps."""
-    process = runs.start(runs.write_config(tmp_path, steps=1000))
+@pytest.fixture(params=[2])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of two ranks, or as many as the test says, in the middle of its steps."""
+    process = runs.start(runs.write_config(tmp_path, ranks=request.param, steps=1000, **runs.QUICK))
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step   1"):
@@ -48,34 +48,37 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float) -> None:
     assert alive == []
 
 
-@pytest.mark.parametrize(("role", "find"), [("worker", workers), ("engine", engines)])
-def test_a_killed_process_ends_the_run_with_one_line_that_names_it(
-    role: str, find: Callable[[subprocess.Popen[str]], list[psutil.Process]], run: subprocess.Popen[str]
-) -> None:
+def test_a_killed_worker_ends_the_run_with_one_line_that_names_it(run: subprocess.Popen[str]) -> None:
+    victim = workers(run)[-1]
+    # A kernel before Linux 6.15 tells only a parent how its child ended.
+    check_it_is_named("worker", victim, run, how=r"killed (by SIGKILL|or crashed)")
+
+
+def test_a_stopped_engine_that_is_then_killed_while_the_driver_waits_is_named(run: subprocess.Popen[str]) -> None:
+    victim = engines(run)[0]
+    victim.send_signal(signal.SIGSTOP)  # the ranks now wait for it
+    time.sleep(1)
+    check_it_is_named("engine", victim, run, how="killed by SIGKILL")
+
+
+def check_it_is_named(role: str, victim: psutil.Process, run: subprocess.Popen[str], how: str) -> None:
+    """Kills a process of the run: it ends with one line, and nobody is left."""
     others = children(run)
-    victim = find(run)[-1]
     victim.kill()
     _, errors = run.communicate(timeout=30)
     assert run.returncode == 4
     (line,) = errors.splitlines()
-    # A kernel before Linux 6.15 tells only a parent how its child ended.
-    how = r"killed (by SIGKILL|or crashed)" if role == "worker" else "killed by SIGKILL"
     assert re.fullmatch(rf"rltrace: {role} of rank [01] \(pid {victim.pid}\) died: {how}", line)
     wait_until_gone(others, seconds=10)
 
 
-def test_a_stopped_engine_that_is_then_killed_while_the_driver_waits_is_noticed(run: subprocess.Popen[str]) -> None:
-    victim = engines(run)[0]
-    victim.send_signal(signal.SIGSTOP)  # the ranks now wait for it
-    time.sleep(1)
-    victim.kill()
-    _, errors = run.communicate(timeout=30)
-    assert f"(pid {victim.pid}) died: killed by SIGKILL" in errors
+one_rank = pytest.mark.parametrize("run", [1], indirect=True)
 
 
+@one_rank
 def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> None:
     others = children(run)
-    assert len(engines(run)) == len(workers(run)) == 2
+    assert len(engines(run)) == len(workers(run)) == 1
     (reaper,) = [child for child in others if child.cmdline()[-2].endswith("reaper.py")]
     folder = Path(reaper.cmdline()[-1])
     assert {child.pid for child in others} == {reaper.pid, *processes_of(str(folder))} - {run.pid}
@@ -84,6 +87,7 @@ def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> Non
     assert not folder.exists()
 
 
+@one_rank
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_driver_that_is_told_to_end_does_so_quietly(
     sent: signal.Signals, code: int, run: subprocess.Popen[str]
@@ -118,7 +122,7 @@ def test_a_run_whose_weights_did_not_arrive_ends_with_one_line_that_names_the_te
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOLD_ONE_BACK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    run = runs.start(runs.write_config(tmp_path))
+    run = runs.start(runs.write_config(tmp_path, **runs.QUICK))
     out, errors = run.communicate(timeout=100)
     assert [line.split()[1] for line in out.splitlines() if line.startswith("step  ")] == ["0", "1"]
     assert run.returncode == 4

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo_ranks import RANKS, on_ranks
 from rltrace_reference import checksum
 from rltrace_reference.channel import Channel
 from rltrace_reference.checksum import Piece, weighted_sum
@@ -20,7 +19,6 @@ from rltrace_reference.weight_sync import EXCHANGES, Bucket, Receiver, Sender
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-RANKS = 2
 SHAPES = {"odd rows": (37, 5), "norm": (128,), "larger than a bucket": (1000, 64), "fewer rows than ranks": (1, 7)}
 
 
@@ -41,9 +39,8 @@ def serve(receiver: Receiver, channel: Channel) -> None:
         channel.send({"result": receiver.receive(bucket, message["handle"], message["size_bytes"], descriptors)})
 
 
-def sync_on_rank(rank: int, folder: str, exchange: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+def sync_on_rank(rank: int, exchange: str) -> dict[str, torch.Tensor]:
+    """What the engine of this rank holds after a sync."""
     mesh = init_device_mesh("cpu", (RANKS,))
     shards = {name: distribute_tensor(whole, mesh, [Shard(0)]) for name, whole in parameters().items()}
     engine = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}
@@ -52,19 +49,12 @@ def sync_on_rank(rank: int, folder: str, exchange: str) -> None:
     thread.start()
     Sender(ours, 16384, "s", SharedMemory(), exchange=EXCHANGES[exchange]).sync(shards.items(), step=0)
     thread.join()
-    torch.save(engine, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return engine
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_each_engine_holds_the_whole_of_every_parameter(
-    exchange: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    mp.spawn(sync_on_rank, (str(tmp_path), exchange), nprocs=RANKS)
-    for rank in range(RANKS):
-        held = torch.load(tmp_path / f"{rank}.pt")
+def test_each_engine_holds_the_whole_of_every_parameter(exchange: str, tmp_path: Path) -> None:
+    for rank, held in enumerate(on_ranks(sync_on_rank, tmp_path, exchange)):
         for name, whole in parameters().items():
             assert torch.equal(held[name], whole.bfloat16()), (rank, name)
 

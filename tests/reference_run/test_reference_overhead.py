@@ -18,7 +18,7 @@ from rltrace.recording import Recording
 
 PAIRS = 2
 
-pytestmark = pytest.mark.timeout(900)  # two whole runs: minutes each on a machine that others use
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]  # two whole runs: minutes each on a machine that others use
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.mark.run
 def test_no_process_records_in_a_step_that_is_switched_off_and_all_do_in_the_others(measured: Path) -> None:
     recording = Recording.open(measured / "1-traced")
     events = {process: [*process.events()] for process in recording.processes if process.role != "sampler"}
@@ -65,7 +64,6 @@ def test_no_process_records_in_a_step_that_is_switched_off_and_all_do_in_the_oth
     assert recording.lost_events == 0
 
 
-@pytest.mark.run
 def test_readers_say_which_steps_were_not_recorded_and_make_no_zeros_of_them(measured: Path) -> None:
     summary = summarize(Recording.open(measured / "1-traced"))
     off = {step.step for step in summary.steps if not step.recorded}
@@ -74,7 +72,6 @@ def test_readers_say_which_steps_were_not_recorded_and_make_no_zeros_of_them(mea
     assert all(row.phases["actor.update"].seconds > 0 for row in summary.phases if row.rank == 0 and row.step)
 
 
-@pytest.mark.run
 def test_every_process_measured_its_own_costs_and_the_run_without_hooks_recorded_nothing(measured: Path) -> None:
     found = read_overhead(measured, limit=0.005)
     assert {cost.process for cost in found.bookkeeping} == {

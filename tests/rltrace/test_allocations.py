@@ -143,21 +143,31 @@ def test_entries_that_contradict_each_other_are_counted(changes: list[Change], a
 
 def test_what_a_pool_gave_torch_counts_as_the_pools_and_once() -> None:
     allocator = Allocator()
-    pooled = allocator.allocate(400)
     own = allocator.allocate(100)
+    pooled = allocator.allocate(400)
     stats = allocator.start()
+    in_pool = allocator.allocate(20, "rollout.activations")
     allocator.allocate(30, "rollout.activations")
-    asleep, awake = (
-        Change(allocator.host_ns, pooled, 8192, None),
-        Change(allocator.host_ns, pooled, 8192, "rollout.weights"),
-    )
-    pools = PoolHistory([asleep, awake], {pooled: 8192}, [(pooled, pooled + 8192)])
+    end = in_pool + 8192
+    asleep, awake = (Change(allocator.host_ns, pooled, end - pooled, owner) for owner in (None, "rollout.weights"))
+    pools = PoolHistory([asleep, awake], {pooled: end - pooled}, [(pooled, end)])
     names = Naming(0, {pooled: "rollout.weights", own: "rollout.graphs"})
     timeline = together(allocator.history(stats), [pools], [names])
-    assert timeline.start_bytes == {"rollout.weights": 8192, "rollout.graphs": 100}
-    assert [balance.bytes for balance in timeline.balances] == [30, 0, 8192]
-    assert timeline.peak_bytes == 8322
+    assert timeline.start_bytes == {"rollout.weights": 16384, "rollout.graphs": 100}
+    assert [balance.bytes for balance in timeline.balances] == [30, 0, 16384]
+    assert timeline.peak_bytes == 16384 + 100 + 30
     assert timeline.mismatches == 0
+
+
+def test_what_is_missing_in_the_middle_shows_as_bytes_that_nobody_accounts_for() -> None:
+    allocator = Allocator()
+    allocator.allocate(100)
+    stats = allocator.start()
+    address = allocator.allocate(700)
+    del allocator.entries[-1]
+    allocator.free(address)
+    history = allocator.history(stats)
+    assert (history.unaccounted_bytes, history.lost) == (-700, 1)
 
 
 # ---- the clock ----------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""`rltrace run` on the real run: what a user gives it, sees, and finds afterwards."""
+"""`rltrace run` on the real run: what it refuses, and how it ends when it is interrupted or somebody is killed.
+
+What is found after a run that ended well is in test_laptop_run.py.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,21 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from test_summary_screen import SCREEN_LINES, WIDTHS, figures_in, screen
+from reference_runs import LAPTOP, QUICK, write_config
 
 from rltrace.analysis import Summary, summarize
 from rltrace.errors import RecordingError
 from rltrace.recording import Process, Recording
 
-LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
 RLTRACE = [sys.executable, "-c", "from rltrace.cli import main; main(prog_name='rltrace')"]
-
-
-def config_file(folder: Path, **changes: object) -> Path:
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(yaml.safe_load(LAPTOP.read_text()) | changes))
-    return file
 
 
 def rltrace_(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -45,7 +39,7 @@ def rltrace_(*words: str | Path, **options: object) -> subprocess.CompletedProce
 def test_a_wrong_config_is_refused_before_anything_is_made(
     tmp_path: Path, changes: dict[str, object], said: str
 ) -> None:
-    file = config_file(tmp_path, **changes)
+    file = write_config(tmp_path, **changes)
     done = rltrace_("run", file, "--out", tmp_path / "run")
     assert done.returncode == 2
     assert done.stdout == ""
@@ -89,107 +83,15 @@ def test_another_system_is_told_what_works_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Three steps on two ranks."""
-    folder = tmp_path_factory.mktemp("finished")
-    return folder / "run", rltrace_("run", config_file(folder, steps=3), "--out", folder / "run")
-
-
-@pytest.mark.run
-class TestFinishedRun:
-    def test_it_ends_with_a_step_table_and_the_commands_to_go_on_with(
-        self, finished: tuple[Path, subprocess.CompletedProcess[str]]
-    ) -> None:
-        folder, done = finished
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        assert f"rltrace view {folder}" in lines[-2]
-        assert f"rltrace summary {folder}" in lines[-1]
-        at = lines.index("Steps")
-        assert [line.split()[0] for line in lines[at + 3 : at + 6]] == ["0", "1", "2"]
-
-    def test_its_phases_tile_each_ranks_step(self, finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
-        summary = summarize(Recording.open(finished[0]))
-        ranks = [row for row in summary.phases if row.rank is not None and row.step is not None]
-        assert [(row.step, row.rank) for row in ranks] == [(step, rank) for step in range(3) for rank in range(2)]
-        for row in ranks:
-            assert row.overlap_seconds == 0, row.overlaps
-            assert sum(part.seconds for part in row.phases.values()) == pytest.approx(row.seconds)
-            assert {"weight_sync", "rollout.generate", "actor.update", "wait.driver"} <= row.phases.keys()
-
-    def test_it_is_complete_and_every_hook_is_accounted_for(
-        self, finished: tuple[Path, subprocess.CompletedProcess[str]]
-    ) -> None:
-        summary = summarize(Recording.open(finished[0]))
-        assert summary.complete
-        assert summary.open_spans == []
-        assert summary.lost_events == 0
-        assert {hook.instrumentation for hook in summary.hooks if hook.never_fired} == {"fsdp1"}, "it is FSDP2's"
-        assert [hook.target for hook in summary.hooks if hook.state == "failed"] == []
-        without_parent = {(process.role, process.rank) for process in summary.processes if process.parent is None}
-        assert without_parent == {("driver", None), ("sampler", None)}
-        assert sorted((process.role, process.rank) for process in summary.processes if process.rank is not None) == [
-            ("engine", 0), ("engine", 1), ("worker", 0), ("worker", 1),
-        ]  # fmt: skip
-
-    def test_its_sync_and_its_memory_have_figures(
-        self, finished: tuple[Path, subprocess.CompletedProcess[str]]
-    ) -> None:
-        summary = summarize(Recording.open(finished[0]))
-        assert {(sync.step, sync.rank) for sync in summary.weight_sync if sync.step is not None} == {
-            (step, rank) for step in range(3) for rank in range(2)
-        }
-        for sync in summary.weight_sync:
-            assert sync.bytes > 0
-            assert sync.buckets > 0
-            assert sync.stages["weight_sync.send"].gigabytes_per_second
-        for device in summary.memory:
-            assert device.peak_bytes >= 64 << 20
-            assert sum(device.at_peak_bytes.values()) == device.peak_bytes
-            assert device.owner_peaks["actor.grads"].phase == "actor.update"
-
-    @pytest.mark.parametrize("width", WIDTHS)
-    def test_its_summary_cuts_no_figure(
-        self, finished: tuple[Path, subprocess.CompletedProcess[str]], width: int
-    ) -> None:
-        recording = Recording.open(finished[0])
-        for whole in (False, True):
-            lines = screen(recording, width, whole=whole)
-            assert max(map(len, lines)) <= width
-            assert figures_in(lines) <= figures_in(screen(recording, 1000, whole=whole))
-        first = screen(recording, width)[:SCREEN_LINES]
-        assert any(line.startswith("actor.update ") for line in first)
-        assert any(line.startswith("unexplained ") for line in first)
-
-    def test_its_rewards_are_those_that_the_run_printed(
-        self, finished: tuple[Path, subprocess.CompletedProcess[str]]
-    ) -> None:
-        folder, done = finished
-        steps = json.loads(rltrace_("summary", folder, "--json").stdout)["steps"]
-        assert len(steps) == 3
-        for step in steps:
-            assert f"step {step['step']:3}  reward {step['reward_mean']:.3f}" in done.stdout
-            assert step["tokens_per_second"] > 0
-
-    def test_a_second_run_into_its_folder_is_refused(
-        self, finished: tuple[Path, subprocess.CompletedProcess[str]]
-    ) -> None:
-        before = sorted(path.stat().st_mtime_ns for path in finished[0].rglob("*"))
-        done = rltrace_("run", LAPTOP, "--out", finished[0])
-        assert done.returncode == 3
-        assert "holds a Recording already; name another folder with --out" in done.stderr
-        assert sorted(path.stat().st_mtime_ns for path in finished[0].rglob("*")) == before
-
-
 @pytest.fixture
-def going_on(tmp_path: Path) -> Iterator[Callable[[], tuple[subprocess.Popen[str], Path]]]:
-    """Starts a run and returns when its first step is over."""
+def going_on(tmp_path: Path) -> Iterator[Callable[[int], tuple[subprocess.Popen[str], Path]]]:
+    """Starts a run of so many ranks and returns when its first step is over."""
     started: list[subprocess.Popen[str]] = []
 
-    def start() -> tuple[subprocess.Popen[str], Path]:
+    def start(ranks: int) -> tuple[subprocess.Popen[str], Path]:
         folder = tmp_path / "run"
-        command = [*RLTRACE, "run", str(LAPTOP), "--out", str(folder)]
+        config = write_config(tmp_path, ranks=ranks, steps=1000, **QUICK)
+        command = [*RLTRACE, "run", str(config), "--out", str(folder)]
         run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         started.append(run)
         while not _has_ended_a_step(folder):
@@ -237,9 +139,9 @@ def test_a_run_says_what_it_does_before_the_long_start_and_what_interrupted_it(t
 @pytest.mark.run
 @pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("engine", 0), ("driver", None)])
 def test_a_run_ends_and_names_who_was_killed(
-    going_on: Callable[[], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
+    going_on: Callable[[int], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
 ) -> None:
-    run, folder = going_on()
+    run, folder = going_on(1 if rank is None else 2)
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
     doing = _stopped_at_work(folder, victim)
     began = time.monotonic()
@@ -266,9 +168,9 @@ def _stopped_at_work(folder: Path, victim: Process) -> set[str]:
 
 @pytest.mark.run
 def test_a_run_that_is_told_to_end_does_and_leaves_nothing(
-    going_on: Callable[[], tuple[subprocess.Popen[str], Path]],
+    going_on: Callable[[int], tuple[subprocess.Popen[str], Path]],
 ) -> None:
-    run, folder = going_on()
+    run, folder = going_on(1)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate()
     assert run.returncode == 130

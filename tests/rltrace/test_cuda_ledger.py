@@ -19,6 +19,7 @@ from rltrace.analysis import summarize
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
+from rltrace.events import Span
 from rltrace.instrument.cuda_ledger import Card, CudaLedger, Reserved
 from rltrace.nvml import UnavailableError
 from rltrace.patching import PatchSet
@@ -43,14 +44,22 @@ class Simulated:
         self.other_bytes = 0
         self.answers: str | None = None
         self.changes = 0
+        self.asked = 0
+        """How often what each process holds was asked for."""
 
     def card(self) -> Card:
         if self.answers:
             raise UnavailableError(self.answers)
+        used_bytes = sum(self._held().values())
+        return Card(used_bytes, DRIVER_BYTES, CARD_BYTES - used_bytes - DRIVER_BYTES)
+
+    def _held(self) -> dict[int, int]:
         mine_bytes = self.context_bytes + self.reserved.reserved_bytes - self.asleep_bytes
-        held = {os.getpid(): mine_bytes, ENGINE_PID: self.other_bytes}
-        used_bytes = mine_bytes + self.other_bytes
-        return Card(used_bytes, DRIVER_BYTES, CARD_BYTES - used_bytes - DRIVER_BYTES, held)
+        return {os.getpid(): mine_bytes, ENGINE_PID: self.other_bytes}
+
+    def held(self) -> dict[int, int]:
+        self.asked += 1
+        return {} if self.answers else self._held()
 
     def torch(self) -> Reserved:
         return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes)
@@ -238,6 +247,44 @@ def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Sim
     assert list(found.row("unattributed")) == [0, MIB]
 
 
+def test_processes_are_asked_for_again_only_if_another_one_has_moved(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    gpu.other_bytes = 50 * MIB
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    asked = gpu.asked
+    actor(gpu, ledger)
+    ledger.sample()
+    assert gpu.asked == asked
+    gpu.other_bytes = 40 * MIB
+    ledger.sample()
+    assert gpu.asked == asked + 1
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    edges_ = [event for event in process.events() if isinstance(event, Span)]
+    mine = [500 * MIB, (500 + 300 + 600 + 7 + 5) * MIB, (500 + 300 + 600 + 7 + 5) * MIB]
+    assert [edge.args["held_bytes"][str(os.getpid())] for edge in edges_] == mine
+    assert [edge.args["held_bytes"][str(ENGINE_PID)] for edge in edges_] == [50 * MIB, 50 * MIB, 40 * MIB]
+
+
+def test_memory_that_moves_within_a_phase_is_said_once_with_what_the_process_holds(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="engine", rank=0)
+    ledger.sample()
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    ledger.reached(is_phase=False)
+    ledger.reached(is_phase=False)  # nothing has changed
+    pools.sleep()
+    ledger.reached(is_phase=False)
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    moved = [event.args for event in process.events() if isinstance(event, Span)][1:]
+    assert [args["held_bytes"] for args in moved] == [{str(os.getpid()): 3500 * MIB}, {str(os.getpid()): 500 * MIB}]
+    assert not any("totals" in args for args in moved)
+
+
 def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
@@ -267,7 +314,7 @@ def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
     rltrace.stop()
     found = of_device(folder)
     assert found.residual is None
-    assert found.unknown["cuda.context"] == "NVML: Driver Not Loaded"
+    assert found.unknown["cuda.context"] == "NVML does not say what this process holds"
     assert found.unknown["unexplained"] == "NVML: Driver Not Loaded"
 
 
@@ -287,8 +334,8 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
 
 
 def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:
-    told: list[BaseException | None] = []
-    undo = edges.watch(told.append)
+    told: list[tuple[BaseException | None, bool]] = []
+    undo = edges.watch(lambda error, is_phase: told.append((error, is_phase)))
     rltrace.start(folder)
     patches = PatchSet("test", rltrace.recorder.current())
     patches.span("textwrap:dedent", "actor.update")
@@ -302,4 +349,4 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
         patches.undo()
         undo()
         rltrace.stop()
-    assert told == [None, None, None, raised.value]
+    assert told == [(None, True), (None, True), (None, True), (raised.value, True)]

@@ -15,6 +15,8 @@ from rltrace import doctor, storage
 
 ROOT = Path(doctor.__file__).parents[1]
 
+pytestmark = pytest.mark.run
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
@@ -186,10 +188,11 @@ def test_a_python_whose_start_up_hook_does_not_run_is_told_from_one_that_has_no_
 
 def test_a_folder_that_cannot_be_written_is_named(environment: installed.Environment, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = environment.rltrace("doctor", "--out", "file/run", cwd=tmp_path)
+    # Of a Python without start-up hooks nothing else is asked: that and the folder are all that is missing.
+    done = environment.rltrace("doctor", "--out", "file/run", "--", "python", "-S", "train.py", cwd=tmp_path)
     assert done.returncode == 8
     assert "name another folder with --out" in " ".join(done.stdout.split())
-    assert "1 of these would be missing in a Recording." in done.stdout
+    assert "2 of these would be missing in a Recording." in done.stdout
 
 
 def test_a_place_for_a_recording_is_told_from_what_the_kernel_says(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from rltrace.environment import STARTUP
 from rltrace.recording import Recording
 
+pytestmark = pytest.mark.run
+
 PROGRAM = """
 import subprocess, sys
 import msgspec

@@ -23,7 +23,7 @@ from rltrace.recording import Process, Recording
 
 LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
 PROGRAM = """
 import sys, time
@@ -46,7 +46,7 @@ start, n = time.monotonic(), 0
 while time.monotonic() - start < float(sys.argv[2]):
     with rltrace.span("step", step=n):
         ray.get([rank.work.remote(n) for rank in ranks])
-    time.sleep(0.1)
+    time.sleep(0.02)
     n += 1
 for rank in ranks:
     rank.__ray_terminate__.remote()
@@ -62,10 +62,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program of fifteen seconds under `rltrace exec`."""
+    """A program under `rltrace exec`, for longer than the clocks need to be read twice."""
     folder = tmp_path_factory.mktemp("exec")
     (folder / "program.py").write_text(PROGRAM)
-    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "15"]
+    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "7"]
     done = rltrace_command(nodes, folder, *traced)
     assert done.returncode == 0, done.stderr
     return folder / "run"

@@ -13,6 +13,8 @@ from traced_runs import TracedRun, traced_environment
 from rltrace import manifest
 from rltrace.recording import Recording
 
+pytestmark = pytest.mark.run
+
 PROGRAMS = Path(__file__).parent / "programs"
 BUG = "ZeroDivisionError: a bug of ours"
 

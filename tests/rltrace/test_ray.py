@@ -3,6 +3,8 @@
 import pytest
 from traced_runs import run_traced
 
+pytestmark = pytest.mark.run
+
 CALLS = """
     import asyncio
     import ray

@@ -90,6 +90,17 @@ def test_hooks_of_a_forked_child_count_from_the_start(folder: Path) -> None:
     assert parent.lost_events == forked.lost_events == 0
 
 
+def test_a_hook_that_fails_in_a_forked_child_is_said_though_the_child_records_nothing(folder: Path) -> None:
+    rltrace.start(folder)
+    hooks = recorder.current()
+    hooks.hook("fsdp2", "m:A.f", "installed")
+    assert _fork(lambda: hooks.hook("fsdp2", "m:A.f", "failed", "TypeError: ours")) == 0
+    rltrace.stop()
+    parent, (forked,) = _processes(folder)
+    assert [process.hooks[0]["state"] for process in (parent, forked)] == ["installed", "failed"]
+    assert forked.hooks[0]["reason"] == "TypeError: ours"
+
+
 def test_events_lost_by_a_forked_child_are_its_own(folder: Path) -> None:
     rltrace.start(folder)
 

@@ -154,7 +154,7 @@ def test_it_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
     manifest.create(folder, owner=None, command=[], config=None)
     parent = subprocess.Popen(
         [sys.executable, "-c", "import sys, pathlib, time; from rltrace import sampler;"
-         "sampler.start(pathlib.Path(sys.argv[1]), 0.05); time.sleep(600)", str(folder)]
+         "kept = sampler.start(pathlib.Path(sys.argv[1]), 0.05); time.sleep(600)", str(folder)]
     )  # fmt: skip
     wait_for(lambda: [p for p in Recording.open(folder).processes if [*p.events()]])
     pid = sampler_of(folder).pid

@@ -223,3 +223,15 @@ def test_a_spawned_child_is_traced_too(tmp_path):
     assert [span.name for span in run.spans()] == ["parent", "child"]
     parent, child = run.recording.processes
     assert child.identity["parent"] == parent.key
+
+
+def test_a_plugin_that_is_loaded_late_leaves_a_process_what_a_hook_called_it(tmp_path):
+    run = run_traced(
+        tmp_path,
+        """
+        from rltrace import instrument, recorder
+        recorder.identify(role="server", rank=1)
+        instrument.join_run()
+        """,
+    )
+    assert [(process.role, process.rank) for process in run.recording.processes] == [("server", 1)]

@@ -28,7 +28,7 @@ def synchronize(group):
 def main():
     import torch
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     pool = RayResourcePool(process_on_nodes=[2], use_gpu=False, max_colocate_count=1)
     workers = {"tiny": RayClassWithInitArgs(ray.remote(TinyWorker), base=10)}
     colocated = create_colocated_worker_cls(workers)

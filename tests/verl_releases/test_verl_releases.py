@@ -24,7 +24,7 @@ from rltrace.recording import Recording
 ROOT = Path(rltrace.__file__).parents[1]
 STARTUP = ROOT / "rltrace" / "startup"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 every_release = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.version)
 
 DRIVER = {"__init__", "_timer", "compute_advantage"}

@@ -59,6 +59,8 @@ def _first_screen(summary: Summary) -> Iterator[RenderableType]:
     yield from _seconds(summary)
     if summary.memory:
         yield fullest_table(summary.memory)
+    if summary.allocations:
+        yield allocation_table(summary.allocations)
     if summary.steps:
         yield step_table(summary.steps, FEW_STEPS)
     if summary.own_spans:

@@ -64,6 +64,13 @@ DRIVER = (
     HookPoint(f"{TRAINER_V1}._compute_reward_colocate", driver.span_named("reward"), since=9),
     HookPoint("verl.trainer.ppo.ray_trainer:compute_advantage", driver.advantage),
     HookPoint(f"{TRAINER_V1}._compute_advantage", driver.span_named("advantage"), since=9),
+    # Around dispatch, execution and collecting, with the driver's own conversion of the batch to and from what is sent.
+    HookPoint(f"{TRAINER}._compute_old_log_prob", driver.span_named("trainer.old_log_prob"), since=7),
+    HookPoint(f"{TRAINER_V1}._compute_old_log_prob", driver.span_named("trainer.old_log_prob"), since=9),
+    HookPoint(f"{TRAINER}._compute_ref_log_prob", driver.span_named("trainer.ref_log_prob"), since=7),
+    HookPoint(f"{TRAINER_V1}._compute_ref_log_prob", driver.span_named("trainer.ref_log_prob"), since=9),
+    HookPoint(f"{TRAINER}._update_actor", driver.span_named("trainer.update_actor"), since=7),
+    HookPoint(f"{TRAINER_V1}._update_actor", driver.span_named("trainer.update_actor"), since=9),
     HookPoint(f"{TRAINER}._validate", driver.span_named("trainer.validate")),
     HookPoint(f"{TRAINER_V1}._validate", driver.span_named("trainer.validate"), since=9),
     HookPoint(f"{TRAINER}._save_checkpoint", driver.span_named("trainer.save_checkpoint")),

@@ -1,4 +1,7 @@
-"""FSDP2 on two gloo ranks: real training with checkpointing; a forward fails, and a step of the optimizer."""
+"""FSDP2 on two gloo ranks: real training with checkpointing; a forward fails, and a step of the optimizer.
+
+The ranks are forked: torch is imported once.
+"""
 
 import os
 import sys
@@ -78,4 +81,4 @@ def fail_as_a_program_does(optimizer):
 
 
 if __name__ == "__main__":
-    mp.spawn(work, (2, os.environ["RENDEZVOUS"]), nprocs=2)
+    mp.start_processes(work, (2, os.environ["RENDEZVOUS"]), nprocs=2, start_method="fork")

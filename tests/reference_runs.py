@@ -10,7 +10,14 @@ from typing import Any
 
 import yaml
 
-LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
+LAPTOP = Path(__file__).parents[1] / "examples" / "laptop.yaml"
+
+QUICK: dict[str, Any] = {
+    "task": {"prompts": 4},
+    "rollout": {"n": 4, "slots": 4},
+    "actor": {"minibatches": 2, "micro_batch": 4},
+}
+"""Changes for a run whose steps are short: for what does not depend on how much a step does."""
 
 
 def write_config(folder: Path, **changes: Any) -> Path:

@@ -1,29 +1,30 @@
-"""Hooks on the reference run: real Ray, FSDP2 over gloo and engine processes, two ranks, two steps."""
+"""`rltrace run examples/laptop.yaml` to its end, once: it learns, every hook says what is true, the figures add up.
+
+Real Ray, FSDP2 over gloo and engine processes. The other seeds and ranks learn in tests/reference_run, untraced.
+"""
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter as Count
 from itertools import pairwise
 
 import pytest
-from traced_runs import TracedRun, run_traced
+from reference_runs import LAPTOP, mean, write_config
+from test_summary_screen import SCREEN_LINES, WIDTHS, figures_in, screen
+from traced_runs import TracedRun
 
 from rltrace import plugins
 from rltrace.analysis import summarize
 from rltrace.events import PHASES, Counter, Span
+from rltrace.recording import Recording
 
 pytestmark = pytest.mark.run
 
-CONFIG = """
-ranks: 2
-steps: 2
-seed: 3
-model: {vocab_size: 16, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
-        head_dim: 8, intermediate_size: 64}
-task: {prompts: 4}
-rollout: {n: 4, max_tokens: 12, slots: 4, kv_cache_megabytes: 64, sleep_level: 2, bucket_megabytes: 0.015625}
-actor: {minibatches: 2, micro_batch: 4, learning_rate: 0.003, clip_ratio: 0.2, kl_coefficient: 0.001}
-"""
-
+STEPS = range(24)
+PROMPTS, SAMPLES, SLOTS = range(16), range(16), 128
+"""Of a rank: its half of the prompts, the samples of each, how many run at once."""
 OF_GPUS = {
     "rltrace_reference.actor:Actor.draw",
     "rltrace_reference.actor:Ref.draw",
@@ -31,32 +32,35 @@ OF_GPUS = {
 }
 """Hooks of a run on GPUs alone."""
 
-PROGRAM = """
-import sys
-from rltrace_reference.__main__ import main
-sys.exit(main(["config.yaml", "--out", "out"]))
-"""
+FIGURES = ("reward_mean", "tokens", "kl", "grad_norm", "logprob_abs_diff_max")
+"""Of a step: what a seed determines."""
 
 
-def run(folder, **environment) -> TracedRun:
-    (folder / "config.yaml").write_text(CONFIG)
-    done = run_traced(folder, PROGRAM, timeout_s=240, **environment)
-    assert done.returncode == 0, done.err
-    return done
+def rltrace_(*words, **environment):
+    command = [sys.executable, "-c", "from rltrace.cli import main; main(prog_name='rltrace')", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
 
 
-def rewards(folder):
-    return [json.loads(line)["reward_mean"] for line in (folder / "out" / "steps.jsonl").read_text().splitlines()]
+def run(config, folder, **environment) -> TracedRun:
+    done = rltrace_("run", config, "--out", folder, **environment)
+    assert done.returncode == 0, done.stderr
+    return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("reference")
+    return tmp_path_factory.mktemp("laptop") / "run"
 
 
 @pytest.fixture(scope="module")
-def traced(folder):
-    return run(folder)
+def traced(folder) -> TracedRun:
+    """The example that the README begins with, as a user runs it."""
+    return run(LAPTOP, folder)
+
+
+@pytest.fixture(scope="module")
+def summary(traced):
+    return summarize(traced.recording)
 
 
 def of_role(traced, role):
@@ -73,13 +77,100 @@ def values(events, name):
     return [event.value for event in events if isinstance(event, Counter) and event.name == name]
 
 
+# ---- what a user sees --------------------------------------------------------------------------------------------
+
+
+def test_it_learns_to_count_down_in_24_steps(traced, summary):
+    rewards = [step.reward_mean for step in summary.steps]
+    assert [step.step for step in summary.steps] == [*STEPS]
+    assert mean(rewards[:5]) <= 0.15
+    assert mean(rewards[-5:]) >= 0.9
+    # bf16 noise is below 0.1; the policy of one step before differs by 0.9.
+    assert max(step.args["logprob_abs_diff_max"] for step in traced.spans("step")) < 0.3
+
+
+def test_it_ends_with_a_step_table_and_the_commands_to_go_on_with(traced, folder):
+    lines = traced.out.splitlines()
+    assert f"rltrace view {folder}" in lines[-2]
+    assert f"rltrace summary {folder}" in lines[-1]
+    at = lines.index("Steps")
+    shown = [line.split()[0] for line in lines[at + 3 : -3]]
+    assert [step for step in shown if step.isdigit()] == [str(step) for step in STEPS]
+
+
+def test_its_phases_tile_each_ranks_step(summary):
+    ranks = [row for row in summary.phases if row.rank is not None and row.step is not None]
+    assert [(row.step, row.rank) for row in ranks] == [(step, rank) for step in STEPS for rank in range(2)]
+    for row in ranks:
+        assert row.overlap_seconds == 0, row.overlaps
+        assert sum(part.seconds for part in row.phases.values()) == pytest.approx(row.seconds)
+        assert {"weight_sync", "rollout.generate", "actor.update", "wait.driver"} <= row.phases.keys()
+
+
+def test_it_is_complete_and_every_hook_is_accounted_for(summary):
+    assert summary.complete
+    assert summary.open_spans == []
+    assert summary.lost_events == 0
+    assert {hook.instrumentation for hook in summary.hooks if hook.never_fired} == {"fsdp1"}, "it is FSDP2's"
+    assert [hook.target for hook in summary.hooks if hook.state == "failed"] == []
+    without_parent = {(process.role, process.rank) for process in summary.processes if process.parent is None}
+    assert without_parent == {("driver", None), ("sampler", None)}
+    assert sorted((process.role, process.rank) for process in summary.processes if process.rank is not None) == [
+        ("engine", 0), ("engine", 1), ("worker", 0), ("worker", 1),
+    ]  # fmt: skip
+
+
+def test_its_sync_and_its_memory_have_figures(summary):
+    assert {(sync.step, sync.rank) for sync in summary.weight_sync if sync.step is not None} == {
+        (step, rank) for step in STEPS for rank in range(2)
+    }
+    for sync in summary.weight_sync:
+        assert sync.bytes > 0
+        assert sync.buckets > 0
+        assert sync.stages["weight_sync.send"].gigabytes_per_second
+    for device in summary.memory:
+        assert device.peak_bytes >= 64 << 20
+        assert sum(device.at_peak_bytes.values()) == device.peak_bytes
+        assert device.owner_peaks["actor.grads"].phase == "actor.update"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_its_summary_cuts_no_figure(traced, width):
+    for whole in (False, True):
+        lines = screen(traced.recording, width, whole=whole)
+        assert max(map(len, lines)) <= width
+        assert figures_in(lines) <= figures_in(screen(traced.recording, 1000, whole=whole))
+    first = screen(traced.recording, width)[:SCREEN_LINES]
+    assert any(line.startswith("actor.update ") for line in first)
+    assert any(line.startswith("unexplained ") for line in first)
+
+
+def test_its_rewards_are_those_that_the_run_printed(traced, folder):
+    steps = json.loads(rltrace_("summary", folder, "--json").stdout)["steps"]
+    assert len(steps) == len(STEPS)
+    for step in steps:
+        assert f"step {step['step']:3}  reward {step['reward_mean']:.3f}" in traced.out
+        assert step["tokens_per_second"] > 0
+
+
+def test_a_second_run_into_its_folder_is_refused(traced, folder):
+    before = sorted(path.stat().st_mtime_ns for path in folder.rglob("*"))
+    done = rltrace_("run", LAPTOP, "--out", folder)
+    assert done.returncode == 3
+    assert "holds a Recording already; name another folder with --out" in done.stderr
+    assert sorted(path.stat().st_mtime_ns for path in folder.rglob("*")) == before
+
+
+# ---- what its hooks say ------------------------------------------------------------------------------------------
+
+
 def test_every_process_says_who_it_is(traced):
     # A worker that Ray keeps in reserve joins too; it has nothing to say.
     spoke = [process for process in traced.recording.processes if any(process.events())]
     who = [(process.role, process.rank, process.device) for process in spoke]
     host = traced.recording.processes[0].host
     assert sorted(who, key=str) == sorted(
-        [("driver", None, None)]
+        [("driver", None, None), ("sampler", None, None)]
         + [(role, rank, {"host": host, "uuid": f"cpu-{rank}"}) for role in ("worker", "engine") for rank in (0, 1)],
         key=str,
     )
@@ -118,7 +209,7 @@ def test_a_step_is_its_phases_in_order(traced):
     ]
     start = ["actor.build", "actor.shard", "actor.broadcast", "ref.build", "ref.shard", "ref.broadcast"]
     for events in of_role(traced, "worker"):
-        assert [s.name for s in spans(events) if s.name in PHASES] == [*start, "rollout.sleep", *step, *step]
+        assert [s.name for s in spans(events) if s.name in PHASES] == [*start, "rollout.sleep", *step * len(STEPS)]
     for events in of_role(traced, "engine"):
         assert [s.name for s in spans(events) if s.name in PHASES] == [
             "rollout.load",
@@ -126,13 +217,13 @@ def test_a_step_is_its_phases_in_order(traced):
             "rollout.reserve_kv",
         ]
     (driver,) = of_role(traced, "driver")
-    assert [s.name for s in spans(driver) if s.name in PHASES] == ["reward", "advantage"] * 2
+    assert [s.name for s in spans(driver) if s.name in PHASES] == ["reward", "advantage"] * len(STEPS)
 
 
 def test_a_sync_adds_up_at_every_stage(traced):
     for worker, engine in zip(of_role(traced, "worker"), of_role(traced, "engine"), strict=True):
         syncs = spans(worker, "weight_sync")
-        assert [sync.args["step"] for sync in syncs] == [0, 1]
+        assert [sync.args["step"] for sync in syncs] == [*STEPS]
         total = sum(sync.args["bytes"] for sync in syncs)
         assert total > 0
         for name in ("weight_sync.gather", "weight_sync.pack", "weight_sync.send"):
@@ -168,7 +259,8 @@ def test_every_request_has_a_span_on_a_lane_of_its_own(traced):
     for rank, events in enumerate(of_role(traced, "engine")):
         requests = spans(events, "rollout.request")
         names = [request.args["request_id"] for request in requests]
-        assert sorted(names) == sorted(f"{rank}.{step}.{i}.{n}" for step in (0, 1) for i in (0, 1) for n in range(4))
+        said = {f"{rank}.{step}.{prompt}.{sample}" for step in STEPS for prompt in PROMPTS for sample in SAMPLES}
+        assert sorted(names) == sorted(said)
         by_lane = {}
         for request in requests:
             assert request.end_ns > request.start_ns
@@ -181,7 +273,7 @@ def test_every_request_has_a_span_on_a_lane_of_its_own(traced):
         said = sum(request.args["tokens"] for request in requests)
         # Each sampled token but a request's last goes through the engine once more.
         assert sum(step.args["tokens"] for step in steps) == said - len(requests) + sum(prompts.values())
-        assert max(step.args["waiting"] for step in steps) == 4
+        assert max(step.args["waiting"] for step in steps) == len(PROMPTS) * len(SAMPLES) - SLOTS
         assert max(step.args["kv_usage"] for step in steps) == 1.0
 
 
@@ -211,20 +303,23 @@ def test_unmapped_memory_leaves_nothing_behind(traced):
         assert sum(s.args["bytes"] for s in unmaps) == sum(s.args["bytes"] for s in spans(events, "cumem.map"))
 
 
-def test_the_run_learns_the_same_without_hooks(traced, folder, tmp_path):
-    bare = run(tmp_path, RLTRACE_DISABLE=",".join(plugins.INSTRUMENTATIONS))
-    assert rewards(tmp_path) == rewards(folder)
+def test_the_same_seed_without_hooks_gives_the_same_figures(traced, tmp_path):
+    config = write_config(tmp_path, steps=3)
+    bare = run(config, tmp_path / "run", RLTRACE_DISABLE=",".join(plugins.INSTRUMENTATIONS))
+    figures = [[step.args[name] for name in FIGURES] for step in bare.spans("step")]
+    assert figures == [[step.args[name] for name in FIGURES] for step in traced.spans("step")[:3]]
+    assert len(figures) == 3
     assert {span.name for span in bare.spans()} == {"step", "reward", "advantage"}
     reasons = {hook["reason"] for process in bare.recording.processes for hook in process.hooks}
     assert reasons == {"disabled by RLTRACE_DISABLE"}
 
 
-def test_at_every_phase_edge_all_bytes_but_what_is_allowed_have_an_owner(traced):
-    devices = summarize(traced.recording).memory
+def test_at_every_phase_edge_all_bytes_but_what_is_allowed_have_an_owner(summary):
+    devices = summary.memory
     assert [device.rank for device in devices] == [0, 1]
     for device in devices:
         seen = {(edge.step, edge.phase) for edge in device.edges}
-        assert seen >= {(step, phase) for step in (0, 1) for phase in ("weight_sync", "rollout.sleep", "actor.update")}
+        assert seen >= {(step, phase) for step in STEPS for phase in ("weight_sync", "rollout.sleep", "actor.update")}
         assert {"actor.build", "rollout.load"} <= {phase for step, phase in seen if step is None}
         found = device.residual
         assert found.edges == len(device.edges)
@@ -236,8 +331,7 @@ def test_at_every_phase_edge_all_bytes_but_what_is_allowed_have_an_owner(traced)
         assert device.unknown == {}
 
 
-def test_every_sleep_of_the_run_gives_back_what_it_was_expected_to(traced):
-    summary = summarize(traced.recording)
+def test_every_sleep_of_the_run_gives_back_what_it_was_expected_to(summary):
     assert {(move.name, move.step) for move in summary.sleeps} >= {("rollout.sleep", None), ("rollout.sleep", 1)}
     assert {move.verdict for move in summary.sleeps} == {"ok"}
     assert summary.leaks == []

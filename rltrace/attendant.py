@@ -1,0 +1,37 @@
+"""A process of ours beside a traced command: it ends when its stdin does, told to or because its starter is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+
+
+class Attendant:
+    """One that runs as long as this is kept; the caller reaps it, with all other children."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """Start `python -m module arguments`.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+        environment["PYTHONSAFEPATH"] = "1"  # a module of the user's folder must not stand in for one of Python's
+        command = [sys.executable, "-m", module, *arguments]
+        # A session of its own: Ctrl-C in the terminal is for the run.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+        self._process.returncode = 0
+        self.pid = self._process.pid
+
+    def let_end(self) -> None:
+        """Tell it that the run is over."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def is_over(seconds: float) -> bool:
+    """In an attendant: whether it is told to end within this time."""
+    readable, _, _ = select.select([0], [], [], seconds)
+    return bool(readable) and not os.read(0, 1)

@@ -1,0 +1,97 @@
+"""Trains a small model on gloo ranks, sharded in each way that KINDS names, and prints what was learned.
+
+The ranks are forked: torch is imported once.
+"""
+
+import hashlib
+import os
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.utils.checkpoint import checkpoint
+
+import rltrace
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(16, 32)
+        self.down = torch.nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(10, 16)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
+        self.head = torch.nn.Linear(16, 10)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return self.head(x)
+
+
+def sharded(model, kind):
+    if kind == "fsdp2":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        return fully_shard(model, mesh=mesh, mp_policy=policy)
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({Layer}),
+        mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        use_orig_params=kind == "fsdp1",
+        device_id=torch.device("cpu"),
+    )
+
+
+def whole_parameters(model):
+    if not isinstance(model, FullyShardedDataParallel):
+        return [parameter.full_tensor() for parameter in model.state_dict().values()]
+    # Its weights in full precision: one more all-gather of every module.
+    with FullyShardedDataParallel.summon_full_params(model):
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def train(kind):
+    """Two steps, and a forward without gradients; what came of it."""
+    torch.manual_seed(0)
+    model = sharded(Model(), kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.arange(10).reshape(2, 5)
+    for _step in range(2):
+        loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        loss = model(tokens).float().sum()
+    learned = b"".join(parameter.numpy().tobytes() for parameter in whole_parameters(model))
+    return f"{kind} {hashlib.sha256(learned).hexdigest()} {loss.item().hex()}"
+
+
+def work(rank, ranks):
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=ranks)
+    for kind in os.environ["KINDS"].split():
+        with rltrace.span("training", kind=kind):
+            learned = train(kind)
+        if rank == 0:
+            print(learned, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    ranks = int(os.environ["RANKS"])
+    mp.start_processes(work, (ranks,), nprocs=ranks, start_method="fork")

@@ -1,0 +1,27 @@
+"""Traced runs of real training with FSDP: of the program in `programs/`, on gloo ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traced_runs import TracedRun, run_traced
+
+from rltrace.events import Span
+from rltrace.recording import Process
+
+TRAIN = (Path(__file__).parent / "programs" / "sharded_training.py").read_text()
+
+
+def train(folder: Path, *kinds: str, ranks: int, source: str = TRAIN, **environment: str) -> TracedRun:
+    """Train in one run with each kind of FSDP: "fsdp2", "fsdp1", or "fsdp1_flat" (flat parameters)."""
+    run = run_traced(folder, source, RANKS=str(ranks), KINDS=" ".join(kinds), **environment)
+    assert run.returncode == 0, run.err
+    return run
+
+
+def spans_inside(process: Process, name: str, **args: str) -> list[Span]:
+    """The spans of a process inside its only one of this name and arguments, by their start."""
+    spans = sorted((e for e in process.events() if isinstance(e, Span)), key=lambda span: span.start_ns)
+    (around,) = [span for span in spans if span.name == name and span.args == args]
+    assert around.end_ns is not None
+    return [s for s in spans if s is not around and around.start_ns <= s.start_ns < around.end_ns]

@@ -1,0 +1,255 @@
+"""Hooks on FSDP2, on FSDP1 and on torch's optimizers: real training on two gloo ranks, and on one.
+
+Their spans are the same, whichever shards the model.
+"""
+
+import pytest
+from sharded_runs import spans_inside, train
+from traced_runs import run_traced
+
+pytestmark = pytest.mark.run
+
+KINDS = ("fsdp2", "fsdp1", "fsdp1_flat")
+HOOKED = ("fsdp1", "fsdp2", "torch_optim")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("two"), *KINDS, ranks=2)
+
+
+def names(spans):
+    return sorted({span.name for span in spans})
+
+
+def ranks_of(run, kind):
+    """What each rank recorded while it trained with this kind."""
+    return [spans_inside(process, "training", kind=kind) for process in run.recording.processes if [*process.events()]]
+
+
+@every_kind
+def test_every_span_of_a_training_step_is_there(two_ranks, kind):
+    assert len(ranks_of(two_ranks, kind)) == 2
+    for spans in ranks_of(two_ranks, kind):
+        assert names(spans) == [
+            "fsdp.all_gather",
+            "fsdp.backward",
+            "fsdp.forward",
+            "fsdp.reduce_scatter",
+            "optimizer.step",
+        ]
+        assert all(span.end_ns is not None for span in spans)
+        assert not any("error" in span.args for span in spans)
+
+
+@every_kind
+def test_each_module_has_its_forward_and_backward(two_ranks, kind):
+    for spans in ranks_of(two_ranks, kind):
+        forwards = [span for span in spans if span.name == "fsdp.forward"]
+        first = [span.args["module"] for span in forwards if not span.args.get("recompute")]
+        assert first == ["", "layers.0", "layers.1"] * 3  # two steps, and one without gradients
+        recomputed = [span.args["module"] for span in forwards if span.args.get("recompute")]
+        assert recomputed == ["layers.1", "layers.0"] * 2
+        backwards = [span.args["module"] for span in spans if span.name == "fsdp.backward"]
+        assert backwards == ["", "layers.1", "layers.0"] * 2
+
+
+@every_kind
+def test_spans_nest_as_the_work_does(two_ranks, kind):
+    for spans in ranks_of(two_ranks, kind):
+        stack = []
+        for span in spans:
+            while stack and stack[-1].end_ns <= span.start_ns:
+                stack.pop()
+            assert not stack or span.end_ns <= stack[-1].end_ns, (stack[-1], span)
+            if span.args.get("recompute"):
+                assert (stack[-1].name, stack[-1].args["module"]) == ("fsdp.backward", span.args["module"])
+            if span.name == "fsdp.reduce_scatter":
+                assert (stack[-1].name, stack[-1].args["module"]) == ("fsdp.backward", span.args["module"])
+            stack.append(span)
+
+
+LAYER_ELEMENTS = 16 * 32 + 32 + 32 * 16 + 16
+
+
+def collectives(spans, name):
+    """Of the first layer."""
+    args = [span.args for span in spans if span.name == name and span.args["module"] == "layers.0"]
+    return [(of_one["bytes"], of_one["dtype"], of_one["tensors"], of_one["ranks"]) for of_one in args]
+
+
+@every_kind
+def test_collectives_know_their_bytes(two_ranks, kind):
+    for spans in ranks_of(two_ranks, kind):
+        gathers = collectives(spans, "fsdp.all_gather")
+        if kind != "fsdp2":
+            assert gathers.pop() == (LAYER_ELEMENTS * 4, "float32", 4, 2), "of the whole weights, at the end"
+        assert set(gathers) == {(LAYER_ELEMENTS * 2, "bfloat16", 4, 2)}
+        assert collectives(spans, "fsdp.reduce_scatter") == [(LAYER_ELEMENTS * 4, "float32", 4, 2)] * 2
+
+
+def test_flat_parameters_are_traced_as_original_ones_are(two_ranks):
+    for flat, original in zip(ranks_of(two_ranks, "fsdp1_flat"), ranks_of(two_ranks, "fsdp1"), strict=True):
+        assert [(s.name, s.args.get("module")) for s in flat] == [(s.name, s.args.get("module")) for s in original]
+
+
+def test_an_optimizer_step_says_whose_it_is(two_ranks):
+    for spans in ranks_of(two_ranks, "fsdp2"):
+        steps = [span for span in spans if span.name == "optimizer.step"]
+        assert [span.args for span in steps] == [{"optimizer": "AdamW", "tensors": 11}] * 2
+
+
+def test_training_is_the_same_with_and_without_the_hooks(two_ranks, tmp_path):
+    bare = train(tmp_path, *KINDS, ranks=2, RLTRACE_DISABLE=",".join(HOOKED))
+    assert bare.out == two_ranks.out
+    assert [line.split()[0] for line in bare.out.splitlines()] == [*KINDS]
+    assert names(bare.spans()) == ["training"]
+    hooks = [hook for process in bare.recording.processes for hook in process.hooks]
+    assert {hook["reason"] for hook in hooks if hook["instrumentation"] in HOOKED} == {"disabled by RLTRACE_DISABLE"}
+
+
+@pytest.mark.parametrize(("instrumentations", "count"), [(("fsdp1",), 7), (("fsdp2", "torch_optim"), 6)])
+def test_every_hook_is_installed_and_fired(two_ranks, instrumentations, count):
+    fired = {}
+    for process in two_ranks.recording.processes:
+        for hook in process.hooks:
+            if hook["instrumentation"] in instrumentations:
+                assert hook["state"] == "installed", hook
+                fired[hook["target"]] = fired.get(hook["target"], 0) + hook["fired"]
+    assert len(fired) == count
+    assert all(fired.values()), fired
+
+
+def test_one_rank_has_no_collectives(tmp_path):
+    run = train(tmp_path, "fsdp2", "fsdp1", ranks=1)
+    for kind in ("fsdp2", "fsdp1"):
+        (spans,) = ranks_of(run, kind)
+        assert names(spans) == ["fsdp.backward", "fsdp.forward", "optimizer.step"]
+
+
+# ---- what does not go as usual, on one rank ----------------------------------------------------------------------
+
+ONE_RANK = """
+    import torch, torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    import rltrace
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.relu(self.linear(x))
+
+    def fsdp1(module):
+        return FullyShardedDataParallel(module, use_orig_params=True, device_id=torch.device("cpu"))
+
+    def fsdp2(module):
+        return fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+"""
+
+ODD = """
+    with rltrace.span("frozen"):
+        model = torch.nn.Sequential(Layer(), Layer().requires_grad_(False), Layer())
+        for number in range(3):
+            model[number] = fsdp1(model[number])
+        model = fsdp1(model)
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+
+    class Fails(torch.autograd.Function):
+        fails = True
+        forward = staticmethod(lambda ctx, x: x.clone())
+
+        @staticmethod
+        def backward(ctx, grad):
+            if Fails.fails:
+                raise KeyError("theirs")
+            return grad
+
+    class Failing(Layer):
+        def forward(self, x):
+            return Fails.apply(super().forward(x))
+
+    with rltrace.span("backward raises"):
+        for fails in (True, False):
+            Fails.fails = fails
+            model = fsdp1(Failing())
+            try:
+                model(torch.ones(1, 4)).sum().backward()
+            except KeyError as error:
+                print("caught", error)
+    dist.destroy_process_group()
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    def fail(): raise KeyError("theirs, too")
+    def closure():
+        optimizer.zero_grad(); loss = model(torch.ones(2)).sum(); loss.backward(); return loss
+    with rltrace.span("step raises"):
+        try:
+            optimizer.step(fail)
+        except KeyError as error:
+            print("caught", error)
+        optimizer.step(closure)
+"""
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """The spans of one odd case, by its name."""
+    run = run_traced(tmp_path_factory.mktemp("odd"), ONE_RANK + ODD)
+    assert (run.returncode, run.out) == (0, "caught 'theirs'\ncaught 'theirs, too'\n"), run.err
+    (process,) = run.recording.processes
+    return lambda case: spans_inside(process, case)
+
+
+def test_a_module_that_is_frozen_ends_its_backward_with_the_whole_one(odd):
+    backwards = [span for span in odd("frozen") if span.name == "fsdp.backward"]
+    assert [span.args["module"] for span in backwards] == ["2", "1", "0"] * 2
+    assert all(span.end_ns is not None and "error" not in span.args for span in backwards)
+
+
+def test_a_backward_that_raised_is_over_at_the_next(odd):
+    backwards = [span for span in odd("backward raises") if span.name == "fsdp.backward"]
+    assert len(backwards) == 2
+    assert all(span.end_ns is not None for span in backwards)
+
+
+def test_a_step_that_raises_ends_its_span_at_the_next(odd):
+    steps = [span for span in odd("step raises") if span.name == "optimizer.step"]
+    assert [span.args.get("error") for span in steps] == ["RuntimeError", None]
+
+
+COMPILED = """
+    for shard in (fsdp1, fsdp2):
+        with rltrace.span("compiled", kind=shard.__name__):
+            model = shard(torch.nn.Sequential(shard(Layer()), shard(Layer())))
+            graphs = []
+
+            def backend(graph, inputs):
+                graphs.append(graph)
+                return graph
+
+            compiled = torch.compile(model, backend=backend)
+            for _ in range(2):
+                compiled(torch.ones(1, 4)).sum().backward()
+            print(len(graphs))
+            torch.compiler.reset()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_compiled_model_is_not_disturbed(tmp_path):
+    (tmp_path / "bare").mkdir()
+    bare = run_traced(tmp_path / "bare", ONE_RANK + COMPILED, RLTRACE_DISABLE="fsdp1,fsdp2")
+    run = run_traced(tmp_path, ONE_RANK + COMPILED)
+    assert (run.returncode, bare.returncode) == (0, 0), run.err
+    assert run.out == bare.out
+    (process,) = run.recording.processes
+    for kind in ("fsdp1", "fsdp2"):
+        assert names(spans_inside(process, "compiled", kind=kind)) == ["fsdp.backward", "fsdp.forward"]
