@@ -422,6 +422,7 @@ def test_workers_of_a_cluster_that_others_started_are_traced(
     finally:
         cluster.communicate()
     assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
+    assert "not traced" not in done.stderr, "nor is what brings the cluster's segments together"
     names = installed.span_names(tmp_path / "run")
     assert names.count("ray.submit") == 1
     assert names.count("ray.call") == 2
