@@ -33,7 +33,7 @@ class Vllm:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools(bytes_by_tag, addresses, LEDGER.out_of_memory)
+        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory)
         install_startup(patches, pools)
         install_sleep(patches, pools)
         install_steps(patches)
