@@ -13,9 +13,10 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.clock import now_ns
-from rltrace.instrument.cuda_memory import LEDGER, Growth, by_place
+from rltrace.instrument.cuda_memory import LEDGER, Growth
 from rltrace.instrument.pools import Pools
 from rltrace.instrument.requests import Lanes, Requests
+from rltrace.instrument.sharded_models import by_place
 from rltrace.patching import PatchSet
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
