@@ -212,8 +212,9 @@ def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
     places: dict[bool, dict[int, int]] = {True: {}, False: {}}
     for tensor in map(local, tensors):
         storage = tensor.untyped_storage()
-        if size := storage.nbytes():
-            places[tensor.is_cuda][storage.data_ptr()] = size
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address and size:  # on the meta device there is a size and nothing behind it
+            places[tensor.is_cuda][address] = size
     return {f"{owner}_bytes": sum(places[True].values()), f"{owner}_host_bytes": sum(places[False].values())}
 
 

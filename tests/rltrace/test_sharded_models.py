@@ -49,6 +49,12 @@ PROGRAM = """
 
     actor = model()
     say("built")
+    if sys.argv[1] == "fsdp2":  # FSDP1 gives what has shapes only its memory at once
+        with torch.device("meta"):
+            shapes = model()
+        say("beside one that has shapes only")
+        del shapes
+        gc.collect()
     optimizer = torch.optim.AdamW(actor.parameters())
     ref = model()  # could be trained, and is not: no optimizer holds it
     say("beside the ref")
@@ -97,6 +103,11 @@ def test_a_model_that_can_be_trained_is_the_actors_until_an_optimizer_holds_anot
 ) -> None:
     assert said["built"] == {"actor.params_host_bytes": SIZE_BYTES}
     assert said["beside the ref"] == {"actor.params_host_bytes": SIZE_BYTES, "ref.params_host_bytes": SIZE_BYTES}
+
+
+def test_a_model_that_has_shapes_only_holds_nothing() -> None:
+    said = said_by("fsdp2")
+    assert said["beside one that has shapes only"] == said["built"]
 
 
 def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -> None:
