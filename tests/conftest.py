@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where pytest-xdist runs files side by side, one that takes long must not be the last, with nobody beside it."""
     if os.environ.get("PYTEST_XDIST_WORKER"):
-        items.sort(key=lambda item: "run" not in item.keywords)
+        runs = Counter(item.path for item in items if "run" in item.keywords)
+        items.sort(key=lambda item: -runs[item.path])
 
 
 @pytest.fixture(autouse=True)
