@@ -7,15 +7,25 @@ costs the phase nothing. Nobody watches until an instrumentation of memory does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from rltrace.events import MEMORY_MOVES, PHASES
 
 NAMES = PHASES | MEMORY_MOVES
 """Spans whose beginning and end are edges."""
 
-Watcher = Callable[["BaseException | None", bool], None]
-"""Called with the error that ended the span, None at a beginning and at an end without one; and whether it is a phase,
-else memory moves within one."""
+
+class Edge(NamedTuple):
+    """The beginning or the end of a span."""
+
+    names: tuple[str, ...] = ()
+    """That the span may have; none where an engine has just become idle."""
+    is_end: bool = True
+    error: BaseException | None = None
+    """What ended it, if anything did."""
+
+
+Watcher = Callable[[Edge], None]
 
 _watchers: list[Watcher] = []
 
@@ -26,7 +36,7 @@ def watch(watcher: Watcher) -> Callable[[], None]:
     return lambda: _watchers.remove(watcher)
 
 
-def reached(error: BaseException | None = None, *, is_phase: bool = False) -> None:
+def reached(edge: Edge) -> None:
     """Tell everybody who watches."""
     for watcher in _watchers:
-        watcher(error, is_phase)
+        watcher(edge)

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 from wrapt import register_post_import_hook
 
 from rltrace import edges, recorder
-from rltrace.events import PHASES
 from rltrace.versions import unmet_support
 
 Function = Callable[..., Any]
@@ -438,17 +437,17 @@ def _at_edges(before: Before, after: After, emits: tuple[str, ...]) -> tuple[Bef
     """With whoever watches the edges told of this one, outside of its span."""
     if edges.NAMES.isdisjoint(emits):
         return before, after
-    is_phase = not PHASES.isdisjoint(emits)
+    beginning = edges.Edge(emits, is_end=False)
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        edges.reached(is_phase=is_phase)
+        edges.reached(beginning)
         return before(args, kwargs)
 
     def end(token: Any, result: Any, error: BaseException | None) -> None:
         try:
             after(token, result, error)
         finally:
-            edges.reached(error, is_phase=is_phase)
+            edges.reached(edges.Edge(emits, is_end=True, error=error))
 
     return begin, end
 

@@ -93,6 +93,8 @@ class ProcessTree:
         """Judge a process by its command line and environment."""
         try:
             if not PYTHON.fullmatch(Path(os.readlink(f"/proc/{pid}/exe")).name):
+                self._commands.pop(pid, None)  # it was one until it executed another program, as Ray's raylet is
+                self._bare.pop(pid, None)
                 return
             command, environment = _words(pid, "cmdline"), _words(pid, "environ")
         except OSError:  # it is gone

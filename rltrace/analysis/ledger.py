@@ -5,12 +5,13 @@ its device). The difference is a row of its own, `unexplained`, and nothing else
 
 An edge is seen by one process. What another one says then is what it said last, or next: it is as old as the time that
 has passed, or as the CPU time that it has used since, whichever is less, for a process that did not run did not change.
-On a GPU the driver says what each process holds: while that is the same, what the process said is not old at all.
+On a GPU a process that says what it holds itself sees what the others hold together: while that stays the same, what
+they said is not older than it was; and where the driver says what each of them holds, not old at all while that is so.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,30 +145,65 @@ class _Process:
 
 def edge_ledger(processes: list[Seen]) -> Ledger | None:
     """A moment at every edge of any process of the device; None if nobody read a total."""
-    edges = [edge for seen in processes for edge in seen.edges if edge.end_ns is not None and _totals(edge)]
-    of_all = {owner for edge in edges for owner in _rows_of_all(edge)}
+    edges = [
+        (edge, writer)
+        for writer, seen in enumerate(processes)
+        for edge in seen.edges
+        if edge.end_ns is not None and _totals(edge)
+    ]
+    of_all = {owner for edge, _ in edges for owner in _rows_of_all(edge)}
     named = sorted({owner for process in processes for owner in process.owners} | of_all, key=OWNERS.index)
     known = {process.pid: process for process in (_Process(seen, named) for seen in processes)}
     if not edges:
         return None
-    edges.sort(key=_end_ns)
-    moments = [_moment(edge, known, named) for edge in edges]
-    totals = np.array([sum(_totals(edge).values()) for edge in edges], np.float64)
+    edges.sort(key=lambda edge: _end_ns(edge[0]))
+    last: dict[tuple[int, str], _Said] = {}
+    moments = [_moment(edge, writer, known, named, last) for edge, writer in edges]
+    totals = np.array([sum(_totals(edge).values()) for edge, _ in edges], np.float64)
     rows = np.array([row for row, _ in moments])
     counted = [index for index, owner in enumerate(named) if owner != FREE]
     unexplained = totals - rows[:, counted].sum(axis=1)
     ledger = Ledger(
         [*named, UNEXPLAINED],
-        np.array([_end_ns(edge) for edge in edges], np.int64),
+        np.array([_end_ns(edge) for edge, _ in edges], np.int64),
         np.column_stack([rows, unexplained]),
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
-    ledger.cost_ns = np.array([_end_ns(edge) - edge.start_ns for edge in edges], np.float64)
+    ledger.cost_ns = np.array([_end_ns(edge) - edge.start_ns for edge, _ in edges], np.float64)
     return ledger
 
 
-def _moment(edge: Span, known: dict[str, _Process], owners: list[str]) -> tuple[NDArray[np.float64], float]:
-    """Rows of all processes of an edge's device, and the age of the oldest."""
+class _Said(NamedTuple):
+    """What a process said last, as an edge of another one takes it."""
+
+    sample: int
+    age_ns: float
+    others_bytes: object
+    """What all others held together at that edge."""
+    held_bytes: float
+    """What it held itself; NaN where nobody asked."""
+
+
+def _still_said(now: _Said, before: _Said | None) -> _Said:
+    """What an edge takes of a process: its nearest sample, or what the edge before took if that holds and was nearer."""
+    if before is None or before.age_ns >= now.age_ns:
+        return now
+    holds = before.held_bytes == now.held_bytes or before.others_bytes == now.others_bytes is not None
+    return now._replace(sample=before.sample, age_ns=before.age_ns) if holds else now
+
+
+def _moment(
+    edge: Span, writer: int, known: dict[str, _Process], owners: list[str], last: dict[tuple[int, str], _Said]
+) -> tuple[NDArray[np.float64], float]:
+    """Rows of all processes of an edge's device, and the age of the oldest.
+
+    Args:
+        edge: With totals.
+        writer: Which process's it is.
+        known: The processes, by pid.
+        owners: Of the rows.
+        last: What each writer's last edge took of each process; updated.
+    """
     rows = np.zeros(len(owners))
     for owner, size_bytes in _rows_of_all(edge).items():
         rows[owners.index(owner)] += size_bytes
@@ -175,10 +211,14 @@ def _moment(edge: Span, known: dict[str, _Process], owners: list[str]) -> tuple[
     for pid, held_bytes in _processes(edge, known).items():
         process = known.get(pid)
         index, age_ns = (None, 0.0) if process is None else process.nearest(edge)
+        if index is not None:
+            said = _Said(index, age_ns, edge.args.get("others_bytes"), _of(edge, "held_bytes", pid))
+            said = last[writer, pid] = _still_said(said, last.get((writer, pid)))
+            index, age_ns = said.sample, said.age_ns
         if process is not None and index is not None:
             rows += process.rows[index]
         elif _is_of_gpu(edge):  # of one that is not traced nobody knows what it holds
-            rows[owners.index(CONTEXT)] += 0 if process is None else held_bytes
+            rows[owners.index(CONTEXT)] += 0 if process is None or not np.isfinite(held_bytes) else held_bytes
         else:
             rows[owners.index(INTERPRETER)] += held_bytes
         apart_ns = max(apart_ns, age_ns)
@@ -201,9 +241,9 @@ def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
     """The processes of an edge's device with what each holds; where the driver does not say, all that we know."""
     if not _is_of_gpu(edge):
         return _totals(edge)
-    held = edge.args.get("held_bytes")
-    if isinstance(held, dict) and held:
-        return held
+    for said in (edge.args.get("held_bytes"), edge.args.get("cpu_ns")):
+        if isinstance(said, dict) and said:
+            return {pid: _of(edge, "held_bytes", pid) for pid in said}
     return {pid: 0.0 for pid, process in known.items() if process.ends_ns[0] <= _end_ns(edge) <= process.last_ns}
 
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from rltrace import memory, recorder
 from rltrace.clock import now_ns
-from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
+from rltrace.edges import Edge
+from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY, PHASES, SLEEP, WAKE_UPS
 from rltrace.nvml import UnavailableError
 
 Rows = dict[str, int]
@@ -26,6 +27,9 @@ MOST_REASON = 500
 
 SAME_NS = 2_000_000
 """An edge this soon after a sample, with nothing allocated or freed between, is the same edge."""
+
+ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP})
+"""Where the engine's memory moves."""
 
 OUTSIDE = ("cuda.context", "nccl", "rollout.graphs")
 """Rows that torch's allocator does not know of, or not all of."""
@@ -113,6 +117,8 @@ class CudaLedger:
         self._named: tuple[Any, Rows] = None, {}
         self._sampled: tuple[Any, int] = None, 0
         self._held: Held | None = None
+        self._knows_holders = True
+        """Whether that still holds at the last sample."""
         self._pooled: tuple[int, tuple[Reserved, Reserved]] | None = None
         self._unattributed_bytes = 0
         self._on_host: set[str] = set()
@@ -136,29 +142,37 @@ class CudaLedger:
                 self._outside["cuda.context"] = self._outside_bytes(self._device) or 0
         return self._device
 
-    def reached(self, error: BaseException | None = None, is_phase: bool = True) -> None:
-        """Sample at an edge; if an error about memory ended it, say so first."""
+    def reached(self, edge: Edge) -> None:
+        """Sample at an edge; if an error about memory ended the span, say so first."""
         if not recorder.is_recording():
             return
-        if error is not None:
-            self.out_of_memory(error)
+        if edge.error is not None:
+            self.out_of_memory(edge.error)
         self.activation_bytes = self._most_forward_bytes = 0
-        device = self.device()
-        if device is not None and not self._is_known(device, is_phase):
-            self.sample(is_phase)
+        device, is_phase = self.device(), not PHASES.isdisjoint(edge.names)
+        is_engines = not ENGINES_PHASES.isdisjoint(edge.names)
+        # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
+        of_processes = not is_engines or (not edge.is_end and self._knows_holders)
+        if device is not None and not self._is_known(device, is_phase, of_processes):
+            self.sample(of_card=is_phase, of_processes=of_processes)
 
-    def _is_known(self, device: Device, is_phase: bool) -> bool:
+    def _is_known(self, device: Device, is_phase: bool, of_processes: bool) -> bool:
         """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""
         state, end_ns = self._sampled
-        is_late = is_phase and now_ns() - end_ns >= SAME_NS
+        is_late = is_phase and (now_ns() - end_ns >= SAME_NS or (of_processes and not self._knows_holders))
         return not is_late and state is not None and state == self._state(device)
 
     def _state(self, device: Device) -> Any:
         """What changes whenever this process's rows do."""
         return device.torch().changes, None if self.engine is None else self.engine.bytes_by_owner()
 
-    def sample(self, with_totals: bool = True) -> None:
-        """Write every row, then the totals of the card, or of this process alone."""
+    def sample(self, *, of_card: bool = True, of_processes: bool = True) -> None:
+        """Write every row, then the totals.
+
+        Args:
+            of_card: Whether the card's total is read too; else these rows are for other processes' edges.
+            of_processes: Whether to ask what each process holds, if that can have changed (2 ms on a busy machine).
+        """
         device = self.device() if recorder.is_recording() else None
         if device is None:
             return
@@ -167,28 +181,36 @@ class CudaLedger:
             for name, size in rows.items():
                 recorder.counter(name, size)
             recorder.counter("resident_bytes", self._process.resident_bytes())
-            try:
-                edge.set(**(self._totals(device, rows) if with_totals else of_processes(own(device.held()))))
-            except UnavailableError as reason:
-                self._say("unexplained", str(reason))
+            if of_card:
+                self._set_totals(edge, device, rows, of_processes)
+            else:
+                edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
         self._sampled = self._state(device), now_ns()
 
-    def _totals(self, device: Device, rows: Rows) -> dict[str, Any]:
-        """The driver's figures; what the other processes hold is asked for only if it cannot be what it was."""
-        card = device.card()
+    def _set_totals(self, edge: Any, device: Device, rows: Rows, of_processes: bool) -> None:
+        try:
+            card = device.card()
+        except UnavailableError as reason:
+            self._say("unexplained", str(reason))
+            return
         recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
         mine_bytes = sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
+        others_bytes = card.used_bytes - mine_bytes
+        edge.set(
+            totals={"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
+            free_bytes=card.free_bytes,
+            others_bytes=others_bytes,
+        )
         known = self._held
-        if known is None or known.others_bytes != card.used_bytes - mine_bytes:
-            self._held = known = Held(device.held(), mine_bytes, card.used_bytes - mine_bytes)
-        by_pid = dict(known.by_pid)
-        if os.getpid() in by_pid:
-            by_pid[os.getpid()] += mine_bytes - known.mine_bytes
-        return {
-            "totals": {"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
-            "free_bytes": card.free_bytes,
-            **of_processes(by_pid),
-        }
+        if known is None or (of_processes and known.others_bytes != others_bytes):
+            self._held = known = Held(device.held(), mine_bytes, others_bytes)
+        self._knows_holders = known.others_bytes == others_bytes
+        if self._knows_holders:
+            by_pid = dict(known.by_pid)
+            if os.getpid() in by_pid:
+                by_pid[os.getpid()] += mine_bytes - known.mine_bytes
+            edge.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
+        edge.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
 
     def rows(self, device: Device) -> Rows:
         """Bytes of every owner in this process now."""
@@ -309,16 +331,6 @@ def remainder(torch: Reserved, pools: Reserved, graphs: Reserved) -> tuple[int, 
     allocated_bytes = torch.allocated_bytes - pools.allocated_bytes - graphs.allocated_bytes
     reserved_bytes = torch.reserved_bytes - pools.reserved_bytes - graphs.reserved_bytes
     return reserved_bytes - allocated_bytes, allocated_bytes
-
-
-def own(by_pid: dict[int, int]) -> dict[int, int]:
-    """This process's part."""
-    return {pid: size for pid, size in by_pid.items() if pid == os.getpid()}
-
-
-def of_processes(by_pid: dict[int, int]) -> dict[str, Any]:
-    """What processes hold and how long they have run, as arguments of an edge."""
-    return {"held_bytes": {str(pid): size for pid, size in by_pid.items()}, "cpu_ns": dict(_cpu_ns(by_pid))}
 
 
 def _cpu_ns(pids: Collection[int]) -> Iterator[tuple[str, int]]:

@@ -8,6 +8,8 @@ Source read: torch 2.6 to 2.13, torch/distributed/fsdp and distributed_c10d.py.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -104,12 +106,19 @@ class FirstCalls(Growth):
         self._known: set[str] = set()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Look before the first one only."""
+        """Look before the first one only; one of the host's tensors needs no communicator of GPUs."""
         group = args[0].group_name
-        if group in self._known:
+        if group in self._known or not any(map(is_on_gpu, args[1:])):
             return None
         self._known.add(group)
         return super().begin(args, kwargs)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether a tensor, or the first one of nested lists, lies on a GPU."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return bool(getattr(value, "is_cuda", False))
 
 
 # ---- models -----------------------------------------------------------------------------------------------------
@@ -404,16 +413,22 @@ class CudaDevice:
 
 
 def open_device() -> CudaDevice | None:
-    """The device that this process uses; None while it uses none, or NVML does not show it."""
-    import sys
-
+    """The device on which this process has a context; None while it has none."""
     torch = sys.modules.get("torch")
     # Never wakes CUDA up: a process that does not use it shall not hold a context of half a gigabyte.
     if torch is None or not torch.cuda.is_initialized():
         return None
-    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    found = [gpu for gpu in nvml.gpus() if gpu.uuid == uuid]
-    return CudaDevice(torch, found[0]) if found else None
+    current = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    found = [gpu for gpu in nvml.gpus() if gpu.uuid == current]
+    return CudaDevice(torch, found[0]) if found and has_context(found[0]) else None
+
+
+def has_context(gpu: nvml.Gpu) -> bool:
+    """Whether this process is one of a GPU's; yes where NVML does not say."""
+    try:
+        return os.getpid() in gpu.bytes_by_pid()
+    except nvml.UnavailableError:
+        return True
 
 
 LEDGER = CudaLedger(open_device)

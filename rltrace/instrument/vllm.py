@@ -233,4 +233,4 @@ class SchedulerRequests:
             request.request_id, prompt_tokens=request.num_prompt_tokens, tokens=request.num_output_tokens
         )
         if not self._requests.in_flight:  # the engine has nothing left to do: what it holds now stays until it sleeps
-            edges.reached()
+            edges.reached(edges.Edge())

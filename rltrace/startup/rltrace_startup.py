@@ -8,8 +8,9 @@ pays nothing. No framework is imported here.
 import os
 import sys
 
-# Ray's own services, and helpers that the standard library and our example start. A Ray worker's interpreter runs twice
-# with one pid: setup_worker.py sets up the environment and then executes default_worker.py, which is the one to trace.
+# Ray's own services, and helpers that the standard library, our example and rltrace itself start. A Ray worker's
+# interpreter runs twice with one pid: setup_worker.py sets up the environment and then executes default_worker.py,
+# which is the one to trace.
 UNTRACED = (
     "/ray/dashboard/",
     "/ray/_private/log_monitor.py",
@@ -21,6 +22,7 @@ UNTRACED = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
     "/rltrace_reference/reaper.py",
+    "rltrace.companion",
 )
 
 NOT_YET = sys.stdlib_module_names | {"sitecustomize", "usercustomize", "apport_python_hook", "rltrace_startup"}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
+from recordings import Written, sample, span
 
 import rltrace
 from rltrace import edges
@@ -19,6 +20,7 @@ from rltrace.analysis import summarize
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
+from rltrace.edges import Edge
 from rltrace.events import Span
 from rltrace.instrument.cuda_ledger import Card, CudaLedger, Reserved
 from rltrace.nvml import UnavailableError
@@ -214,7 +216,7 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
     def work() -> None:
         ledger.sample()
         actor(gpu, ledger)
-        ledger.reached()
+        ledger.reached(Edge())
         gpu.allocate(90 * MIB)
         ledger.end_forward()
 
@@ -226,7 +228,7 @@ def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
 ) -> None:
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
-    ledger.reached()
+    ledger.reached(Edge())
     for size_bytes in (90 * MIB, 90 * MIB, 95 * MIB):
         gpu.allocate(size_bytes)
         ledger.end_forward()
@@ -238,10 +240,10 @@ def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
 
 def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
     rltrace.start(folder, role="worker", rank=0)
-    ledger.reached()
-    ledger.reached()
+    ledger.reached(Edge(("actor.old_log_prob",)))
+    ledger.reached(Edge(("ref.log_prob",), is_end=False))
     gpu.allocate(MIB)
-    ledger.reached()
+    ledger.reached(Edge(("ref.log_prob",), is_end=False))
     rltrace.stop()
     (found,) = ledgers(Observations(Recording.open(folder))).values()
     assert list(found.row("unattributed")) == [0, MIB]
@@ -268,21 +270,56 @@ def test_processes_are_asked_for_again_only_if_another_one_has_moved(
     assert [edge.args["held_bytes"][str(ENGINE_PID)] for edge in edges_] == [50 * MIB, 50 * MIB, 40 * MIB]
 
 
-def test_memory_that_moves_within_a_phase_is_said_once_with_what_the_process_holds(
+def test_memory_that_moves_within_a_phase_is_said_once_and_the_card_is_not_asked(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
     rltrace.start(folder, role="engine", rank=0)
     ledger.sample()
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
-    ledger.reached(is_phase=False)
-    ledger.reached(is_phase=False)  # nothing has changed
+    asked = gpu.asked
+    ledger.reached(Edge())
+    ledger.reached(Edge())  # nothing has changed
     pools.sleep()
-    ledger.reached(is_phase=False)
+    ledger.reached(Edge())
     rltrace.stop()
+    assert gpu.asked == asked
     (process,) = Recording.open(folder).processes
     moved = [event.args for event in process.events() if isinstance(event, Span)][1:]
-    assert [args["held_bytes"] for args in moved] == [{str(os.getpid()): 3500 * MIB}, {str(os.getpid()): 500 * MIB}]
-    assert not any("totals" in args for args in moved)
+    assert [list(args) for args in moved] == [["cpu_ns"], ["cpu_ns"]]
+
+
+def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
+    """A worker's edges at 1, 2 and 3 s, beside an engine that said what it holds at 0.998 s and works ever since."""
+    written = Written(folder)
+    device = {"host": "here", "uuid": "GPU-1"}
+    at_edge = [(1.0, 500), (2.0, 500), (3.0, others_bytes)]
+    edges_ = [
+        span(
+            "memory.edge",
+            at,
+            at + 0.001,
+            totals={"used": 100 + 500, "driver.reserved": 7},
+            others_bytes=others,
+            cpu_ns={"1": 0, "2": int(at * 1e9)},
+        )
+        for at, others in at_edge
+    ]
+    written.process("worker", *edges_, sample("actor.params_bytes", 0.5, 100), pid=1, rank=0, device=device, ended_s=4)
+    said = [sample("rollout.weights_bytes", 0.997, 500), span("memory.edge", 0.997, 0.998, cpu_ns={"2": int(0.998e9)})]
+    phases = [span("actor.update", at, at + 0.001) for at, _ in at_edge]
+    written.process("engine", *said, pid=2, rank=0, device=device, ended_s=4)
+    written.process("phases", *phases, pid=3, rank=0, device=device, ended_s=4)
+    (found,) = summarize(written.read()).memory
+    return found
+
+
+@pytest.mark.parametrize(("others_bytes", "settled"), [(500, [True, True, True]), (501, [True, True, False])])
+def test_what_the_others_hold_together_tells_whether_their_last_word_still_holds(
+    others_bytes: int, settled: list[bool], tmp_path: Path
+) -> None:
+    found = two_processes(tmp_path / "run", others_bytes=others_bytes)
+    assert [edge.is_settled for edge in found.edges if edge.edge == "end"] == settled
+    assert {edge.bytes["rollout.weights"] for edge in found.edges} == {500}
 
 
 def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
@@ -325,7 +362,7 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
     actor(gpu, ledger)
     error = RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62")
     ledger.out_of_memory(error, asked_bytes=9 * MIB)
-    ledger.reached(error)
+    ledger.reached(Edge(error=error))
     rltrace.stop()
     (failure,) = summarize(Recording.open(folder)).out_of_memory
     assert (failure.asked_bytes, failure.free_bytes) == (9 * MIB, gpu.card().free_bytes)
@@ -334,8 +371,8 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
 
 
 def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:
-    told: list[tuple[BaseException | None, bool]] = []
-    undo = edges.watch(lambda error, is_phase: told.append((error, is_phase)))
+    told: list[Edge] = []
+    undo = edges.watch(told.append)
     rltrace.start(folder)
     patches = PatchSet("test", rltrace.recorder.current())
     patches.span("textwrap:dedent", "actor.update")
@@ -349,4 +386,5 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
         patches.undo()
         undo()
         rltrace.stop()
-    assert told == [(None, True), (None, True), (None, True), (raised.value, True)]
+    ends = [(False, None), (True, None), (False, None), (True, raised.value)]
+    assert told == [Edge(("actor.update",), is_end, error) for is_end, error in ends]

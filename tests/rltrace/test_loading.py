@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,21 @@ def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace
     assert "not traced" not in shown, "nothing was missed"
 
 
+def test_a_fork_that_executes_another_program_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """Between the two it has its parent's command line; the program may be one that a package brought, as Ray's are."""
+    brought = tmp_path / "site-packages" / "program.so"
+    brought.parent.mkdir()
+    shutil.copy(str(shutil.which("sleep")), brought)
+    (tmp_path / "program.py").write_text(
+        "import msgspec, os, time\n"
+        f"if os.fork() == 0: time.sleep(0.5); os.execv({str(brought)!r}, ['program', '3'])\n"
+        "os.wait()\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rltrace: recorded in run; ")
+
+
 def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
     environment: installed.Environment, tmp_path: Path
 ) -> None:
@@ -406,6 +422,7 @@ def test_workers_of_a_cluster_that_others_started_are_traced(
     finally:
         cluster.communicate()
     assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
+    assert "not traced" not in done.stderr, "nor is what brings the cluster's segments together"
     names = installed.span_names(tmp_path / "run")
     assert names.count("ray.submit") == 1
     assert names.count("ray.call") == 2
