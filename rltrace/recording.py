@@ -26,6 +26,9 @@ from rltrace.process import COUNTS, LOST
 
 Event = Span | Counter
 
+UNSAID_ROLE = "process"
+"""What a process is called until it, or a hook, says what it is."""
+
 
 class Recording:
     """The folder of a run, or an archive of it, read only."""
@@ -176,7 +179,7 @@ class Process:
 
     @property
     def role(self) -> str:
-        return str(self.identity.get("role") or "process")
+        return str(self.identity.get("role") or UNSAID_ROLE)
 
     @property
     def rank(self) -> int | None:
@@ -287,6 +290,8 @@ class Process:
     def _read_line(self, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         kind = line.pop("kind", None)
         if kind == "process":
+            if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
+                del line["role"]
             self.identity |= line
         elif kind == "hook":
             hooks[line["instrumentation"], line["target"]] = {**line, "slot": int(line["slot"])}
