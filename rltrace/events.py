@@ -132,12 +132,13 @@ WEIGHT_SYNC_STAGES = (
 """Stages of one bucket, in the order its bytes pass them."""
 
 
-def not_applicable(device_type: str, ranks: int) -> dict[str, str]:
+def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict[str, str]:
     """Names whose bytes do not really move on such a run, each with the reason.
 
     Args:
         device_type: "cpu" or "cuda".
         ranks: Number of ranks of the run.
+        draws: Whether random weights were drawn where they lie.
     """
     reasons: dict[str, str] = {}
     if device_type == "cpu":
@@ -146,6 +147,9 @@ def not_applicable(device_type: str, ranks: int) -> dict[str, str]:
         reasons["rollout.capture"] = "there are no CUDA graphs on a CPU"
         one_draws = "on a CPU rank 0 draws random weights and broadcasts them"
         reasons |= {"actor.draw": one_draws, "ref.draw": one_draws}
+    if draws:
+        nobody_sends = "every rank draws its own random weights"
+        reasons |= {"actor.broadcast": nobody_sends, "ref.broadcast": nobody_sends}
     if ranks == 1:
         alone = "one rank has nobody to exchange shards with"
         reasons |= {"fsdp.all_gather": alone, "fsdp.reduce_scatter": alone}

@@ -128,7 +128,10 @@ class WorkerGroup:
         """
         pending = list(references)
         while pending:
-            done, _ = ray.wait(pending + self.watches, num_returns=1)
+            try:
+                done, _ = ray.wait(pending + self.watches, num_returns=1)
+            except SystemExit:
+                raise SystemExit(_exit_code) from None  # Ray makes 1 of what a signal handler raises while it waits
             for reference in done:
                 self._check(reference)
                 pending.remove(reference)
@@ -257,9 +260,15 @@ def _start_private_ray(config: Config, temp_folder: str) -> None:
     )
 
 
+_exit_code: int | None = None
+"""Of a driver that was told to end."""
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
     """Ends the driver by way of every `finally`, with the exit code of a shell."""
-    sys.exit(128 + number)
+    global _exit_code
+    _exit_code = 128 + number
+    sys.exit(_exit_code)
 
 
 def _is_here(of_rank: dict[str, Any]) -> bool:

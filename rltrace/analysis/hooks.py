@@ -50,7 +50,8 @@ def hooks(seen: Observations) -> list[HookFigures]:
 
 def names_not_applicable(seen: Observations) -> dict[str, str]:
     """Span names that cannot be in this run, each with the reason."""
-    return not_applicable(_device_type(seen), _ranks(seen))
+    draws = any("actor.draw" in process.phases for process in seen.processes)
+    return not_applicable(_device_type(seen), _ranks(seen), draws=draws)
 
 
 def _hook(

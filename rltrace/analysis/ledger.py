@@ -185,7 +185,7 @@ class _Said(NamedTuple):
 
 
 def _still_said(now: _Said, before: _Said | None) -> _Said:
-    """What an edge takes of a process: its nearest sample, or what the edge before took if that holds and was nearer."""
+    """What an edge takes of a process: its nearest sample, or what the edge before took if that holds and is newer."""
     if before is None or before.age_ns >= now.age_ns:
         return now
     holds = before.held_bytes == now.held_bytes or before.others_bytes == now.others_bytes is not None

@@ -336,9 +336,16 @@ def _out_of_memory(
         moment=moment,
         before=before,
         changes=[
-            f"{CHANGES[owner]} ({owner} holds {size:,} bytes)"
-            for owner, size in holders
-            if owner in CHANGES and size > 0 and size >= missing_bytes
+            *(
+                f"{CHANGES[owner]} ({owner} asked for them)"
+                for owner in span.args.get("owners", ())
+                if owner in CHANGES
+            ),
+            *(
+                f"{CHANGES[owner]} ({owner} holds {size:,} bytes)"
+                for owner, size in holders
+                if owner in CHANGES and size > 0 and size >= missing_bytes
+            ),
         ],
     )
 

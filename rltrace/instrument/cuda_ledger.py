@@ -277,23 +277,42 @@ class CudaLedger:
             if before_bytes is not None and after_bytes is not None:
                 self._outside[owner] = self._outside.get(owner, 0) + max(0, after_bytes - before_bytes)
 
-    def out_of_memory(self, error: BaseException, asked_bytes: int | None = None) -> None:
+    def free_bytes(self) -> int | None:
+        """What is free of the card; None where nobody says."""
+        device = self.device() if recorder.is_recording() else None
+        try:
+            return None if device is None else device.card().free_bytes
+        except UnavailableError:
+            return None
+
+    def out_of_memory(
+        self,
+        error: BaseException,
+        asked_bytes: int | None = None,
+        free_bytes: int | None = None,
+        owners: Collection[str] = (),
+    ) -> None:
         """If an error is about memory, write what was asked for and what there was, and who holds the card.
 
         It passes several hooks on its way up; the first one that sees it is nearest to the moment.
+
+        Args:
+            error: That passes.
+            asked_bytes: What was asked for, if the error does not say.
+            free_bytes: What was free before; now, by default.
+            owners: Whose it would have been, if that is known.
         """
         known = (id(error), str(error))
-        if known == self._reported or not memory.is_out_of_memory(error):
-            return
         device = self.device()
-        if device is None:
+        if known == self._reported or device is None or not memory.is_out_of_memory(error):
             return
         self._reported = known
-        args: dict[str, Any] = {"asked_bytes": memory.asked_bytes(error) or asked_bytes}
+        args: dict[str, Any] = {"asked_bytes": memory.asked_bytes(error) or asked_bytes, "owners": list(owners)}
         try:
             card = device.card()
             size_bytes = card.used_bytes + card.reserved_bytes + card.free_bytes
-            args |= {"free_bytes": card.free_bytes, "bound": f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"}
+            args["free_bytes"] = card.free_bytes if free_bytes is None else free_bytes
+            args["bound"] = f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"
         except UnavailableError as reason:
             self._say("unexplained", str(reason))
         with recorder.span(OUT_OF_MEMORY, reason=f"{type(error).__name__}: {error}"[:MOST_REASON], **args):

@@ -21,16 +21,19 @@ class Pools:
         self,
         bytes_by_tag: Callable[[], dict[str, int]],
         addresses: Callable[[], Collection[int]] = tuple,
-        out_of_memory: Callable[[BaseException, int], None] | None = None,
+        free_bytes: Callable[[], int | None] = lambda: None,
+        out_of_memory: Callable[..., None] | None = None,
     ) -> None:
         """Args:
         bytes_by_tag: Asks the allocator for the bytes of every pool, asleep or awake.
         addresses: Asks it where their segments begin.
-        out_of_memory: Called with the error of a wake-up that failed, and the bytes that it asked for.
+        free_bytes: Asks the device how much is free; None where it does not say.
+        out_of_memory: Called with the error of a wake-up that failed, the bytes that it asked for, those that were free
+            before it, for it maps what it can, and the owners that woke up.
         """
         self._bytes_by_tag = bytes_by_tag
         self.addresses = addresses
-        self._out_of_memory = out_of_memory
+        self._free_bytes, self._out_of_memory = free_bytes, out_of_memory
         self._asleep: set[str] = set()
         self._on_host: dict[str, bool] = {}
         """Tags that were ever copied to the host's memory, and whether they lie there now."""
@@ -61,16 +64,17 @@ class Pools:
         self.sample()
         coming = {t: size for t, size in self._bytes_by_tag().items() if t in self._asleep and (not tags or t in tags)}
         opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming)
-        return opened.__enter__(), coming
+        return opened.__enter__(), coming, self._free_bytes()
 
     def end_map(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Close it; what it named is awake now."""
-        opened, coming = token
+        opened, coming, free_bytes = token
         if error is None:
             self._asleep -= set(coming)
             self._on_host |= dict.fromkeys(set(coming) & set(self._on_host), False)
         elif self._out_of_memory is not None:
-            self._out_of_memory(error, sum(coming.values()))
+            owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
+            self._out_of_memory(error, sum(coming.values()), free_bytes, owners)
         opened.__exit__(None if error is None else type(error))
         self.sample()
 

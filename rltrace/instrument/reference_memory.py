@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import memory, recorder
-from rltrace.instrument.cuda_memory import LEDGER, by_place
+from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.fsdp2 import Shards
 from rltrace.instrument.process_ledger import ProcessLedger
+from rltrace.instrument.sharded_models import by_place
 from rltrace.patching import PatchSet
 
 RUN = "rltrace_reference"

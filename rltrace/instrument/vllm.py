@@ -13,9 +13,10 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.clock import now_ns
-from rltrace.instrument.cuda_memory import LEDGER, Growth, by_place
+from rltrace.instrument.cuda_memory import LEDGER, Growth
 from rltrace.instrument.pools import Pools
 from rltrace.instrument.requests import Lanes, Requests
+from rltrace.instrument.sharded_models import by_place
 from rltrace.patching import PatchSet
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -33,7 +34,7 @@ class Vllm:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools(bytes_by_tag, addresses, LEDGER.out_of_memory)
+        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory)
         install_startup(patches, pools)
         install_sleep(patches, pools)
         install_steps(patches)

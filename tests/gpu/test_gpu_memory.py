@@ -25,7 +25,7 @@ GRANULE_BYTES = 2 << 20
 """Of the driver's memory."""
 
 WORKER = """
-import pickle, subprocess, sys
+import pickle, subprocess, sys, time
 import pynvml
 import torch
 import torch.distributed as dist
@@ -93,6 +93,7 @@ ask("sleep")
 edge("asleep")
 ask("wake")
 edge("awake")
+time.sleep(0.1)  # what the engine says next is not true
 ask("hide")
 edge("without rollout.kv_cache")
 ask("let go")
@@ -270,6 +271,7 @@ def test_a_kv_cache_that_has_no_room_beside_the_actor_is_told_with_everybodys_by
     assert failure.asked_bytes > failure.free_bytes
     assert failure.moment is not None
     assert failure.moment.bytes["actor.optimizer"] > 13 * GIB
-    assert failure.changes
+    assert "KV cache" in failure.changes[0]
+    assert any("offload the optimizer" in change for change in failure.changes)
     said = rltrace_("summary", str(tmp_path / "run")).stdout
     assert "Out of memory" in "\n".join(said.splitlines()[:12])

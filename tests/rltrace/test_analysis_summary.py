@@ -407,3 +407,13 @@ def test_seconds_and_bytes_are_said_in_the_keys() -> None:
     documented = (Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md").read_text()
     for key, unit in re.findall(r"^\| `([^`]+)` \| (s|bytes) \|", documented, re.MULTILINE):
         assert {"s": "seconds", "bytes": "bytes"}[unit] in key
+
+
+@pytest.mark.parametrize(("phase", "broadcasts"), [("actor.draw", False), ("actor.broadcast", True)])
+def test_where_weights_are_drawn_on_each_rank_nobody_broadcasts_them(
+    phase: str, broadcasts: bool, tmp_path: Path
+) -> None:
+    device = {"host": "here", "uuid": "GPU-1"}
+    written = Written(tmp_path / "run")
+    written.process("worker", span(phase, 0, 1), role="worker", rank=0, device=device, ended_s=2)
+    assert ("actor.broadcast" not in summarize(written.read()).not_applicable) is broadcasts

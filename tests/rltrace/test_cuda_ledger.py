@@ -361,11 +361,13 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
     rltrace.start(folder, role="worker", rank=0)
     actor(gpu, ledger)
     error = RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62")
-    ledger.out_of_memory(error, asked_bytes=9 * MIB)
+    free_bytes = gpu.card().free_bytes
+    ledger.out_of_memory(error, free_bytes + 9 * MIB, free_bytes, ["rollout.kv_cache"])
     ledger.reached(Edge(error=error))
     rltrace.stop()
     (failure,) = summarize(Recording.open(folder)).out_of_memory
-    assert (failure.asked_bytes, failure.free_bytes) == (9 * MIB, gpu.card().free_bytes)
+    assert (failure.asked_bytes, failure.free_bytes) == (free_bytes + 9 * MIB, free_bytes)
+    assert "a smaller KV cache" in failure.changes[0]
     assert failure.moment is not None and failure.moment.bytes["actor.optimizer"] == 600 * MIB
     assert any("offload the optimizer" in change for change in failure.changes)
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,7 +97,7 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
         "TMPDIR": str(spool),
     }
     ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--object-store-memory=80000000"]
-    sockets = folder / "ray"
+    sockets = tempfile.mkdtemp(prefix="rlt-", dir="/tmp")  # short: it holds Unix sockets
     head = [*ray, "--head", "--port=0", "--include-dashboard=false", f"--temp-dir={sockets}", "--block"]
     nodes: list[subprocess.Popen[bytes]] = []
     try:
@@ -111,6 +113,7 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGTERM if node is nodes[0] else signal.SIGKILL)
                 node.wait()
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 def _start(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:

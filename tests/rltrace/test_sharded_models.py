@@ -1,0 +1,124 @@
+"""Whose the bytes of real FSDP1 and FSDP2 models are, by their own tensors; here they lie in the host's memory."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+SIZE_BYTES = 3 * 64 * 64 * 4
+"""Of a model: three linear layers."""
+
+PROGRAM = """
+    import gc, json, sys
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from rltrace.instrument.cuda_ledger import CudaLedger
+    from rltrace.instrument.cuda_memory import name_hooks
+    from rltrace.patching import PatchSet
+
+    class Rows:
+        def hook(self, *args): return self
+        def fired(self): rows["fired"] = rows.get("fired", 0) + 1
+
+    rows = {}
+    ledger = CudaLedger(lambda: None)
+    patches = PatchSet("test", Rows())
+    name_hooks(patches, ledger)
+    (models,) = ledger.tensors.values()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+
+    def model():
+        made = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3)))
+        if sys.argv[1] == "fsdp1":
+            return FullyShardedDataParallel(made, device_id=torch.device("cpu"))
+        for layer in made:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(made, mesh=mesh)
+
+    said = []
+    def say(name):
+        said.append([name, {owner: size for owner, size in models().items() if size}])
+
+    actor = model()
+    say("built")
+    if sys.argv[1] == "fsdp2":  # FSDP1 gives what has shapes only its memory at once
+        with torch.device("meta"):
+            shapes = model()
+        say("beside one that has shapes only")
+        del shapes
+        gc.collect()
+    optimizer = torch.optim.AdamW(actor.parameters())
+    ref = model()  # could be trained, and is not: no optimizer holds it
+    say("beside the ref")
+    actor(torch.ones(2, 64)).sum().backward()
+    say("gradients")
+    optimizer.step()
+    optimizer.zero_grad()
+    say("stepped")
+    ref(torch.ones(2, 64))
+    del ref
+    gc.collect()
+    say("without the ref")
+    dist.all_reduce(torch.ones(1))
+    print(json.dumps([said, rows["fired"], patches.undo()]))
+    dist.destroy_process_group()
+"""
+
+
+Moments = dict[str, dict[str, int]]
+
+
+@functools.cache
+def said_by(kind: str) -> Moments:
+    """The rows at each moment of the program."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), kind],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    moments, fired, left = json.loads(done.stdout.splitlines()[-1])
+    assert fired > 0
+    assert left == []
+    return dict(moments)
+
+
+@pytest.fixture(params=["fsdp2", "fsdp1"])
+def said(request: pytest.FixtureRequest) -> Moments:
+    return said_by(request.param)
+
+
+def test_a_model_that_can_be_trained_is_the_actors_until_an_optimizer_holds_another(
+    said: Moments,
+) -> None:
+    assert said["built"] == {"actor.params_host_bytes": SIZE_BYTES}
+    assert said["beside the ref"] == {"actor.params_host_bytes": SIZE_BYTES, "ref.params_host_bytes": SIZE_BYTES}
+
+
+def test_a_model_that_has_shapes_only_holds_nothing() -> None:
+    said = said_by("fsdp2")
+    assert said["beside one that has shapes only"] == said["built"]
+
+
+def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -> None:
+    both = said["beside the ref"]
+    gathered_bytes = said["gradients"]["actor.params_host_bytes"] - SIZE_BYTES
+    assert gathered_bytes >= 0  # what is gathered for the backward may stay until the next forward
+    assert said["gradients"]["actor.grads_host_bytes"] == SIZE_BYTES
+    assert said["stepped"]["actor.optimizer_host_bytes"] == pytest.approx(2 * SIZE_BYTES, abs=100)
+    assert set(said["stepped"]) == {*both, "actor.optimizer_host_bytes"}
+
+
+def test_a_model_that_is_gone_holds_nothing() -> None:
+    """Of FSDP2: an FSDP1 module stays, in FSDP1's own cycles."""
+    assert "ref.params_host_bytes" not in said_by("fsdp2")["without the ref"]
