@@ -30,6 +30,7 @@ INSTRUMENTATIONS = {
 EXPORTERS = {
     "perfetto": "rltrace_exporters.perfetto:Perfetto",
     "memory": "rltrace_exporters.memory:Memory",
+    "archive": "rltrace_exporters.archive:Archive",
 }
 """Name -> "module:Class"."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgpack
 
-from rltrace import alignment, manifest
+from rltrace import alignment, archive, manifest
 from rltrace.alignment import Alignment, Domain
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Args, Counter, Span
@@ -26,23 +26,30 @@ from rltrace.process import COUNTS, LOST
 
 Event = Span | Counter
 
+UNSAID_ROLE = "process"
+"""What a process is called until it, or a hook, says what it is."""
+
 
 class Recording:
-    """The folder of a run, read only."""
+    """The folder of a run, or an archive of it, read only."""
 
-    def __init__(self, path: Path, fields: dict[str, Any]) -> None:
+    def __init__(self, path: Path, folder: Path, fields: dict[str, Any]) -> None:
         self.path = path
+        """What was opened."""
+        self.folder = folder
+        """Where its files lie: `path`, or where an archive was unpacked."""
         self.manifest = fields
         """As written by `rltrace.manifest.create`."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:
-        """Read the manifest.
+        """Read the manifest; unpack an archive first.
 
         Raises:
             RecordingError: there is no Recording at `path`, its manifest is damaged, or a newer rltrace wrote it.
         """
-        folder = Path(path)
+        opened = Path(path)
+        folder = archive.unpack(opened) if opened.is_file() else opened
         file = folder / manifest.FILE
         try:
             fields = json.loads(file.read_text())
@@ -58,7 +65,12 @@ class Recording:
             raise RecordingError(
                 f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
             )
-        return cls(folder, fields)
+        return cls(opened, folder, fields)
+
+    @property
+    def name(self) -> str:
+        """Of the folder, in an archive too."""
+        return self.folder.resolve().name
 
     @cached_property
     def processes(self) -> list[Process]:
@@ -66,10 +78,10 @@ class Recording:
 
         Processes of another clock domain tell the times of the run's, where exchanges between the two were recorded.
         """
-        folders = (self.path / manifest.PROCESSES).glob("*/")
+        folders = (self.folder / manifest.PROCESSES).glob("*/")
         processes = [Process(folder) for folder in folders if (folder / LINES).exists()]
         reference = self._clock_domain_of_run
-        aligned = alignment.read(self.path, reference) if reference else {}
+        aligned = alignment.read(self.folder, reference) if reference else {}
         for process in processes:
             if reference and process.clock_domain != reference and process.clock_domain in aligned:
                 process.align(aligned[process.clock_domain], reference)
@@ -97,7 +109,7 @@ class Recording:
     @property
     def is_live(self) -> bool:
         """Whether the process that owns the run is still there, as seen from its host."""
-        return manifest.is_live(self.path)
+        return manifest.is_live(self.folder)
 
     @property
     def is_complete(self) -> bool:
@@ -107,7 +119,7 @@ class Recording:
     @property
     def untraced(self) -> list[dict[str, Any]]:
         """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
-        file = self.path / manifest.UNTRACED
+        file = self.folder / manifest.UNTRACED
         return list(_json_lines(file)) if file.exists() else []
 
     @property
@@ -167,7 +179,7 @@ class Process:
 
     @property
     def role(self) -> str:
-        return str(self.identity.get("role") or "process")
+        return str(self.identity.get("role") or UNSAID_ROLE)
 
     @property
     def rank(self) -> int | None:
@@ -278,6 +290,8 @@ class Process:
     def _read_line(self, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         kind = line.pop("kind", None)
         if kind == "process":
+            if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
+                del line["role"]
             self.identity |= line
         elif kind == "hook":
             hooks[line["instrumentation"], line["target"]] = {**line, "slot": int(line["slot"])}

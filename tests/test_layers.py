@@ -20,7 +20,7 @@ OURS = frozenset(SOURCES)
 EVENTS = {"rltrace.events"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions"}
 WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment"}
-READING = WRITING | {"rltrace.alignment", "rltrace.recording"}
+READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "rltrace.process": LOW | {"rltrace.manifest"},
     "rltrace.recorder": WRITING,
     "rltrace.decorator": {"rltrace.recorder"},
-    "rltrace.recording": WRITING | {"rltrace.alignment"},
+    "rltrace.archive": {"rltrace.errors", "rltrace.manifest"},
+    "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive"},
     "rltrace.versions": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.edges": EVENTS,

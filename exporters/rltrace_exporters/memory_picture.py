@@ -95,7 +95,7 @@ def picture(recording: Recording) -> Picture:
         for lane, memory in list(zip(lanes, figures, strict=True))[:MOST_DEVICES]
     ]
     command = " ".join(str(word) for word in recording.manifest.get("command") or ())
-    title = f"Who holds every byte · {recording.path.name}"
+    title = f"Who holds every byte · {recording.name}"
     return Picture(title, command, devices, max(0, len(lanes) - MOST_DEVICES))
 
 

@@ -7,7 +7,7 @@ import os
 import click
 
 from rltrace.cli.runs import open_run
-from rltrace.errors import RunError
+from rltrace.errors import RecordingError, RunError
 
 
 @click.command()
@@ -25,6 +25,8 @@ def collect(run: str | None, address: str | None) -> None:
     RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
     """
     recording = open_run(run)
+    if recording.folder != recording.path:
+        raise RecordingError(f"{recording.path}: an archive, which nothing is added to; unpack it and give the folder")
     from rltrace import cluster, nodes
     from rltrace.collection import collect as fetch
 

@@ -38,7 +38,7 @@ class Exporter(Protocol):
 def export(run: str | None, name: str | None, output: str, force: bool) -> None:
     """Write RUN in a format that other programs read.
 
-    RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
+    RUN is the folder of a Recording or an archive of it (`--to archive`), by default the newest in ./rltrace-runs.
     """
     recording = open_run(run)
     exporter = load_exporter(name) if name is not None else _by_suffix(output)

@@ -43,10 +43,7 @@ def open_run(run: str | None) -> Recording:
     """
     from rltrace.recording import Recording, newest
 
-    folder = Path(run) if run is not None else newest(RUNS)
-    if folder.exists() and not folder.is_dir():
-        raise RecordingError(f"{folder}: a file, not a Recording; give the folder that `rltrace run` printed")
-    return Recording.open(folder)
+    return Recording.open(run if run is not None else newest(RUNS))
 
 
 def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Path:

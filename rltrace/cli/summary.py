@@ -15,8 +15,8 @@ def summary(run: str | None, whole: bool, as_json: bool) -> None:
     """Show RUN in figures.
 
     What is wrong with it; then where the seconds and the bytes of a step went. A step is the mean of those after the
-    first, which also warms everything up. RUN is the folder of a Recording, by default the newest in ./rltrace-runs; it
-    may still be going on, or be dead.
+    first, which also warms everything up. RUN is the folder of a Recording or an archive of it, by default the newest
+    in ./rltrace-runs; it may still be going on, or be dead.
     """
     from rltrace.analysis import summarize
 

@@ -24,14 +24,15 @@ def view(run: str | None, no_open: bool, online: bool, port: int) -> None:
     """Show RUN's timeline in the browser.
 
     It is Perfetto's UI, served from this machine: the internet is not needed. RUN is the
-    folder of a Recording, by default the newest in ./rltrace-runs. Over SSH the line that forwards the port is printed.
+    folder of a Recording or an archive of it, by default the newest in ./rltrace-runs. Over SSH the line that forwards
+    the port is printed.
     """
     recording = open_run(run)
     from rltrace import perfetto_ui
 
     ui = None if online else perfetto_ui.find_ui()
     with tempfile.TemporaryDirectory(prefix="rltrace-view-") as folder:
-        trace = Path(folder) / f"{recording.path.resolve().name}.pftrace"
+        trace = Path(folder) / f"{recording.name}.pftrace"
         write_whole(load_exporter("perfetto"), recording, trace, force=False)
         if ui is None:
             server = perfetto_ui.serve_launcher(trace, port)

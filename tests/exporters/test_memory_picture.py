@@ -20,7 +20,7 @@ from rltrace.events import OWNER_COLORS, OWNERS
 from rltrace.recording import Recording
 
 ROOT = Path(__file__).parents[2]
-RECORDING = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu"
+RECORDING = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
 
 
 def drawn_as(suffix: str, folder: Path, recording: Path = RECORDING) -> Path:

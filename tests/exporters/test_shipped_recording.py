@@ -1,4 +1,4 @@
-"""The Recording that ships with the repository: the 8B run on 4 GPUs, as it was recorded there."""
+"""The Recordings that ship with the repository: the 8B run on 4 GPUs and verl's, as they were recorded there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from rltrace.analysis.summary import Summary, summarize
 from rltrace.events import STEP_PHASES, Counter, Span
 from rltrace.recording import Recording
 
-RUN = Path(__file__).parents[2] / "examples" / "recordings" / "qwen3_8b_4gpu"
+RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
+RUN = RECORDINGS / "qwen3_8b_4gpu.zip"
+VERL = RECORDINGS / "verl_8b_4gpu.zip"
 README = Path(__file__).parents[2] / "README.md"
-MODEL_BYTES = 2 * 8_190_735_360
-"""Qwen3-8B's parameters in bf16."""
+PARAMETERS = 8_190_735_360
+"""Of Qwen3-8B."""
+MODEL_BYTES = 2 * PARAMETERS
+"""In bf16."""
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +28,15 @@ def summary() -> Summary:
     return summarize(Recording.open(RUN))
 
 
-def test_it_is_small_enough_to_ship() -> None:
-    assert sum(file.stat().st_size for file in RUN.rglob("*") if file.is_file()) <= 5_000_000
+@pytest.fixture(scope="module")
+def verl() -> Summary:
+    return summarize(Recording.open(VERL))
+
+
+def test_they_are_small_enough_to_ship() -> None:
+    assert {RUN, VERL} == set(RECORDINGS.iterdir())
+    for file in RECORDINGS.iterdir():
+        assert file.stat().st_size <= 5_000_000
 
 
 def test_it_is_whole_and_of_four_gpus(summary: Summary) -> None:
@@ -43,18 +54,54 @@ def test_every_phase_of_every_step_is_there_and_none_overlap(summary: Summary) -
         assert row.overlaps == []
 
 
-def test_the_readmes_table_is_what_the_summary_says_of_rank_0(summary: Summary) -> None:
-    """The column of this Recording: the least and the most of the steps after the first."""
-    assert summary.steady is not None and summary.steady.first_step == 0
-    rank = next(lane for lane in summary.steady.lanes if lane.rank == 0)
+@pytest.mark.parametrize("column", ["summary", "verl"])
+def test_the_readmes_table_is_what_the_summary_says_of_rank_0(column: str, request: pytest.FixtureRequest) -> None:
+    """Two columns, a Recording each: the least and the most of the steps after the first."""
+    steady = request.getfixturevalue(column).steady
+    assert steady is not None and steady.first_step == (0 if column == "summary" else 1)
+    rank = next(lane for lane in steady.lanes if lane.rank == 0)
     spreads = {"step": rank.seconds, **rank.phases}
-    rows = re.findall(r"^\| `?([\w.]+)`?[^|]* \| ([\d.]+)(?:-([\d.]+))? \|", README.read_text(), re.MULTILINE)
-    said = {name: (least, most or least) for name, least, most in rows if name in spreads}
+    figure = r" ([\d.]+)(?:-([\d.]+))? \|"
+    rows = re.findall(rf"^\| `?([\w.]+)`?[^|]* \|{figure}{figure}", README.read_text(), re.MULTILINE)
+    said = {name: figures[:2] if column == "summary" else figures[2:] for name, *figures in rows if name in spreads}
     assert set(said) >= (set(STEP_PHASES) - {"reward", "advantage"}) | {"idle", "step"}
     for name, (least, most) in said.items():
         decimals = len(least.partition(".")[2])
         spread = spreads[name]
-        assert (least, most) == (f"{spread.least_seconds:.{decimals}f}", f"{spread.most_seconds:.{decimals}f}"), name
+        found = (f"{spread.least_seconds:.{decimals}f}", f"{spread.most_seconds:.{decimals}f}")
+        assert (least, most or least) == found, name
+
+
+def test_the_readmes_table_of_memory_is_what_the_summary_says_of_rank_0(summary: Summary, verl: Summary) -> None:
+    """Two columns, a Recording each: who held what at rank 0's peak."""
+    rows = re.findall(r"^\| `([\w.]+)`[^|]* \| ([\d.]+) \| ([\d.]+) \|", README.read_text(), re.MULTILINE)
+    for column, found in enumerate((summary, verl)):
+        (rank,) = [memory for memory in found.memory if memory.rank == 0]
+        peak = {**rank.at_peak_bytes, "used_bytes": rank.peak_bytes}
+        said = {name: float(figures[column]) for name, *figures in rows if name in peak}
+        assert said.keys() >= {name for name, size in peak.items() if name != "free" and size > 2**30}
+        for name, gibibytes in said.items():
+            assert gibibytes == round(peak[name] / 2**30, 2), name
+
+
+def test_every_byte_of_the_run_has_an_owner_within_the_bound(summary: Summary) -> None:
+    assert len(summary.memory) == 4
+    for rank in summary.memory:
+        assert rank.residual is not None and rank.residual.edges == 86
+        assert (rank.residual.unsettled_edges, rank.residual.edges_over_allowed) == (0, 0)
+        assert rank.unknown == {}
+
+
+def test_verl_sends_every_parameter_in_four_bytes(verl: Summary) -> None:
+    syncs = [sync for sync in verl.weight_sync if sync.step is not None]
+    assert len(syncs) == 4 * len(verl.steps) == 12
+    assert {sync.bytes for sync in syncs} == {4 * PARAMETERS}
+
+
+def test_steps_of_verl_are_those_of_its_own_timer(verl: Summary) -> None:
+    """`timing_s/step` that its console showed."""
+    assert [step.seconds for step in verl.steps] == pytest.approx([27.6565, 10.7151, 11.2152], abs=1e-4)
+    assert not verl.losses and not verl.open_spans and verl.lost_events == 0
 
 
 def test_every_sync_moves_the_model_once_and_all_but_the_first_take_at_most_0_15_s(summary: Summary) -> None:
@@ -65,8 +112,10 @@ def test_every_sync_moves_the_model_once_and_all_but_the_first_take_at_most_0_15
 
 
 def test_the_engine_gives_its_memory_back_while_the_actor_learns(summary: Summary) -> None:
+    engines = 0
     for process in Recording.open(RUN).processes:
         if process.role == "engine":
+            engines += 1
             events = list(process.events())
             for owner in ("rollout.weights_bytes", "rollout.kv_cache_bytes"):
                 samples = [event.value for event in events if isinstance(event, Counter) and event.name == owner]
@@ -75,6 +124,7 @@ def test_the_engine_gives_its_memory_back_while_the_actor_learns(summary: Summar
                 event.args["bytes"] for event in events if isinstance(event, Span) and event.name == "cumem.unmap"
             ]
             assert len(unmapped) >= len(summary.steps) and min(unmapped) > 30e9
+    assert engines == 4
 
 
 def test_perfetto_imports_it_whole(importer: Importer) -> None:

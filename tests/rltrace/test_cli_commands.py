@@ -61,7 +61,7 @@ class TestReaders:
         assert the_line(call(*command, run.parent), 3).endswith(f"did you mean {run}?")
 
     def test_a_file(self, command: tuple[str, ...], run: Path) -> None:
-        assert "a file, not a Recording" in the_line(call(*command, run / "manifest.json"), 3)
+        assert "manifest.json: no Recording: not a whole zip file" in the_line(call(*command, run / "manifest.json"), 3)
 
     def test_a_damaged_manifest(self, command: tuple[str, ...], run: Path) -> None:
         (run / "manifest.json").write_text('{"version": 1,')
@@ -86,11 +86,11 @@ def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_unknown_format_names_those_there_are(run: Path) -> None:
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
-    assert "--to vhs: no such format; there is memory, perfetto" in line
+    assert "--to vhs: no such format; there is archive, memory, perfetto" in line
 
 
 def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
-    assert "say one with --to: memory (.html), perfetto (.pftrace)" in the_line(
+    assert "say one with --to: archive (.zip), memory (.html), perfetto (.pftrace)" in the_line(
         call("export", run, "-o", run / "x.vhs"), 2
     )
 

@@ -1,0 +1,232 @@
+"""A Recording as one file: every reader opens it as it opens the folder, and refuses what is none."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from recording_file import RecordingFile
+from rltrace_exporters.archive import Archive
+from test_perfetto import export as as_perfetto
+
+from rltrace.cli import main
+from rltrace.recording import Recording
+
+PROGRAM = """
+import sys, rltrace
+
+rltrace.start(sys.argv[1], role="driver")
+with rltrace.span("step", step=0), rltrace.phase("reward"):
+    rltrace.counter("allocated_bytes", 4096)
+with rltrace.span("hangs"):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="rltrace")
+
+
+def archived(run: Path) -> Path:
+    """RUN.zip, made by the command."""
+    file = run.with_name(f"{run.name}.zip")
+    done = call("export", run, "--to", "archive", "-o", file)
+    assert done.exit_code == 0, done.output
+    return file
+
+
+def summary(run: Path) -> str:
+    """What `rltrace summary --json` prints, its path apart."""
+    done = call("summary", run, "--json")
+    assert done.exit_code == 0, done.output
+    path = json.dumps(str(run))
+    assert done.stdout.count(path) == 1
+    return done.stdout.replace(path, "")
+
+
+def the_refusal(file: Path) -> str:
+    """The one line that a command says of it."""
+    done = call("summary", file)
+    assert (done.exit_code, done.stdout) == (3, "")
+    (line,) = done.stderr.splitlines()
+    assert str(file) in line
+    return line
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two processes of two hosts, spans, samples and arrows, and a record that its process died in."""
+    recording = RecordingFile(tmp_path / "run")
+    recording.belongs_to("boot")
+    recording.exchanges("boot", "other", (0, 5_000, 10_000))
+    driver = recording.process(role="driver").thread()
+    driver.span("step", 0, 90, step=0)
+    driver.begin("ray.execute", 10)
+    driver.flow("call", 11, "out")
+    driver.end(10, 80)
+    worker = recording.process(101, host="there", boot="other", rank=0).thread()
+    worker.begin("weight_sync", 20)
+    worker.flow("call", 21, "in")
+    worker.end(20, 70, bytes=512)
+    worker.counter("actor.params_bytes", 71, 4096)
+    worker.span("hangs", 72, 73)
+    worker.tear(3)
+    return recording.path
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A program inside a span, with the Recording `tmp_path/live`."""
+    command = [sys.executable, "-c", PROGRAM, tmp_path / "live"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def test_the_summary_of_an_archive_is_that_of_the_folder(run: Path) -> None:
+    said = summary(run)
+    assert '"torn": 1' in said or '"torn_records": 1' in said
+    assert summary(archived(run)) == said
+
+
+def test_the_timeline_of_an_archive_is_that_of_the_folder(run: Path) -> None:
+    assert as_perfetto(archived(run)) == as_perfetto(run)
+
+
+def test_an_archive_is_opened_where_the_folder_is_gone_and_under_any_name(run: Path, tmp_path: Path) -> None:
+    said = summary(run)
+    file = archived(run).rename(tmp_path / "sent by mail")
+    run.rename(tmp_path / "elsewhere")
+    assert summary(file) == said
+    assert Recording.open(file).name == "run"
+
+
+def test_zeros_behind_the_records_are_left_out_and_no_record_is(run: Path) -> None:
+    with zipfile.ZipFile(archived(run)) as packed:
+        segments = list(run.glob("processes/*/*.seg"))
+        assert len(segments) == 2
+        for segment in segments:
+            content = packed.read(segment.relative_to(run.parent).as_posix())
+            whole = segment.read_bytes()
+            assert content == whole.rstrip(b"\0") and len(whole) >= 4096 > len(content) > 0
+
+
+def test_what_else_lies_in_the_folder_stays_there(run: Path) -> None:
+    (run / "trace.pftrace").write_bytes(bytes(100))
+    (run / "processes" / "notes").mkdir()
+    (run / "processes" / "notes" / "secret.txt").write_text("mine")
+    with zipfile.ZipFile(archived(run)) as packed:
+        assert not [name for name in packed.namelist() if name.endswith((".pftrace", ".txt"))]
+
+
+def test_the_same_recording_gives_the_same_bytes_and_an_archive_of_it_itself(run: Path, tmp_path: Path) -> None:
+    file = archived(run)
+    os.utime(run / "manifest.json", (0, 0))
+    for source in (run, file):
+        again = io.BytesIO()
+        Archive().write(Recording.open(source), again)
+        assert again.getvalue() == file.read_bytes()
+
+
+def test_an_archive_that_zip_made_opens_too(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "made.zip"
+    with zipfile.ZipFile(file, "w") as packed:
+        for path in run.rglob("*"):
+            packed.write(path, path.relative_to(run))
+    assert summary(file) == summary(run)
+
+
+def test_a_run_that_goes_on_can_be_archived(live: subprocess.Popen[str], tmp_path: Path) -> None:
+    file = archived(tmp_path / "live")
+    (process,) = Recording.open(file).processes
+    found = {event.name: getattr(event, "end_ns", 0) is None for event in process.events()}
+    assert (found.pop("hangs"), set(found)) == (True, {"step", "reward", "allocated_bytes"})
+    assert (process.torn, process.end_ns) == (0, None)
+
+
+def test_what_was_unpacked_goes_when_the_process_ends(run: Path, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = (
+        "import os, sys; from rltrace.recording import Recording; recording = Recording.open(sys.argv[1])\n"
+        "assert len(recording.processes) == 2 and len(os.listdir(os.environ['TMPDIR'])) == 1"
+    )
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    subprocess.run([sys.executable, "-c", program, archived(run)], check=True, env=environment)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_closed_terminal_takes_it_along_too(run: Path, tmp_path: Path) -> None:
+    """`rltrace view` goes on until it is ended."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = "import sys; from rltrace.cli import main; main(['view', '--no-open', '--online', sys.argv[1]])"
+    command = [sys.executable, "-c", program, archived(run)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
+    assert child.stdout is not None and "http" in child.stdout.readline()
+    while child.stdout.readline() != "Ctrl-C ends.\n":
+        assert child.poll() is None
+    assert list(temporary.iterdir()) != []
+    child.send_signal(signal.SIGTERM)
+    child.communicate()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("keep", [0, 20, 0.5, -1])
+def test_a_file_that_was_cut_is_refused(run: Path, keep: float) -> None:
+    file = archived(run)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * keep) if 0 < keep < 1 else int(keep)])
+    assert "no Recording: not a whole zip file" in the_refusal(file)
+
+
+def test_a_file_that_was_altered_is_refused(run: Path) -> None:
+    file = archived(run)
+    content = bytearray(file.read_bytes())
+    at = content.index(b"manifest.json") + 40
+    content[at : at + 8] = bytes(8)
+    file.write_bytes(content)
+    assert "no Recording: not a whole zip file" in the_refusal(file)
+
+
+def test_a_zip_that_is_no_recording_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "photos.zip"
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("holiday/sea.png", b"")
+        packed.writestr("holiday/far/below/manifest.json", b"{}")
+    assert "photos.zip: no Recording in it (manifest.json is missing)" in the_refusal(file)
+
+
+@pytest.mark.parametrize(
+    "way_out", ["../stolen", "run/../../stolen", "/tmp/stolen", "C:\\stolen", "run\\..\\..\\stolen"]
+)
+def test_a_path_that_leads_out_of_it_is_refused_and_nothing_unpacked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way_out: str
+) -> None:
+    file = archived(run)
+    with zipfile.ZipFile(file, "a") as packed:
+        packed.writestr(way_out, b"")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert "leads out of it" in the_refusal(file)
+    assert list(temporary.iterdir()) == []
+
+
+def test_nothing_is_collected_into_an_archive(run: Path) -> None:
+    done = call("collect", archived(run))
+    assert done.exit_code == 3
+    assert "run.zip: an archive, which nothing is added to" in done.stderr
