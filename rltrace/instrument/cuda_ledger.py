@@ -28,6 +28,8 @@ MOST_REASON = 500
 SAME_NS = 2_000_000
 """An edge this soon after a sample, with nothing allocated or freed between, is the same edge."""
 
+RETRY_NS = 1_000_000_000
+
 ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP})
 """Where the engine's memory moves."""
 
@@ -113,6 +115,7 @@ class CudaLedger:
         """Whether this process trains a model, or holds one that it compares with."""
         self._open_device = open_device
         self._device: Device | None = None
+        self._retry_ns = 0
         self._outside: Rows = {}
         self._named: tuple[Any, Rows] = None, {}
         self._sampled: tuple[Any, int] = None, 0
@@ -131,10 +134,15 @@ class CudaLedger:
         """Whether this process was seen to use a GPU."""
         return self._device is not None
 
-    def device(self) -> Device | None:
-        """The device; at the first look, what this process has outside of torch's allocator is its context."""
-        if self._device is None:
+    def device(self, *, is_sure: bool = False) -> Device | None:
+        """The device; at the first look, what this process has outside of torch's allocator is its context.
+
+        Args:
+            is_sure: Whether this process uses one by now; else it is looked for once a second, which may take long.
+        """
+        if self._device is None and (is_sure or now_ns() >= self._retry_ns):
             self._device = self._open_device()
+            self._retry_ns = now_ns() + RETRY_NS
             if self._device is not None:
                 who = recorder.current()
                 if who is not None and not who.who.get("device"):
@@ -268,7 +276,7 @@ class CudaLedger:
     @contextmanager
     def growth(self, owner: str) -> Iterator[None]:
         """Give an owner what this process grows outside of torch's allocator meanwhile."""
-        device = self.device()
+        device = self.device(is_sure=True)
         before_bytes = None if device is None else self._outside_bytes(device)
         try:
             yield

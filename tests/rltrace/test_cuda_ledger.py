@@ -249,6 +249,13 @@ def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Sim
     assert list(found.row("unattributed")) == [0, MIB]
 
 
+def test_a_process_without_a_gpu_is_looked_at_once_a_second_and_for_sure_where_it_has_one(gpu: Simulated) -> None:
+    found: list[Simulated | None] = [None, gpu]
+    looks = iter(found)
+    ledger = CudaLedger(lambda: next(looks))
+    assert [ledger.device(), ledger.device(), ledger.device(is_sure=True), ledger.device()] == [None, None, gpu, gpu]
+
+
 def test_processes_are_asked_for_again_only_if_another_one_has_moved(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
