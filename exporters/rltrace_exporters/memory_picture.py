@@ -174,9 +174,23 @@ def _bands(memory: DeviceMemory, seen: Observations, start_ns: int, end_ns: int)
     ]
     return [
         Band(name, (max(first_ns, start_ns) - start_ns) / 1e9, (min(last_ns, end_ns) - start_ns) / 1e9)
-        for first_ns, last_ns, name in sorted(spans)
+        for first_ns, last_ns, name in _joined(spans)
         if first_ns < end_ns and last_ns > start_ns
     ]
+
+
+def _joined(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """In order of time; those of one name that overlap are one, for several engines of a device may run at once."""
+    joined: list[tuple[int, int, str]] = []
+    latest: dict[str, int] = {}
+    for first_ns, last_ns, name in sorted(spans):
+        before = latest.get(name)
+        if before is not None and first_ns < joined[before][1]:
+            joined[before] = (joined[before][0], max(joined[before][1], last_ns), name)
+        else:
+            latest[name] = len(joined)
+            joined.append((first_ns, last_ns, name))
+    return joined
 
 
 def _note(memory: DeviceMemory) -> str:

@@ -21,6 +21,7 @@ from rltrace.recording import Recording
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu.zip"
+VERL = RECORDING.with_name("verl_8b_4gpu.zip")
 
 
 def drawn_as(suffix: str, folder: Path, recording: Path = RECORDING) -> Path:
@@ -54,6 +55,14 @@ def test_layers_add_up_to_what_the_summary_says() -> None:
         ]
         assert device.seconds[0] == 0
         assert (device.seconds[1:] >= device.seconds[:-1]).all()
+
+
+def test_engines_of_one_device_that_generate_at_once_are_one_band() -> None:
+    bands = picture(Recording.open(VERL)).devices[0].bands
+    (generate,) = [band for band in bands if band.name == "rollout.generate"]
+    assert generate.end - generate.start == pytest.approx(2.49, abs=0.01)
+    assert [band.name for band in bands][:3] == ["rollout.generate", "rollout.sleep", "reward"]
+    assert len([band for band in bands if band.name == "weight_sync"]) == 3, "those that do not overlap stay apart"
 
 
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
