@@ -35,6 +35,8 @@ class Pools:
         self.addresses = addresses
         self._free_bytes, self._out_of_memory = free_bytes, out_of_memory
         self._asleep: set[str] = set()
+        self._arrived: dict[str, int] = {}
+        """Bytes that a wake-up under way, or one that failed, has mapped, by tag."""
         self._on_host: dict[str, bool] = {}
         """Tags that were ever copied to the host's memory, and whether they lie there now."""
 
@@ -56,6 +58,7 @@ class Pools:
         opened, going = token
         if error is None:
             self._asleep |= going
+            self._arrived = {tag: size for tag, size in self._arrived.items() if tag not in going}
         opened.__exit__(None if error is None else type(error))
         self.sample()
 
@@ -64,6 +67,7 @@ class Pools:
         self.sample()
         coming = {t: size for t, size in self._bytes_by_tag().items() if t in self._asleep and (not tags or t in tags)}
         opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming)
+        self._arrived = dict.fromkeys(coming, 0)
         return opened.__enter__(), coming, self._free_bytes()
 
     def end_map(self, token: Any, _result: Any, error: BaseException | None) -> None:
@@ -71,12 +75,18 @@ class Pools:
         opened, coming, free_bytes = token
         if error is None:
             self._asleep -= set(coming)
+            self._arrived = {}
             self._on_host |= dict.fromkeys(set(coming) & set(self._on_host), False)
         elif self._out_of_memory is not None:
             owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
             self._out_of_memory(error, sum(coming.values()), free_bytes, owners)
         opened.__exit__(None if error is None else type(error))
         self.sample()
+
+    def arrived(self, tag: str, size_bytes: int) -> None:
+        """A segment has memory behind it again, in the middle of a wake-up."""
+        if tag in self._arrived:
+            self._arrived[tag] += size_bytes
 
     def sample(self) -> None:
         """Write the bytes of each owner that have memory behind them now."""
@@ -88,7 +98,7 @@ class Pools:
         rows = {}
         for tag, size in self._bytes_by_tag().items():
             if tag in OWNERS:
-                rows[f"{OWNERS[tag]}_bytes"] = 0 if tag in self._asleep else size
+                rows[f"{OWNERS[tag]}_bytes"] = self._arrived.get(tag, 0) if tag in self._asleep else size
                 if tag in self._on_host:
                     rows[f"{OWNERS[tag]}_host_bytes"] = size if self._on_host[tag] else 0
         return rows

@@ -96,7 +96,13 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
         return pools.begin_map(kwargs.get("tags", args[1] if len(args) > 1 else None))
 
     patches.around(f"{ALLOCATOR}.sleep", begin_sleep, pools.end_unmap, ("cumem.unmap",))
+
+    def arrived(handle: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            pools.arrived(tag_of(handle), handle[1])
+
     patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
+    patches.around("vllm.device_allocator.cumem:create_and_map", keep_handle, arrived)
 
 
 def install_steps(patches: PatchSet) -> None:
@@ -146,6 +152,19 @@ def bytes_by_tag() -> dict[str, int]:
     for allocation in list(allocator.pointer_to_data.values()) if allocator is not None else ():
         sizes[allocation.tag] = sizes.get(allocation.tag, 0) + allocation.handle[1]
     return sizes
+
+
+def keep_handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Device, bytes, address and the driver's own handle of a segment."""
+    return kwargs["allocation_handle"] if "allocation_handle" in kwargs else args[0]
+
+
+def tag_of(handle: Any) -> str:
+    """The pool that a segment belongs to."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    assert CuMemAllocator.instance is not None
+    return str(CuMemAllocator.instance.pointer_to_data[handle[2]].tag)
 
 
 def addresses() -> Collection[int]:

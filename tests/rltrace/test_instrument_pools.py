@@ -41,6 +41,26 @@ def test_all_bytes_go_and_those_of_the_named_tags_come_back(folder):
     assert samples == {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 0, "rollout.weights_host_bytes": 0}
 
 
+def test_a_wake_up_that_fails_holds_what_it_has_mapped_until_it_sleeps_again(folder):
+    seen = []
+
+    def work(pools):
+        sleep(pools)
+        token = pools.begin_map(["kv_cache"])
+        pools.arrived("kv_cache", 30)
+        pools.arrived("weights", 9)  # of another pool, which is not waking up
+        pools.end_map(token, None, RuntimeError("CUDA Error: out of memory"))
+        seen.append(pools.bytes_by_owner())
+        wake(pools)
+        seen.append(pools.bytes_by_owner())
+
+    recorded(folder, work)
+    assert seen == [
+        {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 30},
+        {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 50},
+    ]
+
+
 def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed(folder):
     _, samples = recorded(folder, lambda pools: sleep(pools, kept=("weights",)))
     assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0, "rollout.weights_host_bytes": 100}
