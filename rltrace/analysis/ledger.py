@@ -27,7 +27,7 @@ SETTLED_NS = 5_000_000
 """An edge whose samples lie further apart is not settled."""
 
 ALLOWED_SHARE = 0.01
-ALLOWED_CPU_BYTES = 16 << 20
+ALLOWED_CPU_BYTES = 24 << 20
 ALLOWED_GPU_BYTES = 256 << 20
 """How much of a settled edge may have no owner: a share of the used bytes, or this much, whichever is more."""
 

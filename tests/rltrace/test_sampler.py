@@ -109,7 +109,7 @@ def test_without_nvml_the_reason_is_said_and_no_gpu_is_shown_as_zero(sampled: tu
     (host,) = summarize(Recording.open(folder)).samples
     assert host.gpus == {}
     assert host.unavailable == {"gpu": "NVML: NVML Shared Library Not Found"}
-    command = [sys.executable, "-c", CLI, "summary", str(folder)]
+    command = [sys.executable, "-c", CLI, "summary", "--all", str(folder)]
     shown = subprocess.run(command, check=False, capture_output=True, text=True)
     assert "gpu: unknown: NVML: NVML Shared Library Not Found" in shown.stdout
 
