@@ -245,3 +245,15 @@ def test_a_column_that_says_nothing_is_left_out() -> None:
     table = Figures("name", "figure", "none")
     table.add_row("a", "1", "")
     assert "none" not in shown(table, 80)[0]
+
+
+def test_processes_that_died_and_had_recorded_nothing_are_one_line_behind_those_that_are_missed(tmp_path: Path) -> None:
+    """Ray starts workers ahead and kills those that nobody needs."""
+    written = Written(tmp_path / "run")
+    for number in range(5):
+        written.process(f"idle{number}")
+    written.process("between", span("rollout.generate", 0, 1), name="between")
+    written.process("inside", span("actor.update", 0, None), name="inside")
+    lines = screen(written.read(), 100, whole=False)
+    assert "between" in lines[0] and lines[0].endswith("and 1 more")
+    assert [line.split()[0] for line in lines if " died" in line][1:4] == ["inside", "between", "5"]

@@ -26,7 +26,7 @@ from rltrace.cli.tables.memory import (
     phase_table,
 )
 from rltrace.cli.tables.phases import lane_tables, steady_table
-from rltrace.cli.tables.problems import clock_line, problems
+from rltrace.cli.tables.problems import clock_line, deaths, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, open_span_table, own_span_table
 from rltrace.cli.tables.steps import FEW_STEPS, step_table
@@ -169,8 +169,7 @@ def header(run: Run, summary: Summary) -> RenderableType:
 
 
 def _state(run: Run, summary: Summary) -> Text:
-    died = [process for process in summary.processes if process.state == "died"]
-    if died:
+    if died := deaths(summary):
         return Text(_died(died), "bold red")
     if any(process.state == "stopped" for process in summary.processes):
         return Text("stopped", "yellow")

@@ -37,9 +37,17 @@ def _deaths(summary: Summary) -> Iterator[str]:
     longest: dict[str, OpenSpan] = {}
     for span in summary.open_spans:
         longest.setdefault(span.process_key, span)
-    for process in summary.processes:
-        if process.state == "died":
-            yield death_line(process, longest.get(process.key))
+    found = deaths(summary)
+    for process in sorted(found, key=lambda process: process.key not in longest):  # in the middle of something first
+        yield death_line(process, longest.get(process.key))
+    if silent := sum(process.state == "died" for process in summary.processes) - len(found):
+        yield f"{figures.count(silent, 'process')} died and had recorded nothing: Ray so ends idle workers"
+
+
+def deaths(summary: Summary) -> list[ProcessFigures]:
+    """Processes that died and are missed: they had recorded something, or belong to a rank."""
+    died = [process for process in summary.processes if process.state == "died"]
+    return [process for process in died if process.spans or process.samples or process.rank is not None]
 
 
 def death_line(process: ProcessFigures, inside: OpenSpan | None) -> str:
