@@ -27,8 +27,10 @@ PHASES = {
     "actor.update",
 }
 STEPS = 3
-SMALL_SECONDS = 0.1
-"""More than the trainer's own work around a call: 80 ms at most in a first step on two H200s."""
+SMALL_SECONDS = 0.005
+"""Of a call of the tiny model, whose 2 % are less than a thread waits for its turn."""
+CONVERTING_SECONDS = 0.1
+"""The trainer converts the batch before and after a call, whatever the model's size: 80 ms at most on two H200s."""
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["its old trainer", "its new trainer"])
@@ -66,6 +68,8 @@ def test_verls_own_figures_are_matched(traced):
     _, recording, logged = traced
     found = verl_run.timers(recording, logged)
     assert {timer for _, timer in found} == {"step", *verl_run.METHODS}
-    # The trainer converts the batch around a call, which takes tens of milliseconds whatever the model's size.
-    wrong = {at: it for at, it in found.items() if abs(it.parts - it.theirs) > max(0.02 * it.theirs, SMALL_SECONDS)}
+    wrong = {at: it for at, it in found.items() if abs(it.around - it.theirs) > max(0.02 * it.theirs, SMALL_SECONDS)}
     assert wrong == {}
+    # Within the trainer's own span lie dispatch, the slowest rank and collect; the rest of it is what it converts.
+    outside = {at: it for at, it in found.items() if not -0.001 <= it.around - it.parts <= CONVERTING_SECONDS}
+    assert outside == {}
