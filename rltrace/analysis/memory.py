@@ -166,8 +166,13 @@ class _Device:
         )
 
     def phase_at(self, at_ns: int) -> str | None:
-        """The phase that holds an instant; where one ends and another begins, the one that begins."""
+        """The phase that holds an instant; where one ends and another begins, the one that begins.
+
+        A sample of an edge lies just outside of its phase: it belongs to the one that has just ended.
+        """
         around = [(start_ns, name) for start_ns, end_ns, name in self.spans if start_ns <= at_ns <= end_ns]
+        if not around:
+            around = [(end_ns, name) for _, end_ns, name in self.spans if end_ns < at_ns <= end_ns + SETTLED_NS]
         return max(around)[1] if around else None
 
     def step_peaks(self) -> Iterator[Moment]:

@@ -149,7 +149,10 @@ class _Rank:
             verdict="ok",
             reason="",
         )
-        verdict, reason = _of_sleep(made, known) if is_sleep else _of_wake_up(made, outer, inner)
+        if is_sleep:
+            verdict, reason = _of_sleep(made, known) if self.ledger is not None else ("ok", "")  # nobody told of bytes
+        else:
+            verdict, reason = _of_wake_up(made, outer, inner)
         return msgspec.structs.replace(made, verdict=verdict, reason=reason)
 
     def step_at(self, at_ns: int) -> int | None:

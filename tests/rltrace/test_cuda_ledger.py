@@ -397,3 +397,15 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
         rltrace.stop()
     ends = [(False, None), (True, None), (False, None), (True, raised.value)]
     assert told == [Edge(("actor.update",), is_end, error) for is_end, error in ends]
+
+
+def test_an_edges_sample_lies_just_outside_of_its_phase_and_belongs_to_it(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    with rltrace.phase("actor.update"):
+        actor(gpu, ledger)
+    ledger.sample()
+    rltrace.stop()
+    assert of_device(folder).peak_phase == "actor.update"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from recordings import Written, span
 from test_memory_ledger import COMMON, MIB
 from traced_runs import TracedRun, run_traced
 
@@ -181,3 +182,14 @@ def test_a_wake_up_whose_room_was_not_there_is_named_though_the_kernel_killed_th
     moves = [move for move in summarize(run.recording).sleeps if move.step == 0]
     assert [(move.name, move.verdict) for move in moves][-1] == ("cumem.map", "no room")
     assert moves[-1].reason.startswith("cumem.map of kv_cache failed")
+
+
+def test_a_sleep_of_which_nobody_told_the_bytes_is_not_called_wrong(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for at in (1, 3):
+        moves = [
+            span("rollout.sleep", at, at + 1, level=2),
+            *(span("cumem.unmap", at, at + 0.5, tag=tag, bytes=1 << 30) for tag in ("weights", "kv_cache")),
+        ]
+        written.process(f"engine{at}", *moves, role="engine", rank=0, ended_s=5)
+    assert [sleep.verdict for sleep in summarize(written.read()).sleeps] == ["ok", "ok"]

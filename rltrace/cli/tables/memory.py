@@ -9,7 +9,7 @@ from rich.text import Text
 
 from rltrace.analysis.allocations import AllocationPeak
 from rltrace.analysis.host_memory import HostMemory
-from rltrace.analysis.ledger import UNATTRIBUTED, UNEXPLAINED
+from rltrace.analysis.ledger import FREE, UNATTRIBUTED, UNEXPLAINED
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
@@ -42,7 +42,7 @@ def _owner_table(device: DeviceMemory, others: Sequence[DeviceMemory], owners: S
     table = Figures("owner", "at this peak", bars(1), Column(heading, 4), Column("own peak", 6), words("in", 5))
     for owner in owners:
         size, own = device.at_peak_bytes[owner], device.owner_peaks.get(owner)
-        share = size / device.peak_bytes if device.peak_bytes else 0.0
+        share = size / device.peak_bytes if device.peak_bytes and owner != FREE else 0.0  # of what is used
         theirs = [other.at_peak_bytes.get(owner, 0) for other in others]
         most, phase = (figures.size(own.bytes), own.phase or "") if own is not None else ("", "")
         table.add_row(

@@ -16,6 +16,9 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
 from rltrace.events import WEIGHT_SYNC_STAGES
 
+FASTEST = 1e12
+"""Bytes a second that no link has: what is faster was only launched."""
+
 _Stepped = TypeVar("_Stepped", RankSync, Transaction)
 
 
@@ -60,6 +63,10 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
     table.add_row("weight_sync", figures.seconds(seconds / len(syncs)), "", "", *whole)
     buckets, tensors = fmean(sync.buckets for sync in syncs), fmean(sync.tensors for sync in syncs)
     caption = f"{buckets:.0f} buckets, {tensors:.0f} tensors; seconds: overlapping spans once, summed: each"
+    if any((rate := sync.stages.get("weight_sync.gather")) and rate.bytes > FASTEST * rate.seconds for sync in syncs):
+        caption += (
+            "; on a GPU gather, pack, load and verify are launched here and run on: their GB/s are of the launches"
+        )
     steps = sorted({sync.step for sync in syncs if sync.step is not None})
     of = f", steps {figures.ranges(steps)}" if steps else ""
     return titled(f"Weight sync by stage: mean of a rank's sync{of}", table, caption)
