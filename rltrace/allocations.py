@@ -218,9 +218,7 @@ def _stop(keeping: _Keeping) -> tuple[_Keeping, dict[str, Any], list[PoolHistory
 
 
 def _say(error: Exception) -> None:
-    current = recorder.current()
-    if current is not None:
-        current.append("unavailable", what="allocations", reason=f"{type(error).__name__}: {error}")
+    recorder.unavailable("allocations", f"{type(error).__name__}: {error}")
 
 
 # ---- what torch kept --------------------------------------------------------------------------------------------

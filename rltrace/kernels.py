@@ -89,9 +89,7 @@ def _activities(kinds: Any) -> list[Any]:
 
 
 def _say(error: Exception) -> None:
-    current = recorder.current()
-    if current is not None:
-        current.append("unavailable", what="kernels", reason=f"{type(error).__name__}: {error}")
+    recorder.unavailable("kernels", f"{type(error).__name__}: {error}")
 
 
 def _mark(profiling: _Profiling) -> None:

@@ -222,6 +222,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     return known or of_cuda or asked_bytes(error) is not None
 
 
+class MemoryErrors:
+    """The errors about memory that were told: one passes several hooks on its way up, the first is nearest to it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, str] | None = None
+
+    def is_new(self, error: BaseException) -> bool:
+        """Whether an error is about memory, and not the one that was asked about last."""
+        known = (id(error), str(error))
+        is_new = known != self._last and is_out_of_memory(error)
+        if is_new:
+            self._last = known
+        return is_new
+
+
+MOST_REASON = 500
+"""Letters of an error that are kept."""
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says."""
+    return f"{type(error).__name__}: {error}"[:MOST_REASON]
+
+
 def asked_bytes(error: BaseException) -> int | None:
     """What was asked for, by the error's text; None where it does not say."""
     for pattern in _ASKED:
@@ -238,10 +262,15 @@ def storage_bytes(tensors: Iterable[Any]) -> int:
     """
     storages = {}
     for tensor in tensors:
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        storage = local(tensor).untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
     storages.pop(0, None)  # a storage that was freed by resizing it, or a tensor without data
     return sum(storages.values())
+
+
+def local(tensor: Any) -> Any:
+    """This rank's shard of a DTensor; any other tensor is whole."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def optimizer_tensors(optimizer: Any) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ MACHINE_PID_NAMESPACE = "pid:[4026531836]"
 
 ALL_LINKS = 0xFFFF_FFFF
 """As `scopeId` of an NVLink field: the sum over the links (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)."""
+
+DRIVER = Path("/dev/nvidiactl")
+"""There where a driver is loaded."""
 
 _DEVICE_FILE = re.compile(r"/dev/nvidia\d+")
 
@@ -106,12 +110,8 @@ class Gpu:
         Raises:
             UnavailableError: NVML does not say.
         """
-        # Version 1 counts what the driver reserves for itself (615 MiB on an H200) as used.
-        try:
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle, version=self._nvml.nvmlMemory_v2)
-        except self._nvml.NVMLError as error:
-            raise UnavailableError(f"NVML: {error}") from None
-        return Memory(memory.used, memory.reserved, memory.free)
+        with self._said_as_unavailable():
+            return self._divided()
 
     def bytes_by_pid(self) -> dict[int, int]:
         """What each process holds, of this run and of others (23 us).
@@ -119,13 +119,26 @@ class Gpu:
         Raises:
             UnavailableError: NVML does not say, or names processes by pids that are not theirs here.
         """
-        try:
-            said = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        except self._nvml.NVMLError as error:
-            raise UnavailableError(f"NVML: {error}") from None
-        held = {process.pid: process.usedGpuMemory for process in said}
+        with self._said_as_unavailable():
+            held = self._holders()
         check_pids(held, is_certain=self._is_certain)
         return held
+
+    @contextmanager
+    def _said_as_unavailable(self) -> Iterator[None]:
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            raise UnavailableError(f"NVML: {error}") from None
+
+    def _divided(self) -> Memory:
+        # Version 1 counts what the driver reserves for itself (615 MiB on an H200) as used.
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle, version=self._nvml.nvmlMemory_v2)
+        return Memory(memory.used, memory.reserved, memory.free)
+
+    def _holders(self) -> dict[int, int]:
+        said = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        return {process.pid: process.usedGpuMemory for process in said}
 
     def _is_certain(self, pid: int) -> bool:
         """As `pid_is_certain`, asked once of each process."""
@@ -134,7 +147,7 @@ class Gpu:
         return pid in self._certain
 
     def _memory(self) -> dict[str, float]:
-        used_bytes, reserved_bytes, free_bytes = self.memory()
+        used_bytes, reserved_bytes, free_bytes = self._divided()
         return {"gpu.used_bytes": used_bytes, "gpu.reserved_bytes": reserved_bytes, "gpu.free_bytes": free_bytes}
 
     def _utilisation(self) -> dict[str, float]:
@@ -145,8 +158,7 @@ class Gpu:
         return {"gpu.power_watts": self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3}
 
     def _processes(self, keys: Mapping[int, str]) -> dict[str, float]:
-        said = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        return process_bytes({process.pid: process.usedGpuMemory for process in said}, keys, is_certain=pid_is_certain)
+        return process_bytes(self._holders(), keys, is_certain=pid_is_certain)
 
     def _nvlink(self) -> dict[str, float]:
         kib = self._fields(

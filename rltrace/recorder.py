@@ -704,6 +704,12 @@ def identify(**who: Any) -> None:
         recorder.identify(**who)
 
 
+def unavailable(what: str, reason: str) -> None:
+    """Say why this process cannot tell something."""
+    if (recorder := current()) is not None:
+        recorder.append("unavailable", what=what, reason=reason)
+
+
 def current() -> Recorder | None:
     """The recorder of this process, paused or not; None if this process is not recorded."""
     return _recorder if _recorder is not None else _paused

@@ -84,10 +84,9 @@ class Sampler:
             return []
 
     def _say(self, what: str, reason: str) -> None:
-        current = recorder.current()
-        if what not in self._unavailable and current is not None:
+        if what not in self._unavailable and recorder.current() is not None:
             self._unavailable.add(what)
-            current.append("unavailable", what=what, reason=reason)
+            recorder.unavailable(what, reason)
 
     def sample(self) -> None:
         """Write one sample of everything; what fails is said once and tried again."""

@@ -20,7 +20,7 @@ from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import OWNERS, Span
 
-FREE, UNATTRIBUTED, UNEXPLAINED, INTERPRETER = "free", "unattributed", "unexplained", "interpreter"
+FREE, UNEXPLAINED, INTERPRETER = "free", "unexplained", "interpreter"
 CONTEXT, DRIVER_RESERVED = "cuda.context", "driver.reserved"
 
 SETTLED_NS = 5_000_000

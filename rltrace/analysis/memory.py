@@ -15,7 +15,6 @@ from rltrace.analysis.ledger import (
     ALLOWED_SHARE,
     FREE,
     SETTLED_NS,
-    UNATTRIBUTED,
     UNEXPLAINED,
     Ledger,
     counter_ledger,
@@ -24,7 +23,7 @@ from rltrace.analysis.ledger import (
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import OWNERS, Span
+from rltrace.events import OWNERS, UNATTRIBUTED, Span
 
 
 class OwnerPeak(msgspec.Struct, frozen=True):

@@ -12,14 +12,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from rltrace import allocations
+from rltrace import allocations, memory
 from rltrace.instrument.fsdp2 import PACKAGE, watch_forwards
+from rltrace.nvml import DRIVER
 from rltrace.patching import Hook, PatchSet
 
-DRIVER = Path("/dev/nvidiactl")
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
 
 PARAMS, REF_PARAMS, GRADS, OPTIMIZER, ACTIVATIONS = (
@@ -94,8 +93,7 @@ class Known:
         """Owners by address of what is allocated now."""
         owners: dict[int, str] = {}
         for optimizer in list(self._optimizers):
-            state = (value for values in optimizer.state.values() for value in values.values())
-            owners |= addresses(state, OPTIMIZER)
+            owners |= addresses(memory.optimizer_tensors(optimizer), OPTIMIZER)
         for group in list(self._groups):
             owners |= addresses(parameters_of(group), params_owner(group))
             owners |= addresses(sharded_gradients_of(group), GRADS)
@@ -139,7 +137,7 @@ def gradients_of(group: Any) -> Iterator[Any]:
 
 def addresses(tensors: Iterable[Any], owner: str) -> dict[int, str]:
     """The owner by the address of each tensor's memory; of a DTensor, of this rank's shard."""
-    local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+    local = map(memory.local, tensors)
     return {tensor.untyped_storage().data_ptr(): owner for tensor in local if getattr(tensor, "is_cuda", False)}
 
 

@@ -17,13 +17,8 @@ from rltrace import memory, recorder
 from rltrace.clock import now_ns
 from rltrace.edges import Edge
 from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY, PHASES, SLEEP, WAKE_UPS
-from rltrace.nvml import UnavailableError
-
-Rows = dict[str, int]
-"""Bytes by counter: `actor.params_bytes`."""
-
-MOST_REASON = 500
-"""Letters of an error that are kept."""
+from rltrace.instrument.sharded_models import Rows, add
+from rltrace.nvml import Memory, UnavailableError
 
 SAME_NS = 2_000_000
 """An edge this soon after a sample, with nothing allocated or freed between, is the same edge."""
@@ -35,16 +30,6 @@ ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP}
 
 OUTSIDE = ("cuda.context", "nccl", "rollout.graphs")
 """Rows that torch's allocator does not know of, or not all of."""
-
-
-class Card(NamedTuple):
-    """What the driver says of a GPU, in bytes."""
-
-    used_bytes: int
-    """By processes."""
-    reserved_bytes: int
-    """By the driver itself."""
-    free_bytes: int
 
 
 class Reserved(NamedTuple):
@@ -72,7 +57,7 @@ class Device(Protocol):
 
     uuid: str
 
-    def card(self) -> Card:
+    def card(self) -> Memory:
         """What the driver says now.
 
         Raises:
@@ -126,7 +111,7 @@ class CudaLedger:
         self._unattributed_bytes = 0
         self._on_host: set[str] = set()
         self._process = memory.ProcessMemory()
-        self._reported: tuple[int, str] | None = None
+        self._errors = memory.MemoryErrors()
         self._unavailable: set[str] = set()
 
     @property
@@ -202,7 +187,7 @@ class CudaLedger:
             self._say("unexplained", str(reason))
             return
         recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
-        mine_bytes = sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
+        mine_bytes = on_card(rows)
         others_bytes = card.used_bytes - mine_bytes
         edge.set(
             totals={"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
@@ -222,9 +207,10 @@ class CudaLedger:
 
     def rows(self, device: Device) -> Rows:
         """Bytes of every owner in this process now."""
-        torch, (pools, graphs) = device.torch(), self._in_pools(device)
+        torch = device.torch()
+        pools, graphs = self._in_pools(device, torch.reserved_bytes)
         rows = self._named_rows(torch.changes)
-        named_bytes = sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
+        named_bytes = on_card(rows)
         cached_bytes, loose_bytes = remainder(torch, pools, graphs)
         # An engine alone in its process: what it has beside weights, cache and graphs are its inputs and workspaces.
         is_engine = self.engine is not None and not self.trains()
@@ -250,8 +236,7 @@ class CudaLedger:
         if self._named[0] != key:
             rows: Rows = {}
             for source in key[1]:
-                for name, size in source().items():
-                    rows[name] = rows.get(name, 0) + size
+                add(rows, source())
             self._named = key, rows
         return dict(self._named[1])
 
@@ -310,11 +295,9 @@ class CudaLedger:
             free_bytes: What was free before; now, by default.
             owners: Whose it would have been, if that is known.
         """
-        known = (id(error), str(error))
         device = self.device()
-        if known == self._reported or device is None or not memory.is_out_of_memory(error):
+        if device is None or not self._errors.is_new(error):
             return
-        self._reported = known
         args: dict[str, Any] = {"asked_bytes": memory.asked_bytes(error) or asked_bytes, "owners": list(owners)}
         try:
             card = device.card()
@@ -323,7 +306,7 @@ class CudaLedger:
             args["bound"] = f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"
         except UnavailableError as reason:
             self._say("unexplained", str(reason))
-        with recorder.span(OUT_OF_MEMORY, reason=f"{type(error).__name__}: {error}"[:MOST_REASON], **args):
+        with recorder.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
     def _outside_bytes(self, device: Device) -> int | None:
@@ -333,24 +316,28 @@ class CudaLedger:
             for owner in OUTSIDE:
                 self._say(owner, "NVML does not say what this process holds")
             return None
-        pools = self._in_pools(device)[0]
+        reserved_bytes = device.torch().reserved_bytes
+        pools = self._in_pools(device, reserved_bytes)[0]
         awake_bytes = 0 if self.engine is None else sum(self.engine.bytes_by_owner().values())
-        return held_bytes - (device.torch().reserved_bytes - pools.reserved_bytes) - awake_bytes
+        return held_bytes - (reserved_bytes - pools.reserved_bytes) - awake_bytes
 
-    def _in_pools(self, device: Device) -> tuple[Reserved, Reserved]:
+    def _in_pools(self, device: Device, reserved_bytes: int) -> tuple[Reserved, Reserved]:
         """What lies in an engine's pools and graphs; looked up anew when its segments have changed."""
         if self.engine is None:
             return Reserved(0, 0), Reserved(0, 0)
-        reserved_bytes = device.torch().reserved_bytes
         if self._pooled is None or self._pooled[0] != reserved_bytes:
             self._pooled = reserved_bytes, device.pools(self.engine.addresses())
         return self._pooled[1]
 
     def _say(self, what: str, reason: str) -> None:
-        current = recorder.current()
-        if what not in self._unavailable and current is not None:
+        if what not in self._unavailable and recorder.current() is not None:
             self._unavailable.add(what)
-            current.append("unavailable", what=what, reason=reason)
+            recorder.unavailable(what, reason)
+
+
+def on_card(rows: Rows) -> int:
+    """Bytes of all rows, those of the host's memory apart."""
+    return sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
 
 
 def remainder(torch: Reserved, pools: Reserved, graphs: Reserved) -> tuple[int, int]:

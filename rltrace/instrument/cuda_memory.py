@@ -12,16 +12,14 @@ import os
 import sys
 import weakref
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from rltrace import edges, nvml
-from rltrace.instrument.cuda_ledger import Card, CudaLedger, Reserved
+from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
 from rltrace.instrument.fsdp2 import PACKAGE
 from rltrace.instrument.sharded_models import Models
+from rltrace.nvml import DRIVER
 from rltrace.patching import Function, Hook, PatchSet
-
-DRIVER = Path("/dev/nvidiactl")
 
 COLLECTIVES = (
     "allreduce",
@@ -71,7 +69,7 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger) -> None:
         lambda optimizer, _result, error: models.meet_optimizer(optimizer) if error is None else None,
     )
     for method in COLLECTIVES:
-        first = FirstCalls(ledger, "nccl", method)
+        first = FirstCalls(ledger, "nccl")
         patches.around(f"torch.distributed.distributed_c10d:ProcessGroup.{method}", first.begin, first.end)
 
 
@@ -99,11 +97,10 @@ class Growth:
 
 
 class FirstCalls(Growth):
-    """The first collective of each kind in each group, which makes its communicator and its channels."""
+    """The first call in each group, which makes its communicator and its channels."""
 
-    def __init__(self, ledger: CudaLedger, owner: str, method: str) -> None:
+    def __init__(self, ledger: CudaLedger, owner: str) -> None:
         super().__init__(ledger, owner)
-        self._method = method
         self._known: set[str] = set()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -165,8 +162,8 @@ class CudaDevice:
         self._index = torch.cuda.current_device()
         self.uuid = gpu.uuid
 
-    def card(self) -> Card:
-        return Card(*self._gpu.memory())
+    def card(self) -> nvml.Memory:
+        return self._gpu.memory()
 
     def held(self) -> dict[int, int]:
         try:

@@ -14,7 +14,6 @@ import atexit
 import functools
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 from rltrace import recorder
@@ -22,10 +21,10 @@ from rltrace.device_time import DeviceSpan, DeviceTimes
 from rltrace.events import DEVICE_TIME
 from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, leave_open, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
+from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
 
 ASKED_VARIABLE = "RLTRACE_CUDA_TIME"
-DRIVER = Path("/dev/nvidiactl")
 
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")

@@ -16,9 +16,6 @@ from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
 
-MOST_REASON = 500
-"""Letters of an error that are kept."""
-
 
 class ProcessLedger:
     """The sources of this process's rows, and the processes that it shares its device with."""
@@ -37,7 +34,7 @@ class ProcessLedger:
         """The totals can be measured."""
         self._frozen: _Frozen | None = None
         self._kernel_bytes = 0
-        self._reported: tuple[int, str] | None = None
+        self._errors = memory.MemoryErrors()
         self._shared: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
 
     def freeze(self) -> None:
@@ -85,15 +82,13 @@ class ProcessLedger:
 
         It passes several hooks on its way up; the first one that sees it is nearest to the moment.
         """
-        known = (id(error), str(error))
-        if recorder.current() is None or self.on_gpu or known == self._reported or not memory.is_out_of_memory(error):
+        if recorder.current() is None or self.on_gpu or not self._errors.is_new(error):
             return
-        self._reported = known
         args: dict[str, object] = {"asked_bytes": memory.asked_bytes(error)}
         if self.on_cpu:
             room = memory.room()
             args |= {"free_bytes": room.free_bytes, "bound": room.bound}
-        with recorder.span(OUT_OF_MEMORY, reason=f"{type(error).__name__}: {error}"[:MOST_REASON], **args):
+        with recorder.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
     def rows(self) -> Rows:

@@ -48,15 +48,17 @@ class Models:
         rows: Rows = {}
         optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
         for unit in self._units:
-            _add(rows, unit.rows("actor" if unit.is_trained(optimizers) else "ref"))
+            add(rows, unit.rows("actor" if unit.is_trained(optimizers) else "ref"))
         for optimizer in optimizers:
-            _add(rows, self._state_rows(optimizer))
+            add(rows, self._state_rows(optimizer))
         return rows
 
     def _state_rows(self, optimizer: Any) -> Rows:
         """Bytes of an optimizer's state, counted anew when it has grown or moved."""
         tensors: Iterable[Any] = next(iter(optimizer.state.values()), {}).values()
-        first = next((local(tensor) for tensor in tensors if hasattr(tensor, "untyped_storage") and tensor.ndim), None)
+        first = next(
+            (memory.local(tensor) for tensor in tensors if hasattr(tensor, "untyped_storage") and tensor.ndim), None
+        )
         key = len(optimizer.state), 0 if first is None else first.data_ptr()
         known = self._states.get(optimizer)
         if known is None or known[0] != key:
@@ -100,8 +102,8 @@ class Unit:
         if mark != self._mark:
             self._mark, self._rows = mark, {}
             for params in self._params:
-                _add(self._rows, by_place(f"{subject}.params", params.held()))
-                _add(self._rows, by_place(f"{subject}.grads", params.grads()))
+                add(self._rows, by_place(f"{subject}.params", params.held()))
+                add(self._rows, by_place(f"{subject}.grads", params.grads()))
         return self._rows
 
 
@@ -159,9 +161,9 @@ class Fsdp2Params(Params):
         first, last = params[0], params[-1]
         grads = last.sharded_param.grad, last.unsharded_accumulated_grad
         return (
-            local(first.sharded_param).data_ptr(),
+            memory.local(first.sharded_param).data_ptr(),
             group.is_unsharded,
-            *(0 if grad is None else local(grad).data_ptr() for grad in grads),
+            *(0 if grad is None else memory.local(grad).data_ptr() for grad in grads),
         )
 
 
@@ -209,20 +211,14 @@ def fsdp1_params(module: Any) -> list[Params]:
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
     """Bytes of tensors by where they lie: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in the host's memory."""
-    places: dict[bool, dict[int, int]] = {True: {}, False: {}}
-    for tensor in map(local, tensors):
-        storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        if address and size:  # on the meta device there is a size and nothing behind it
-            places[tensor.is_cuda][address] = size
-    return {f"{owner}_bytes": sum(places[True].values()), f"{owner}_host_bytes": sum(places[False].values())}
+    shards = [memory.local(tensor) for tensor in tensors]
+    return {
+        f"{owner}_bytes": memory.storage_bytes(shard for shard in shards if shard.is_cuda),
+        f"{owner}_host_bytes": memory.storage_bytes(shard for shard in shards if not shard.is_cuda),
+    }
 
 
-def local(tensor: Any) -> Any:
-    """This rank's shard of a DTensor; any other tensor is whole."""
-    return getattr(tensor, "_local_tensor", tensor)
-
-
-def _add(rows: Rows, more: Rows) -> None:
+def add(rows: Rows, more: Rows) -> None:
+    """Rows of one name add up."""
     for name, size in more.items():
         rows[name] = rows.get(name, 0) + size

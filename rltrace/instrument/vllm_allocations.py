@@ -14,8 +14,9 @@ from rltrace import allocations
 from rltrace.allocation_history import Change
 from rltrace.clock import now_ns
 from rltrace.events import UNATTRIBUTED
-from rltrace.instrument.allocations import DRIVER, enter, leave
+from rltrace.instrument.allocations import enter, leave
 from rltrace.instrument.pools import OWNERS as OWNER_OF_TAG
+from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
 
 CUMEM = "vllm.device_allocator.cumem"

@@ -22,8 +22,8 @@ from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
 from rltrace.edges import Edge
 from rltrace.events import Span
-from rltrace.instrument.cuda_ledger import Card, CudaLedger, Reserved
-from rltrace.nvml import UnavailableError
+from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
+from rltrace.nvml import Memory, UnavailableError
 from rltrace.patching import PatchSet
 from rltrace.recording import Recording
 
@@ -49,11 +49,11 @@ class Simulated:
         self.asked = 0
         """How often what each process holds was asked for."""
 
-    def card(self) -> Card:
+    def card(self) -> Memory:
         if self.answers:
             raise UnavailableError(self.answers)
         used_bytes = sum(self._held().values())
-        return Card(used_bytes, DRIVER_BYTES, CARD_BYTES - used_bytes - DRIVER_BYTES)
+        return Memory(used_bytes, DRIVER_BYTES, CARD_BYTES - used_bytes - DRIVER_BYTES)
 
     def _held(self) -> dict[int, int]:
         mine_bytes = self.context_bytes + self.reserved.reserved_bytes - self.asleep_bytes

@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -222,3 +224,19 @@ def test_samples_of_gpus_and_processes_are_told_apart_by_whose_they_are(tmp_path
     assert host.gpus["GPU-a"]["gpu.process_bytes rank 0 engine"].mean == 60
     assert host.processes["rank 0 engine"]["process.pss_bytes"].mean == 5
     assert host.sampler_cpu_share == pytest.approx(0.05)
+
+
+class BusyError(Exception):
+    """NVML's, of a kind that passes."""
+
+    value = 999
+
+
+def test_what_a_busy_driver_did_not_say_is_asked_again() -> None:
+    memory = Mock(side_effect=[BusyError("busy"), SimpleNamespace(used=3, reserved=2, free=1)])
+    said = {"NVMLError": BusyError, "nvmlDeviceGetUUID": lambda _: "GPU-1", "nvmlDeviceGetMemoryInfo": memory}
+    numbers = dict.fromkeys(("nvmlMemory_v2", "NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION"), 0)
+    gpu = nvml.Gpu(SimpleNamespace(**said, **numbers), object())
+    assert gpu._ask("gpu.used_bytes", gpu._memory) == []
+    assert gpu.unavailable == {}
+    assert dict(gpu._ask("gpu.used_bytes", gpu._memory))["gpu.used_bytes/GPU-1"] == 3

@@ -9,10 +9,11 @@ from rich.text import Text
 
 from rltrace.analysis.allocations import AllocationPeak
 from rltrace.analysis.host_memory import HostMemory
-from rltrace.analysis.ledger import FREE, UNATTRIBUTED, UNEXPLAINED
+from rltrace.analysis.ledger import FREE, UNEXPLAINED
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
+from rltrace.events import UNATTRIBUTED
 
 MOST_CHANGES = 8
 

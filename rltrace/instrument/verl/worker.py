@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rltrace import recorder
+from rltrace import memory, recorder
 from rltrace.instrument.reference import gpu_uuid
 from rltrace.instrument.verl.driver import done, end_span
 from rltrace.patching import PatchSet
@@ -199,5 +199,5 @@ def tensors_of(holder: Any) -> Iterable[Any]:
 
 def local_bytes(tensor: Any) -> int:
     """Bytes of a tensor on this rank: of a sharded one, its shard."""
-    local = getattr(tensor, "_local_tensor", tensor)
+    local = memory.local(tensor)
     return int(local.numel() * local.element_size())
