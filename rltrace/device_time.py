@@ -10,17 +10,17 @@ Not run on a GPU yet: tested on a simulated device.
 
 from __future__ import annotations
 
+import bisect
 import math
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rltrace import clock
 
-POLL_NS = 200_000_000
-"""How often pairs are resolved, if there is anything to resolve."""
+POLL_NS = 1_000_000_000
+"""When a pair resolves those before it, if nobody has asked for that."""
 ANCHOR_NS = 1_000_000_000
 """How long an anchor is used: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
@@ -40,7 +40,7 @@ class Device(Protocol):
     """The seam: everything that depends on the device."""
 
     def stream(self) -> int:
-        """Identity of the stream that work is submitted to now."""
+        """Identity of the stream that work is submitted to now; 0 if it is none of this device."""
 
     def is_capturing(self) -> bool:
         """Whether that stream is being captured into a graph: an event recorded there would fire at every replay."""
@@ -61,7 +61,7 @@ class Device(Protocol):
         """Between two events that have fired: single precision."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Anchor:
     """An event, and what the host's clock was when it fired."""
 
@@ -73,7 +73,7 @@ class Anchor:
     """That are measured from here and not resolved yet."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Pair:
     """Work on one stream between two events."""
 
@@ -97,8 +97,7 @@ class Pair:
         self.args |= late_args
 
 
-@dataclass(frozen=True)
-class DeviceSpan:
+class DeviceSpan(NamedTuple):
     """A resolved pair, on the host's clock."""
 
     name: str
@@ -110,12 +109,29 @@ class DeviceSpan:
     args: dict[str, Any]
 
 
+class Scale(NamedTuple):
+    """From a device's clock to the host's, between two anchors."""
+
+    host_ns_per_ms: float
+    """0 if the two anchors are one moment of the device."""
+    error_ns: int
+
+    @classmethod
+    def between(cls, opening: Anchor, closing: Anchor, between_ms: float) -> Scale:
+        """The scale of what lies between them, as far apart as the device says."""
+        if between_ms <= 0:
+            return cls(0.0, 0)
+        return cls((closing.host_ns - opening.host_ns) / between_ms, error_bound_ns(opening, closing, between_ms))
+
+
 @dataclass
 class Missed:
     """Pairs that were not measured, by why."""
 
     capturing: int = 0
     """The stream was being captured."""
+    other_device: int = 0
+    """The process uses several; one is measured."""
     no_anchor: int = 0
     """The device did not answer in time when it was asked for its clock."""
     too_many: int = 0
@@ -134,7 +150,9 @@ class DeviceTimes:
     now_ns: Callable[[], int] = clock.now_ns
     missed: Missed = field(default_factory=Missed)
     _pool: list[Event] = field(default_factory=list)
-    _waiting: deque[Pair] = field(default_factory=deque)
+    _waiting: dict[int, list[Pair]] = field(default_factory=dict)
+    """By stream, in the order in which the device gets to their ends."""
+    _count: int = 0
     _anchor: Anchor | None = None
     _polled_ns: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -149,13 +167,17 @@ class DeviceTimes:
             self._begin(pair)
 
     def _begin(self, pair: Pair) -> None:
+        stream = self.device.stream()
+        if stream == 0:
+            self.missed.other_device += 1
+            return
         if self.device.is_capturing():
             self.missed.capturing += 1
             return
         now_ns = self.now_ns()
         if now_ns - self._polled_ns > POLL_NS:
             self.poll()
-        if len(self._waiting) >= MOST_PAIRS:
+        if self._count >= MOST_PAIRS:
             self.missed.too_many += 1
             return
         if self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS:
@@ -163,7 +185,7 @@ class DeviceTimes:
         if self._anchor is None:
             self.missed.no_anchor += 1
             return
-        pair.anchor, pair.stream, pair.start = self._anchor, self.device.stream(), self._event()
+        pair.anchor, pair.stream, pair.start = self._anchor, stream, self._event()
         pair.anchor.pairs += 1
         self.device.record(pair.start)
 
@@ -181,7 +203,8 @@ class DeviceTimes:
             return
         pair.end = self._event()
         self.device.record(pair.end)
-        self._waiting.append(pair)
+        self._waiting.setdefault(pair.stream, []).append(pair)
+        self._count += 1
 
     def poll(self, *, to_the_end: bool = False) -> int:
         """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
@@ -194,52 +217,45 @@ class DeviceTimes:
 
     def _poll(self, to_the_end: bool) -> int:
         self._polled_ns = self.now_ns()
-        done = self._done()
+        done = {stream: fired for stream, pairs in self._waiting.items() if (fired := self._fired(pairs))}
         # Taken after everything that it is to bound.
         closing = self._new_anchor() if done else None
+        count = 0
         if closing is not None:
-            finished = set(map(id, done))
-            self._waiting = deque(pair for pair in self._waiting if id(pair) not in finished)
-            for pair in done:
-                self._resolve(pair, closing)
+            count = self._resolve(done, closing)
             self._replace_anchor(closing)
         if to_the_end:
-            self.missed.unfinished += len(self._waiting)
-            self._waiting.clear()
-        return len(done) if closing is not None else 0
+            self.missed.unfinished += self._count
+            self._waiting, self._count = {}, 0
+        return count
 
-    def _done(self) -> list[Pair]:
-        """Pairs that the device is through with; behind one that it is not, none on that stream is asked for."""
-        done: list[Pair] = []
-        busy: set[int] = set()
-        for pair in self._waiting:
-            if pair.stream in busy:
-                continue
-            if self.device.has_fired(pair.end):
-                done.append(pair)
-            else:
-                busy.add(pair.stream)
-        return done
+    def _fired(self, pairs: list[Pair]) -> int:
+        """How many of a stream's pairs the device is through with: with all up to one that it is not."""
+        return bisect.bisect_left(pairs, True, key=lambda pair: not self.device.has_fired(pair.end))
 
-    def _resolve(self, pair: Pair, closing: Anchor) -> None:
-        opening = pair.anchor
-        assert opening is not None
-        between_ms = self.device.elapsed_ms(opening.event, closing.event)
-        start_ms = self.device.elapsed_ms(opening.event, pair.start)
-        length_ms = self.device.elapsed_ms(pair.start, pair.end)
-        if between_ms > 0:
-            host_ns_per_ms = (closing.host_ns - opening.host_ns) / between_ms
-            start_ns = opening.host_ns + round(start_ms * host_ns_per_ms)
-            self.write(
-                DeviceSpan(
-                    pair.name,
-                    pair.stream,
-                    start_ns,
-                    start_ns + max(0, round(length_ms * host_ns_per_ms)),
-                    error_bound_ns(opening, closing, between_ms),
-                    pair.args,
-                )
-            )
+    def _resolve(self, done: dict[int, int], closing: Anchor) -> int:
+        """Write the first of each stream's pairs, as many as are done."""
+        scales: dict[Anchor, Scale] = {}
+        for stream, fired in done.items():
+            pairs = self._waiting[stream]
+            for pair in pairs[:fired]:
+                opening = pair.anchor
+                assert opening is not None
+                if opening not in scales:
+                    between_ms = self.device.elapsed_ms(opening.event, closing.event)
+                    scales[opening] = Scale.between(opening, closing, between_ms)
+                self._write(pair, opening, scales[opening])
+            del pairs[:fired]
+            self._count -= fired
+        return sum(done.values())
+
+    def _write(self, pair: Pair, opening: Anchor, scale: Scale) -> None:
+        if scale.host_ns_per_ms > 0:
+            start_ms = self.device.elapsed_ms(opening.event, pair.start)
+            length_ms = self.device.elapsed_ms(pair.start, pair.end)
+            start_ns = opening.host_ns + round(start_ms * scale.host_ns_per_ms)
+            end_ns = start_ns + max(0, round(length_ms * scale.host_ns_per_ms))
+            self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, scale.error_ns, pair.args))
         self._release(pair)
 
     def _release(self, pair: Pair) -> None:

@@ -16,7 +16,7 @@ import os
 import threading
 from typing import Any
 
-from rltrace import recorder
+from rltrace import edges, recorder
 from rltrace.device_time import DeviceSpan, DeviceTimes
 from rltrace.events import DEVICE_TIME
 from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, leave_open, watch_forwards
@@ -44,7 +44,10 @@ class CudaTime:
 
 
 def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
-    """Name every place that a pair is around."""
+    """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
+    patches.use(
+        "torch.cuda:is_initialized", lambda _hook: edges.watch(lambda edge: pairs.poll() if edge.is_end else None)
+    )
     for kind, classes in (("fsdp.all_gather", GATHERS), ("fsdp.reduce_scatter", SCATTERS)):
         for class_name in classes:
             patches.around(
@@ -116,6 +119,11 @@ class CudaPairs:
         times = self._times or self._open()
         return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
 
+    def poll(self) -> None:
+        """Resolve what the device has done."""
+        if self._times is not None:
+            self._times.poll()
+
     def _open(self) -> DeviceTimes | None:
         import torch
 
@@ -137,27 +145,31 @@ def write(span: DeviceSpan) -> None:
 
 
 class CudaDevice:
-    """The current CUDA device, as `device_time.Device` says."""
+    """The current CUDA device, as `device_time.Device` says.
+
+    Through torch's bindings where its Python functions around them take longer than the call to CUDA.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._cuda = torch.cuda
+        self._raw = torch._C
         # From torch's pool: if others submit to it too, an anchor takes longer to fire, and says so by its width.
         self._idle = torch.cuda.Stream()
-        self._numbers: dict[int, int] = {}
+        self._device: int = torch.cuda.current_device()
+        self._streams: dict[int, tuple[int, Any]] = {}
 
     def stream(self) -> int:
-        """Numbered as they are met, from 1: a row of the timeline each."""
-        address = self._cuda.current_stream().cuda_stream
-        return self._numbers.setdefault(address, len(self._numbers) + 1)
+        """Numbered as they are met, from 1: a row of the timeline each; 0 is any of another device."""
+        return self._current()[0]
 
     def is_capturing(self) -> bool:
-        return bool(self._cuda.is_current_stream_capturing())
+        return bool(self._raw._cuda_isCurrentStreamCapturing())
 
     def new_event(self) -> Any:
         return self._cuda.Event(enable_timing=True)
 
     def record(self, event: Any) -> None:
-        event.record()
+        event.record(self._current()[1])
 
     def record_idle(self, event: Any) -> None:
         event.record(self._idle)
@@ -167,3 +179,12 @@ class CudaDevice:
 
     def elapsed_ms(self, earlier: Any, later: Any) -> float:
         return float(earlier.elapsed_time(later))
+
+    def _current(self) -> tuple[int, Any]:
+        if self._raw._cuda_getDevice() != self._device:
+            return 0, None
+        address = self._raw._cuda_getCurrentRawStream(self._device)
+        known = self._streams.get(address)
+        if known is None:
+            known = self._streams[address] = len(self._streams) + 1, self._cuda.current_stream()
+        return known

@@ -80,6 +80,7 @@ def module_of(fsdp_params: list[Any]) -> str:
     return without_wrappers(os.path.commonpath(paths).replace("/", "."))
 
 
+@functools.cache
 def without_wrappers(path: str) -> str:
     """A module's path as the model's author knows it, without checkpoint and compile wrappers."""
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)

@@ -283,6 +283,16 @@ def test_work_that_raised_or_changed_its_stream_is_counted_and_not_measured(devi
     assert (written, times.missed.other_stream) == ([], 2)
 
 
+def test_work_on_another_device_is_counted_and_not_measured(device: SimulatedDevice) -> None:
+    times, written = times_on(device)
+    device.current = 0
+    with times.pair("elsewhere"):
+        device.work(1_000)
+    device.host_ns += 10**8
+    times.poll()
+    assert (written, times.missed.other_device) == ([], 1)
+
+
 def test_what_the_process_does_not_live_to_see_is_counted(device: SimulatedDevice) -> None:
     times, written = times_on(device)
     with times.pair("long"):
