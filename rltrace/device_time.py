@@ -39,17 +39,15 @@ Event = Any
 class Device(Protocol):
     """The seam: everything that depends on the device."""
 
-    def stream(self) -> int:
-        """Identity of the stream that work is submitted to now; 0 if it is none of this device."""
-
-    def is_capturing(self) -> bool:
-        """Whether that stream is being captured into a graph: an event recorded there would fire at every replay."""
-
     def new_event(self) -> Event:
         """An event that keeps its time."""
 
-    def record(self, event: Event) -> None:
-        """Let the event fire when the current stream gets here."""
+    def record(self, event: Event) -> int:
+        """Let the event fire when the current stream gets here.
+
+        Returns:
+            The stream's number, from 1; what was not recorded is `OTHER_DEVICE` or `CAPTURING`.
+        """
 
     def record_idle(self, event: Event) -> None:
         """Let the event fire at once, on a stream that nothing else is submitted to."""
@@ -59,6 +57,12 @@ class Device(Protocol):
 
     def elapsed_ms(self, earlier: Event, later: Event) -> float:
         """Between two events that have fired: single precision."""
+
+
+OTHER_DEVICE = 0
+"""Instead of a stream: it is none of this device."""
+CAPTURING = -1
+"""It is being captured into a graph: an event recorded there would fire at every replay."""
 
 
 @dataclass(eq=False)
@@ -80,6 +84,10 @@ class Pair:
     name: str
     args: dict[str, Any]
     times: DeviceTimes
+    queue: int = 0
+    """Work of one queue follows one another on the device, whatever streams it is submitted from; 0 is none."""
+    number: int = 0
+    """Counts what was submitted."""
     anchor: Anchor | None = None
     stream: int = 0
     start: Event = None
@@ -153,13 +161,16 @@ class DeviceTimes:
     _waiting: dict[int, list[Pair]] = field(default_factory=dict)
     """By stream, in the order in which the device gets to their ends."""
     _count: int = 0
+    _submitted: int = 0
+    _queue_end_ns: dict[int, int] = field(default_factory=dict)
+    """When the last resolved work of each queue ended."""
     _anchor: Anchor | None = None
     _polled_ns: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def pair(self, name: str, /, **args: Any) -> Pair:
+    def pair(self, name: str, /, queue: int = 0, **args: Any) -> Pair:
         """Work between entering and leaving this, on the current stream."""
-        return Pair(name, args, self)
+        return Pair(name, args, self, queue)
 
     def begin(self, pair: Pair) -> None:
         """Record the first event, unless it cannot be."""
@@ -167,13 +178,6 @@ class DeviceTimes:
             self._begin(pair)
 
     def _begin(self, pair: Pair) -> None:
-        stream = self.device.stream()
-        if stream == 0:
-            self.missed.other_device += 1
-            return
-        if self.device.is_capturing():
-            self.missed.capturing += 1
-            return
         now_ns = self.now_ns()
         if now_ns - self._polled_ns > POLL_NS:
             self.poll()
@@ -185,9 +189,21 @@ class DeviceTimes:
         if self._anchor is None:
             self.missed.no_anchor += 1
             return
-        pair.anchor, pair.stream, pair.start = self._anchor, stream, self._event()
+        event = self._event()
+        stream = self.device.record(event)
+        if stream <= 0:
+            self._pool.append(event)
+            self._count_missed(stream)
+            return
+        self._submitted += 1
+        pair.number, pair.anchor, pair.stream, pair.start = self._submitted, self._anchor, stream, event
         pair.anchor.pairs += 1
-        self.device.record(pair.start)
+
+    def _count_missed(self, stream: int) -> None:
+        if stream == CAPTURING:
+            self.missed.capturing += 1
+        else:
+            self.missed.other_device += 1
 
     def finish(self, pair: Pair, *, failed: bool = False) -> None:
         """Record the second event, and let the pair wait for the device."""
@@ -197,17 +213,18 @@ class DeviceTimes:
             self._finish(pair, failed)
 
     def _finish(self, pair: Pair, failed: bool) -> None:
-        if failed or self.device.is_capturing() or self.device.stream() != pair.stream:
+        pair.end = self._event()
+        if failed or self.device.record(pair.end) != pair.stream:
             self.missed.other_stream += 1
             self._release(pair)
             return
-        pair.end = self._event()
-        self.device.record(pair.end)
         self._waiting.setdefault(pair.stream, []).append(pair)
         self._count += 1
 
     def poll(self, *, to_the_end: bool = False) -> int:
         """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
+
+        Not while another thread captures a graph: CUDA refuses to be asked then.
 
         Args:
             to_the_end: Count what is not done yet as missed: there will be no other call.
@@ -217,46 +234,53 @@ class DeviceTimes:
 
     def _poll(self, to_the_end: bool) -> int:
         self._polled_ns = self.now_ns()
-        done = {stream: fired for stream, pairs in self._waiting.items() if (fired := self._fired(pairs))}
+        fired = {stream: self._fired(pairs) for stream, pairs in self._waiting.items()}
         # Taken after everything that it is to bound.
-        closing = self._new_anchor() if done else None
-        count = 0
+        closing = self._new_anchor() if any(fired.values()) else None
+        done = [] if closing is None else self._take(fired)
         if closing is not None:
-            count = self._resolve(done, closing)
+            self._resolve(done, closing)
             self._replace_anchor(closing)
         if to_the_end:
             self.missed.unfinished += self._count
             self._waiting, self._count = {}, 0
-        return count
+        return len(done)
 
     def _fired(self, pairs: list[Pair]) -> int:
         """How many of a stream's pairs the device is through with: with all up to one that it is not."""
         return bisect.bisect_left(pairs, True, key=lambda pair: not self.device.has_fired(pair.end))
 
-    def _resolve(self, done: dict[int, int], closing: Anchor) -> int:
-        """Write the first of each stream's pairs, as many as are done."""
+    def _take(self, fired: dict[int, int]) -> list[Pair]:
+        """The first of each stream's pairs, in the order in which they were submitted."""
+        done = [pair for stream, count in fired.items() for pair in self._waiting[stream][:count]]
+        for stream, count in fired.items():
+            del self._waiting[stream][:count]
+        self._count -= len(done)
+        return sorted(done, key=lambda pair: pair.number)
+
+    def _resolve(self, done: list[Pair], closing: Anchor) -> None:
         scales: dict[Anchor, Scale] = {}
-        for stream, fired in done.items():
-            pairs = self._waiting[stream]
-            for pair in pairs[:fired]:
-                opening = pair.anchor
-                assert opening is not None
-                if opening not in scales:
-                    between_ms = self.device.elapsed_ms(opening.event, closing.event)
-                    scales[opening] = Scale.between(opening, closing, between_ms)
+        for pair in done:
+            opening = pair.anchor
+            assert opening is not None
+            if opening not in scales:
+                between_ms = self.device.elapsed_ms(opening.event, closing.event)
+                scales[opening] = Scale.between(opening, closing, between_ms)
+            if scales[opening].host_ns_per_ms > 0:
                 self._write(pair, opening, scales[opening])
-            del pairs[:fired]
-            self._count -= fired
-        return sum(done.values())
+            self._release(pair)
 
     def _write(self, pair: Pair, opening: Anchor, scale: Scale) -> None:
-        if scale.host_ns_per_ms > 0:
-            start_ms = self.device.elapsed_ms(opening.event, pair.start)
-            length_ms = self.device.elapsed_ms(pair.start, pair.end)
-            start_ns = opening.host_ns + round(start_ms * scale.host_ns_per_ms)
-            end_ns = start_ns + max(0, round(length_ms * scale.host_ns_per_ms))
-            self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, scale.error_ns, pair.args))
-        self._release(pair)
+        start_ms = self.device.elapsed_ms(opening.event, pair.start)
+        length_ms = self.device.elapsed_ms(pair.start, pair.end)
+        start_ns = opening.host_ns + round(start_ms * scale.host_ns_per_ms)
+        end_ns = start_ns + max(0, round(length_ms * scale.host_ns_per_ms))
+        if pair.queue:
+            ready_ns, start_ns = start_ns, max(start_ns, min(end_ns, self._queue_end_ns.get(pair.queue, 0)))
+            self._queue_end_ns[pair.queue] = end_ns
+            if start_ns > ready_ns:
+                pair.args["queued_ns"] = start_ns - ready_ns
+        self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, scale.error_ns, pair.args))
 
     def _release(self, pair: Pair) -> None:
         self._pool += [event for event in (pair.start, pair.end) if event is not None]

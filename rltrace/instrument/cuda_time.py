@@ -17,9 +17,9 @@ import threading
 from typing import Any
 
 from rltrace import edges, recorder
-from rltrace.device_time import DeviceSpan, DeviceTimes
+from rltrace.device_time import CAPTURING, OTHER_DEVICE, DeviceSpan, DeviceTimes
 from rltrace.events import DEVICE_TIME
-from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, leave_open, watch_forwards
+from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
@@ -58,14 +58,14 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
             )
     patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState.init",
-        functools.partial(watch_forwards, span=pairs.span),
+        functools.partial(watch_forwards, span=pairs.span, waits=False),
         (f"{DEVICE_TIME}fsdp.forward",),
     )
     backwards = Backwards(pairs.span)
     patches.around(
         f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
-        backwards.begin,
-        leave_open,
+        backwards.look,
+        backwards.begin_unsharded,
         (f"{DEVICE_TIME}fsdp.backward",),
     )
     patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", keep_group, backwards.end)
@@ -87,13 +87,15 @@ def begin_collective(pairs: CudaPairs, kind: str, args: tuple[Any, ...], kwargs:
     """Open the pair of a collective: called as `comm(output_tensor=..., input_tensor=..., group=..., async_op=...)`.
 
     At one rank nothing moves. An asynchronous one ends on NCCL's stream, which an event on this one does not wait for.
+    NCCL has one stream a group, so that a gather also waits for a reduce-scatter that was launched before it.
     """
     group = kwargs.get("group", args[3] if len(args) > 3 else None)
-    if kwargs.get("async_op") or group is None or group.size() == 1:
+    ranks = 1 if group is None else group.size()
+    if ranks == 1 or kwargs.get("async_op"):
         return None
-    tensors = [kwargs.get(name) for name in ("output_tensor", "input_tensor")]
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None]
-    return pairs.span(kind, bytes=max(sizes, default=0), ranks=group.size()).__enter__()
+    whole = kwargs.get("output_tensor" if kind == "fsdp.all_gather" else "input_tensor")
+    size_bytes = 0 if whole is None else whole.numel() * whole.element_size()
+    return pairs.span(kind, queue=id(group), bytes=size_bytes, ranks=ranks).__enter__()
 
 
 def begin_bucket(pairs: CudaPairs, stage: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -157,19 +159,23 @@ class CudaDevice:
         self._idle = torch.cuda.Stream()
         self._device: int = torch.cuda.current_device()
         self._streams: dict[int, tuple[int, Any]] = {}
-
-    def stream(self) -> int:
-        """Numbered as they are met, from 1: a row of the timeline each; 0 is any of another device."""
-        return self._current()[0]
-
-    def is_capturing(self) -> bool:
-        return bool(self._raw._cuda_isCurrentStreamCapturing())
+        """By address: numbered as they are met, a row of the timeline each."""
 
     def new_event(self) -> Any:
         return self._cuda.Event(enable_timing=True)
 
-    def record(self, event: Any) -> None:
-        event.record(self._current()[1])
+    def record(self, event: Any) -> int:
+        if self._raw._cuda_getDevice() != self._device:
+            return OTHER_DEVICE
+        if self._raw._cuda_isCurrentStreamCapturing():
+            return CAPTURING
+        address = self._raw._cuda_getCurrentRawStream(self._device)
+        known = self._streams.get(address)
+        if known is None:
+            known = self._streams[address] = len(self._streams) + 1, self._cuda.current_stream()
+        number, stream = known
+        event.record(stream)
+        return number
 
     def record_idle(self, event: Any) -> None:
         event.record(self._idle)
@@ -179,12 +185,3 @@ class CudaDevice:
 
     def elapsed_ms(self, earlier: Any, later: Any) -> float:
         return float(earlier.elapsed_time(later))
-
-    def _current(self) -> tuple[int, Any]:
-        if self._raw._cuda_getDevice() != self._device:
-            return 0, None
-        address = self._raw._cuda_getCurrentRawStream(self._device)
-        known = self._streams.get(address)
-        if known is None:
-            known = self._streams[address] = len(self._streams) + 1, self._cuda.current_stream()
-        return known
