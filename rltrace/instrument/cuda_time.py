@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from rltrace import edges, recorder
+from rltrace import cost, edges, recorder
 from rltrace.device_time import CAPTURING, OTHER_DEVICE, DeviceSpan, DeviceTimes
-from rltrace.events import DEVICE_TIME
+from rltrace.events import DEVICE_SPAN, DEVICE_TIME
 from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
@@ -136,7 +138,21 @@ class CudaPairs:
             if self._times is None:
                 self._times = DeviceTimes(CudaDevice(torch), write)
                 atexit.register(self._times.poll, to_the_end=True)
+                cost.OTHER_EVENTS[DEVICE_SPAN] = lambda: one_pair(DeviceTimes(CudaDevice(torch), write))
         return self._times
+
+
+def one_pair(times: DeviceTimes) -> Callable[[], None]:
+    """What records one pair in a hook, and resolves as many as a measured block has at its end."""
+    pair = cost.hooked(lambda: times.pair(f"{DEVICE_TIME}cost", bytes=4096, ranks=2))
+    numbers = itertools.count(1)
+
+    def record() -> None:
+        pair()
+        if next(numbers) % cost.EVENTS == 0:
+            times.poll()
+
+    return record
 
 
 def write(span: DeviceSpan) -> None:

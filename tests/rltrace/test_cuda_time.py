@@ -105,6 +105,26 @@ def test_a_collective_says_its_bytes_and_at_one_rank_there_is_none(trained: tupl
     assert sizes and sorted(span.args["bytes"] for span in gathers) == sizes
 
 
+def test_what_a_pair_costs_is_measured_hook_and_resolution_included(tmp_path: Path) -> None:
+    program = f"""{ON_THE_HOST}
+from rltrace import cost
+written = []
+record = cuda_time.one_pair(DeviceTimes(HostDevice(), written.append))
+for _ in range(cost.EVENTS):
+    assert written == []
+    record()
+assert [span.name for span in written] == ["gpu.cost"] * cost.EVENTS
+cost.OTHER_EVENTS["device_span"] = lambda: cuda_time.one_pair(DeviceTimes(HostDevice(), cuda_time.write))
+costs = rltrace.measure_cost()
+assert costs["device_span"] > costs["span"] > 0
+"""
+    run = run_traced(tmp_path, program)
+    assert run.returncode == 0, run.err
+    assert run.spans("gpu.cost") == []
+    (process,) = (process for process in run.recording.processes if process.costs)
+    assert process.costs["device_span"] > 0
+
+
 def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_path: Path) -> None:
     ranks, run = trained
     bare = train(tmp_path, "fsdp2", ranks=ranks, RLTRACE_DISABLE="fsdp2,torch_optim")
