@@ -16,6 +16,9 @@ Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
 
 
+MOST_KEPT = 64
+
+
 class Models:
     """The sharded models of a process and their optimizers; one that no optimizer holds is the ref.
 
@@ -25,6 +28,8 @@ class Models:
     def __init__(self) -> None:
         self._units: list[Unit] = []
         self._optimizers: list[weakref.ref[Any]] = []
+        self._rows: dict[Any, Rows] = {}
+        """By the marks of all units: a step goes through a few of them, the next step through the same."""
         self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
 
     @property
@@ -45,12 +50,20 @@ class Models:
         self._optimizers.append(weakref.ref(optimizer))
 
     def __call__(self) -> Rows:
-        rows: Rows = {}
         optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
-        for unit in self._units:
-            add(rows, unit.rows("actor" if unit.is_trained(optimizers) else "ref"))
+        marks = tuple(("actor" if unit.is_trained(optimizers) else "ref", *unit.marks()) for unit in self._units)
+        rows = dict(self._rows.get(marks) or self._count(marks))
         for optimizer in optimizers:
             add(rows, self._state_rows(optimizer))
+        return rows
+
+    def _count(self, marks: tuple[Any, ...]) -> Rows:
+        """Bytes of parameters and gradients, kept for when all units are so again."""
+        if len(self._rows) >= MOST_KEPT:
+            self._rows.clear()
+        rows = self._rows[marks] = {}
+        for unit, (subject, *_) in zip(self._units, marks, strict=True):
+            add(rows, unit.rows(subject))
         return rows
 
     def _state_rows(self, optimizer: Any) -> Rows:
@@ -75,8 +88,6 @@ class Unit:
         self._is_trained = False
         self._seen_optimizers = 0
         self._params: list[Params] = []
-        self._mark: Any = None
-        self._rows: Rows = {}
 
     def params(self) -> list[Params]:
         """The groups of parameters; none once the model is gone."""
@@ -96,15 +107,17 @@ class Unit:
             return self._is_trained
         return any(parameter.requires_grad for params in self.params() for parameter in params.trained())
 
+    def marks(self) -> list[Any]:
+        """Of each group of parameters, where and what it holds."""
+        return [params.mark() for params in self.params()]
+
     def rows(self, subject: str) -> Rows:
-        """Bytes of parameters, sharded and gathered, and of gradients; counted anew when one of them has moved."""
-        mark = subject, *(params.mark() for params in self.params())
-        if mark != self._mark:
-            self._mark, self._rows = mark, {}
-            for params in self._params:
-                add(self._rows, by_place(f"{subject}.params", params.held()))
-                add(self._rows, by_place(f"{subject}.grads", params.grads()))
-        return self._rows
+        """Bytes of parameters, sharded and gathered, and of gradients."""
+        rows: Rows = {}
+        for params in self.params():
+            add(rows, by_place(f"{subject}.params", params.held()))
+            add(rows, by_place(f"{subject}.grads", params.grads()))
+        return rows
 
 
 class Params:
@@ -123,7 +136,7 @@ class Params:
         raise NotImplementedError
 
     def mark(self) -> Any:
-        """Something that changes when they are moved, gathered, or get gradients, all of them at once."""
+        """Something that is the same whenever they hold as many bytes at the same place, all of them alike."""
         raise NotImplementedError
 
 
@@ -158,12 +171,14 @@ class Fsdp2Params(Params):
         group, params = self._group(), self._params()
         if group is None or not params:
             return None
-        first, last = params[0], params[-1]
-        grads = last.sharded_param.grad, last.unsharded_accumulated_grad
+        param = params[-1]
+        shard = param.sharded_param
+        # Their sizes follow: FSDP2 moves and frees whole tensors.
         return (
-            memory.local(first.sharded_param).data_ptr(),
+            is_on_gpu(shard),
             group.is_unsharded,
-            *(0 if grad is None else memory.local(grad).data_ptr() for grad in grads),
+            is_on_gpu(shard.grad),
+            is_on_gpu(param.unsharded_accumulated_grad),
         )
 
 
@@ -194,8 +209,9 @@ class Fsdp1Params(Params):
                     yield grad
 
     def mark(self) -> Any:
+        # FSDP1 frees a flat parameter's storage and keeps the tensor.
         tensors = (*self.held(), *self.grads())
-        return tuple((tensor.data_ptr(), tensor.untyped_storage().nbytes()) for tensor in tensors)
+        return tuple((is_on_gpu(tensor), tensor.untyped_storage().nbytes()) for tensor in tensors)
 
 
 def fsdp2_params(state: Any) -> list[Params]:
@@ -207,6 +223,11 @@ def fsdp1_params(module: Any) -> list[Params]:
     """The flat parameter of an FSDP1 module, if it has one of its own."""
     handle = getattr(module, "_handle", None)
     return [] if handle is None else [Fsdp1Params(handle)]
+
+
+def is_on_gpu(tensor: Any) -> bool | None:
+    """Whether a tensor lies on a GPU and not in the host's memory; None of none."""
+    return None if tensor is None else memory.local(tensor).is_cuda
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
