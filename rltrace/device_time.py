@@ -42,6 +42,9 @@ class Device(Protocol):
     def new_event(self) -> Event:
         """An event that keeps its time."""
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured into a graph: nothing may be asked of the device then."""
+
     def record(self, event: Event) -> int:
         """Let the event fire when the current stream gets here.
 
@@ -179,12 +182,17 @@ class DeviceTimes:
 
     def _begin(self, pair: Pair) -> None:
         now_ns = self.now_ns()
-        if now_ns - self._polled_ns > POLL_NS:
+        is_poll_due = now_ns - self._polled_ns > POLL_NS
+        is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
+        if (is_poll_due or is_anchor_due) and self.device.is_capturing():
+            self.missed.capturing += 1  # to ask the device anything now would make the capture invalid
+            return
+        if is_poll_due:
             self.poll()
         if self._count >= MOST_PAIRS:
             self.missed.too_many += 1
             return
-        if self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS:
+        if is_anchor_due:
             self._renew_anchor()
         if self._anchor is None:
             self.missed.no_anchor += 1
@@ -216,7 +224,7 @@ class DeviceTimes:
         pair.end = self._event()
         if failed or self.device.record(pair.end) != pair.stream:
             self.missed.other_stream += 1
-            self._release(pair)
+            self._give_up(pair)
             return
         self._waiting.setdefault(pair.stream, []).append(pair)
         self._count += 1
@@ -224,13 +232,11 @@ class DeviceTimes:
     def poll(self, *, to_the_end: bool = False) -> int:
         """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
 
-        Not while another thread captures a graph: CUDA refuses to be asked then.
-
         Args:
             to_the_end: Count what is not done yet as missed: there will be no other call.
         """
         with self._lock:
-            return self._poll(to_the_end)
+            return 0 if self.device.is_capturing() else self._poll(to_the_end)
 
     def _poll(self, to_the_end: bool) -> int:
         self._polled_ns = self.now_ns()
@@ -259,35 +265,38 @@ class DeviceTimes:
         return sorted(done, key=lambda pair: pair.number)
 
     def _resolve(self, done: list[Pair], closing: Anchor) -> None:
+        elapsed_ms, free = self.device.elapsed_ms, self._pool.append
         scales: dict[Anchor, Scale] = {}
         for pair in done:
             opening = pair.anchor
             assert opening is not None
-            if opening not in scales:
-                between_ms = self.device.elapsed_ms(opening.event, closing.event)
-                scales[opening] = Scale.between(opening, closing, between_ms)
-            if scales[opening].host_ns_per_ms > 0:
-                self._write(pair, opening, scales[opening])
-            self._release(pair)
+            scale = scales.get(opening)
+            if scale is None:
+                scale = scales[opening] = Scale.between(opening, closing, elapsed_ms(opening.event, closing.event))
+            if scale.host_ns_per_ms:
+                start_ms, length_ms = elapsed_ms(opening.event, pair.start), elapsed_ms(pair.start, pair.end)
+                start_ns = opening.host_ns + round(start_ms * scale.host_ns_per_ms)
+                self._write(pair, start_ns, start_ns + max(0, round(length_ms * scale.host_ns_per_ms)), scale.error_ns)
+            free(pair.start)
+            free(pair.end)
+            opening.pairs -= 1
+        for opening in scales:
+            self._free(opening)
 
-    def _write(self, pair: Pair, opening: Anchor, scale: Scale) -> None:
-        start_ms = self.device.elapsed_ms(opening.event, pair.start)
-        length_ms = self.device.elapsed_ms(pair.start, pair.end)
-        start_ns = opening.host_ns + round(start_ms * scale.host_ns_per_ms)
-        end_ns = start_ns + max(0, round(length_ms * scale.host_ns_per_ms))
+    def _write(self, pair: Pair, start_ns: int, end_ns: int, error_ns: int) -> None:
         if pair.queue:
             ready_ns, start_ns = start_ns, max(start_ns, min(end_ns, self._queue_end_ns.get(pair.queue, 0)))
             self._queue_end_ns[pair.queue] = end_ns
             if start_ns > ready_ns:
                 pair.args["queued_ns"] = start_ns - ready_ns
-        self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, scale.error_ns, pair.args))
+        self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, error_ns, pair.args))
 
-    def _release(self, pair: Pair) -> None:
-        self._pool += [event for event in (pair.start, pair.end) if event is not None]
-        if pair.anchor is not None:
-            pair.anchor.pairs -= 1
-            self._free(pair.anchor)
-            pair.anchor = None
+    def _give_up(self, pair: Pair) -> None:
+        self._pool += [pair.start, pair.end]
+        assert pair.anchor is not None
+        pair.anchor.pairs -= 1
+        self._free(pair.anchor)
+        pair.anchor = None
 
     # ---- anchors ------------------------------------------------------------------------------------------------
 

@@ -180,10 +180,13 @@ class CudaDevice:
     def new_event(self) -> Any:
         return self._cuda.Event(enable_timing=True)
 
+    def is_capturing(self) -> bool:
+        return bool(self._raw._cuda_isCurrentStreamCapturing())
+
     def record(self, event: Any) -> int:
         if self._raw._cuda_getDevice() != self._device:
             return OTHER_DEVICE
-        if self._raw._cuda_isCurrentStreamCapturing():
+        if self.is_capturing():
             return CAPTURING
         address = self._raw._cuda_getCurrentRawStream(self._device)
         known = self._streams.get(address)

@@ -31,6 +31,8 @@ class HostDevice:
         self.epoch_ns = time.monotonic_ns()
     def new_event(self):
         return [0]
+    def is_capturing(self):
+        return False
     def record(self, event):
         event[0] = time.monotonic_ns()
         return 1

@@ -71,6 +71,9 @@ class SimulatedDevice:
         self.events += 1
         return SimulatedEvent()
 
+    def is_capturing(self) -> bool:
+        return self.capturing
+
     def record(self, event: SimulatedEvent) -> int:
         if self.capturing:
             return CAPTURING
@@ -82,12 +85,14 @@ class SimulatedDevice:
         self._submit(event, IDLE)
 
     def _submit(self, event: SimulatedEvent, stream: int) -> None:
+        assert not self.capturing, "this event would fire at every replay"
         event.fires_at_ns = max(self.busy_until_ns.get(stream, 0), self.host_ns + self.latency_ns)
         if self.stuck:
             event.fires_at_ns = 1 << 62
         self.host_ns += self.call_ns
 
     def has_fired(self, event: SimulatedEvent) -> bool:
+        assert not self.capturing, "this would make the capture invalid"
         self.host_ns += self.call_ns
         return event.fires_at_ns is not None and event.fires_at_ns <= self.host_ns
 
@@ -266,15 +271,19 @@ def test_a_pair_keeps_its_anchor_however_many_others_come_and_go_meanwhile(devic
 
 def test_a_stream_that_is_captured_is_left_alone(device: SimulatedDevice) -> None:
     times, written = times_on(device)
+    with times.pair("before"):
+        device.work(1_000)
+    device.host_ns += 2 * max(ANCHOR_NS, POLL_NS)  # all is due that asks the device
     device.capturing = True
     with times.pair("captured"):
         device.work(1_000)
+    times.poll()
     device.capturing = False
     with times.pair("replayed"):
         device.work(1_000)
     device.host_ns += 10**8
     times.poll()
-    assert [span.name for span in written] == ["replayed"]
+    assert [span.name for span in written] == ["before", "replayed"]
     assert times.missed.capturing == 1
 
 
