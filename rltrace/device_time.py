@@ -4,8 +4,6 @@ An event is recorded where work is submitted and fires when the stream gets ther
 for it. A device's clock is related to the host's by anchors: an event on an idle stream, with the host's clock read
 before it was recorded and after it was seen to have fired. Each pair lies between two anchors, so neither the two
 clocks' offset nor their drift enters. What depends on CUDA is behind `Device`, in `instrument/cuda_time.py`.
-
-Not run on a GPU yet: tested on a simulated device.
 """
 
 from __future__ import annotations

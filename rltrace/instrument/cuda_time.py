@@ -5,7 +5,7 @@ collective sit inside FSDP2's own stream, by the classes that it calls: `foreach
 after the copy-in, and an event recorded before it would fire when the stream's work before ends. Instances are left
 alone.
 
-Not run on a GPU yet, so it is asked for: `RLTRACE_CUDA_TIME=1`.
+A forward that is repeated for its backward is a part of that backward, and has no pair of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +24,6 @@ from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwa
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
-
-ASKED_VARIABLE = "RLTRACE_CUDA_TIME"
 
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
@@ -40,8 +37,8 @@ class CudaTime:
     supports = ("torch >= 2.11, < 2.14",)
 
     def install(self, patches: PatchSet) -> None:
-        """Name the hooks; without a driver, or unasked, there are none."""
-        if DRIVER.exists() and os.environ.get(ASKED_VARIABLE) == "1":
+        """Name the hooks; without a driver there are none."""
+        if DRIVER.exists():
             name_hooks(patches, CudaPairs())
 
 
@@ -60,7 +57,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
             )
     patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState.init",
-        functools.partial(watch_forwards, span=pairs.span, waits=False),
+        functools.partial(watch_forwards, span=pairs.forward, waits=False),
         (f"{DEVICE_TIME}fsdp.forward",),
     )
     backwards = Backwards(pairs.span)
@@ -122,6 +119,10 @@ class CudaPairs:
         """What to enter and leave around the work."""
         times = self._times or self._open()
         return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
+
+    def forward(self, name: str, /, *, recompute: bool = False, **args: Any) -> Any:
+        """What to enter and leave around a forward."""
+        return recorder.NoSpan() if recompute else self.span(name, **args)
 
     def poll(self) -> None:
         """Resolve what the device has done."""

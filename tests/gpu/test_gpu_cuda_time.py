@@ -185,13 +185,20 @@ def test_every_span_of_a_step_is_as_long_as_the_kernels_that_were_launched_insid
         for row in rows:
             print(
                 f"\n{name:24} {row['module']:9} {row['span_ns'] / 1e3:9.1f} µs, its {row['kernels']:3} kernels "
-                f"{row['kernels_ns'] / 1e3:9.1f} µs ({row['busy_ns'] / 1e3:9.1f} busy)",
+                f"{row['kernels_ns'] / 1e3:9.1f} µs ({row['busy_ns'] / 1e3:9.1f} busy), "
+                f"room for them after {row['room_ns'] / 1e3:.1f}",
                 end="",
             )
     assert len(rows) == SPANS[name][ranks - 1]
     assert all(row["kernels"] > 0 for row in rows)
+    # A collective that may begin while the GPU is full of others' work begins, for the profiler, when it finds room.
     wrong = [
-        row for row in rows if abs(row["span_ns"] - row["kernels_ns"]) > max(SHARE * row["kernels_ns"], ABSOLUTE_NS)
+        row
+        for row in rows
+        if not any(
+            abs(row["span_ns"] - waited_ns - row["kernels_ns"]) <= max(SHARE * row["kernels_ns"], ABSOLUTE_NS)
+            for waited_ns in (0, row["room_ns"])
+        )
     ]
     assert wrong == []
 
