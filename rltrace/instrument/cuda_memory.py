@@ -17,7 +17,7 @@ from typing import Any
 from rltrace import edges, nvml
 from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
 from rltrace.instrument.fsdp2 import PACKAGE
-from rltrace.instrument.sharded_models import Models
+from rltrace.instrument.sharded_models import Models, keep_first, watch_optimizers
 from rltrace.nvml import DRIVER
 from rltrace.patching import Function, Hook, PatchSet
 
@@ -63,19 +63,10 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger) -> None:
         keep_first,
         lambda module, _result, error: models.meet_fsdp1(module) if error is None else None,
     )
-    patches.around(
-        "torch.optim.optimizer:Optimizer.__init__",
-        keep_first,
-        lambda optimizer, _result, error: models.meet_optimizer(optimizer) if error is None else None,
-    )
+    watch_optimizers(patches)
     for method in COLLECTIVES:
         first = FirstCalls(ledger, "nccl")
         patches.around(f"torch.distributed.distributed_c10d:ProcessGroup.{method}", first.begin, first.end)
-
-
-def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """What the call is about."""
-    return args[0]
 
 
 class Growth:

@@ -11,20 +11,77 @@ from typing import Any
 
 from rltrace import memory
 from rltrace.instrument.fsdp2 import groups_of
+from rltrace.patching import PatchSet
 
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
 
 
+class Roles:
+    """Whose parameters are: the actor's if an optimizer holds any that are sharded together, else the ref's.
+
+    Before there is an optimizer, those that can be trained are the actor's; once they are trained they stay so.
+    """
+
+    def __init__(self) -> None:
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._met = 0
+        self._decided: weakref.WeakKeyDictionary[Any, tuple[bool, int]] = weakref.WeakKeyDictionary()
+
+    def meet_optimizer(self, optimizer: Any) -> None:
+        """An optimizer; whose parameters it has is asked when it is used."""
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._met += 1
+
+    def optimizers(self) -> list[Any]:
+        """Those that there are."""
+        return list(self._optimizers)
+
+    def subject_of(self, params: Params) -> str:
+        """`actor` or `ref`."""
+        return "actor" if self._is_trained(params) else "ref"
+
+    def _is_trained(self, params: Params) -> bool:
+        holder, trained = params.holder(), params.trained()
+        is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
+        optimizers = self.optimizers()
+        if not optimizers and not is_trained:
+            return any(parameter.requires_grad for parameter in trained)
+        if holder is not None and not is_trained and met != self._met:
+            held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+            is_trained = any(id(parameter) in held for parameter in trained)
+            self._decided[holder] = is_trained, self._met
+        return is_trained
+
+
+ROLES = Roles()
+"""Of this process."""
+
+
+def watch_optimizers(patches: PatchSet) -> None:
+    """Meet every optimizer where it is made."""
+
+    def met(optimizer: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            ROLES.meet_optimizer(optimizer)
+
+    patches.around("torch.optim.optimizer:Optimizer.__init__", keep_first, met)
+
+
+def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """What the call is about."""
+    return args[0]
+
+
 class Models:
-    """The sharded models of a process and their optimizers; one that no optimizer holds is the ref.
+    """The sharded models of a process and their optimizers.
 
     Called, it gives the bytes of parameters, gradients and optimizer states by owner.
     """
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
-        self._optimizers: list[weakref.ref[Any]] = []
         self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
 
     @property
@@ -40,16 +97,11 @@ class Models:
         """A module that FSDP1 wraps."""
         self._units.append(Unit(weakref.ref(module), fsdp1_params))
 
-    def meet_optimizer(self, optimizer: Any) -> None:
-        """An optimizer; whose parameters it has is asked when it is used."""
-        self._optimizers.append(weakref.ref(optimizer))
-
     def __call__(self) -> Rows:
         rows: Rows = {}
-        optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
         for unit in self._units:
-            add(rows, unit.rows("actor" if unit.is_trained(optimizers) else "ref"))
-        for optimizer in optimizers:
+            add(rows, unit.rows())
+        for optimizer in ROLES.optimizers():
             add(rows, self._state_rows(optimizer))
         return rows
 
@@ -68,12 +120,10 @@ class Models:
 
 
 class Unit:
-    """Parameters that are sharded together."""
+    """What is sharded together: the groups of parameters of one module."""
 
     def __init__(self, holder: weakref.ref[Any], params_of: Callable[[Any], list[Params]]) -> None:
         self._holder, self._params_of = holder, params_of
-        self._is_trained = False
-        self._seen_optimizers = 0
         self._params: list[Params] = []
         self._mark: Any = None
         self._rows: Rows = {}
@@ -86,32 +136,27 @@ class Unit:
         self._params = self._params or self._params_of(holder)
         return self._params
 
-    def is_trained(self, optimizers: list[Any]) -> bool:
-        """Whether an optimizer holds any of these parameters; before there is one, whether they can be trained."""
-        if len(optimizers) != self._seen_optimizers and not self._is_trained:
-            self._seen_optimizers = len(optimizers)
-            held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-            self._is_trained = any(id(parameter) in held for params in self.params() for parameter in params.trained())
-        if optimizers:
-            return self._is_trained
-        return any(parameter.requires_grad for params in self.params() for parameter in params.trained())
-
-    def rows(self, subject: str) -> Rows:
+    def rows(self) -> Rows:
         """Bytes of parameters, sharded and gathered, and of gradients; counted anew when one of them has moved."""
-        mark = subject, *(params.mark() for params in self.params())
+        groups = [(params, ROLES.subject_of(params)) for params in self.params()]
+        mark = [(subject, params.mark()) for params, subject in groups]
         if mark != self._mark:
             self._mark, self._rows = mark, {}
-            for params in self._params:
+            for params, subject in groups:
                 add(self._rows, by_place(f"{subject}.params", params.held()))
                 add(self._rows, by_place(f"{subject}.grads", params.grads()))
         return self._rows
 
 
 class Params:
-    """Parameters of one unit: those that train, and tensors that hold them now."""
+    """Parameters that are sharded together: those that an optimizer may hold, and tensors that hold them now."""
+
+    def holder(self) -> Any:
+        """What has them as long as it lives; None once it is gone."""
+        raise NotImplementedError
 
     def trained(self) -> list[Any]:
-        """What an optimizer holds."""
+        """What an optimizer may hold."""
         raise NotImplementedError
 
     def held(self) -> Iterable[Any]:
@@ -132,6 +177,9 @@ class Fsdp2Params(Params):
 
     def __init__(self, group: Any) -> None:
         self._group = weakref.ref(group)
+
+    def holder(self) -> Any:
+        return self._group()
 
     def _params(self) -> list[Any]:
         group = self._group()
@@ -174,6 +222,9 @@ class Fsdp1Params(Params):
 
     def __init__(self, handle: Any) -> None:
         self._handle = weakref.ref(handle)
+
+    def holder(self) -> Any:
+        return self._handle()
 
     def _flat(self) -> list[Any]:
         handle = self._handle()
