@@ -5,6 +5,7 @@ its device). The difference is a row of its own, `unexplained`, and nothing else
 
 An edge is seen by one process. What another one says then is what it said last, or next: it is as old as the time that
 has passed, or as the CPU time that it has used since, whichever is less, for a process that did not run did not change.
+A process that repeats what it knows of itself says how old that is, in the same measure.
 On a GPU a process that says what it holds itself sees what the others hold together: while that stays the same, what
 they said is not older than it was; and where the driver says what each of them holds, not old at all while that is so.
 """
@@ -119,6 +120,7 @@ class _Process:
         self.edges = sorted((edge for edge in seen.edges if edge.end_ns is not None), key=_end_ns)
         self.ends_ns = np.array([_end_ns(edge) for edge in self.edges], np.int64)
         self.cpu_ns = np.array([_of(edge, "cpu_ns", self.pid) for edge in self.edges])
+        self.said_age_ns = np.array([float(edge.args.get("age_ns") or 0) for edge in self.edges])
         self.held_bytes = np.array([_of(edge, "held_bytes", self.pid) for edge in self.edges])
         self.rows = np.zeros((len(self.edges), len(owners)))
         for owner, samples in seen.owners.items():
@@ -140,7 +142,7 @@ class _Process:
             return 0.0
         passed_ns = abs(int(self.ends_ns[index]) - _end_ns(edge))
         used_ns = abs(float(self.cpu_ns[index]) - _of(edge, "cpu_ns", self.pid))
-        return min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns
+        return float(self.said_age_ns[index]) + (min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns)
 
 
 def edge_ledger(processes: list[Seen]) -> Ledger | None:

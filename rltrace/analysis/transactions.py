@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import Ledger, ledgers
@@ -23,11 +24,18 @@ OWNER_OF_TAG = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache"}
 SMALL_BYTES = 1 << 20
 """Less than this is not worth a verdict."""
 
-CACHES = frozenset({"allocator.cached", "library.kernels", "interpreter", "free"})
-"""They grow with what they have seen, and are bounded."""
+BOUNDED = frozenset({"interpreter", "free"})
+"""Pages of files that are there already, and what nobody holds: they have an end."""
+
+CACHES = frozenset({"allocator.cached", "library.kernels"})
+"""They grow with what they see for the first time, and nobody says where that ends."""
 
 LEAK_SLEEPS = 3
-"""A leak is what was more after each of so many sleeps in a row."""
+"""A leak is what was more by `SMALL_BYTES` after each of so many sleeps in a row."""
+
+GROWTH_SLEEPS = 8
+"""What was more after each of so many, and by `SMALL_BYTES` after all of them, is one too, a cache's growth included:
+noise goes up and down, and a cache that fills is full by then."""
 
 
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +66,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leak(msgspec.Struct, frozen=True, kw_only=True):
-    """An owner that had more after every sleep."""
+    """A row that had more after every sleep."""
 
     lane: str
     rank: int | None
@@ -66,6 +74,8 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
     sleeps: int
     bytes_per_sleep: int
     """The mean."""
+    last_bytes: int
+    """After the last of them."""
 
 
 def transactions(seen: Observations, windows: StepWindows) -> list[Transaction]:
@@ -250,13 +260,25 @@ def _leaks(lane: Lane, ledger: Ledger, moves: list[Span]) -> Iterator[Leak]:
         return
     places = np.minimum(np.searchsorted(ledger.times_ns, ends_ns), len(ledger.times_ns) - 1)
     for owner in ledger.owners:
-        if owner in CACHES:
-            continue
-        growth = np.diff(ledger.row(owner)[places])[-LEAK_SLEEPS:]
-        if (growth >= SMALL_BYTES).all():
+        held = ledger.row(owner)[places]
+        sleeps = 0 if owner in BOUNDED else _sleeps_grown(np.diff(held), is_cache=owner in CACHES)
+        if sleeps:
             yield Leak(
-                lane=lane.name, rank=lane.rank, owner=owner, sleeps=len(growth), bytes_per_sleep=int(growth.mean())
+                lane=lane.name,
+                rank=lane.rank,
+                owner=owner,
+                sleeps=sleeps,
+                bytes_per_sleep=int((held[-1] - held[-1 - sleeps]) / sleeps),
+                last_bytes=int(held[-1]),
             )
+
+
+def _sleeps_grown(growth: NDArray[np.float64], *, is_cache: bool) -> int:
+    """Over how many of the last sleeps a row has grown so that it must be told; 0 if it need not."""
+    if not is_cache and (growth[-LEAK_SLEEPS:] >= SMALL_BYTES).all():
+        return LEAK_SLEEPS
+    last = growth[-GROWTH_SLEEPS:]
+    return GROWTH_SLEEPS if len(last) == GROWTH_SLEEPS and (last > 0).all() and last.sum() >= SMALL_BYTES else 0
 
 
 # ---- spans ------------------------------------------------------------------------------------------------------

@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rltrace import allocations, memory
 from rltrace.instrument.fsdp2 import PACKAGE, watch_forwards
+from rltrace.instrument.sharded_models import ROLES, Fsdp2Params, watch_optimizers
+from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
-from rltrace.patching import Hook, PatchSet
+from rltrace.patching import PatchSet
 
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
 
-PARAMS, REF_PARAMS, GRADS, OPTIMIZER, ACTIVATIONS = (
-    "actor.params",
-    "ref.params",
-    "actor.grads",
-    "actor.optimizer",
-    "actor.activations",
-)
+GRADS, OPTIMIZER, ACTIVATIONS = "actor.grads", "actor.optimizer", "actor.activations"
 GATHER, BUCKET = "weight_sync.gather", "weight_sync.bucket"
 
 SCOPES = {
@@ -64,7 +60,11 @@ def name_hooks(patches: PatchSet) -> None:
         functools.partial(watch_forwards, span=lambda *_, **__: allocations.Scope(ACTIVATIONS)),
     )
     patches.around("torch.autograd:backward", watch_roots, forget_roots)
-    patches.use("torch.optim.optimizer:register_optimizer_step_pre_hook", functools.partial(watch_steps, known))
+    watch_optimizers(patches)
+    patches.use(
+        "torch.optim.optimizer:register_optimizer_step_pre_hook",
+        functools.partial(watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(OPTIMIZER)),
+    )
     for target, owner in SCOPES.items():
         patches.around(target, functools.partial(enter, owner), leave)
 
@@ -83,16 +83,15 @@ def leave(before: str | None, _result: Any, _error: BaseException | None) -> Non
 
 
 class Known:
-    """Parameter groups and optimizers that were met, and whose their tensors are."""
+    """Parameter groups that were met, and whose their tensors are and those of the optimizers."""
 
     def __init__(self) -> None:
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self) -> dict[int, str]:
         """Owners by address of what is allocated now."""
         owners: dict[int, str] = {}
-        for optimizer in list(self._optimizers):
+        for optimizer in ROLES.optimizers():
             owners |= addresses(memory.optimizer_tensors(optimizer), OPTIMIZER)
         for group in list(self._groups):
             owners |= addresses(parameters_of(group), params_owner(group))
@@ -105,15 +104,10 @@ class Known:
         self._groups.add(group)
         return allocations.enter(params_owner(group)) if allocations.is_kept() else None
 
-    def enter_step(self, optimizer: Any) -> str | None:
-        """An optimizer is about to step; in its first step it makes its state."""
-        self._optimizers.add(optimizer)
-        return allocations.enter(OPTIMIZER)
-
 
 def params_owner(group: Any) -> str:
-    """The ref's parameters learn nothing."""
-    return PARAMS if any(param.sharded_param.requires_grad for param in group.fsdp_params) else REF_PARAMS
+    """As everywhere in this process."""
+    return f"{ROLES.subject_of(Fsdp2Params(group))}.params"
 
 
 def parameters_of(group: Any) -> Iterator[Any]:
@@ -147,30 +141,6 @@ def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
         return None
     allocations.name(addresses(gradients_of(args[0]), GRADS))
     return allocations.enter(GRADS)
-
-
-def watch_steps(known: Known, hook: Hook) -> Callable[[], None]:
-    """Enter the optimizer's scope before every step, and leave it behind; returns what undoes it."""
-    from torch.optim import optimizer as torch_optimizer
-
-    entered: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
-
-    def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        entered[args[0]] = known.enter_step(args[0])
-
-    def end(optimizer: Any, _result: Any, _error: BaseException | None) -> None:
-        allocations.leave(entered.pop(optimizer, None))
-
-    handles = (
-        torch_optimizer.register_optimizer_step_pre_hook(lambda *args: hook.enter(begin, args, {})),
-        torch_optimizer.register_optimizer_step_post_hook(lambda optimizer, *_: hook.leave(end, optimizer, None, None)),
-    )
-
-    def take_back() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return take_back
 
 
 # ---- backward ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 from rltrace import edges, nvml, recorder
 from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
 from rltrace.instrument.fsdp2 import PACKAGE
-from rltrace.instrument.sharded_models import Models
+from rltrace.instrument.sharded_models import Models, keep_first, watch_optimizers
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import Function, Hook, PatchSet
@@ -70,19 +70,10 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger) -> None:
         keep_first,
         lambda module, _result, error: models.meet_fsdp1(module) if error is None else None,
     )
-    patches.around(
-        "torch.optim.optimizer:Optimizer.__init__",
-        keep_first,
-        lambda optimizer, _result, error: models.meet_optimizer(optimizer) if error is None else None,
-    )
+    watch_optimizers(patches)
     for method in COLLECTIVES:
         first = FirstCollectives(ledger)
         patches.around(f"torch.distributed.distributed_c10d:ProcessGroup.{method}", first.begin, first.end)
-
-
-def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """What the call is about."""
-    return args[0]
 
 
 class Growing:

@@ -6,15 +6,33 @@ before the model exists. The totals come from the kernel alone, so that what has
 
 from __future__ import annotations
 
-import contextlib
 import os
+import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from rltrace import memory, recorder
 from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
 
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
+
+SAME_CPU_NS = 2_000_000
+SAME_BYTES = 128 << 10
+"""A process that has used less CPU time since it asked its allocator, and whose pages are the same but for so many,
+holds what it held then: asking costs 0.3 to 2 ms, for the C library counts every free piece."""
+
+
+class Asked(NamedTuple):
+    """What the allocator said when it was asked, and what shows whether that still holds."""
+
+    heap: memory.Heap
+    in_heap: Rows
+    """What the owners had of it."""
+    loose_bytes: int
+    """Pages that were not of an owner's mapping when the heaps' pages were counted."""
+    cpu_ns: int
+    """CPU time that this process had used."""
 
 
 class ProcessLedger:
@@ -25,17 +43,29 @@ class ProcessLedger:
         """Sources whose bytes come from the C library's allocator, as torch's CPU tensors do."""
         self.mapped: dict[str, Callable[[], Rows]] = {}
         """Sources whose bytes are mappings of their own."""
-        self.peers: set[int] = set()
-        """Pids of the device's other processes."""
-        self._process = memory.ProcessMemory()
         self.on_gpu = False
         """The run's device is a GPU, whose bytes `cuda_ledger` counts; nothing is sampled here."""
         self.on_cpu = True
         """The totals can be measured."""
+        self.activation_bytes: int | None = None
+        """What the last forward has left in the heap for its backward; None where nothing is trained."""
+        self._peers: dict[int, memory.ProcessMemory] = {}
+        self._process = memory.ProcessMemory()
         self._frozen: _Frozen | None = None
+        self._asked: Asked | None = None
+        self._sampled_cpu_ns = 0
         self._kernel_bytes = 0
         self._errors = memory.MemoryErrors()
         self._shared: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
+
+    @property
+    def has_heap(self) -> bool:
+        """Whether the bytes are the allocator's, and it tells of them."""
+        return self._frozen is not None and not self.on_gpu
+
+    def meet_peer(self, pid: int) -> None:
+        """Another process is on this one's device."""
+        self._peers.setdefault(pid, memory.ProcessMemory(pid))
 
     def freeze(self) -> None:
         """Take what this process holds now for its interpreter and its libraries; the first call counts.
@@ -47,31 +77,55 @@ class ProcessLedger:
             return
         try:
             heap = memory.heap()
-            anonymous_bytes = memory.resident(os.getpid()).anonymous_bytes
+            anonymous_bytes = self._process.resident().anonymous_bytes
         except OSError:
             self.on_cpu = False
             return
         self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
 
-    def sample(self) -> None:
-        """Write every row, then the totals."""
+    def sample(self, *, moved: bool = False) -> None:
+        """Write every row, then the totals.
+
+        Args:
+            moved: Since the last sample this process has moved owners' mappings, and its allocator had no part in it
+                unless other pages came or went too.
+        """
         if recorder.current() is None or self.on_gpu:
             return
         with recorder.span(MEMORY_EDGE) as edge:
+            if moved and self._asked is not None:
+                moving_ns = time.process_time_ns() - self._sampled_cpu_ns
+                self._asked = self._asked._replace(cpu_ns=self._asked.cpu_ns + moving_ns)
             for name, value in self.rows().items():
                 recorder.counter(name, value)
             recorder.counter("resident_bytes", self._process.resident_bytes())
+            self._sampled_cpu_ns = time.process_time_ns()
             if self.on_cpu:
-                totals = self.totals()
-                recorder.counter("used_bytes", sum(totals.values()))
-                edge.set(
-                    totals={str(pid): total for pid, total in totals.items()},
-                    cpu_ns={str(pid): memory.cpu_ns(pid) for pid in totals},
-                )
+                self._set_totals(edge)
+
+    def _set_totals(self, edge: Any) -> None:
+        totals = self.totals()
+        recorder.counter("used_bytes", sum(totals.values()))
+        edge.set(
+            totals={str(pid): total for pid, total in totals.items()},
+            cpu_ns={str(pid): memory.cpu_ns(pid) for pid in totals},
+            age_ns=0 if self._asked is None else self._sampled_cpu_ns - self._asked.cpu_ns,
+        )
 
     def unnamed_heap_bytes(self) -> int:
         """What the allocator has handed out to nobody with a name."""
-        return memory.heap_used_bytes() - sum(_measure(self.in_heap).values())
+        asked = self._ask(self._process.resident(), _measure(self.in_heap), _measure(self.mapped))
+        return asked.heap.used_bytes - sum(asked.in_heap.values())
+
+    def end_forward(self, used_bytes: int) -> None:
+        """Sample where activations are most.
+
+        Args:
+            used_bytes: What the allocator had handed out before the forward.
+        """
+        asked = self._ask(self._process.resident(), _measure(self.in_heap), _measure(self.mapped))
+        self.activation_bytes = asked.heap.used_bytes - used_bytes
+        self.sample()
 
     def add_kernels(self, size_bytes: int) -> None:
         """Count what libraries kept after the first call that needed it: compiled kernels, scratch memory."""
@@ -93,29 +147,46 @@ class ProcessLedger:
 
     def rows(self) -> Rows:
         """Bytes of every owner in this process now."""
-        in_heap = _measure(self.in_heap)
-        rows = in_heap | _measure(self.mapped)
+        in_heap, mapped = _measure(self.in_heap), _measure(self.mapped)
+        rows = in_heap | mapped
+        if self.activation_bytes is not None:
+            rows["actor.activations_bytes"] = self.activation_bytes
         if not self.on_cpu:
             return rows
         rows = _on_one_memory(rows)
-        here = memory.resident(os.getpid())
+        here = self._process.resident()
         if self._frozen is None:
             return rows | {"interpreter_bytes": sum(here)}
-        heap = memory.heap()
+        heap = self._ask(here, in_heap, mapped).heap
         named_bytes = self._frozen.heap_bytes + self._kernel_bytes + sum(in_heap.values())
         return rows | {
             "allocator.cached_bytes": heap.cached_bytes,
             "interpreter_bytes": self._frozen.anonymous_bytes + here.file_bytes,
             "library.kernels_bytes": self._kernel_bytes,
-            "unattributed_bytes": heap.used_bytes - named_bytes,
+            "unattributed_bytes": heap.used_bytes - named_bytes - (self.activation_bytes or 0),
         }
+
+    def _ask(self, here: memory.Resident, in_heap: Rows, mapped: Rows) -> Asked:
+        """What the allocator holds; what it said last where that still holds."""
+        loose_bytes, cpu_ns = sum(here) - sum(mapped.values()), time.process_time_ns()
+        asked = self._asked
+        if asked is None or abs(asked.loose_bytes - loose_bytes) > SAME_BYTES:
+            heap = memory.heap()
+        elif asked.in_heap != in_heap or cpu_ns - asked.cpu_ns > SAME_CPU_NS:
+            heap, loose_bytes = memory.heap(asked.heap.present_bytes), asked.loose_bytes
+        else:
+            return asked
+        self._asked = Asked(heap, in_heap, loose_bytes, time.process_time_ns())
+        return self._asked
 
     def totals(self) -> dict[int, int]:
         """What the kernel counts for each process of the device, shared memory once; those that are gone have none."""
-        counts: dict[int, memory.Resident] = {}
-        for pid in (os.getpid(), *self.peers):
-            with contextlib.suppress(OSError):
-                counts[pid] = memory.resident(pid)
+        counts = {os.getpid(): self._process.resident()}
+        for pid, peer in list(self._peers.items()):
+            try:
+                counts[pid] = peer.resident()
+            except OSError:
+                self._peers.pop(pid).close()
         shared = self._shared_bytes({pid: count.shared_bytes for pid, count in counts.items()})
         return {pid: count.anonymous_bytes + count.file_bytes + shared[pid] for pid, count in counts.items()}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from rltrace import memory, recorder
 from rltrace.instrument.cuda_memory import LEDGER
@@ -43,6 +43,12 @@ EDGES = (
 )
 """Before and after each of these a process samples what it owns."""
 
+MOVES = (f"{RUN}.engine.engine:Engine.sleep", f"{RUN}.engine.engine:Engine.wake_up")
+"""Of them those that take owners' mappings from memory and back; the allocator has no part in it."""
+
+INNER = (f"{RUN}.actor:Actor._optimizer_step",)
+"""Of them those that a phase makes several times, each like the first, which alone is sampled."""
+
 
 def of_tokens(args: tuple[Any, ...]) -> Any:
     """Shape of a batch's tokens."""
@@ -61,13 +67,15 @@ def always(_args: tuple[Any, ...]) -> Any:
 
 
 KERNELS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
-    f"{RUN}.engine.engine:Engine._forward": of_new_tokens,
     f"{RUN}.engine.engine:Engine.profile": always,
     f"{RUN}.actor:Actor.log_probs": of_tokens,
     f"{RUN}.actor:Ref.log_probs": of_tokens,
     f"{RUN}.actor:Actor._optimizer_step": always,
 }
 """The first call of each shape leaves what torch's libraries keep for the next: oneDNN's kernels and scratch memory."""
+
+GENERATE, ENGINE_STEP = f"{RUN}.engine.engine:Engine.generate", f"{RUN}.engine.engine:Engine._forward"
+"""The same of an engine, whose steps have new shapes all along: measured around all steps of a batch at once."""
 
 
 class ReferenceMemory:
@@ -79,16 +87,17 @@ class ReferenceMemory:
     def install(self, patches: PatchSet) -> None:
         """Sample at every edge."""
         sampler = Sampler()
+        steps = FirstCallsInside(sampler.ledger, of_new_tokens)
+        patches.around(ENGINE_STEP, steps.meet, nothing)
+        kernels = {target: FirstCalls(sampler.ledger, shape_of) for target, shape_of in KERNELS.items()}
+        kernels[GENERATE] = steps
         for target in EDGES:
-            edge = Edge(sampler, target)
+            edge = Edge(sampler, target, kernels.get(target))
             patches.around(target, edge.before, edge.after)
         patches.around(f"{RUN}.weight_sync:Sender.send", sampler.sample_buckets, nothing)
         patches.around(f"{RUN}.weight_sync:Receiver.finish", keep, sampler.sample_after)
         patches.around(f"{RUN}.rollout:Rollout.__init__", keep, sampler.meet_engine)
         patches.around(f"{RUN}.engine.engine:Engine.__init__", sampler.meet_worker, nothing)
-        step = f"{RUN}.engine.engine:Engine._forward"
-        kernels = FirstCalls(sampler.ledger, KERNELS[step])
-        patches.around(step, kernels.begin, kernels.end)
         micro_batch = MicroBatch(sampler)
         patches.around(f"{RUN}.actor:Actor.micro_batch", micro_batch.begin, micro_batch.end)
         patches.around(f"{RUN}.actor:Actor.forward", micro_batch.begin_forward, micro_batch.end_forward)
@@ -99,7 +108,8 @@ class Sampler:
 
     def __init__(self) -> None:
         self.ledger = ProcessLedger()
-        self.activation_bytes = 0
+        self.most_inside: dict[str, int] = {}
+        """Size of the largest call of each kind that was sampled inside the open phase."""
 
     def meet(self, owner: Any) -> None:
         """Remember whose edge this is; before the first model exists, what the process holds is its interpreter."""
@@ -112,6 +122,13 @@ class Sampler:
             self.ledger.in_heap[kind] = HostCopy(owner)
         self._begin_ledger(owner)
 
+    def is_more(self, what: str, size: int) -> bool:
+        """Whether a call is larger than all of its kind in this phase so far: what it holds is worth a sample."""
+        is_more = size > self.most_inside.get(what, 0)
+        if is_more:
+            self.most_inside[what] = size
+        return is_more
+
     def _begin_ledger(self, owner: Any) -> None:
         """Here, before the model exists, what the process holds is its interpreter."""
         config = getattr(owner, "config", None)
@@ -122,7 +139,7 @@ class Sampler:
             return
         self.ledger.freeze()
         if type(owner).__name__ == "Actor":
-            self.ledger.in_heap["activations"] = lambda: {"actor.activations_bytes": self.activation_bytes}
+            self.ledger.activation_bytes = 0
 
     def sample_buckets(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Sample when the second buffer is sent, and from then on the buckets alone: nothing else changes."""
@@ -139,38 +156,50 @@ class Sampler:
     def sample_after(self, _args: Any, _result: Any, _error: BaseException | None) -> None:
         """Sample where only the end is an edge: before it shared memory is mapped twice, which takes long to divide."""
         self.ledger.on_gpu |= LEDGER.in_use  # an engine's process meets nobody who says so
-        self.ledger.sample()
+        self.ledger.sample(moved=True)
 
     def meet_engine(self, args: Any, _result: Any, error: BaseException | None) -> None:
         """The worker's device is its engine's too."""
         if error is None:
-            self.ledger.peers.add(args[0].process.pid)
+            self.ledger.meet_peer(args[0].process.pid)
 
     def meet_worker(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The engine's device is that of the worker that started it."""
-        self.ledger.peers.add(os.getppid())
+        self.ledger.meet_peer(os.getppid())
+
+
+class Began(NamedTuple):
+    """What an edge's end needs of its beginning."""
+
+    unnamed_bytes: int | None
+    """The heap's bytes without an owner, where what libraries keep is measured."""
 
 
 class Edge:
     """Before and after the calls of one function."""
 
-    def __init__(self, sampler: Sampler, target: str) -> None:
-        self._sampler = sampler
-        self._kernels = FirstCalls(sampler.ledger, KERNELS[target]) if target in KERNELS else None
+    def __init__(self, sampler: Sampler, target: str, kernels: FirstCalls | None) -> None:
+        self._sampler, self._target, self._kernels = sampler, target, kernels
 
-    def before(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
-        """Sample."""
+    def before(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Began | None:
+        """Sample; of the calls inside of a phase the first."""
+        if self._target not in INNER:
+            self._sampler.most_inside.clear()
+        elif not self._sampler.is_more(self._target, 1):
+            return None
         self._sampler.meet(args[0])
         self._sampler.ledger.sample()
-        return self._kernels.begin(args) if self._kernels is not None else None
+        return Began(self._kernels.begin(args) if self._kernels is not None else None)
 
-    def after(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
+    def after(self, began: Began | None, _result: Any, error: BaseException | None) -> None:
         """Sample; a process that ran out of memory says so first."""
         if error is not None:
             self._sampler.ledger.out_of_memory(error)
-        elif self._kernels is not None:
-            self._kernels.end(unnamed_bytes)
-        self._sampler.ledger.sample()
+        if began is None:
+            return
+        if error is None and self._kernels is not None:
+            self._kernels.end(began.unnamed_bytes)
+        self._sampler.ledger.sample(moved=self._target in MOVES)
 
 
 class FirstCalls:
@@ -181,50 +210,73 @@ class FirstCalls:
         self._shape_of = shape_of
         self._known: set[Any] = set()
 
-    def begin(self, args: tuple[Any, ...], _kwargs: object = None) -> int | None:
-        """The heap's bytes without an owner, before the first call of a shape."""
+    def is_first(self, args: tuple[Any, ...]) -> bool:
+        """Whether a call is the first of its shape."""
         shape = self._shape_of(args)
-        if shape in self._known or not self._ledger.on_cpu:
-            return None
+        is_first = shape not in self._known
         self._known.add(shape)
-        return self._ledger.unnamed_heap_bytes()
+        return is_first
 
-    def end(self, unnamed_bytes: int | None, _result: Any = None, error: BaseException | None = None) -> None:
+    def begin(self, args: tuple[Any, ...]) -> int | None:
+        """The heap's bytes without an owner, before the first call of a shape."""
+        return self._ledger.unnamed_heap_bytes() if self._ledger.has_heap and self.is_first(args) else None
+
+    def end(self, unnamed_bytes: int | None) -> None:
         """What the call has left."""
-        if unnamed_bytes is not None and error is None:
+        if unnamed_bytes is not None:
             self._ledger.add_kernels(self._ledger.unnamed_heap_bytes() - unnamed_bytes)
 
 
+class FirstCallsInside(FirstCalls):
+    """The same of calls that are made inside of another one, which is what is measured."""
+
+    _met_first = False
+
+    def meet(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """One of the calls."""
+        self._met_first |= self.is_first(args)
+
+    def begin(self, _args: tuple[Any, ...]) -> int | None:
+        """The heap's bytes without an owner, before any of them."""
+        self._met_first = False
+        return self._ledger.unnamed_heap_bytes() if self._ledger.has_heap else None
+
+    def end(self, unnamed_bytes: int | None) -> None:
+        """What they have left, if any was the first of its shape."""
+        super().end(unnamed_bytes if self._met_first else None)
+
+
 class MicroBatch:
-    """What a forward leaves for its backward: what the heap grew meanwhile."""
+    """What a forward leaves for its backward: what the heap grew meanwhile, of the largest in each phase."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._kernels = FirstCalls(sampler.ledger, of_tokens)
-        self._is_inside = False
+        self._is_sampled = False
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
         """A forward will come, and a backward."""
-        self._is_inside = self._sampler.ledger.on_cpu
+        self._is_sampled = self._sampler.ledger.has_heap and self._sampler.is_more("forward", args[1].tokens_BT.numel())
         return self._kernels.begin(args)
 
     def begin_forward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
         """The heap before; None for a forward without a backward."""
-        return memory.heap_used_bytes() if self._is_inside else None
+        return memory.heap_used_bytes() if self._is_sampled else None
 
     def end_forward(self, used_bytes: int | None, _result: Any, error: BaseException | None) -> None:
         """Now there are most of them."""
         if used_bytes is not None and error is None:
-            self._sampler.activation_bytes = memory.heap_used_bytes() - used_bytes
-            self._sampler.ledger.sample()
+            self._sampler.ledger.end_forward(used_bytes)
 
     def end(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
         """The backward has used them up; or there was no room for it."""
+        ledger = self._sampler.ledger
         if error is not None:
-            self._sampler.ledger.out_of_memory(error)
-        self._sampler.activation_bytes = 0
-        self._is_inside = False
-        self._kernels.end(unnamed_bytes, error=error)
+            ledger.out_of_memory(error)
+        if ledger.activation_bytes is not None:
+            ledger.activation_bytes = 0
+        self._is_sampled = False
+        self._kernels.end(None if error is not None else unnamed_bytes)
 
 
 def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -237,11 +289,32 @@ def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
 
 
 class PolicyMemory:
-    """Parameters of a sharded model as they lie on this rank, and what learning adds to them."""
+    """Parameters of a sharded model as they lie on this rank, and what learning adds to them.
+
+    Counted anew when the first or the last of them has moved, or got its gradient: they move all at once.
+    """
 
     def __init__(self, policy: Any) -> None:
         self._policy = weakref.ref(policy)
         self._shards: Shards | None = None
+        self._mark: Any = None
+        self._rows: dict[str, int] = {}
+
+    def __call__(self) -> dict[str, int]:
+        policy, shards = self._policy(), self.shards()
+        full = list(getattr(policy, "full", {}).values())  # what rank 0 keeps whole until it has sent it
+        state = getattr(getattr(policy, "optimizer", None), "state", {})
+        first_state = list(next(iter(state.values()), {}).values())
+        grads = [shard.grad for shard in (*shards[:1], *shards[-1:])]
+        mark = (
+            len(shards),
+            len(full),
+            len(state),
+            [address(t) for t in (*shards[:1], *shards[-1:], *grads, *first_state)],
+        )
+        if mark != self._mark:
+            self._mark, self._rows = mark, self.count(policy, shards, full)
+        return self._rows
 
     def shards(self) -> list[Any]:
         """This rank's shards; none before the model is built."""
@@ -250,34 +323,38 @@ class PolicyMemory:
             self._shards = Shards(model)
         return [] if self._shards is None else self._shards()
 
-    def owned(self, owner: str, tensors: Iterable[Any]) -> dict[str, int]:
-        """Bytes of an owner's tensors."""
-        return {f"{owner}_bytes": memory.storage_bytes(tensors)}
+    def count(self, policy: Any, shards: list[Any], full: list[Any]) -> dict[str, int]:
+        """Bytes by owner."""
+        raise NotImplementedError
 
 
-def whole(policy: Any) -> list[Any]:
-    """The parameters that rank 0 keeps whole until it has sent them."""
-    return list(getattr(policy, "full", {}).values())
+def address(tensor: Any) -> int:
+    """Of a tensor's memory; 0 for what is none, or lies nowhere."""
+    local = memory.local(tensor)
+    return local.data_ptr() if hasattr(local, "data_ptr") else 0
 
 
 class ActorMemory(PolicyMemory):
     """The actor's."""
 
-    def __call__(self) -> dict[str, int]:
-        policy, shards = self._policy(), self.shards()
+    def count(self, policy: Any, shards: list[Any], full: list[Any]) -> dict[str, int]:
+        """Bytes by owner."""
         optimizer = getattr(policy, "optimizer", None)
         return {
-            **self.owned("actor.params", (*shards, *whole(policy))),
-            **self.owned("actor.grads", (shard.grad for shard in shards if shard.grad is not None)),
-            **self.owned("actor.optimizer", () if optimizer is None else memory.optimizer_tensors(optimizer)),
+            "actor.params_bytes": memory.storage_bytes((*shards, *full)),
+            "actor.grads_bytes": memory.storage_bytes(shard.grad for shard in shards if shard.grad is not None),
+            "actor.optimizer_bytes": 0
+            if optimizer is None
+            else memory.storage_bytes(memory.optimizer_tensors(optimizer)),
         }
 
 
 class RefMemory(PolicyMemory):
     """The ref's, which never learns."""
 
-    def __call__(self) -> dict[str, int]:
-        return self.owned("ref.params", (*self.shards(), *whole(self._policy())))
+    def count(self, _policy: Any, shards: list[Any], full: list[Any]) -> dict[str, int]:
+        """Bytes by owner."""
+        return {"ref.params_bytes": memory.storage_bytes((*shards, *full))}
 
 
 class BucketMemory:

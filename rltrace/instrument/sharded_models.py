@@ -11,25 +11,85 @@ from typing import Any
 
 from rltrace import memory
 from rltrace.instrument.fsdp2 import groups_of
+from rltrace.patching import PatchSet
 
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
 
 
 MOST_KEPT = 64
+"""States of all groups: a step goes through fewer than ten."""
+
+
+class Roles:
+    """Whose parameters are: the actor's if an optimizer holds any that are sharded together, else the ref's.
+
+    Before there is an optimizer, those that can be trained are the actor's; once they are trained they stay so.
+    """
+
+    def __init__(self) -> None:
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._met = 0
+        self._decided: weakref.WeakKeyDictionary[Any, tuple[bool, int]] = weakref.WeakKeyDictionary()
+
+    def meet_optimizer(self, optimizer: Any) -> None:
+        """An optimizer; whose parameters it has is asked when it is used."""
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._met += 1
+
+    def optimizers(self) -> list[Any]:
+        """Those that there are."""
+        return list(self._optimizers)
+
+    def subject_of(self, params: Params) -> str:
+        """`actor` or `ref`."""
+        return "actor" if self._is_trained(params) else "ref"
+
+    def _is_trained(self, params: Params) -> bool:
+        holder = params.holder()
+        is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
+        if is_trained:
+            return True
+        optimizers = self.optimizers()
+        if not optimizers:
+            return any(parameter.requires_grad for parameter in params.trained())
+        if holder is not None and met != self._met:
+            held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+            is_trained = any(id(parameter) in held for parameter in params.trained())
+            self._decided[holder] = is_trained, self._met
+        return is_trained
+
+
+ROLES = Roles()
+"""Of this process."""
+
+
+def watch_optimizers(patches: PatchSet) -> None:
+    """Meet every optimizer where it is made."""
+
+    def met(optimizer: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            ROLES.meet_optimizer(optimizer)
+
+    patches.around("torch.optim.optimizer:Optimizer.__init__", keep_first, met)
+
+
+def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """What the call is about."""
+    return args[0]
 
 
 class Models:
-    """The sharded models of a process and their optimizers; one that no optimizer holds is the ref.
+    """The sharded models of a process and their optimizers.
 
     Called, it gives the bytes of parameters, gradients and optimizer states by owner.
     """
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
-        self._optimizers: list[weakref.ref[Any]] = []
         self._rows: dict[Any, Rows] = {}
-        """By the marks of all units: a step goes through a few of them, the next step through the same."""
+        """By the marks of all groups: a step goes through a few of them, the next step through the same."""
         self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
 
     @property
@@ -45,25 +105,22 @@ class Models:
         """A module that FSDP1 wraps."""
         self._units.append(Unit(weakref.ref(module), fsdp1_params))
 
-    def meet_optimizer(self, optimizer: Any) -> None:
-        """An optimizer; whose parameters it has is asked when it is used."""
-        self._optimizers.append(weakref.ref(optimizer))
-
     def __call__(self) -> Rows:
-        optimizers = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
-        marks = tuple(("actor" if unit.is_trained(optimizers) else "ref", *unit.marks()) for unit in self._units)
-        rows = dict(self._rows.get(marks) or self._count(marks))
-        for optimizer in optimizers:
+        groups = [(ROLES.subject_of(params), params) for unit in self._units for params in unit.params()]
+        marks = tuple((subject, params.mark()) for subject, params in groups)
+        rows = dict(self._rows.get(marks) or self._count(groups, marks))
+        for optimizer in ROLES.optimizers():
             add(rows, self._state_rows(optimizer))
         return rows
 
-    def _count(self, marks: tuple[Any, ...]) -> Rows:
-        """Bytes of parameters and gradients, kept for when all units are so again."""
+    def _count(self, groups: list[tuple[str, Params]], marks: Any) -> Rows:
+        """Bytes of parameters, sharded and gathered, and of gradients, kept for when all groups are so again."""
         if len(self._rows) >= MOST_KEPT:
             self._rows.clear()
         rows = self._rows[marks] = {}
-        for unit, (subject, *_) in zip(self._units, marks, strict=True):
-            add(rows, unit.rows(subject))
+        for subject, params in groups:
+            add(rows, by_place(f"{subject}.params", params.held()))
+            add(rows, by_place(f"{subject}.grads", params.grads()))
         return rows
 
     def _state_rows(self, optimizer: Any) -> Rows:
@@ -81,12 +138,10 @@ class Models:
 
 
 class Unit:
-    """Parameters that are sharded together."""
+    """What is sharded together: the groups of parameters of one module."""
 
     def __init__(self, holder: weakref.ref[Any], params_of: Callable[[Any], list[Params]]) -> None:
         self._holder, self._params_of = holder, params_of
-        self._is_trained = False
-        self._seen_optimizers = 0
         self._params: list[Params] = []
 
     def params(self) -> list[Params]:
@@ -97,34 +152,16 @@ class Unit:
         self._params = self._params or self._params_of(holder)
         return self._params
 
-    def is_trained(self, optimizers: list[Any]) -> bool:
-        """Whether an optimizer holds any of these parameters; before there is one, whether they can be trained."""
-        if len(optimizers) != self._seen_optimizers and not self._is_trained:
-            self._seen_optimizers = len(optimizers)
-            held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-            self._is_trained = any(id(parameter) in held for params in self.params() for parameter in params.trained())
-        if optimizers:
-            return self._is_trained
-        return any(parameter.requires_grad for params in self.params() for parameter in params.trained())
-
-    def marks(self) -> list[Any]:
-        """Of each group of parameters, where and what it holds."""
-        return [params.mark() for params in self.params()]
-
-    def rows(self, subject: str) -> Rows:
-        """Bytes of parameters, sharded and gathered, and of gradients."""
-        rows: Rows = {}
-        for params in self.params():
-            add(rows, by_place(f"{subject}.params", params.held()))
-            add(rows, by_place(f"{subject}.grads", params.grads()))
-        return rows
-
 
 class Params:
-    """Parameters of one unit: those that train, and tensors that hold them now."""
+    """Parameters that are sharded together: those that an optimizer may hold, and tensors that hold them now."""
+
+    def holder(self) -> Any:
+        """What has them as long as it lives; None once it is gone."""
+        raise NotImplementedError
 
     def trained(self) -> list[Any]:
-        """What an optimizer holds."""
+        """What an optimizer may hold."""
         raise NotImplementedError
 
     def held(self) -> Iterable[Any]:
@@ -145,6 +182,9 @@ class Fsdp2Params(Params):
 
     def __init__(self, group: Any) -> None:
         self._group = weakref.ref(group)
+
+    def holder(self) -> Any:
+        return self._group()
 
     def _params(self) -> list[Any]:
         group = self._group()
@@ -189,6 +229,9 @@ class Fsdp1Params(Params):
 
     def __init__(self, handle: Any) -> None:
         self._handle = weakref.ref(handle)
+
+    def holder(self) -> Any:
+        return self._handle()
 
     def _flat(self) -> list[Any]:
         handle = self._handle()

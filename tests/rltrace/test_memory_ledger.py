@@ -31,7 +31,7 @@ NOISE_BYTES = MIB
 """What a process allocates while it is being looked at: Python's objects, a page here and there."""
 
 COMMON = f"""
-    import gc, json, os, socket, subprocess, sys
+    import ctypes, gc, json, os, socket, subprocess, sys
     import torch
     import torch.distributed as dist
     from msgspec.structs import replace
@@ -218,6 +218,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[TracedRun, list[d
         with rltrace.span("looked", what=what, witness=witness(os.getpid(), rollout.process.pid)):
             pass
 
+    ctypes.CDLL(None).malloc_trim(0)  # what is free goes now, and not between two looks
     look("nothing")
     kept.append(filled(64 * MIB))
     look("64 MiB in the worker")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from recordings import Written, span
+from recordings import Written, sample, span
 from test_memory_ledger import COMMON, MIB
 from traced_runs import TracedRun, run_traced
 
 from rltrace.analysis import Summary, summarize
+from rltrace.analysis.transactions import Leak
+from rltrace.cli.tables.sync import leak_line
 
 PLANTED_ENGINE = """
 import mmap, os, torch
 from wrapt import register_post_import_hook
 
 def plant(module):
-    sleep, wake_up = module.Engine.sleep, module.Engine.wake_up
+    sleep, wake_up, forward = module.Engine.sleep, module.Engine.wake_up, module.Engine._forward
 
     def planted_sleep(engine, level):
         if getattr(engine, "is_like_vllm", False) and len(engine.pool.awake) == 1:
@@ -37,10 +40,19 @@ def plant(module):
             region.bytes.fill_(1)
         elif tags == ["like vllm"]:
             engine.is_like_vllm = True
+        elif tags == ["like a compiler"]:
+            engine.compiled = {}
         else:
             wake_up(engine, tags)
 
-    module.Engine.sleep, module.Engine.wake_up = planted_sleep, planted_wake_up
+    def planted_forward(engine, batch, new):
+        if hasattr(engine, "compiled"):
+            back = max(len(request.prompt) + len(request.tokens) for request in batch)
+            shape = len(batch), max(map(len, new)), back
+            engine.compiled.setdefault(shape, torch.ones(1 << 20, dtype=torch.uint8))
+        return forward(engine, batch, new)
+
+    module.Engine.sleep, module.Engine.wake_up, module.Engine._forward = planted_sleep, planted_wake_up, planted_forward
 
 register_post_import_hook(plant, "rltrace_reference.engine.engine")
 """
@@ -138,6 +150,73 @@ def test_a_leak_that_grows_over_steps_is_named_with_its_size(tmp_path: Path) -> 
     (leak,) = summarize(run.recording).leaks
     assert (leak.lane, leak.owner, leak.sleeps) == ("rank 0", "unattributed", 3)
     assert leak.bytes_per_sleep == pytest.approx(4 * MIB, rel=0.05)
+    assert leak.last_bytes == pytest.approx(5 * 4 * MIB, abs=3 * MIB)
+
+
+def test_kernels_that_an_engine_compiles_at_every_step_are_told_with_their_rate(tmp_path: Path) -> None:
+    """Each step has two shapes that the engine has not seen, which leave 2 MiB and what its library really compiles."""
+    body = """
+    rollout.sleep(1)
+    rollout.wake_up(["like a compiler"])
+    for number in range(10):
+        with rltrace.span("step", step=number):
+            rollout.wake_up(["weights", "kv_cache"])
+            rollout.generate([[1] * (6 + number)] * 2, 7, number)
+            rollout.sleep(1)
+    rollout.close()
+    dist.destroy_process_group()
+    """
+    run = run_engine(tmp_path, body)
+    assert run.returncode == 0, run.err
+    found = summarize(run.recording).leaks
+    assert {leak.owner for leak in found} <= {"library.kernels", "allocator.cached"}
+    (leak,) = [leak for leak in found if leak.owner == "library.kernels"]
+    assert (leak.lane, leak.sleeps) == ("rank 0", 8)
+    assert 2 * MIB <= leak.bytes_per_sleep <= leak.last_bytes / 10
+    assert "rank 0: library.kernels still grows, by " in leak_line(leak)
+
+
+def leaks_of(folder: Path, rows: dict[str, list[float]], unexplained: list[float]) -> list[Leak]:
+    """Of a device whose rows had so many MiB after each sleep, and whose total was that much more."""
+    written, device = Written(folder / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
+    records = []
+    for at in range(len(unexplained)):
+        total = int((sum(held[at] for held in rows.values()) + unexplained[at]) * MIB)
+        records += [
+            span("rollout.sleep", at, at + 0.1, level=2),
+            *(sample(f"{owner}_bytes", at + 0.2, held[at] * MIB) for owner, held in rows.items()),
+            span("memory.edge", at + 0.2, at + 0.3, totals={"1": total}, cpu_ns={"1": at}),
+        ]
+    written.process("engine", *records, role="engine", rank=0, device=device, pid=1, ended_s=len(unexplained) + 1)
+    return summarize(written.read()).leaks
+
+
+@pytest.mark.parametrize(
+    ("owner", "held", "found"),
+    [
+        ("unattributed", [5, 6, 7, 8], (3, 1.0)),
+        ("library.kernels", [5, 6, 7, 8], None),  # a cache that fills
+        ("library.kernels", [5, 25, 30, 34, 37, 39, 41, 42, 43], (8, 4.75)),
+        ("library.kernels", [5, 25, 30, 34, 37, 39, 41, 41, 42], None),  # it was full once
+        ("allocator.cached", [n * 0.3 for n in range(9)], (8, 0.3)),
+        ("unattributed", [n * 0.3 for n in range(9)], (8, 0.3)),
+        ("unattributed", [n * 0.1 for n in range(9)], None),  # 0.8 MiB are noise
+        ("unattributed", [1, 5, 4, 8, 7, 11, 10, 14, 13], None),  # up and down
+        ("interpreter", [n * 2.0 for n in range(9)], None),  # pages of files: there are only so many
+    ],
+)
+def test_what_grows_without_a_known_end_is_told_and_noise_is_not(
+    tmp_path: Path, owner: str, held: list[float], found: tuple[int, float] | None
+) -> None:
+    leaks = leaks_of(tmp_path, {owner: held, "rollout.weights": [7.0] * len(held)}, [0.0] * len(held))
+    assert [(leak.owner, leak.sleeps, leak.bytes_per_sleep) for leak in leaks] == (
+        [] if found is None else [(owner, found[0], pytest.approx(found[1] * MIB, abs=1))]
+    )
+
+
+def test_growth_that_no_row_explains_is_told(tmp_path: Path) -> None:
+    (leak,) = leaks_of(tmp_path, {"rollout.weights": [7.0] * 9}, [3.0 + n / 4 for n in range(9)])
+    assert (leak.owner, leak.sleeps, leak.bytes_per_sleep) == ("unexplained", 8, MIB // 4)
 
 
 def test_good_steps_leak_nothing(summary: Summary) -> None:

@@ -14,13 +14,15 @@ SIZE_BYTES = 3 * 64 * 64 * 4
 """Of a model: three linear layers."""
 
 PROGRAM = """
-    import gc, json, sys
+    import gc, json, os, sys
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from rltrace.instrument.allocations import params_owner
     from rltrace.instrument.cuda_ledger import CudaLedger
     from rltrace.instrument.cuda_memory import name_hooks
+    from rltrace.instrument.fsdp2 import groups_of
     from rltrace.patching import PatchSet
 
     class Rows:
@@ -47,6 +49,9 @@ PROGRAM = """
     def say(name):
         said.append([name, {owner: size for owner, size in models().items() if size}])
 
+    def owners_of(made):
+        return [params_owner(group) for layer in made for group in groups_of(layer._get_fsdp_state())]
+
     actor = model()
     say("built")
     if sys.argv[1] == "fsdp2":  # FSDP1 gives what has shapes only its memory at once
@@ -58,6 +63,7 @@ PROGRAM = """
     optimizer = torch.optim.AdamW(actor.parameters())
     ref = model()  # could be trained, and is not: no optimizer holds it
     say("beside the ref")
+    owners = {"actor": owners_of(actor), "ref": owners_of(ref)} if sys.argv[1] == "fsdp2" else {}
     actor(torch.ones(2, 64)).sum().backward()
     say("gradients")
     optimizer.step()
@@ -68,8 +74,9 @@ PROGRAM = """
     gc.collect()
     say("without the ref")
     dist.all_reduce(torch.ones(1))
-    print(json.dumps([said, rows["fired"], patches.undo()]))
+    print(json.dumps([said, owners, rows["fired"], patches.undo()]), flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # threads of gloo's may outlive the process group, and abort the interpreter's end
 """
 
 
@@ -77,8 +84,8 @@ Moments = dict[str, dict[str, int]]
 
 
 @functools.cache
-def said_by(kind: str) -> Moments:
-    """The rows at each moment of the program."""
+def told_by(kind: str) -> tuple[Moments, dict[str, list[str]]]:
+    """The rows at each moment of the program, and whose a single allocation for a model's parameters would be."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), kind],
         check=False,
@@ -87,10 +94,14 @@ def said_by(kind: str) -> Moments:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    moments, fired, left = json.loads(done.stdout.splitlines()[-1])
+    moments, owners, fired, left = json.loads(done.stdout.splitlines()[-1])
     assert fired > 0
     assert left == []
-    return dict(moments)
+    return dict(moments), owners
+
+
+def said_by(kind: str) -> Moments:
+    return told_by(kind)[0]
 
 
 @pytest.fixture(params=["fsdp2", "fsdp1"])
@@ -103,6 +114,11 @@ def test_a_model_that_can_be_trained_is_the_actors_until_an_optimizer_holds_anot
 ) -> None:
     assert said["built"] == {"actor.params_host_bytes": SIZE_BYTES}
     assert said["beside the ref"] == {"actor.params_host_bytes": SIZE_BYTES, "ref.params_host_bytes": SIZE_BYTES}
+
+
+def test_an_allocation_has_the_owner_that_its_parameters_have() -> None:
+    """The ref could be trained, so nothing but the optimizer tells it from the actor."""
+    assert told_by("fsdp2")[1] == {"actor": ["actor.params"] * 3, "ref": ["ref.params"] * 3}
 
 
 def test_a_model_that_has_shapes_only_holds_nothing() -> None:

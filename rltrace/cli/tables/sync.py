@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.steady import Steady
-from rltrace.analysis.transactions import Leak, Transaction
+from rltrace.analysis.transactions import LEAK_SLEEPS, Leak, Transaction
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
@@ -126,4 +126,7 @@ def wrong_line(sleep: Transaction) -> str:
 def leak_line(leak: Leak) -> str:
     """Who grows, and how fast."""
     grown = figures.size(leak.bytes_per_sleep)
+    if leak.sleeps > LEAK_SLEEPS:
+        held = figures.size(leak.last_bytes)
+        return f"{leak.lane}: {leak.owner} still grows, by {grown} a sleep, {leak.sleeps} in a row, and has {held}"
     return f"{leak.lane}: a leak: {leak.owner} grew by {grown} a sleep, {leak.sleeps} in a row"
