@@ -5,7 +5,9 @@ collective sit inside FSDP2's own stream, by the classes that it calls: `foreach
 after the copy-in, and an event recorded before it would fire when the stream's work before ends. Instances are left
 alone.
 
-A forward that is repeated for its backward is a part of that backward, and has no pair of its own.
+A pair takes some 15 µs of the host, so of forwards and backwards those of the model have one and, by
+`RLTRACE_CUDA_TIME=layers`, those of each sharded module. A forward that is repeated for its backward is a part of that
+backward.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +33,9 @@ SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemRe
 """The last of each is torch 2.13's."""
 
 
+VARIABLE, LAYERS = "RLTRACE_CUDA_TIME", "layers"
+
+
 class CudaTime:
     """Collectives, forward, backward, optimizer steps, and the copies of a weight sync."""
 
@@ -39,10 +45,10 @@ class CudaTime:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; without a driver there are none."""
         if DRIVER.exists():
-            name_hooks(patches, CudaPairs())
+            name_hooks(patches, CudaPairs(), of_layers=os.environ.get(VARIABLE) == LAYERS)
 
 
-def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
+def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
     patches.use(
         "torch.cuda:is_initialized", lambda _hook: edges.watch(lambda edge: pairs.poll() if edge.is_end else None)
@@ -55,12 +61,13 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
                 end_pair,
                 (DEVICE_TIME + kind,),
             )
+    compute = functools.partial(pairs.compute, of_layers)
     patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState.init",
-        functools.partial(watch_forwards, span=pairs.forward, waits=False),
+        functools.partial(watch_forwards, span=compute, waits=False),
         (f"{DEVICE_TIME}fsdp.forward",),
     )
-    backwards = Backwards(pairs.span)
+    backwards = Backwards(compute)
     patches.around(
         f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
         backwards.look,
@@ -120,9 +127,11 @@ class CudaPairs:
         times = self._times or self._open()
         return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
 
-    def forward(self, name: str, /, *, recompute: bool = False, **args: Any) -> Any:
-        """What to enter and leave around a forward."""
-        return recorder.NoSpan() if recompute else self.span(name, **args)
+    def compute(self, of_layers: bool, name: str, /, *, module: str, recompute: bool = False) -> Any:
+        """What to enter and leave around a forward or backward of a module; the whole model is the module ""."""
+        if recompute or (module and not of_layers):
+            return recorder.NoSpan()
+        return self.span(name, module=module)
 
     def poll(self) -> None:
         """Resolve what the device has done."""
@@ -171,7 +180,9 @@ class CudaDevice:
 
     def __init__(self, torch: Any) -> None:
         self._cuda = torch.cuda
-        self._raw = torch._C
+        self._capturing = torch._C._cuda_isCurrentStreamCapturing
+        self._current_device = torch._C._cuda_getDevice
+        self._current_stream = torch._C._cuda_getCurrentRawStream
         # From torch's pool: if others submit to it too, an anchor takes longer to fire, and says so by its width.
         self._idle = torch.cuda.Stream()
         self._device: int = torch.cuda.current_device()
@@ -182,14 +193,14 @@ class CudaDevice:
         return self._cuda.Event(enable_timing=True)
 
     def is_capturing(self) -> bool:
-        return bool(self._raw._cuda_isCurrentStreamCapturing())
+        return bool(self._capturing())
 
     def record(self, event: Any) -> int:
-        if self._raw._cuda_getDevice() != self._device:
+        if self._current_device() != self._device:
             return OTHER_DEVICE
-        if self.is_capturing():
+        if self._capturing():
             return CAPTURING
-        address = self._raw._cuda_getCurrentRawStream(self._device)
+        address = self._current_stream(self._device)
         known = self._streams.get(address)
         if known is None:
             known = self._streams[address] = len(self._streams) + 1, self._cuda.current_stream()

@@ -238,7 +238,7 @@ def measure(rank: int, ranks: int, out: str) -> None:
     rltrace.start(f"{out}.recording-{rank}")
     written: list[DeviceSpan] = []
     pairs = MarkedPairs(written)
-    name_hooks(PatchSet("cuda_time", recorder.current(), CudaTime.supports), pairs)  # type: ignore[arg-type]
+    name_hooks(PatchSet("cuda_time", recorder.current(), CudaTime.supports), pairs, of_layers=True)  # type: ignore[arg-type]
     work = Work(ranks, pairs)
     with torch.no_grad():
         work.model(work.x)  # before its first forward nothing can be gathered

@@ -45,17 +45,20 @@ class HostDevice:
 pairs = cuda_time.CudaPairs()
 pairs._times = DeviceTimes(HostDevice(), cuda_time.write)
 patches = PatchSet("on_the_host", recorder.current(), cuda_time.CudaTime.supports)
-cuda_time.name_hooks(patches, pairs)
+cuda_time.name_hooks(patches, pairs, of_layers=True)
 atexit.register(pairs._times.poll, to_the_end=True)
 """
 
 
+def train_on_the_host(folder: Path, ranks: int, before: str = ON_THE_HOST) -> TracedRun:
+    ending = "dist.destroy_process_group()"
+    source = before + TRAIN.replace(ending, f"{ending}\n    pairs._times.poll(to_the_end=True)")
+    return train(folder, "fsdp2", ranks=ranks, source=source)
+
+
 @pytest.fixture(scope="module", params=[1, 2])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, TracedRun]:
-    ending = "dist.destroy_process_group()"
-    source = ON_THE_HOST + TRAIN.replace(ending, f"{ending}\n    pairs._times.poll(to_the_end=True)")
-    run = train(tmp_path_factory.mktemp("ranks"), "fsdp2", ranks=request.param, source=source)
-    return request.param, run
+    return request.param, train_on_the_host(tmp_path_factory.mktemp("ranks"), request.param)
 
 
 def by_start(process: Process, name: str) -> list[Span]:
@@ -143,6 +146,13 @@ def test_without_a_driver_there_is_no_hook(tmp_path: Path) -> None:
         hook for process in run.recording.processes for hook in process.hooks if hook["instrumentation"] == "cuda_time"
     ]
     assert hooks == []
+
+
+def test_of_forwards_and_backwards_the_models_have_a_pair_and_those_of_layers_if_asked_for(tmp_path: Path) -> None:
+    run = train_on_the_host(tmp_path, 1, ON_THE_HOST.replace("of_layers=True", "of_layers=False"))
+    for name in ("fsdp.forward", "fsdp.backward"):
+        whole = [span for span in run.spans(name) if span.args["module"] == "" and "recompute" not in span.args]
+        assert len(run.spans(f"gpu.{name}")) == len(whole) > 0
 
 
 def test_a_process_that_does_not_use_cuda_is_not_made_to() -> None:
