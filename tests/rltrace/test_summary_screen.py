@@ -103,6 +103,25 @@ def test_who_is_no_rank_is_named_on_the_first_screen_and_has_a_table_of_its_own(
     assert rows == [["reward", "2.000", "20%"], ["judge", "5.000", "50%"], ["idle", "5.000", "50%"]]
 
 
+def test_processes_without_a_rank_are_no_ranks_and_none_is_averaged_that_was_not_in_a_phase(tmp_path: Path) -> None:
+    """Ten seconds of loading by one of seven processes are ten seconds, not one and a half."""
+    written = Written(tmp_path / "run")
+    main = [span("step", at, at + 20, step=at // 20) for at in (0, 20, 40)]
+    main += [span("train", at, at + 10, phase=True) for at in (0, 20, 40)]
+    written.process("main", *main, ended_s=60)
+    written.process("loader", span("load", 21, 31, phase=True), role="loader", ended_s=60)
+    for number in range(4):
+        written.process(f"scorer{number}", span("score", 41, 43 + number, phase=True), pid=number + 2, ended_s=60)
+    written.process("bare", span("work", 21, 31), ended_s=60)
+    lines = screen(written.read())
+    assert not any("rank" in line for line in lines[3 : lines.index("Steps")]), lines
+    rows = {line.split()[0]: line for line in lines if re.match(r"(train|load|score|step) +[0-9]", line)}
+    seconds = {name: line.split()[1] for name, line in rows.items()}
+    assert seconds == {"load": "10.000", "score": "3.500", "train": "10.000", "step": "20.000"}
+    assert re.search(r"4 processes +2.000-5.000$", rows["score"])
+    assert rows["load"].rstrip("0123456789 ").endswith(" loader")
+
+
 def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     """Out of memory, then the dead, failed hooks, unsettled edges, losses, and who was not traced."""
     device = {"host": socket.gethostname(), "uuid": "cpu:0"}

@@ -13,6 +13,7 @@ from rltrace.analysis.steady import LaneSteps, Steady, lanes
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
+from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process_phases
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 DRIVER = "driver"
@@ -27,7 +28,14 @@ def steady_table(summary: Summary) -> RenderableType | None:
     shown = found.lanes if found is not None else lanes(rows)
     if not shown:
         return None
-    first = lanes([row for row in rows if found is not None and row.step == found.first_step])
+    of_first = [row for row in rows if found is not None and row.step == found.first_step]
+    of_steady = [row for row in rows if found is None or (row.step in found.steps and row.finished)]
+    if is_without_ranks(of_steady):
+        processes = process_phases(of_steady, of_first, most_held(summary.memory))
+        return titled(
+            steady_title(summary, found), processes, "; ".join(filter(None, [CAPTION, _caption(rows, found)]))
+        )
+    first = lanes(of_first)
     ranks, first_ranks = together(shown), together(first)
     held = most_held(summary.memory)
     table = Figures(
@@ -86,6 +94,9 @@ def lane_tables(title: str, rows: Sequence[RankStep]) -> Iterator[RenderableType
         return
     if len(found) <= MOST_LANES:
         yield titled(title, _side_by_side(found), _whole_caption(found, rows))
+        return
+    if is_without_ranks(rows):
+        yield titled(title, process_phases(rows), "; ".join(filter(None, [CAPTION, _caption(rows, None)])))
         return
     ranks = together(found)
     yield titled(title, _extremes(ranks), _whole_caption(ranks, rows))
