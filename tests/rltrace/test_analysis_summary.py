@@ -344,6 +344,24 @@ def test_spans_of_a_program_without_steps_have_no_share(tmp_path: Path) -> None:
     assert own.share is None
 
 
+def test_the_mean_of_own_spans_is_of_those_that_are_over_and_open_ones_are_counted_apart(tmp_path: Path) -> None:
+    """Of a process that was killed nobody knows how long its last span would have lasted."""
+    steps = [span("step", at, at + 10, step=at // 10) for at in (0, 10, 20)]
+    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=30)
+    killed = [
+        span("load", 10, 12),
+        span("load", 12, 16),
+        span("load", 17, None),
+        sample("x", 18, 1),
+        span("draw", 18, None),
+    ]
+    written.process("w", *killed, role="worker", rank=0)
+    load, draw = summarize(written.read()).own_spans
+    assert (load.name, load.count, load.open, load.seconds, load.mean_seconds) == ("load", 2, 1, 6, 3)
+    assert load.share == pytest.approx(7 / 20), "until the process was last heard of, not until the run was over"
+    assert (draw.name, draw.count, draw.open, draw.seconds, draw.mean_seconds) == ("draw", 0, 1, 0, None)
+
+
 def keys(value: object, path: str = "") -> set[str]:
     """Every path of keys in a JSON value; names of phases, owners and the like become *."""
     found: set[str] = set()
