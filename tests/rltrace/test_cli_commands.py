@@ -90,7 +90,7 @@ def test_an_unknown_format_names_those_there_are(run: Path) -> None:
 
 
 def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
-    assert "say one with --to: archive (.zip), memory (.html), perfetto (.pftrace)" in the_line(
+    assert "say one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
         call("export", run, "-o", run / "x.vhs"), 2
     )
 
@@ -152,12 +152,19 @@ def test_export_to_standard_output_is_the_trace_alone(run: Path, tmp_path: Path)
     assert len(result.stdout_bytes) > 100
 
 
+@pytest.mark.parametrize("ending", [".html", ".svg", ".png"])
+def test_the_format_of_a_picture_is_told_by_its_ending(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"memory{ending}"
+    assert call("export", two_ranks(tmp_path / "run").folder, "-o", file).exit_code == 0
+    assert file.read_bytes()[:5] in (b"<html", b"<!DOC", b"<?xml", b"\x89PNG\r")
+
+
 def test_a_missing_package_names_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rltrace import plugins
 
     monkeypatch.setitem(plugins.EXPORTERS, "needy", "no_such_package.module:Needy")
     line = the_line(call("export", run, "--to", "needy", "-o", run / "x"), 6)
-    assert "needs no_such_package, not installed here: pip install 'rltrace-toolkit[view]'" in line
+    assert "needs no_such_package, not installed here: pip install '.[view]' in a clone of rltrace" in line
 
 
 def test_a_busy_port_is_named(run: Path) -> None:
