@@ -113,6 +113,48 @@ def test_a_devices_peak_is_that_of_the_sum_over_its_processes(summary: Summary) 
     assert (memory.owner_peaks["actor.grads"].bytes, memory.owner_peaks["actor.grads"].phase) == (50, "actor.update")
 
 
+def edge(start_s: float, end_s: float) -> list[list[Any]]:
+    """The sampling of a phase's edge, by the process with the pid 9."""
+    return span("memory.edge", start_s, end_s, totals={"9": 900}, cpu_ns={"9": 0})
+
+
+def test_a_sliver_of_a_phase_does_not_take_the_peak_of_the_one_before_it(tmp_path: Path) -> None:
+    """verl's `weight_sync` goes on for a millisecond behind `rollout.wake_kv_cache`: the cache is back already."""
+    records = [
+        span("weight_sync", 1, 2), edge(2.0001, 2.0002), sample("weight_sync.bucket_bytes", 2.0002, 100),
+        span("rollout.wake_kv_cache", 2.0003, 3), edge(3.0001, 3.0002), sample("rollout.kv_cache_bytes", 3.0002, 500),
+        span("weight_sync", 3, 3.002),
+        span("advantage", 5, 5.001), edge(5.0012, 5.0013), sample("actor.grads_bytes", 5.0013, 30),
+    ]  # fmt: skip
+    written = Written(tmp_path / "run").process("w", *records, role="worker", rank=0, pid=9, ended_s=6)
+    (memory,) = summarize(written.read()).memory
+    held = {moment.phase: moment.bytes["rollout.kv_cache"] for moment in memory.phases}
+    assert held == {"weight_sync": 0, "rollout.wake_kv_cache": 500, "advantage": 500}, "one that is never longer stays"
+    assert memory.owner_peaks["rollout.kv_cache"].phase == "rollout.wake_kv_cache"
+    assert [found.phase for found in memory.edges].count("weight_sync") == 4, "all edges are judged"
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "phase"),
+    [
+        (2.001, 2.004, "actor.update"),
+        (2.001, 2.040, "actor.update"),
+        (2.030, 2.040, None),
+        (0.950, 0.998, "actor.update"),
+        (0.500, 0.600, None),
+    ],
+    ids=["ended", "ended, a busy machine", "later", "begins", "before"],
+)
+def test_a_sample_belongs_to_the_phase_at_whose_edge_it_was_taken(
+    tmp_path: Path, start_s: float, end_s: float, phase: str | None
+) -> None:
+    """Also one that took longer than 5 ms."""
+    records = [span("actor.update", 1, 2), edge(start_s, end_s), sample("allocator.cached_bytes", end_s, 100)]
+    written = Written(tmp_path / "run").process("w", *records, role="worker", rank=0, pid=9, ended_s=6)
+    (memory,) = summarize(written.read()).memory
+    assert memory.owner_peaks["allocator.cached"].phase == memory.peak_phase == phase
+
+
 def test_free_bytes_are_nobodys(tmp_path: Path) -> None:
     samples = [sample("actor.params_bytes", 1, 10), sample("free_bytes", 1, 90), sample("nccl_bytes", 2, 5)]
     (memory,) = summarize(Written(tmp_path / "run").process("p", *samples, rank=0, ended_s=3).read()).memory
