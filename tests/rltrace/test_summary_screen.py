@@ -330,3 +330,67 @@ def test_processes_of_one_name_that_died_alike_are_one_line(tmp_path: Path) -> N
         "EngineCore (pid 4194305) died, in engine.step, 0.0 s",
         "EngineCore (pid 4194306, 4194307, 4194308 and 2 more) died, 1.0 s",
     ]
+
+
+PARENT = """
+import os, signal, sys, time
+import msgspec, rltrace
+
+def wait_for_the_end():  # which comes when the parent is gone: it does not see how
+    os.write(done, b"x")
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+parent, (worked, done) = os.getpid(), os.pipe()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+with rltrace.span("start"):
+    pass
+child = os.fork()
+if child == 0:
+    with rltrace.span("work"):
+        if sys.argv[1] == "busy":
+            wait_for_the_end()
+    wait_for_the_end()
+os.read(worked, 1)
+os.kill(child, signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("which", ["idle", "busy"])
+def test_a_worker_that_its_parent_ended_is_no_death_unless_it_was_busy(tmp_path: Path, which: str) -> None:
+    """`with multiprocessing.Pool()` ends its workers by SIGTERM, and so ends every daemon."""
+    (tmp_path / "program.py").write_text(PARENT)
+    command = "from rltrace.cli import main; main(prog_name='rltrace')"
+    words = ["exec", "--out", tmp_path / "run", "--sample", "0", "--", sys.executable, tmp_path / "program.py", which]
+    subprocess.run([sys.executable, "-c", command, *words], check=True, capture_output=True)
+    lines = screen(Recording.open(tmp_path / "run"))
+    ended = [line for line in lines if line.startswith("1 process ended from outside between two spans")]
+    died = [line for line in lines[1:] if re.search(r"died( by SIGTERM)?, in work", line)]
+    assert (len(ended), len(died)) == ((1, 0) if which == "idle" else (0, 1))
+    assert ("complete" in lines[0], " died" in lines[0]) == (which == "idle", which == "busy")
+
+
+def test_phases_of_ones_own_are_in_the_order_in_which_they_happen(tmp_path: Path) -> None:
+    """Although one of them has a name that rltrace knows."""
+    phases = [span(name, at, at + 1, phase=True) for at, name in enumerate(("wake up", "act", "reward", "dream"))]
+    written = Written(tmp_path / "run").process("p", *reversed(phases), span("step", 0, 5, step=0), ended_s=5)
+    lines = screen(written.read())
+    at = next(number for number, line in enumerate(lines) if line.startswith("phase "))
+    assert [line[:8].strip() for line in lines[at + 2 : at + 8]] == [
+        "wake up",
+        "act",
+        "reward",
+        "dream",
+        "idle",
+        "step",
+    ]
+
+
+def test_a_program_without_steps_is_told_how_to_mark_them(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("p", span("optimizer.step", 0, 1), ended_s=1)
+    assert "No step is marked" in "".join(screen(written.read()))
+    written.process("q", span("step", 0, 1, step=0), ended_s=1)
+    lines = screen(written.read())
+    assert not any("No step is marked" in line for line in lines)
+    assert any(line.startswith("A step: step 0, the first with it: 1.000 s; `with rltrace.phase(") for line in lines)

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
@@ -27,17 +28,20 @@ from rltrace.cli.tables.memory import (
     out_of_memory_table,
     phase_table,
 )
-from rltrace.cli.tables.phases import lane_tables, steady_table
-from rltrace.cli.tables.problems import clock_line, deaths, problems
+from rltrace.cli.tables.phases import lane_tables, steady_table, steady_title
+from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, open_span_table, own_span_table
 from rltrace.cli.tables.steps import step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
+from rltrace.events import SAMPLER
 
 __all__ = ["WIDTH", "console", "hook_table", "show", "step_table"]
 
 COMMAND_LETTERS = 60
 """Of the command on the first screen, whole words."""
+
+UNMARKED_PHASES = '`with rltrace.phase("reward")` inside of a step shows where its seconds go'
 
 
 def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
@@ -76,6 +80,15 @@ def _seconds(summary: Summary) -> Iterator[RenderableType]:
         yield table
     elif summary.phases:
         yield from lane_tables("Phases", summary.phases)
+    elif summary.steady is not None:
+        yield Text(f"{steady_title(summary, summary.steady)}: {_spread(summary.steady.seconds)}; {UNMARKED_PHASES}")
+    elif not summary.steps and summary.complete and any(process.role != SAMPLER for process in summary.processes):
+        yield Text(f'No step is marked: `with rltrace.span("step", step=n)` does it; {UNMARKED_PHASES}', "dim")
+
+
+def _spread(length: Spread) -> str:
+    least, most = figures.seconds(length.least_seconds), figures.seconds(length.most_seconds)
+    return f"{figures.seconds(length.mean_seconds)} s" + (f" ({least}-{most})" if least != most else "")
 
 
 def _lines(summary: Summary) -> Iterator[RenderableType]:
@@ -208,7 +221,8 @@ def _state(run: Run, summary: Summary) -> Text:
         return Text("stopped", "yellow")
     if not summary.processes:
         return Text("no process has recorded anything", "yellow")
-    if summary.complete:
+    ended = {process.key for process in ended_by_others(summary)}
+    if summary.complete or all(process.state == "ended" or process.key in ended for process in summary.processes):
         return Text("complete", "green")
     return Text("going on", "cyan") if run.is_live else Text("not complete", "yellow")
 

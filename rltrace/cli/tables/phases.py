@@ -8,7 +8,7 @@ from statistics import fmean
 from rich.console import RenderableType
 
 from rltrace.analysis.memory import DeviceMemory
-from rltrace.analysis.phases import IDLE, RankStep, when
+from rltrace.analysis.phases import IDLE, RankStep, in_order
 from rltrace.analysis.steady import LaneSteps, Steady, lanes
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
@@ -94,8 +94,8 @@ def _whole(shown: Sequence[LaneSteps]) -> str:
 
 def steady_title(summary: Summary, found: Steady | None) -> str:
     """Which steps the figures are of, and which they leave out."""
-    unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
     if found is None:
+        unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
         return f"A step: {figures.count(unfinished, 'step')}, none of them over"
     left_out = f"; {found.unfinished_steps} not over, left out" if found.unfinished_steps else ""
     numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
@@ -168,7 +168,7 @@ def _least_and_most(name: str, shown: Sequence[LaneSteps]) -> tuple[tuple[float,
 
 def _names(shown: Sequence[LaneSteps]) -> list[str]:
     """Phases in their order; waiting for the driver only where somebody does."""
-    names = sorted({name for lane in shown for name in lane.phases}, key=when)
+    names = in_order(name for lane in shown for name in lane.phases)
     return [name for name in names if name == IDLE or _mean(name, shown)]
 
 

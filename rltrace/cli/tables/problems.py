@@ -45,14 +45,30 @@ def _deaths(summary: Summary) -> Iterator[str]:
         alike.setdefault((process.name, process.killed_by, doing), []).append(process)
     for (_, _, doing), processes in alike.items():
         yield death_line(processes, doing)
-    if silent := sum(process.state == "died" for process in summary.processes) - len(found):
+    if ended := ended_by_others(summary):
+        yield f"{figures.count(len(ended), 'process')} ended from outside between two spans: so do those of a Pool"
+    if silent := sum(process.state == "died" for process in summary.processes) - len(found) - len(ended):
         yield f"{figures.count(silent, 'process')} died and had recorded nothing: Ray so ends idle workers"
 
 
 def deaths(summary: Summary) -> list[ProcessFigures]:
     """Processes that died and are missed: they had recorded something, or belong to a rank."""
     died = [process for process in summary.processes if process.state == "died"]
-    return [process for process in died if process.spans or process.samples or process.rank is not None]
+    known = [process for process in died if process.spans or process.samples or process.rank is not None]
+    ended = {process.key for process in ended_by_others(summary)}
+    return [process for process in known if process.key not in ended]
+
+
+def ended_by_others(summary: Summary) -> list[ProcessFigures]:
+    """Processes that were ended while they did nothing, by a parent that ended in good order: nothing is missed."""
+    busy = {span.process_key for span in summary.open_spans}
+    well = {process.key for process in summary.processes if process.state == "ended"}
+    return [
+        process
+        for process in summary.processes
+        if process.state == "died" and process.killed_by in (None, "SIGTERM") and process.rank is None
+        if process.spans and process.key not in busy and process.parent in well
+    ]
 
 
 def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:

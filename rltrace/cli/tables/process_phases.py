@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from rltrace.analysis.phases import IDLE, RankStep, Share, when
+from rltrace.analysis.phases import IDLE, RankStep, Share, in_order
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars
 from rltrace.events import WAIT_DRIVER
@@ -34,7 +34,7 @@ def process_phases(
         "phase", "seconds", Column("share", 5), bars(1), Column("who", 6, is_left=True), Column("least-most", 4),
         Column("first step", 7), Column("most held", 8),
     )  # fmt: skip
-    for name in sorted({name for row in [*rows, *first] for name in _inside(row)}, key=when):
+    for name in in_order(name for row in [*first, *rows] for name in _inside(row)):
         of_first = (
             figures.seconds(fmean(share.seconds for _, share in in_first)) if (in_first := _of(name, first)) else ""
         )
