@@ -190,6 +190,17 @@ def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     assert found == sorted(found)
 
 
+def test_a_step_that_an_exception_aborted_is_named_first(tmp_path: Path) -> None:
+    """A program whose exception nobody caught ends in good order too."""
+    program = (
+        f"import rltrace; rltrace.start({str(tmp_path / 'run')!r})\n"
+        "with rltrace.span('step', step=7): raise ValueError('no data')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 1
+    lines = screen(Recording.open(tmp_path / "run"))
+    assert re.fullmatch(r"step 7 was aborted by ValueError, \d+\.\d s", lines[lines.index("") + 1])
+
+
 def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_option(tmp_path: Path) -> None:
     written = Written(tmp_path / "run")
     for rank in range(6):

@@ -22,8 +22,8 @@ _BAD, _DOUBTFUL = "bold red", "yellow"
 
 def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Everything that a reader must know before any figure; no line is good."""
-    kinds = (_deaths, _hangs, _failed_hooks, _left_out, _memory, _losses, _sleeps, _untraced, _clocks)
-    styles = (_BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 6)
+    kinds = (_deaths, _aborted, _hangs, _failed_hooks, _left_out, _memory, _losses, _sleeps, _untraced, _clocks)
+    styles = (_BAD, _BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 6)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -79,6 +79,11 @@ def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
     pids = ", ".join(str(process.pid) for process in alike[:FEW])
     more = f" and {len(alike) - FEW} more" if len(alike) > FEW else ""
     return f"{last.name} (pid {pids}{more}) died{killed}{doing}, {last.last_seconds:.1f} s"
+
+
+def _aborted(summary: Summary) -> Iterator[str]:
+    for step in (step for step in summary.steps if step.error is not None):
+        yield f"step {step.step} was aborted by {step.error}, {step.start_seconds + step.seconds:.1f} s"
 
 
 def _hangs(summary: Summary) -> Iterator[str]:
