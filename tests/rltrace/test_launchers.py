@@ -90,11 +90,14 @@ def test_what_the_words_do_not_say_is_unknown_with_the_reason(words: list[str], 
     assert look_through(words, VARIABLES).unknown == reason
 
 
-def test_a_program_is_looked_for_where_the_one_in_front_of_it_would(tmp_path: Path) -> None:
+def test_a_program_is_looked_for_where_the_one_in_front_of_it_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a PATH there is the system's own, not ours."""
     program = tmp_path / "only-here"
     shutil.copy("/bin/true", program)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    monkeypatch.setenv("PATH", environment["PATH"])
     for words, path in (
         ([], str(program)),
         (["env", "-i"], None),

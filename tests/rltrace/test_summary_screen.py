@@ -152,9 +152,10 @@ def test_processes_without_a_rank_are_no_ranks_and_none_is_averaged_that_was_not
     written.process("bare", span("work", 21, 31), ended_s=60)
     lines = screen(written.read())
     assert not any("rank" in line for line in lines[3 : lines.index("Spans of your own")]), lines
-    rows = {line.split()[0]: line for line in lines if re.match(r"(train|load|score|step) +[0-9]", line)}
+    rows = {line.split()[0]: line for line in lines if re.match(r"(train|load|score|idle|step) +[0-9]", line)}
     seconds = {name: line.split()[1] for name, line in rows.items()}
-    assert seconds == {"load": "10.000", "score": "3.500", "train": "10.000", "step": "20.000"}
+    idle = f"{(10 + 10 + 10 + 18 + 17 + 16 + 15) / 7:.3f}"  # not of who was in no phase at all in a step
+    assert seconds == {"load": "10.000", "score": "3.500", "train": "10.000", "idle": idle, "step": "20.000"}
     assert re.search(r"4 processes +2.000-5.000$", rows["score"])
     assert rows["load"].rstrip("0123456789 ").endswith(" loader")
 

@@ -58,9 +58,8 @@ def _table() -> Figures:
 def _add_owner(table: Figures, owner: str, device: DeviceMemory) -> None:
     size, own = device.at_peak_bytes[owner], device.owner_peaks.get(owner)
     share = size / device.peak_bytes if device.peak_bytes and owner != FREE else 0.0  # of what is used
-    most, phase = (
-        (figures.size(own.bytes), own.phase or ("no phase" if own.bytes else "")) if own is not None else ("", "")
-    )
+    most = figures.size(own.bytes) if own is not None else ""
+    phase = "" if own is None or not own.bytes else own.phase or "no phase"
     style = None if size else "dim"
     table.add_row(owner, figures.size(size), figures.bar(share), most, phase, style=style)
 
