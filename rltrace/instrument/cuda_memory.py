@@ -11,7 +11,8 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rltrace import edges, nvml, recorder
@@ -21,6 +22,8 @@ from rltrace.instrument.sharded_models import Models, keep_first, watch_optimize
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import Function, Hook, PatchSet
+
+PROCESS_GROUP = "torch.distributed.distributed_c10d:ProcessGroup"
 
 COLLECTIVES = (
     "allreduce",
@@ -52,7 +55,20 @@ class CudaMemory:
             name_hooks(patches, LEDGER)
 
 
-def name_hooks(patches: PatchSet, ledger: CudaLedger) -> None:
+OnDevice = Callable[[Any], AbstractContextManager[None]]
+
+
+@contextmanager
+def on_device(device: Any) -> Iterator[None]:
+    """On a device that has its context: NCCL would make it first, and it would be taken for the communicator's."""
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        yield
+
+
+def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_device) -> None:
     """Meet models, optimizers and communicators where they are made; look at every edge."""
     models = Models()
     ledger.tensors[models] = models
@@ -73,7 +89,11 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger) -> None:
     watch_optimizers(patches)
     for method in COLLECTIVES:
         first = FirstCollectives(ledger)
-        patches.around(f"torch.distributed.distributed_c10d:ProcessGroup.{method}", first.begin, first.end)
+        patches.around(f"{PROCESS_GROUP}.{method}", first.begin, first.end)
+    eager = EagerConnections(ledger, on_device)
+    patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
+    splits = Splits(ledger)
+    patches.around(f"{PROCESS_GROUP}.split_group", splits.begin, splits.end)
 
 
 class Growing:
@@ -106,6 +126,37 @@ class FirstCollectives(Growing):
             return None
         self._known.add(group)
         return super().begin(args, kwargs)
+
+
+class EagerConnections(Growing):
+    """Communicators that are made at once and not by a first collective: of a group that is bound to a device.
+
+    `init_process_group` and `new_group` end in this call (torch 2.6 to 2.13), and in 2.6 `split_group`.
+    """
+
+    def __init__(self, ledger: CudaLedger, on_device: OnDevice) -> None:
+        super().__init__(ledger, "nccl")
+        self._on_device = on_device
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look before; a process that has no context yet gets it first."""
+        device = kwargs["device"] if "device" in kwargs else args[1]
+        if device is None or device.type != "cuda":
+            return None
+        with nullcontext() if self._ledger.in_use else self._on_device(device):
+            return super().begin(args, kwargs)
+
+
+class Splits(Growing):
+    """Communicators that are split from another one, which later releases do in C++ (2.9 to 2.13)."""
+
+    def __init__(self, ledger: CudaLedger) -> None:
+        super().__init__(ledger, "nccl")
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look before, if the other one is of GPUs."""
+        device = getattr(args[0], "bound_device_id", None)
+        return super().begin(args, kwargs) if device is not None and device.type == "cuda" else None
 
 
 class Loading:

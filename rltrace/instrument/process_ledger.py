@@ -83,12 +83,16 @@ class ProcessLedger:
             return
         self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
 
-    def sample(self, *, moved: bool = False) -> None:
+    def sample(
+        self, *, moved: bool = False, before_kernels: int | None = None, before_forward: int | None = None
+    ) -> None:
         """Write every row, then the totals.
 
         Args:
             moved: Since the last sample this process has moved owners' mappings, and its allocator had no part in it
                 unless other pages came or went too.
+            before_kernels: The heap's bytes without an owner before calls that made libraries keep something.
+            before_forward: Before a forward that is over now, and leaves activations for its backward.
         """
         if recorder.current() is None or self.on_gpu:
             return
@@ -96,6 +100,10 @@ class ProcessLedger:
             if moved and self._asked is not None:
                 moving_ns = time.process_time_ns() - self._sampled_cpu_ns
                 self._asked = self._asked._replace(cpu_ns=self._asked.cpu_ns + moving_ns)
+            if before_kernels is not None:
+                self.add_kernels(self.unnamed_heap_bytes() - before_kernels)
+            if before_forward is not None:
+                self.activation_bytes = self.unnamed_heap_bytes() - before_forward
             for name, value in self.rows().items():
                 recorder.counter(name, value)
             recorder.counter("resident_bytes", self._process.resident_bytes())
@@ -113,19 +121,9 @@ class ProcessLedger:
         )
 
     def unnamed_heap_bytes(self) -> int:
-        """What the allocator has handed out to nobody with a name."""
+        """What the allocator has handed out to no tensor with a name."""
         asked = self._ask(self._process.resident(), _measure(self.in_heap), _measure(self.mapped))
         return asked.heap.used_bytes - sum(asked.in_heap.values())
-
-    def end_forward(self, used_bytes: int) -> None:
-        """Sample where activations are most.
-
-        Args:
-            used_bytes: What the allocator had handed out before the forward.
-        """
-        asked = self._ask(self._process.resident(), _measure(self.in_heap), _measure(self.mapped))
-        self.activation_bytes = asked.heap.used_bytes - used_bytes
-        self.sample()
 
     def add_kernels(self, size_bytes: int) -> None:
         """Count what libraries kept after the first call that needed it: compiled kernels, scratch memory."""

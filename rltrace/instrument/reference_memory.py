@@ -199,9 +199,9 @@ class Edge:
             self._sampler.ledger.out_of_memory(error)
         if began is None:
             return
-        if error is None and self._kernels is not None:
-            self._kernels.end(began.unnamed_bytes)
-        self._sampler.ledger.sample(moved=self._target in MOVES)
+        is_measured = error is None and self._kernels is not None and self._kernels.met_first
+        before_kernels = began.unnamed_bytes if is_measured else None
+        self._sampler.ledger.sample(moved=self._target in MOVES, before_kernels=before_kernels)
 
 
 class FirstCalls:
@@ -211,41 +211,29 @@ class FirstCalls:
         self._ledger = ledger
         self._shape_of = shape_of
         self._known: set[Any] = set()
-
-    def is_first(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call is the first of its shape."""
-        shape = self._shape_of(args)
-        is_first = shape not in self._known
-        self._known.add(shape)
-        return is_first
+        self.met_first = False
+        """Since `begin` there was one."""
 
     def begin(self, args: tuple[Any, ...]) -> int | None:
         """The heap's bytes without an owner, before the first call of a shape."""
-        return self._ledger.unnamed_heap_bytes() if self._ledger.has_heap and self.is_first(args) else None
+        self.met_first = False
+        self.meet(args)
+        return self._ledger.unnamed_heap_bytes() if self._ledger.has_heap and self.met_first else None
 
-    def end(self, unnamed_bytes: int | None) -> None:
-        """What the call has left."""
-        if unnamed_bytes is not None:
-            self._ledger.add_kernels(self._ledger.unnamed_heap_bytes() - unnamed_bytes)
+    def meet(self, args: tuple[Any, ...], _kwargs: object = None) -> None:
+        """A call."""
+        shape = self._shape_of(args)
+        self.met_first |= shape not in self._known
+        self._known.add(shape)
 
 
 class FirstCallsInside(FirstCalls):
     """The same of calls that are made inside of another one, which is what is measured."""
 
-    _met_first = False
-
-    def meet(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """One of the calls."""
-        self._met_first |= self.is_first(args)
-
     def begin(self, _args: tuple[Any, ...]) -> int | None:
         """The heap's bytes without an owner, before any of them."""
-        self._met_first = False
+        self.met_first = False
         return self._ledger.unnamed_heap_bytes() if self._ledger.has_heap else None
-
-    def end(self, unnamed_bytes: int | None) -> None:
-        """What they have left, if any was the first of its shape."""
-        super().end(unnamed_bytes if self._met_first else None)
 
 
 class MicroBatch:
@@ -263,12 +251,12 @@ class MicroBatch:
 
     def begin_forward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
         """The heap before; None for a forward without a backward."""
-        return memory.heap_used_bytes() if self._is_sampled else None
+        return self._sampler.ledger.unnamed_heap_bytes() if self._is_sampled else None
 
-    def end_forward(self, used_bytes: int | None, _result: Any, error: BaseException | None) -> None:
+    def end_forward(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
         """Now there are most of them."""
-        if used_bytes is not None and error is None:
-            self._sampler.ledger.end_forward(used_bytes)
+        if unnamed_bytes is not None and error is None:
+            self._sampler.ledger.sample(before_forward=unnamed_bytes)
 
     def end(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
         """The backward has used them up; or there was no room for it."""
@@ -278,7 +266,8 @@ class MicroBatch:
         if ledger.activation_bytes is not None:
             ledger.activation_bytes = 0
         self._is_sampled = False
-        self._kernels.end(None if error is not None else unnamed_bytes)
+        if unnamed_bytes is not None and error is None:
+            ledger.add_kernels(ledger.unnamed_heap_bytes() - unnamed_bytes)
 
 
 def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:

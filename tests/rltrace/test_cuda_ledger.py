@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 from recordings import Written, sample, span
 
 import rltrace
@@ -23,7 +26,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.edges import Edge
 from rltrace.events import Span
 from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
-from rltrace.instrument.cuda_memory import Loading
+from rltrace.instrument.cuda_memory import Loading, name_hooks
 from rltrace.nvml import Memory, UnavailableError
 from rltrace.patching import PatchSet
 from rltrace.recording import Recording
@@ -236,6 +239,83 @@ def test_an_engines_segments_are_listed_again_only_if_there_are_more_than_ever(
         assert gpu.listed == listed + 1
 
     assert recorded(folder, work)["rollout.graphs"] == 32 * MIB
+
+
+@pytest.fixture
+def eager(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[CudaLedger, list[str]]]:
+    """A ledger whose hooks are on real torch, in a process without a context; communicators take 100 MiB each.
+
+    Gloo plays NCCL's part, as the backend of a GPU that torch is told of.
+    """
+    gpu.context_bytes = 0
+    made: list[str] = []
+
+    def connect(name: str) -> Callable[..., None]:
+        def make(*_: object) -> None:
+            made.append(name)
+            give_context()
+            gpu.context_bytes += 100 * MIB
+
+        return make
+
+    def give_context() -> None:
+        gpu.context_bytes = gpu.context_bytes or 500 * MIB
+
+    @contextmanager
+    def on_device(_device: object) -> Iterator[None]:
+        give_context()
+        yield
+
+    monkeypatch.setattr(dist._Backend, "eager_connect_single_device", connect("at once"))
+    monkeypatch.setattr(dist.ProcessGroup, "split_group", connect("split"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    ledger = CudaLedger(lambda: gpu if gpu.context_bytes else None)
+    patches = PatchSet("test", Register())
+    name_hooks(patches, ledger, on_device)
+    yield ledger, made
+    dist.destroy_process_group()
+    assert patches.undo() == []
+
+
+class Register:
+    """Of hooks, whose reports nobody asks for here."""
+
+    def hook(self, *_: object) -> Register:
+        return self
+
+    def fired(self) -> None:
+        """One of them was called."""
+
+
+def test_communicators_that_are_made_at_once_are_not_taken_for_the_context(
+    folder: Path, gpu: Simulated, eager: tuple[CudaLedger, list[str]]
+) -> None:
+    """That of a group bound to its device, of a later one beside it, and one that is split from it."""
+    ledger, made = eager
+    device = torch.device("cuda", 0)
+
+    def work() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+        dist.new_group([0])
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.split_group([0])
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert made == ["at once", "at once", "split"]
+    assert (rows["cuda.context"], rows["nccl"]) == (500 * MIB, 300 * MIB)
+    assert "unexplained" not in rows
+
+
+def test_a_group_that_is_not_bound_to_a_gpu_gives_nobody_a_context(
+    gpu: Simulated, eager: tuple[CudaLedger, list[str]]
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.new_group([0])
+    dist.all_reduce(torch.ones(1))
+    assert gpu.context_bytes == 0
+    assert not eager[1]
 
 
 def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
