@@ -25,7 +25,10 @@ FREE, UNEXPLAINED, INTERPRETER = "free", "unexplained", "interpreter"
 CONTEXT, DRIVER_RESERVED = "cuda.context", "driver.reserved"
 
 SETTLED_NS = 5_000_000
-"""An edge whose samples lie further apart is not settled."""
+"""An edge whose samples lie further apart is not settled, unless they are seen to hold still."""
+
+GRANULE_BYTES = 2 << 20
+"""In which a driver gives memory away."""
 
 ALLOWED_SHARE = 0.01
 ALLOWED_CPU_BYTES = 24 << 20
@@ -43,6 +46,8 @@ class Ledger:
         self.bytes = size_bytes
         self.apart_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How old the oldest sample of a moment is; NaN where nobody read the total."""
+        self.is_settled: NDArray[np.bool_] = np.full(len(times_ns), False)
+        """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How long the process that read it took for it."""
 
@@ -127,7 +132,10 @@ class _Process:
             self.rows[:, owners.index(owner)] = _values_at(samples, self.ends_ns)
 
     def nearest(self, edge: Span) -> tuple[int | None, float]:
-        """Which of its own samples tells most about an edge, and how old that is in nanoseconds."""
+        """Which of its own samples tells most about an edge, and how old that is in nanoseconds.
+
+        One before or behind it if that is new; else its last word, for a process samples before it moves memory.
+        """
         behind = int(np.searchsorted(self.ends_ns, _end_ns(edge), side="right"))
         near = [index for index in (behind - 1, behind) if 0 <= index < len(self.edges)]
         if behind == 0:  # before its first sample a process is nothing but its interpreter, or its context
@@ -135,12 +143,14 @@ class _Process:
         age_ns, _, index = min(
             (self._age_ns(index, edge), abs(self.ends_ns[index] - _end_ns(edge)), index) for index in near
         )
-        return index, age_ns
+        return (index, age_ns) if age_ns <= SETTLED_NS else (near[0], self._age_ns(near[0], edge))
 
     def _age_ns(self, index: int, edge: Span) -> float:
         if self.held_bytes[index] == _of(edge, "held_bytes", self.pid):
             return 0.0
         passed_ns = abs(int(self.ends_ns[index]) - _end_ns(edge))
+        if self.ends_ns[index] > _end_ns(edge):  # the first thing that it did then may have been to move memory
+            return float(self.said_age_ns[index]) + passed_ns
         used_ns = abs(float(self.cpu_ns[index]) - _of(edge, "cpu_ns", self.pid))
         return float(self.said_age_ns[index]) + (min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns)
 
@@ -172,7 +182,30 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
     ledger.cost_ns = np.array([_end_ns(edge) - edge.start_ns for edge, _ in edges], np.float64)
+    ledger.is_settled = ledger.apart_ns <= SETTLED_NS
+    if all(_is_of_gpu(edge) for edge, _ in edges):
+        ledger.is_settled = settled(ledger.apart_ns, unexplained)
     return ledger
+
+
+def settled(apart_ns: NDArray[np.float64], unexplained_bytes: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """At which moments all samples hold: they are new, or what nobody explains is what it was at the last such moment.
+
+    A process that has done something since its sample, as an idle engine does that looks for requests, may have moved
+    memory meanwhile. If it had, without saying so, the total less all rows would not be the same. That is so of a GPU,
+    whose driver counts whole granules; a host's figures are never the same twice.
+
+    Args:
+        apart_ns: Age of the oldest sample, (M,) moments of one device in their order.
+        unexplained_bytes: The total less all rows, (M,).
+    """
+    found = apart_ns <= SETTLED_NS
+    before_bytes = np.nan
+    for moment, size_bytes in enumerate(unexplained_bytes):
+        found[moment] |= abs(size_bytes - before_bytes) <= GRANULE_BYTES
+        if found[moment]:
+            before_bytes = size_bytes
+    return found
 
 
 class _Said(NamedTuple):

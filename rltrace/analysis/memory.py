@@ -163,7 +163,7 @@ class _Device:
             used_bytes=int(self.used[index]),
             bytes=self.ledger.at(index),
             apart_seconds=apart_ns / 1e9 if np.isfinite(apart_ns) else None,
-            is_settled=bool(apart_ns <= SETTLED_NS) if np.isfinite(apart_ns) else None,
+            is_settled=bool(self.ledger.is_settled[index]) if np.isfinite(apart_ns) else None,
         )
 
     def phase_at(self, at_ns: int) -> str | None:

@@ -433,20 +433,25 @@ def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
     """A worker's edges at 1, 2 and 3 s, beside an engine that said what it holds at 0.998 s and works ever since."""
     written = Written(folder)
     device = {"host": "here", "uuid": "GPU-1"}
-    at_edge = [(1.0, 500), (2.0, 500), (3.0, others_bytes)]
+    at_edge = [(1.0, 500 * MIB), (2.0, 500 * MIB), (3.0, others_bytes)]
     edges_ = [
         span(
             "memory.edge",
             at,
             at + 0.001,
-            totals={"used": 100 + 500, "driver.reserved": 7},
+            totals={"used": 100 * MIB + others, "driver.reserved": 7 * MIB},
             others_bytes=others,
             cpu_ns={"1": 0, "2": int(at * 1e9)},
         )
         for at, others in at_edge
     ]
-    written.process("worker", *edges_, sample("actor.params_bytes", 0.5, 100), pid=1, rank=0, device=device, ended_s=4)
-    said = [sample("rollout.weights_bytes", 0.997, 500), span("memory.edge", 0.997, 0.998, cpu_ns={"2": int(0.998e9)})]
+    written.process(
+        "worker", *edges_, sample("actor.params_bytes", 0.5, 100 * MIB), pid=1, rank=0, device=device, ended_s=4
+    )
+    said = [
+        sample("rollout.weights_bytes", 0.997, 500 * MIB),
+        span("memory.edge", 0.997, 0.998, cpu_ns={"2": int(0.998e9)}),
+    ]
     phases = [span("actor.update", at, at + 0.001) for at, _ in at_edge]
     written.process("engine", *said, pid=2, rank=0, device=device, ended_s=4)
     written.process("phases", *phases, pid=3, rank=0, device=device, ended_s=4)
@@ -454,13 +459,37 @@ def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
     return found
 
 
-@pytest.mark.parametrize(("others_bytes", "settled"), [(500, [True, True, True]), (501, [True, True, False])])
+@pytest.mark.parametrize(
+    ("others_bytes", "settled"),
+    [(500 * MIB, [True, True, True]), (502 * MIB, [True, True, True]), (503 * MIB, [True, True, False])],
+)
 def test_what_the_others_hold_together_tells_whether_their_last_word_still_holds(
     others_bytes: int, settled: list[bool], tmp_path: Path
 ) -> None:
     found = two_processes(tmp_path / "run", others_bytes=others_bytes)
     assert [edge.is_settled for edge in found.edges if edge.edge == "end"] == settled
-    assert {edge.bytes["rollout.weights"] for edge in found.edges} == {500}
+    assert {edge.bytes["rollout.weights"] for edge in found.edges} == {500 * MIB}
+
+
+def test_the_next_word_of_a_process_is_taken_only_of_the_same_moment(tmp_path: Path) -> None:
+    """An engine that has not run since: what it says first, a second later, is of memory that it has just woken."""
+    written = Written(tmp_path / "run")
+    device = {"host": "here", "uuid": "GPU-1"}
+
+    def edge(at: float, engine_cpu_ms: float, **totals: dict[str, int]) -> Span:
+        return span("memory.edge", at, at + 0.001, cpu_ns={"1": 0, "2": int(engine_cpu_ms * 1e6)}, **totals)
+
+    of_card = {"used": 100 * MIB, "driver.reserved": 0}
+    worker = [span("actor.update", 1.0, 2.0005), edge(1.002, 9, totals=of_card), edge(2.0, 9, totals=of_card)]
+    params = sample("actor.params_bytes", 0.5, 100 * MIB)
+    written.process("worker", *worker, params, role="worker", pid=1, rank=0, device=device, ended_s=4)
+    asleep, awake = sample("rollout.weights_bytes", 1.0, 0), sample("rollout.weights_bytes", 3.0, 500 * MIB)
+    said = [asleep, edge(1.0, 0), awake, edge(3.0, 12)]
+    written.process("engine", *said, role="engine", pid=2, rank=0, device=device, ended_s=4)
+    (found,) = summarize(written.read()).memory
+    (end,) = (edge for edge in found.edges if edge.edge == "end")
+    assert end.bytes["rollout.weights"] == 0
+    assert end.is_settled
 
 
 def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
