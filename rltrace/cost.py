@@ -19,13 +19,19 @@ EVENTS = 50
 
 _ARGS = {"bytes": 4096, "tensors": 3}
 
+Event = Callable[[], Any]
+
+OTHER_EVENTS: dict[str, Callable[[], Event]] = {}
+"""What an instrumentation records in another way, by name: makes what is called for one of them."""
+
 
 def measure_cost() -> dict[str, float]:
     """Measure, and leave the figures in this process's part of the Recording.
 
     Returns:
         Nanoseconds of one event, the median of many blocks: `span` (the hook that opens it and two arguments included),
-        `counter`, `flow`, and `dormant_hook` (a hook while recording is paused). Empty where nothing is recorded now.
+        `counter`, `flow`, `dormant_hook` (a hook while recording is paused), and those of `OTHER_EVENTS`. Empty where
+        nothing is recorded now.
     """
     current = recorder.current()
     if current is None or not recorder.is_recording():
@@ -39,17 +45,18 @@ def measure_cost() -> dict[str, float]:
 
 
 def _measured(scratch: Path) -> dict[str, float]:
-    events: dict[str, Callable[[], Any]] = {
-        "span": _hooked(live=True),
+    events: dict[str, Event] = {
+        "span": hooked(_span),
         "counter": lambda: recorder.counter("cost", 1),
         "flow": lambda: recorder.flow("cost", "out"),
-        "dormant_hook": _hooked(live=False),
+        "dormant_hook": hooked(_span, live=False),
+        **{name: make() for name, make in OTHER_EVENTS.items()},
     }
     bare_ns = _nanoseconds(_nothing, scratch)
     return {name: max(0.0, _nanoseconds(event, scratch) - bare_ns) for name, event in events.items()}
 
 
-def _nanoseconds(event: Callable[[], Any], scratch: Path) -> float:
+def _nanoseconds(event: Event, scratch: Path) -> float:
     segment = Segment(scratch, NEXT_BYTES)
     try:
         with recorder.writing_to(segment):
@@ -59,7 +66,7 @@ def _nanoseconds(event: Callable[[], Any], scratch: Path) -> float:
         segment.map.close()
 
 
-def _block_ns(event: Callable[[], Any]) -> int:
+def _block_ns(event: Event) -> int:
     start_ns = clock.now_ns()
     for _ in range(EVENTS):
         event()
@@ -70,13 +77,17 @@ def _nothing() -> None:
     """The call itself, which the program makes with or without us."""
 
 
-def _hooked(*, live: bool) -> Callable[[], Any]:
-    """A function that is hooked as a framework's is; dormant if not live."""
+def hooked(open_span: Event, *, live: bool = True) -> Event:
+    """A function that is hooked as a framework's is, with a span around it; dormant if not live."""
     from rltrace.patching import Hook, wrap_function
 
     hook = Hook("cost", "cost:nothing")
     hook.live = live
-    return wrap_function(_nothing, hook, lambda _args, _kwargs: recorder.span("cost", **_ARGS).__enter__(), _end)
+    return wrap_function(_nothing, hook, lambda _args, _kwargs: open_span().__enter__(), _end)
+
+
+def _span() -> Any:
+    return recorder.span("cost", **_ARGS)
 
 
 def _end(opened: Any, _result: Any, _error: BaseException | None) -> None:

@@ -4,30 +4,28 @@ An event is recorded where work is submitted and fires when the stream gets ther
 for it. A device's clock is related to the host's by anchors: an event on an idle stream, with the host's clock read
 before it was recorded and after it was seen to have fired. Each pair lies between two anchors, so neither the two
 clocks' offset nor their drift enters. What depends on CUDA is behind `Device`, in `instrument/cuda_time.py`.
-
-Not run on a GPU yet: tested on a simulated device.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rltrace import clock
 
-POLL_NS = 200_000_000
-"""How often pairs are resolved, if there is anything to resolve."""
+POLL_NS = 1_000_000_000
+"""When a pair resolves those before it, if nobody has asked for that."""
 ANCHOR_NS = 1_000_000_000
 """How long an anchor is used: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
 """That wait for the device; further ones are counted and not measured."""
 ANCHOR_TRIES = 3
-NARROW_NS = 10_000
-"""Half width of an anchor that is not tried for again."""
+NARROW_NS = 30_000
+"""Half width of an anchor that is not tried for again; on a busy device the first one has 22 µs, on an idle one 5."""
 ANCHOR_LOOK_NS = 200_000
 """How long one try looks for its event to fire: on an idle stream that takes 10 µs; a busy device is asked later."""
 TICK_NS = 500
@@ -39,17 +37,18 @@ Event = Any
 class Device(Protocol):
     """The seam: everything that depends on the device."""
 
-    def stream(self) -> int:
-        """Identity of the stream that work is submitted to now."""
-
-    def is_capturing(self) -> bool:
-        """Whether that stream is being captured into a graph: an event recorded there would fire at every replay."""
-
     def new_event(self) -> Event:
         """An event that keeps its time."""
 
-    def record(self, event: Event) -> None:
-        """Let the event fire when the current stream gets here."""
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured into a graph: nothing may be asked of the device then."""
+
+    def record(self, event: Event) -> int:
+        """Let the event fire when the current stream gets here.
+
+        Returns:
+            The stream's number, from 1; what was not recorded is `OTHER_DEVICE` or `CAPTURING`.
+        """
 
     def record_idle(self, event: Event) -> None:
         """Let the event fire at once, on a stream that nothing else is submitted to."""
@@ -61,7 +60,13 @@ class Device(Protocol):
         """Between two events that have fired: single precision."""
 
 
-@dataclass
+OTHER_DEVICE = 0
+"""Instead of a stream: it is none of this device."""
+CAPTURING = -1
+"""It is being captured into a graph: an event recorded there would fire at every replay."""
+
+
+@dataclass(eq=False)
 class Anchor:
     """An event, and what the host's clock was when it fired."""
 
@@ -73,13 +78,17 @@ class Anchor:
     """That are measured from here and not resolved yet."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Pair:
     """Work on one stream between two events."""
 
     name: str
     args: dict[str, Any]
     times: DeviceTimes
+    queue: int = 0
+    """Work of one queue follows one another on the device, whatever streams it is submitted from; 0 is none."""
+    number: int = 0
+    """Counts what was submitted."""
     anchor: Anchor | None = None
     stream: int = 0
     start: Event = None
@@ -97,8 +106,7 @@ class Pair:
         self.args |= late_args
 
 
-@dataclass(frozen=True)
-class DeviceSpan:
+class DeviceSpan(NamedTuple):
     """A resolved pair, on the host's clock."""
 
     name: str
@@ -110,12 +118,29 @@ class DeviceSpan:
     args: dict[str, Any]
 
 
+class Scale(NamedTuple):
+    """From a device's clock to the host's, between two anchors."""
+
+    host_ns_per_ms: float
+    """0 if the two anchors are one moment of the device."""
+    error_ns: int
+
+    @classmethod
+    def between(cls, opening: Anchor, closing: Anchor, between_ms: float) -> Scale:
+        """The scale of what lies between them, as far apart as the device says."""
+        if between_ms <= 0:
+            return cls(0.0, 0)
+        return cls((closing.host_ns - opening.host_ns) / between_ms, error_bound_ns(opening, closing, between_ms))
+
+
 @dataclass
 class Missed:
     """Pairs that were not measured, by why."""
 
     capturing: int = 0
     """The stream was being captured."""
+    other_device: int = 0
+    """The process uses several; one is measured."""
     no_anchor: int = 0
     """The device did not answer in time when it was asked for its clock."""
     too_many: int = 0
@@ -134,14 +159,19 @@ class DeviceTimes:
     now_ns: Callable[[], int] = clock.now_ns
     missed: Missed = field(default_factory=Missed)
     _pool: list[Event] = field(default_factory=list)
-    _waiting: deque[Pair] = field(default_factory=deque)
+    _waiting: dict[int, list[Pair]] = field(default_factory=dict)
+    """By stream, in the order in which the device gets to their ends."""
+    _count: int = 0
+    _submitted: int = 0
+    _queue_end_ns: dict[int, int] = field(default_factory=dict)
+    """When the last resolved work of each queue ended."""
     _anchor: Anchor | None = None
     _polled_ns: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def pair(self, name: str, /, **args: Any) -> Pair:
+    def pair(self, name: str, /, queue: int = 0, **args: Any) -> Pair:
         """Work between entering and leaving this, on the current stream."""
-        return Pair(name, args, self)
+        return Pair(name, args, self, queue)
 
     def begin(self, pair: Pair) -> None:
         """Record the first event, unless it cannot be."""
@@ -149,23 +179,37 @@ class DeviceTimes:
             self._begin(pair)
 
     def _begin(self, pair: Pair) -> None:
-        if self.device.is_capturing():
-            self.missed.capturing += 1
-            return
         now_ns = self.now_ns()
-        if now_ns - self._polled_ns > POLL_NS:
+        is_poll_due = now_ns - self._polled_ns > POLL_NS
+        is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
+        if (is_poll_due or is_anchor_due) and self.device.is_capturing():
+            self.missed.capturing += 1  # to ask the device anything now would make the capture invalid
+            return
+        if is_poll_due:
             self.poll()
-        if len(self._waiting) >= MOST_PAIRS:
+        if self._count >= MOST_PAIRS:
             self.missed.too_many += 1
             return
-        if self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS:
+        if is_anchor_due:
             self._renew_anchor()
         if self._anchor is None:
             self.missed.no_anchor += 1
             return
-        pair.anchor, pair.stream, pair.start = self._anchor, self.device.stream(), self._event()
+        event = self._event()
+        stream = self.device.record(event)
+        if stream <= 0:
+            self._pool.append(event)
+            self._count_missed(stream)
+            return
+        self._submitted += 1
+        pair.number, pair.anchor, pair.stream, pair.start = self._submitted, self._anchor, stream, event
         pair.anchor.pairs += 1
-        self.device.record(pair.start)
+
+    def _count_missed(self, stream: int) -> None:
+        if stream == CAPTURING:
+            self.missed.capturing += 1
+        else:
+            self.missed.other_device += 1
 
     def finish(self, pair: Pair, *, failed: bool = False) -> None:
         """Record the second event, and let the pair wait for the device."""
@@ -175,13 +219,13 @@ class DeviceTimes:
             self._finish(pair, failed)
 
     def _finish(self, pair: Pair, failed: bool) -> None:
-        if failed or self.device.is_capturing() or self.device.stream() != pair.stream:
-            self.missed.other_stream += 1
-            self._release(pair)
-            return
         pair.end = self._event()
-        self.device.record(pair.end)
-        self._waiting.append(pair)
+        if failed or self.device.record(pair.end) != pair.stream:
+            self.missed.other_stream += 1
+            self._give_up(pair)
+            return
+        self._waiting.setdefault(pair.stream, []).append(pair)
+        self._count += 1
 
     def poll(self, *, to_the_end: bool = False) -> int:
         """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
@@ -190,64 +234,67 @@ class DeviceTimes:
             to_the_end: Count what is not done yet as missed: there will be no other call.
         """
         with self._lock:
-            return self._poll(to_the_end)
+            return 0 if self.device.is_capturing() else self._poll(to_the_end)
 
     def _poll(self, to_the_end: bool) -> int:
         self._polled_ns = self.now_ns()
-        done = self._done()
+        fired = {stream: self._fired(pairs) for stream, pairs in self._waiting.items()}
         # Taken after everything that it is to bound.
-        closing = self._new_anchor() if done else None
+        closing = self._new_anchor() if any(fired.values()) else None
+        done = [] if closing is None else self._take(fired)
         if closing is not None:
-            finished = set(map(id, done))
-            self._waiting = deque(pair for pair in self._waiting if id(pair) not in finished)
-            for pair in done:
-                self._resolve(pair, closing)
+            self._resolve(done, closing)
             self._replace_anchor(closing)
         if to_the_end:
-            self.missed.unfinished += len(self._waiting)
-            self._waiting.clear()
-        return len(done) if closing is not None else 0
+            self.missed.unfinished += self._count
+            self._waiting, self._count = {}, 0
+        return len(done)
 
-    def _done(self) -> list[Pair]:
-        """Pairs that the device is through with; behind one that it is not, none on that stream is asked for."""
-        done: list[Pair] = []
-        busy: set[int] = set()
-        for pair in self._waiting:
-            if pair.stream in busy:
-                continue
-            if self.device.has_fired(pair.end):
-                done.append(pair)
-            else:
-                busy.add(pair.stream)
-        return done
+    def _fired(self, pairs: list[Pair]) -> int:
+        """How many of a stream's pairs the device is through with: with all up to one that it is not."""
+        return bisect.bisect_left(pairs, True, key=lambda pair: not self.device.has_fired(pair.end))
 
-    def _resolve(self, pair: Pair, closing: Anchor) -> None:
-        opening = pair.anchor
-        assert opening is not None
-        between_ms = self.device.elapsed_ms(opening.event, closing.event)
-        start_ms = self.device.elapsed_ms(opening.event, pair.start)
-        length_ms = self.device.elapsed_ms(pair.start, pair.end)
-        if between_ms > 0:
-            host_ns_per_ms = (closing.host_ns - opening.host_ns) / between_ms
-            start_ns = opening.host_ns + round(start_ms * host_ns_per_ms)
-            self.write(
-                DeviceSpan(
-                    pair.name,
-                    pair.stream,
-                    start_ns,
-                    start_ns + max(0, round(length_ms * host_ns_per_ms)),
-                    error_bound_ns(opening, closing, between_ms),
-                    pair.args,
-                )
-            )
-        self._release(pair)
+    def _take(self, fired: dict[int, int]) -> list[Pair]:
+        """The first of each stream's pairs, in the order in which they were submitted."""
+        done = [pair for stream, count in fired.items() for pair in self._waiting[stream][:count]]
+        for stream, count in fired.items():
+            del self._waiting[stream][:count]
+        self._count -= len(done)
+        return sorted(done, key=lambda pair: pair.number)
 
-    def _release(self, pair: Pair) -> None:
-        self._pool += [event for event in (pair.start, pair.end) if event is not None]
-        if pair.anchor is not None:
-            pair.anchor.pairs -= 1
-            self._free(pair.anchor)
-            pair.anchor = None
+    def _resolve(self, done: list[Pair], closing: Anchor) -> None:
+        elapsed_ms, free = self.device.elapsed_ms, self._pool.append
+        scales: dict[Anchor, Scale] = {}
+        for pair in done:
+            opening = pair.anchor
+            assert opening is not None
+            scale = scales.get(opening)
+            if scale is None:
+                scale = scales[opening] = Scale.between(opening, closing, elapsed_ms(opening.event, closing.event))
+            if scale.host_ns_per_ms:
+                start_ms, length_ms = elapsed_ms(opening.event, pair.start), elapsed_ms(pair.start, pair.end)
+                start_ns = opening.host_ns + round(start_ms * scale.host_ns_per_ms)
+                self._write(pair, start_ns, start_ns + max(0, round(length_ms * scale.host_ns_per_ms)), scale.error_ns)
+            free(pair.start)
+            free(pair.end)
+            opening.pairs -= 1
+        for opening in scales:
+            self._free(opening)
+
+    def _write(self, pair: Pair, start_ns: int, end_ns: int, error_ns: int) -> None:
+        if pair.queue:
+            ready_ns, start_ns = start_ns, max(start_ns, min(end_ns, self._queue_end_ns.get(pair.queue, 0)))
+            self._queue_end_ns[pair.queue] = end_ns
+            if start_ns > ready_ns:
+                pair.args["queued_ns"] = start_ns - ready_ns
+        self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, error_ns, pair.args))
+
+    def _give_up(self, pair: Pair) -> None:
+        self._pool += [pair.start, pair.end]
+        assert pair.anchor is not None
+        pair.anchor.pairs -= 1
+        self._free(pair.anchor)
+        pair.anchor = None
 
     # ---- anchors ------------------------------------------------------------------------------------------------
 

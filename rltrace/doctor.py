@@ -24,6 +24,7 @@ from rltrace.analysis import summarize
 from rltrace.analysis.hooks import HookFigures
 from rltrace.environment import traced_environment
 from rltrace.events import Span
+from rltrace.launchers import Launch, look_through
 from rltrace.recorder import DIR_VARIABLE, default_folder
 from rltrace.recording import Recording
 from rltrace.untraced import PYTHON, python_options, why_untraced, words_of_program
@@ -34,7 +35,7 @@ ANSWER_SECONDS = 300.0
 OF_EVERY_PYTHON = ("hooks", "children", "ray_worker", "nvml")
 """Questions that do not depend on what it would run."""
 
-State = Literal["ok", "missing", "not here"]
+State = Literal["ok", "missing", "unknown", "not here"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     about: str
     state: State
-    """`missing`: a user would miss it in a Recording. `not here`: there is nothing to trace."""
+    """`missing`: a user would miss it in a Recording. `unknown`: it cannot be told before the run. `not here`: there is
+    nothing to trace."""
     said: str
 
 
@@ -50,7 +52,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What tracing a command would give."""
 
     works: bool
-    """Nothing would be missing."""
+    """Nothing would be missing, as far as that is known."""
+    is_known: bool
+    """It could be told what the command starts."""
     command: list[str]
     interpreter: str
     findings: list[Finding]
@@ -75,17 +79,24 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
     Raises:
         RltraceError: there is no such program.
     """
-    interpreter, options, remark = interpreter_of(command, os.environ)
-    python = [interpreter, *options]
-    program = program_of(command)
+    if command:
+        from rltrace.supervisor import require_program
+
+        require_program(command[0])
     in_folder = folder_finding(storage.look_at(folder or default_folder()))
     with tempfile.TemporaryDirectory(prefix="rltrace-doctor-") as made:
         recording = Path(made) / "run"
         manifest.create(recording, owner=None, command=list(command), config=None)
-        environment = traced_environment(recording, os.environ)
+        launch = look_through(command or [sys.executable], traced_environment(recording, os.environ))
+        environment = launch.environment
+        if kept_out := launch_findings(launch):
+            return diagnosis(command, launch.command, [*kept_out, in_folder], [])
+        python, unknown = interpreter_of(launch)
+        program = program_of(launch.command)
         first = ask(python, "interpreter", environment)
+        of_python = interpreter_findings(python, first, launch, unknown)
         if first.error is not None:  # it would answer the others alike
-            return diagnosis(command, python, [*interpreter_findings(python, first, remark), in_folder], [])
+            return diagnosis(command, python, [*of_python, in_folder], [])
         with ThreadPoolExecutor(2) as pool:
             asked = {name: pool.submit(ask, python, name, environment) for name in OF_EVERY_PYTHON}
             runs = pool.submit(program_findings, program, python, environment)
@@ -99,7 +110,7 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
         }
         hooks = [hook for hook in summarize(found).hooks if hook.instrumentation in frameworks_in(answers["hooks"])]
     findings = [
-        *interpreter_findings(python, first, remark),
+        *of_python,
         *runs.result(),
         *framework_findings(answers["hooks"], hooks),
         child_finding(probe.SPAWNED, answers["children"], reached),
@@ -117,6 +128,7 @@ def diagnosis(
     """All findings as one value."""
     return Diagnosis(
         works=all(finding.state != "missing" for finding in findings),
+        is_known=all(finding.state != "unknown" for finding in findings),
         command=manifest.redact_command(list(command)),
         interpreter=python[0],
         findings=findings,
@@ -127,29 +139,19 @@ def diagnosis(
 # ---- asking -----------------------------------------------------------------------------------------------------
 
 
-def interpreter_of(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, list[str], str | None]:
-    """The Python that a command runs in.
+def interpreter_of(launch: Launch) -> tuple[list[str], str | None]:
+    """The Python that a command runs in, with the options that decide about start-up hooks.
 
     Returns:
-        Its path, the options that decide about start-up hooks, and a remark where it is a guess.
-
-    Raises:
-        RltraceError: there is no such program.
+        Its path and options, and why it is only the first `python` on the path where the command does not say which.
     """
-    if not command:
-        return sys.executable, [], None
-    from rltrace.supervisor import require_program
-
-    require_program(command[0])
-    program = str(shutil.which(command[0]))
-    if PYTHON.fullmatch(Path(program).name):
-        options = [f"-{letter}" for letter in python_options(list(command)) if letter in "ISEs"]
-        return program, options, None
-    script_interpreter = _shebang(Path(program))
-    if script_interpreter is not None:
-        return script_interpreter, [], None
-    guess = shutil.which("python", path=environment.get("PATH")) or sys.executable
-    return guess, [], f"a guess: `{command[0]}` does not say which Python it starts"
+    program = str(launch.program)
+    if launch.unknown is None and PYTHON.fullmatch(Path(program).name):
+        return [program, *(f"-{letter}" for letter in python_options(launch.command) if letter in "ISEs")], None
+    if launch.unknown is None and (of_script := _shebang(Path(program))) is not None:
+        return [of_script], None
+    guess = shutil.which("python", path=launch.environment.get("PATH", os.defpath)) or sys.executable
+    return [guess], launch.unknown or f"`{launch.command[0]}` is no Python"
 
 
 def program_of(command: Sequence[str]) -> tuple[str | None, str | None]:
@@ -197,20 +199,47 @@ def ask(python: Sequence[str], question: str, environment: Mapping[str, str], *w
 # ---- what the answers mean --------------------------------------------------------------------------------------
 
 
-def interpreter_findings(python: Sequence[str], answer: Answer, remark: str | None) -> list[Finding]:
-    """The Python itself, and whether our start-up hook runs in it."""
-    closed = why_untraced(list(python), [f"{DIR_VARIABLE}="])
+def launch_findings(launch: Launch) -> list[Finding]:
+    """What keeps a command from being traced before its Python starts."""
+    behind = _listed(launch.through)
+    findings = []
+    if launch.program is None:
+        path = launch.environment.get("PATH", f"{os.defpath}, for none is set")
+        said = f"{launch.command[0]}: no such program behind {behind}; PATH is {path} there"
+        findings.append(Finding(about="program", state="missing", said=said))
+    if DIR_VARIABLE not in launch.environment:
+        said = f"{behind} replaces it: {DIR_VARIABLE} is lost, and with it everything that this command starts; "
+        said += f"write `rltrace exec --` behind {behind}, or hand on {DIR_VARIABLE} and PYTHONPATH"
+        findings.append(Finding(about="environment", state="missing", said=said))
+    return findings
+
+
+def interpreter_findings(python: Sequence[str], answer: Answer, launch: Launch, unknown: str | None) -> list[Finding]:
+    """What the command starts, where that is not known; the Python itself, and whether our start-up hook runs in it."""
+    findings = [] if unknown is None else [unknown_finding(unknown, python[0])]
+    closed = why_untraced(list(python), [f"{name}=" for name in launch.environment])
     if answer.error is not None:
         why = closed or f"{answer.error}; install rltrace for it"
-        return [Finding(about="python", state="missing", said=f"{python[0]}: {why}")]
+        return [*findings, Finding(about="python", state="missing", said=f"{python[0]}: {why}")]
     value = answer.value
-    said = f"{value['python']}, {value['executable']}" + (f" ({remark})" if remark else "")
+    through = f" (behind {_listed(launch.through)})" if launch.through and unknown is None else ""
+    findings.append(Finding(about="python", state="ok", said=f"{value['python']}, {value['executable']}{through}"))
     if value["joined"]:
         hook = Finding(about="start-up hook", state="ok", said="runs when this Python starts")
     else:
         why = closed or "another sitecustomize comes before ours"
         hook = Finding(about="start-up hook", state="missing", said=f"does not run: {why}")
-    return [Finding(about="python", state="ok", said=said), hook]
+    return [*findings, hook]
+
+
+def unknown_finding(reason: str, guess: str) -> Finding:
+    """That the command's words do not say which Python it starts, and what to do."""
+    said = f"cannot tell which Python it starts: {reason}; what follows is of {guess}, the first on the PATH. "
+    return Finding(about="command", state="unknown", said=said + "Ask with what it starts in the end: python train.py")
+
+
+def _listed(programs: Sequence[str]) -> str:
+    return ", ".join(f"`{program}`" for program in programs)
 
 
 def program_findings(

@@ -37,9 +37,19 @@ class ViewError(RltraceError):
 
 
 class MissingExtraError(RltraceError):
-    """A feature whose packages are not installed."""
+    """A feature whose packages are not installed.
+
+    Args:
+        said: What is missing, and what for.
+        extra: Of our distribution, which brings them.
+        otherwise: What works without.
+    """
 
     exit_code = 6
+
+    def __init__(self, said: str, extra: str, otherwise: str = "") -> None:
+        # From a clone: no index has this distribution.
+        super().__init__(f"{said}: pip install '.[{extra}]' in a clone of rltrace{otherwise}")
 
 
 class OutputError(RltraceError):

@@ -110,6 +110,8 @@ OUT_OF_MEMORY = "memory.out_of_memory"
 
 DEVICE_TIME = "gpu."
 """Before the name of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
+DEVICE_SPAN = "device_span"
+"""Such a span, where costs are told by kind of event."""
 
 KERNEL, OPERATOR = "kernel.", "op."
 """Before the names that torch.profiler gives: of what ran on a GPU, and of what the host called."""

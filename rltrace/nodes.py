@@ -166,7 +166,9 @@ def join(address: str, run_id: str) -> Iterator[Nodes]:
         import ray
     except ImportError:
         raise MissingExtraError(
-            "the nodes of a cluster are reached through Ray, not installed here: pip install 'rltrace-toolkit[run]'"
+            "other hosts are reached through Ray, not installed here",
+            "run",
+            ", or run this where Ray is; of a run on one host all is here already",
         ) from None
     _require_listener(address)
     logging.getLogger("ray").setLevel(logging.CRITICAL)

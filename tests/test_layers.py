@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
-    | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml"}
+    | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml", "rltrace.cost"}
     | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.announcement"},
     "rltrace.announcement": {"rltrace.manifest"},
     "rltrace.startup": {"rltrace.instrument"},

@@ -1,20 +1,27 @@
 """Writes a Recording as one small file that every reader opens as it opens the folder.
 
-Of each segment what was written, not the zeros that were allocated behind it.
+Of each segment what was written, not the zeros that were allocated behind it. Of a path only its last name: where it
+lay says something on the machine alone that recorded it, and of its user besides.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
 from rltrace.archive import SUFFIX
 from rltrace.recording import Recording
 
 CONTENTS = ("*.json", "*.jsonl", "processes/*/*.jsonl", "processes/*/*.u64", "processes/*/*.seg")
 """Files of a Recording; what a process says of itself before its events, as readers of a run that goes on take them."""
+
+_SEGMENT = r"[^/\s'\"=,:;|]+"
+_PATH = re.compile(rf"(?<![\w/.~-])/(?:{_SEGMENT}/)+(?:{_SEGMENT})?")
+"""An absolute path of more than one name, also inside of a text; no part of an URL, and no relative path."""
 
 
 class Archive:
@@ -41,5 +48,33 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _written(file: Path, content: bytes) -> bytes:
-    """A segment up to its last record, which never ends in a zero; any other file as it is."""
-    return content.rstrip(b"\0") if file.suffix == ".seg" else content
+    """What goes into the archive of a file.
+
+    A segment up to its last record, which never ends in a zero; of texts the paths by their last names.
+    """
+    if file.suffix == ".seg":
+        return content.rstrip(b"\0")
+    if file.suffix == ".json":
+        return _without_folders(content.decode(errors="surrogateescape"), indent=1)
+    if file.suffix == ".jsonl":
+        return b"\n".join(map(_without_folders, content.decode(errors="surrogateescape").split("\n")))
+    return content
+
+
+def _without_folders(text: str, indent: int | None = None) -> bytes:
+    """A JSON text with the paths in its strings shortened; what is none, such as a line that was cut, as it is."""
+    try:
+        text = json.dumps(_shortened(json.loads(text)), indent=indent)
+    except ValueError:
+        pass
+    return text.encode(errors="surrogateescape")
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return _PATH.sub(lambda path: f".../{PurePosixPath(path[0]).name}", value)
+    if isinstance(value, list):
+        return [_shortened(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _shortened(item) for name, item in value.items()}
+    return value

@@ -16,6 +16,7 @@ class Memory:
     """The format of `--to memory`; the end of the file's name says which kind of file."""
 
     suffix = ".html"
+    suffixes = (".html", ".svg", ".png")
 
     def __init__(self, suffix: str = ".html") -> None:
         self._suffix = suffix
@@ -26,10 +27,10 @@ class Memory:
         Raises:
             OutputError: its name ends in none of the kinds.
         """
-        for suffix in SUFFIXES:
+        for suffix in self.suffixes:
             if name == "-" or name.endswith(suffix):
                 return Memory(suffix)
-        raise OutputError(f"{name}: a picture of memory is a file of {', '.join(SUFFIXES)}; name one with -o")
+        raise OutputError(f"{name}: a picture of memory is a file of {', '.join(self.suffixes)}; name one with -o")
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Draw every device whose owners' bytes were sampled.
@@ -45,8 +46,7 @@ class Memory:
             draw = _drawer(self._suffix)
         except ImportError as error:
             raise MissingExtraError(
-                f"a picture of memory as {self._suffix} needs {error.name}, not installed here: "
-                "pip install 'rltrace-toolkit[pictures]'"
+                f"a picture of memory as {self._suffix} needs {error.name}, not installed here", "pictures"
             ) from None
         out.write(draw(drawn))
 
@@ -56,9 +56,6 @@ class Drawer(Protocol):
 
     def __call__(self, drawn: Picture) -> bytes:
         """The file."""
-
-
-SUFFIXES = (".html", ".svg", ".png")
 
 
 def _drawer(suffix: str) -> Drawer:

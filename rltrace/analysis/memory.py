@@ -127,6 +127,8 @@ class _Device:
         self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
         self.used = ledger.used
         self.spans = sorted(_phases_of(seen, lane))
+        self.told_apart = _told_apart(self.spans)
+        self.samplings = _samplings_of(seen, lane)
 
     def figures(self) -> DeviceMemory:
         """Everything."""
@@ -167,12 +169,23 @@ class _Device:
     def phase_at(self, at_ns: int) -> str | None:
         """The phase that holds an instant; where one ends and another begins, the one that begins.
 
-        A sample of an edge lies just outside of its phase: it belongs to the one that has just ended.
+        A sample of an edge lies just outside of its phase: it belongs to the one that had just ended when it was begun,
+        else to the one that begins after it.
         """
-        around = [(start_ns, name) for start_ns, end_ns, name in self.spans if start_ns <= at_ns <= end_ns]
-        if not around:
-            around = [(end_ns, name) for _, end_ns, name in self.spans if end_ns < at_ns <= end_ns + SETTLED_NS]
-        return max(around)[1] if around else None
+        began_ns = self.sampling_began_ns(at_ns)
+        around = [(start_ns, name) for start_ns, end_ns, name in self.told_apart if start_ns <= at_ns <= end_ns]
+        ended = [
+            (end_ns, name) for _, end_ns, name in self.told_apart if end_ns < at_ns and began_ns <= end_ns + SETTLED_NS
+        ]
+        begins = [(-start_ns, name) for start_ns, _, name in self.told_apart if at_ns < start_ns <= at_ns + SETTLED_NS]
+        found = around or ended or begins
+        return max(found)[1] if found else None
+
+    def sampling_began_ns(self, at_ns: int) -> int:
+        """When the sample that an instant lies in was begun: on a busy machine one takes longer than 5 ms."""
+        starts_ns, ends_ns = self.samplings
+        place = int(np.searchsorted(ends_ns, at_ns))
+        return min(at_ns, int(starts_ns[place])) if place < len(ends_ns) else at_ns
 
     def step_peaks(self) -> Iterator[Moment]:
         """The fullest moment of each step."""
@@ -186,7 +199,7 @@ class _Device:
         """The fullest moment of each phase: inside it, or at its end."""
         times_ns = self.ledger.times_ns
         fullest: dict[str, int] = {}
-        for start_ns, end_ns, name in self.spans:
+        for start_ns, end_ns, name in self.told_apart:
             inside = np.flatnonzero((start_ns <= times_ns) & (times_ns <= end_ns))
             candidates = [*map(int, inside), self.nearest(end_ns), *([fullest[name]] if name in fullest else [])]
             fullest[name] = max(candidates, key=lambda index: self.used[index])
@@ -366,6 +379,29 @@ def _phases_of(seen: Observations, lane: Lane) -> Iterator[tuple[int, int, str]]
             for name, kept in process.phases.items():
                 for start_ns, end_ns in kept.rows(seen.end_ns):
                     yield int(start_ns), int(end_ns), name
+
+
+def _told_apart(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Without the slivers of a phase that is longer elsewhere.
+
+    Samples of 5 ms are one moment of the ledger: what lasts less cannot be told from the phases around it. verl's
+    `weight_sync` has such a rest behind `rollout.wake_kv_cache`, where the KV cache is back already.
+    """
+    longer = {name for start_ns, end_ns, name in spans if end_ns - start_ns >= SETTLED_NS}
+    return [span for span in spans if span[1] - span[0] >= SETTLED_NS or span[2] not in longer]
+
+
+def _samplings_of(seen: Observations, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Start and end of every edge that a process of a lane sampled, by their ends."""
+    edges = [
+        (edge.end_ns, edge.start_ns)
+        for process in seen.processes
+        if process.lane == lane
+        for edge in process.edges
+        if edge.end_ns is not None
+    ]
+    ends_ns, starts_ns = np.array(sorted(edges), np.int64).reshape(-1, 2).T
+    return starts_ns, ends_ns
 
 
 def _step_at(windows: StepWindows, at_ns: int) -> int | None:

@@ -57,6 +57,11 @@ class Intervalled:
         ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
         return np.column_stack([starts, np.where(ends == _OPEN, np.maximum(starts, until_ns), ends)])
 
+    def ended(self) -> Intervals:
+        """The same of those spans only that are over."""
+        rows = self.rows(0)
+        return rows[np.frombuffer(self.ends, np.int64) != _OPEN] if self.ends else rows
+
 
 class Samples:
     """Samples of one counter of one process, as columns."""

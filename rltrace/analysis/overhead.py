@@ -14,7 +14,7 @@ from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import called, lanes
 from rltrace.errors import RecordingError
-from rltrace.events import MEMORY_EDGE, STEP, Counter, Span
+from rltrace.events import DEVICE_SPAN, DEVICE_TIME, MEMORY_EDGE, STEP, Counter, Span
 from rltrace.recording import Process, Recording
 
 LEAST_PAIRS = 20
@@ -87,10 +87,13 @@ class ProcessCost(msgspec.Struct, frozen=True, kw_only=True):
     process: str
     lane: str
     spans: float
+    device_spans: float
+    """Timed by events on a GPU's streams."""
     samples: float
     arrows: float
     span_ns: float
     """Of one, as measured in that process."""
+    device_span_ns: float
     events_seconds: float
     edges_seconds: float
     """Spent at the phases' edges, asking who holds the memory."""
@@ -275,7 +278,7 @@ def _recorded_steps(processes: Sequence[Process], time_line: TimeLine) -> Interv
 
 
 def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCost:
-    spans = samples = arrows = edges_ns = 0
+    spans = device_spans = samples = arrows = edges_ns = 0
     for event in process.events():
         at_ns = event.ts_ns if isinstance(event, Counter) else event.start_ns
         place = int(np.searchsorted(windows[:, 0], at_ns, side="right")) - 1
@@ -284,20 +287,26 @@ def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCos
         if isinstance(event, Counter):
             samples += 1
             continue
-        spans += 1
+        if event.name.startswith(DEVICE_TIME):
+            device_spans += 1
+        else:
+            spans += 1
         arrows += len(event.flows_out) + len(event.flows_in)
         if event.name == MEMORY_EDGE and event.end_ns is not None:
             edges_ns += event.end_ns - event.start_ns
     costs, steps = process.costs, len(windows)
+    device_span_ns = costs.get(DEVICE_SPAN, 0.0)
     events_ns = spans * costs["span"] + samples * costs["counter"] + arrows * costs["flow"]
     return ProcessCost(
         process=called(process),
         lane=lane,
         spans=spans / steps,
+        device_spans=device_spans / steps,
         samples=samples / steps,
         arrows=arrows / steps,
         span_ns=costs["span"],
-        events_seconds=events_ns / steps / 1e9,
+        device_span_ns=device_span_ns,
+        events_seconds=(events_ns + device_spans * device_span_ns) / steps / 1e9,
         edges_seconds=edges_ns / steps / 1e9,
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from rltrace.analysis.intervals import Intervals, covered_ns, cut, total_ns, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Observations
+from rltrace.analysis.observations import Intervalled, Observations, Seen
 from rltrace.analysis.steps import StepWindows
 
 
@@ -19,37 +19,50 @@ class OwnSpan(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     """That have any."""
     count: int
+    """Of those that are over."""
+    open: int
+    """Begun and not over: under way, or their process died."""
     seconds: float
-    """Added up over the spans; one that is open lasts until the Recording's last event."""
-    mean_seconds: float
+    """Added up over the spans that are over."""
+    mean_seconds: float | None
+    """Of those; None while none is over."""
     share: float | None
     """Of a steady step, while at least one of them was open: the mean over the ranks, or processes without a rank, that
-    have any; None without such a step."""
+    have any; None without such a step. A span that is open lasts until its process was last heard of, or until now."""
 
 
 def own_spans(seen: Observations, windows: StepWindows) -> list[OwnSpan]:
     """By name and role, those that took most first."""
-    found: dict[tuple[str, str], list[tuple[Lane, Intervals]]] = {}
+    found: dict[tuple[str, str], list[tuple[Seen, Intervalled]]] = {}
     for process in seen.processes:
         for name, kept in process.own.items():
-            rows = kept.rows(seen.end_ns)
-            found.setdefault((name, process.process.role), []).append((process.lane, rows))
-    spans = [_own_span(name, role, members, windows) for (name, role), members in found.items()]
+            found.setdefault((name, process.process.role), []).append((process, kept))
+    spans = [_own_span(name, role, members, seen, windows) for (name, role), members in found.items()]
     return sorted(spans, key=lambda span: (-span.seconds, span.name, span.role))
 
 
-def _own_span(name: str, role: str, members: list[tuple[Lane, Intervals]], windows: StepWindows) -> OwnSpan:
-    seconds = sum(total_ns(rows) for _, rows in members) / 1e9
-    count = sum(len(rows) for _, rows in members)
+def _own_span(
+    name: str, role: str, members: list[tuple[Seen, Intervalled]], seen: Observations, windows: StepWindows
+) -> OwnSpan:
+    ended = [kept.ended() for _, kept in members]
+    seconds = sum(map(total_ns, ended)) / 1e9
+    count = sum(map(len, ended))
+    covered = [(process.lane, kept.rows(_until_ns(process, seen))) for process, kept in members]
     return OwnSpan(
         name=name,
         role=role,
         processes=len(members),
         count=count,
+        open=sum(len(rows) for _, rows in covered) - count,
         seconds=seconds,
-        mean_seconds=seconds / count,
-        share=_share(members, windows),
+        mean_seconds=seconds / count if count else None,
+        share=_share(covered, windows),
     )
+
+
+def _until_ns(process: Seen, seen: Observations) -> int:
+    """How long a span of a process is known to have been open."""
+    return seen.end_ns if process.process.is_alive else process.last_ns
 
 
 def _share(members: list[tuple[Lane, Intervals]], windows: StepWindows) -> float | None:

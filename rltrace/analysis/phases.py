@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 import msgspec
@@ -17,14 +17,18 @@ from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIV
 IDLE = "idle"
 
 ORDER = {name: place for place, name in enumerate((*STARTUP_PHASES, *STEP_PHASES))}
-"""Known phases in the order they happen; others follow by name."""
+"""Known phases in the order they happen."""
 
 
-def when(phase: str) -> tuple[int, str]:
-    """Sort key: known phases in their order, then others by name, then `wait.driver` and `idle`."""
-    if phase in (WAIT_DRIVER, IDLE):
-        return len(ORDER) + (1 if phase == WAIT_DRIVER else 2), phase
-    return ORDER.get(phase, len(ORDER)), phase
+_OF_NOBODY = {WAIT_DRIVER: len(ORDER) + 1, IDLE: len(ORDER) + 2}
+
+
+def in_order(phases: Iterable[str]) -> list[str]:
+    """Each once: known phases in the order of a step, the phases of a program of one's own as they are given; then
+    `wait.driver` and `idle`."""
+    once = list(dict.fromkeys(phases))
+    places = ORDER if all(name in ORDER or name in _OF_NOBODY for name in once) else {}
+    return sorted(once, key=lambda name: _OF_NOBODY.get(name, places.get(name, 0)))
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -57,8 +61,8 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
     """False: the step is open, or an exception aborted it."""
     phases: dict[str, Share]
-    """By name, in the order they happen; then `wait.driver` (the driver is in a phase of its own and the rank in none)
-    and `idle` (neither is)."""
+    """By name, in the order in which they happen; then `wait.driver` (the driver is in a phase of its own and the rank
+    in none) and `idle` (neither is)."""
     overlap_seconds: float
     """What is counted more than once above; 0 in a colocated run."""
     overlaps: list[Overlap]
@@ -103,7 +107,9 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     driver_of_window = _by_window(union(*driver), windows)
     found = []
     for lane in sorted(of_lane, key=order):
-        phases = {name: _by_window(union(*rows), windows) for name, rows in of_lane[lane].items()}
+        whole = {name: union(*rows) for name, rows in of_lane[lane].items()}
+        happened = sorted(whole, key=lambda name: int(whole[name][:1, 0].sum()))
+        phases = {name: _by_window(whole[name], windows) for name in happened}
         for place in np.flatnonzero(windows.recorded).tolist():
             inside = {name: rows[place] for name, rows in phases.items() if place in rows}
             row = _rank_step(
@@ -125,7 +131,7 @@ def _rank_step(
     start_ns, end_ns = map(int, windows.windows[place])
     length_ns = end_ns - start_ns
     parts = partition(phases, EMPTY if lane.is_driver else driver, (start_ns, end_ns))
-    named_ns = {name: parts.phases_ns[name] for name in sorted(parts.phases_ns, key=when)}
+    named_ns = {name: parts.phases_ns[name] for name in in_order(parts.phases_ns)}
     all_ns = {**named_ns, WAIT_DRIVER: parts.wait_driver_ns, IDLE: parts.idle_ns}
     return RankStep(
         step=windows.numbers[place],
@@ -144,7 +150,7 @@ def _rank_step(
 
 def _overlaps(phases: dict[str, Intervals], phases_ns: dict[str, int]) -> list[Overlap]:
     pairs = []
-    for one, other in combinations(sorted(phases, key=when), 2):
+    for one, other in combinations(in_order(phases), 2):
         both_ns = phases_ns[one] + phases_ns[other] - covered_ns(phases[one], phases[other])
         if both_ns:
             pairs.append(Overlap((one, other), both_ns / 1e9))

@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from rltrace.analysis.phases import RankStep, when
+from rltrace.analysis.phases import RankStep, in_order
 from rltrace.analysis.steps import FIRST, Step, StepWindows
 
 
@@ -73,7 +73,7 @@ def lanes(rows: Sequence[RankStep]) -> list[LaneSteps]:
 
 
 def _lane(rows: list[RankStep]) -> LaneSteps:
-    names = sorted({name for row in rows for name in row.phases}, key=when)
+    names = in_order(name for row in rows for name in row.phases)
     whole = sum(row.seconds for row in rows)
     phases = {}
     for name in names:

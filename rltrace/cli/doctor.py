@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rltrace.doctor import Diagnosis
 
 SOMETHING_MISSING = 8
+CANNOT_TELL = 9
 
-_STYLES = {"ok": "green", "missing": "bold red", "not here": "dim"}
+_STYLES = {"ok": "green", "missing": "bold red", "unknown": "bold yellow", "not here": "dim"}
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -26,7 +27,8 @@ def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
 
     Looks from COMMAND's own interpreter and environment, and tries: frameworks and their hooks, children and Ray
     workers (one of each is started), NVML, the folder of the Recording. COMMAND itself is not run. Leaves with 0 if
-    nothing would be missing, with 8 if something would.
+    nothing would be missing, with 8 if something would, with 9 if COMMAND does not say which Python it starts, as
+    `bash train.sh` does not.
     """
     require_linux("`rltrace doctor`")
     from rltrace.doctor import diagnose
@@ -38,7 +40,9 @@ def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         show(found)
-    return 0 if found.works else SOMETHING_MISSING
+    if not found.works:
+        return SOMETHING_MISSING
+    return 0 if found.is_known else CANNOT_TELL
 
 
 def show(found: Diagnosis) -> None:
@@ -62,5 +66,7 @@ def show(found: Diagnosis) -> None:
     screen.print()
     if missing:
         screen.print(Text(f"{missing} of these would be missing in a Recording.", "yellow"))
+    elif not found.is_known:
+        screen.print(Text("Nothing would be missing if that Python is the one: COMMAND does not say.", "yellow"))
     else:
         screen.print(Text("Nothing would be missing: `rltrace exec -- COMMAND` records it.", "green"))

@@ -24,7 +24,7 @@ class Exporter(Protocol):
     """One format."""
 
     suffix: str
-    """End of its files' names."""
+    """End of its files' names; a format of several kinds of file has `suffixes` too."""
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write the whole Recording."""
@@ -64,9 +64,7 @@ def load_exporter(name: str) -> Exporter:
     try:
         exporter: Exporter = plugins.load(known[name])()
     except ImportError as error:
-        raise MissingExtraError(
-            f"the format {name} needs {error.name}, not installed here: pip install 'rltrace-toolkit[view]'"
-        ) from None
+        raise MissingExtraError(f"the format {name} needs {error.name}, not installed here", "view") from None
     return exporter
 
 
@@ -106,8 +104,9 @@ def _by_suffix(output: str) -> Exporter:
             exporter = load_exporter(name)
         except MissingExtraError:
             continue
-        if output.endswith(exporter.suffix):
+        endings = getattr(exporter, "suffixes", (exporter.suffix,))
+        if output.endswith(endings):
             return exporter
-        suffixes[name] = exporter.suffix
+        suffixes[name] = ", ".join(endings)
     known = ", ".join(f"{name} ({suffix})" for name, suffix in suffixes.items())
     raise click.UsageError(f"-o {output}: its ending names no format; say one with --to: {known}")

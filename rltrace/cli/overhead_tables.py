@@ -53,10 +53,21 @@ def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> 
     """What each process recorded in a mean step, and what that took by the cost it measured."""
     if share is None:
         return Text("Our own bookkeeping: no process measured what its events cost", "yellow")
-    table = Figures("process", "spans", "samples", "arrows", "ns a span", "ms of events", "ms at edges")
+    table = Figures(
+        "process",
+        "spans",
+        "ns a span",
+        "GPU spans",
+        "ns a GPU span",
+        "samples",
+        "arrows",
+        "ms of events",
+        "ms at edges",
+    )
     for row in processes:
         table.add_row(
-            row.process, f"{row.spans:,.1f}", f"{row.samples:,.1f}", f"{row.arrows:,.1f}", f"{row.span_ns:,.0f}",
+            row.process, f"{row.spans:,.1f}", f"{row.span_ns:,.0f}", f"{row.device_spans:,.1f}",
+            f"{row.device_span_ns:,.0f}", f"{row.samples:,.1f}", f"{row.arrows:,.1f}",
             f"{1e3 * row.events_seconds:.3f}", f"{1e3 * row.edges_seconds:.3f}",
         )  # fmt: skip
     caption = f"driver and slowest rank, one after the other: {share:.2%} of a step that is not recorded"

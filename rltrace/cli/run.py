@@ -93,8 +93,6 @@ def checked(file: str, force: bool) -> dict[str, Any]:
 
     missing = [name for name in (PACKAGE, *NEEDED) if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingExtraError(
-            f"`rltrace run` needs {', '.join(missing)}, not installed here: pip install 'rltrace-toolkit[run]'"
-        )
+        raise MissingExtraError(f"`rltrace run` needs {', '.join(missing)}, not installed here", "run")
     settings: dict[str, Any] = msgspec.to_builtins(importlib.import_module(f"{PACKAGE}.__main__").checked(file, force))
     return settings

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from rltrace import memory, recorder
@@ -28,7 +27,9 @@ RETRY_NS = 1_000_000_000
 ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP})
 """Where the engine's memory moves."""
 
-OUTSIDE = ("cuda.context", "nccl", "rollout.graphs")
+CONTEXT = "cuda.context"
+"""Of which the kernels that a process has loaded are a part."""
+OUTSIDE = (CONTEXT, "nccl", "rollout.graphs")
 """Rows that torch's allocator does not know of, or not all of."""
 
 
@@ -132,7 +133,7 @@ class CudaLedger:
                 who = recorder.current()
                 if who is not None and not who.who.get("device"):
                     recorder.identify(device={"host": socket.gethostname(), "uuid": self._device.uuid})
-                self._outside["cuda.context"] = self._outside_bytes(self._device) or 0
+                self.give(CONTEXT, max(0, self.ownerless_bytes() or 0))
         return self._device
 
     def reached(self, edge: Edge) -> None:
@@ -258,17 +259,19 @@ class CudaLedger:
         self.activation_bytes = max(0, self.rows(device)["unattributed_bytes"] - before_bytes)
         self.sample()
 
-    @contextmanager
-    def growth(self, owner: str) -> Iterator[None]:
-        """Give an owner what this process grows outside of torch's allocator meanwhile."""
+    def growth(self, owner: str) -> Growth:
+        """Give an owner what this process grows outside of torch's allocator meanwhile, less what others are given."""
+        return Growth(self, owner)
+
+    def ownerless_bytes(self) -> int | None:
+        """What this process holds outside of torch's allocator and no row has; None where it cannot be told."""
         device = self.device(is_sure=True)
-        before_bytes = None if device is None else self._outside_bytes(device)
-        try:
-            yield
-        finally:
-            after_bytes = None if device is None else self._outside_bytes(device)
-            if before_bytes is not None and after_bytes is not None:
-                self._outside[owner] = self._outside.get(owner, 0) + max(0, after_bytes - before_bytes)
+        outside_bytes = None if device is None else self._outside_bytes(device)
+        return None if outside_bytes is None else outside_bytes - sum(self._outside.values())
+
+    def give(self, owner: str, size_bytes: int) -> None:
+        """Add to a row that torch's allocator does not know of."""
+        self._outside[owner] = self._outside.get(owner, 0) + size_bytes
 
     def free_bytes(self) -> int | None:
         """What is free of the card; None where nobody says."""
@@ -322,10 +325,13 @@ class CudaLedger:
         return held_bytes - (reserved_bytes - pools.reserved_bytes) - awake_bytes
 
     def _in_pools(self, device: Device, reserved_bytes: int) -> tuple[Reserved, Reserved]:
-        """What lies in an engine's pools and graphs; looked up anew when its segments have changed."""
+        """What lies in an engine's pools and graphs; they are made once, so a new one shows in the most ever reserved.
+
+        To look takes 2 ms, as torch lists every block, and an engine's cache comes and goes with each rollout.
+        """
         if self.engine is None:
             return Reserved(0, 0), Reserved(0, 0)
-        if self._pooled is None or self._pooled[0] != reserved_bytes:
+        if self._pooled is None or self._pooled[0] < reserved_bytes:
             self._pooled = reserved_bytes, device.pools(self.engine.addresses())
         return self._pooled[1]
 
@@ -333,6 +339,23 @@ class CudaLedger:
         if what not in self._unavailable and recorder.current() is not None:
             self._unavailable.add(what)
             recorder.unavailable(what, reason)
+
+
+class Growth:
+    """What a process grows outside of torch's allocator between entering and leaving this."""
+
+    def __init__(self, ledger: CudaLedger, owner: str) -> None:
+        self._ledger, self._owner = ledger, owner
+        self._before_bytes: int | None = None
+
+    def __enter__(self) -> Growth:
+        self._before_bytes = self._ledger.ownerless_bytes()
+        return self
+
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
+        after_bytes = self._ledger.ownerless_bytes()
+        if self._before_bytes is not None and after_bytes is not None:
+            self._ledger.give(self._owner, max(0, after_bytes - self._before_bytes))
 
 
 def on_card(rows: Rows) -> int:

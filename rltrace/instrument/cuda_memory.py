@@ -15,10 +15,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from rltrace import edges, nvml
-from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
+from rltrace import edges, nvml, recorder
+from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
 from rltrace.instrument.fsdp2 import PACKAGE
 from rltrace.instrument.sharded_models import Models, keep_first, watch_optimizers
+from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import Function, Hook, PatchSet
 
@@ -73,7 +74,13 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
     ledger.tensors[models] = models
     ledger.trains = lambda: models.met
     patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(ledger.reached))
-    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", functools.partial(meet_state, models, ledger))
+    loading = Loading(ledger)
+    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", functools.partial(meet_state, models, ledger, loading))
+    patches.around("torch.autograd:backward", loading.begin_backward, leave)
+    patches.use(
+        "torch.optim.optimizer:register_optimizer_step_pre_hook",
+        functools.partial(watch_optimizer_steps, span=loading.span),
+    )
     patches.around(
         "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.__init__",
         keep_first,
@@ -81,40 +88,38 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
     )
     watch_optimizers(patches)
     for method in COLLECTIVES:
-        first = FirstCalls(ledger, "nccl")
+        first = FirstCollectives(ledger)
         patches.around(f"{PROCESS_GROUP}.{method}", first.begin, first.end)
-    eager = EagerConnections(ledger, "nccl", on_device)
+    eager = EagerConnections(ledger, on_device)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
-    splits = Splits(ledger, "nccl")
+    splits = Splits(ledger)
     patches.around(f"{PROCESS_GROUP}.split_group", splits.begin, splits.end)
 
 
-class Growth:
-    """What a process grows outside of torch's allocator in each call."""
+class Growing:
+    """Each call gives an owner what the process grows in it outside of torch's allocator."""
 
     def __init__(self, ledger: CudaLedger, owner: str) -> None:
         self._ledger, self._owner = ledger, owner
 
-    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Growth | None:
         """Look before."""
-        growth = self._ledger.growth(self._owner)
-        growth.__enter__()
-        return growth
+        return self._ledger.growth(self._owner).__enter__()
 
-    def end(self, growth: Any, _result: Any, _error: BaseException | None) -> None:
+    def end(self, growth: Growth | None, _result: Any, _error: BaseException | None) -> None:
         """And after."""
         if growth is not None:
-            growth.__exit__(None, None, None)
+            growth.__exit__()
 
 
-class FirstCalls(Growth):
+class FirstCollectives(Growing):
     """The first call in each group, which makes its communicator and its channels."""
 
-    def __init__(self, ledger: CudaLedger, owner: str) -> None:
-        super().__init__(ledger, owner)
+    def __init__(self, ledger: CudaLedger) -> None:
+        super().__init__(ledger, "nccl")
         self._known: set[str] = set()
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Growth | None:
         """Look before the first one only; one of the host's tensors needs no communicator of GPUs."""
         group = args[0].group_name
         if group in self._known or not any(map(is_on_gpu, args[1:])):
@@ -123,14 +128,14 @@ class FirstCalls(Growth):
         return super().begin(args, kwargs)
 
 
-class EagerConnections(Growth):
+class EagerConnections(Growing):
     """Communicators that are made at once and not by a first collective: of a group that is bound to a device.
 
     `init_process_group` and `new_group` end in this call (torch 2.6 to 2.13), and in 2.6 `split_group`.
     """
 
-    def __init__(self, ledger: CudaLedger, owner: str, on_device: OnDevice) -> None:
-        super().__init__(ledger, owner)
+    def __init__(self, ledger: CudaLedger, on_device: OnDevice) -> None:
+        super().__init__(ledger, "nccl")
         self._on_device = on_device
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -142,13 +147,48 @@ class EagerConnections(Growth):
             return super().begin(args, kwargs)
 
 
-class Splits(Growth):
+class Splits(Growing):
     """Communicators that are split from another one, which later releases do in C++ (2.9 to 2.13)."""
+
+    def __init__(self, ledger: CudaLedger) -> None:
+        super().__init__(ledger, "nccl")
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look before, if the other one is of GPUs."""
         device = getattr(args[0], "bound_device_id", None)
         return super().begin(args, kwargs) if device is not None and device.type == "cuda" else None
+
+
+class Loading:
+    """The first calls of each kind, in which CUDA loads the kernels that they launch: they stay with the context."""
+
+    CALLS = 3
+    """The second one has kernels of its own, for it finds state that the first one left."""
+
+    def __init__(self, ledger: CudaLedger) -> None:
+        self._ledger = ledger
+        self._calls: dict[Any, int] = {}
+
+    def span(self, kind: str, /, **args: Any) -> Growth | recorder.NoSpan:
+        """What to enter and leave around a call; arguments tell kinds apart."""
+        if not self._ledger.in_use:
+            return recorder.NoSpan()
+        key = kind, *args.items()
+        self._calls[key] = self._calls.get(key, 0) + 1
+        return self._ledger.growth(CONTEXT) if self._calls[key] <= self.CALLS else recorder.NoSpan()
+
+    def begin_forward(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Look before; with gradients to come it has other kernels."""
+        return self.span("forward", gradients=args[0]).__enter__()
+
+    def begin_backward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Look before."""
+        return self.span("backward").__enter__()
+
+
+def leave(opened: Any, _result: Any, _error: BaseException | None) -> None:
+    """Look after."""
+    opened.__exit__(None)
 
 
 def is_on_gpu(value: Any) -> bool:
@@ -158,7 +198,7 @@ def is_on_gpu(value: Any) -> bool:
     return bool(getattr(value, "is_cuda", False))
 
 
-def meet_state(models: Models, ledger: CudaLedger, original: Function, hook: Hook) -> Function:
+def meet_state(models: Models, ledger: CudaLedger, loading: Loading, original: Function, hook: Hook) -> Function:
     """Wrap `FSDPState.init`: know the state, and look where the root's forward ends with gradients to come."""
 
     @functools.wraps(original)
@@ -167,7 +207,7 @@ def meet_state(models: Models, ledger: CudaLedger, original: Function, hook: Hoo
         if hook.live:
             try:
                 models.meet_state(args[0])
-                watch_root(args[0], ledger, hook)
+                watch_root(args[0], ledger, loading, hook)
             except Exception as error:
                 hook.failed(error)
         return result
@@ -175,19 +215,38 @@ def meet_state(models: Models, ledger: CudaLedger, original: Function, hook: Hoo
     return init
 
 
-def watch_root(state: Any, ledger: CudaLedger, hook: Hook) -> None:
-    """Sample behind the forward of the module that is the root of its model."""
+def watch_root(state: Any, ledger: CudaLedger, loading: Loading, hook: Hook) -> None:
+    """Look around the first forwards of the module that is the root of its model; sample behind each.
+
+    Which one that is shows in its first forward; the others are left alone from then on.
+    """
     from torch import _disable_dynamo, is_grad_enabled
 
     known = weakref.ref(state)
+    opened: list[Any] = []
+    handles: list[Any] = []
+
+    def is_root() -> bool:
+        root = known()
+        return root is not None and bool(root._is_root)
+
+    def before(_module: Any, _args: Any) -> None:
+        if is_root():
+            opened[:] = [hook.enter(loading.begin_forward, (is_grad_enabled(),), {})]
 
     def after(_module: Any, _args: Any, _result: Any) -> None:
-        root = known()
-        if root is not None and root._is_root and is_grad_enabled():
+        if not is_root():
+            while handles:
+                handles.pop().remove()
+            return
+        while opened:
+            hook.leave(leave, opened.pop(), None, None)
+        if is_grad_enabled():
             hook.leave(lambda *_: ledger.end_forward(), None, None, None)
 
     for module in state._modules:
-        module.register_forward_hook(_disable_dynamo(after))
+        handles.append(module.register_forward_pre_hook(_disable_dynamo(before)))
+        handles.append(module.register_forward_hook(_disable_dynamo(after)))
 
 
 # ---- the device -------------------------------------------------------------------------------------------------

@@ -5,30 +5,35 @@ collective sit inside FSDP2's own stream, by the classes that it calls: `foreach
 after the copy-in, and an event recorded before it would fire when the stream's work before ends. Instances are left
 alone.
 
-Not run on a GPU yet, so it is asked for: `RLTRACE_CUDA_TIME=1`.
+A pair takes some 15 µs of the host, so of forwards and backwards those of the model have one and, by
+`RLTRACE_CUDA_TIME=layers`, those of each sharded module. A forward that is repeated for its backward is a part of that
+backward.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from rltrace import recorder
-from rltrace.device_time import DeviceSpan, DeviceTimes
-from rltrace.events import DEVICE_TIME
-from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, leave_open, watch_forwards
+from rltrace import cost, edges, recorder
+from rltrace.device_time import CAPTURING, OTHER_DEVICE, DeviceSpan, DeviceTimes
+from rltrace.events import DEVICE_SPAN, DEVICE_TIME
+from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
 
-ASKED_VARIABLE = "RLTRACE_CUDA_TIME"
-
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
 """The last of each is torch 2.13's."""
+
+
+VARIABLE, LAYERS = "RLTRACE_CUDA_TIME", "layers"
 
 
 class CudaTime:
@@ -38,13 +43,16 @@ class CudaTime:
     supports = ("torch >= 2.11, < 2.14",)
 
     def install(self, patches: PatchSet) -> None:
-        """Name the hooks; without a driver, or unasked, there are none."""
-        if DRIVER.exists() and os.environ.get(ASKED_VARIABLE) == "1":
-            name_hooks(patches, CudaPairs())
+        """Name the hooks; without a driver there are none."""
+        if DRIVER.exists():
+            name_hooks(patches, CudaPairs(), of_layers=os.environ.get(VARIABLE) == LAYERS)
 
 
-def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
-    """Name every place that a pair is around."""
+def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
+    """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
+    patches.use(
+        "torch.cuda:is_initialized", lambda _hook: edges.watch(lambda edge: pairs.poll() if edge.is_end else None)
+    )
     for kind, classes in (("fsdp.all_gather", GATHERS), ("fsdp.reduce_scatter", SCATTERS)):
         for class_name in classes:
             patches.around(
@@ -53,16 +61,17 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs) -> None:
                 end_pair,
                 (DEVICE_TIME + kind,),
             )
+    compute = functools.partial(pairs.compute, of_layers)
     patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState.init",
-        functools.partial(watch_forwards, span=pairs.span),
+        functools.partial(watch_forwards, span=compute, waits=False),
         (f"{DEVICE_TIME}fsdp.forward",),
     )
-    backwards = Backwards(pairs.span)
+    backwards = Backwards(compute)
     patches.around(
         f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
-        backwards.begin,
-        leave_open,
+        backwards.look,
+        backwards.begin_unsharded,
         (f"{DEVICE_TIME}fsdp.backward",),
     )
     patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", keep_group, backwards.end)
@@ -84,13 +93,15 @@ def begin_collective(pairs: CudaPairs, kind: str, args: tuple[Any, ...], kwargs:
     """Open the pair of a collective: called as `comm(output_tensor=..., input_tensor=..., group=..., async_op=...)`.
 
     At one rank nothing moves. An asynchronous one ends on NCCL's stream, which an event on this one does not wait for.
+    NCCL has one stream a group, so that a gather also waits for a reduce-scatter that was launched before it.
     """
     group = kwargs.get("group", args[3] if len(args) > 3 else None)
-    if kwargs.get("async_op") or group is None or group.size() == 1:
+    ranks = 1 if group is None else group.size()
+    if ranks == 1 or kwargs.get("async_op"):
         return None
-    tensors = [kwargs.get(name) for name in ("output_tensor", "input_tensor")]
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None]
-    return pairs.span(kind, bytes=max(sizes, default=0), ranks=group.size()).__enter__()
+    whole = kwargs.get("output_tensor" if kind == "fsdp.all_gather" else "input_tensor")
+    size_bytes = 0 if whole is None else whole.numel() * whole.element_size()
+    return pairs.span(kind, queue=id(group), bytes=size_bytes, ranks=ranks).__enter__()
 
 
 def begin_bucket(pairs: CudaPairs, stage: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -116,6 +127,17 @@ class CudaPairs:
         times = self._times or self._open()
         return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
 
+    def compute(self, of_layers: bool, name: str, /, *, module: str, recompute: bool = False) -> Any:
+        """What to enter and leave around a forward or backward of a module; the whole model is the module ""."""
+        if recompute or (module and not of_layers):
+            return recorder.NoSpan()
+        return self.span(name, module=module)
+
+    def poll(self) -> None:
+        """Resolve what the device has done."""
+        if self._times is not None:
+            self._times.poll()
+
     def _open(self) -> DeviceTimes | None:
         import torch
 
@@ -126,7 +148,21 @@ class CudaPairs:
             if self._times is None:
                 self._times = DeviceTimes(CudaDevice(torch), write)
                 atexit.register(self._times.poll, to_the_end=True)
+                cost.OTHER_EVENTS[DEVICE_SPAN] = lambda: one_pair(DeviceTimes(CudaDevice(torch), write))
         return self._times
+
+
+def one_pair(times: DeviceTimes) -> Callable[[], None]:
+    """What records one pair in a hook, and resolves as many as a measured block has at its end."""
+    pair = cost.hooked(lambda: times.pair(f"{DEVICE_TIME}cost", bytes=4096, ranks=2))
+    numbers = itertools.count(1)
+
+    def record() -> None:
+        pair()
+        if next(numbers) % cost.EVENTS == 0:
+            times.poll()
+
+    return record
 
 
 def write(span: DeviceSpan) -> None:
@@ -137,27 +173,40 @@ def write(span: DeviceSpan) -> None:
 
 
 class CudaDevice:
-    """The current CUDA device, as `device_time.Device` says."""
+    """The current CUDA device, as `device_time.Device` says.
+
+    Through torch's bindings where its Python functions around them take longer than the call to CUDA.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._cuda = torch.cuda
+        self._capturing = torch._C._cuda_isCurrentStreamCapturing
+        self._current_device = torch._C._cuda_getDevice
+        self._current_stream = torch._C._cuda_getCurrentRawStream
         # From torch's pool: if others submit to it too, an anchor takes longer to fire, and says so by its width.
         self._idle = torch.cuda.Stream()
-        self._numbers: dict[int, int] = {}
-
-    def stream(self) -> int:
-        """Numbered as they are met, from 1: a row of the timeline each."""
-        address = self._cuda.current_stream().cuda_stream
-        return self._numbers.setdefault(address, len(self._numbers) + 1)
-
-    def is_capturing(self) -> bool:
-        return bool(self._cuda.is_current_stream_capturing())
+        self._device: int = torch.cuda.current_device()
+        self._streams: dict[int, tuple[int, Any]] = {}
+        """By address: numbered as they are met, a row of the timeline each."""
 
     def new_event(self) -> Any:
         return self._cuda.Event(enable_timing=True)
 
-    def record(self, event: Any) -> None:
-        event.record()
+    def is_capturing(self) -> bool:
+        return bool(self._capturing())
+
+    def record(self, event: Any) -> int:
+        if self._current_device() != self._device:
+            return OTHER_DEVICE
+        if self._capturing():
+            return CAPTURING
+        address = self._current_stream(self._device)
+        known = self._streams.get(address)
+        if known is None:
+            known = self._streams[address] = len(self._streams) + 1, self._cuda.current_stream()
+        number, stream = known
+        event.record(stream)
+        return number
 
     def record_idle(self, event: Any) -> None:
         event.record(self._idle)

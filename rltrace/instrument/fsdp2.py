@@ -80,6 +80,7 @@ def module_of(fsdp_params: list[Any]) -> str:
     return without_wrappers(os.path.commonpath(paths).replace("/", "."))
 
 
+@functools.cache
 def without_wrappers(path: str) -> str:
     """A module's path as the model's author knows it, without checkpoint and compile wrappers."""
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)
@@ -103,13 +104,19 @@ def groups_of(state: Any) -> list[Any]:
 # ---- forward ----------------------------------------------------------------------------------------------------
 
 
-def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.span) -> Function:
+def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.span, *, waits: bool = True) -> Function:
     """Wrap `FSDPState.init`, so that each sharded module gets a hook before and one after its forward.
 
     Module hooks, not `FSDPState._post_forward`: checkpointing stops a recomputed forward by an exception as soon as it
     has what it needs, and only a hook registered with `always_call` sees that end.
+
+    Args:
+        original: `FSDPState.init`.
+        hook: That this is one of.
+        span: Makes what is opened.
+        waits: Whether it begins before FSDP waits for the gathered parameters; else behind that.
     """
-    forwards = Forwards(hook, span)
+    forwards = Forwards(hook, span, waits=waits)
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
@@ -128,9 +135,10 @@ def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.spa
 class Forwards:
     """The open forward spans of each thread, innermost last."""
 
-    def __init__(self, hook: Hook, span: MakeSpan = recorder.span) -> None:
+    def __init__(self, hook: Hook, span: MakeSpan = recorder.span, *, waits: bool = True) -> None:
         self._hook = hook
         self._span = span
+        self._waits = waits
         self._open = threading.local()
 
     def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> None:
@@ -144,8 +152,8 @@ class Forwards:
             self._hook.leave(self._end, module, None, None)
 
         for module in modules:
-            # In front of FSDP's own hook and behind it: the gather before and the reshard after belong to the forward.
-            module.register_forward_pre_hook(_disable_dynamo(before), prepend=True)
+            # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
+            module.register_forward_pre_hook(_disable_dynamo(before), prepend=self._waits)
             module.register_forward_hook(_disable_dynamo(after), always_call=True)
 
     def _begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -182,17 +190,27 @@ class Backwards:
         self._span = span
         self._open: dict[int, OpenBackward] = {}
 
-    def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open the span of a state that is about to unshard for its backward."""
-        state = args[0]
+        self._begin(*self.look(args, kwargs))
+
+    def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """The state, and whether it is told a second time: a module with several outputs is told once per output."""
+        return args[0], args[0]._training_state.name == "PRE_BACKWARD"
+
+    def begin_unsharded(self, looked: tuple[Any, bool], _result: Any, error: BaseException | None) -> None:
+        """Open the span of a state that has just unsharded."""
+        if error is None:
+            self._begin(*looked)
+
+    def _begin(self, state: Any, is_told_again: bool) -> None:
         groups = groups_of(state)
         if not groups:
             return
         if (unfinished := self._open.get(id(groups[0]))) is not None:
-            # A module with several outputs is told once per output. Else: a backward that raised left it open.
-            if state._training_state.name == "PRE_BACKWARD":
+            if is_told_again:
                 return
-            unfinished.span.__exit__(RuntimeError)
+            unfinished.span.__exit__(RuntimeError)  # a backward that raised left it open
         opened = OpenBackward(self._span("fsdp.backward", module=module_of_state(state)).__enter__(), len(groups))
         self._open.update((id(group), opened) for group in groups)
 

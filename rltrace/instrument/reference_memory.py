@@ -145,10 +145,12 @@ class Sampler:
         """Sample when the second buffer is sent, and from then on the buckets alone: nothing else changes."""
         if self.ledger.on_gpu:
             LEDGER.tensors.setdefault("Sender", CudaBuckets(args[0]))
-        if args[1].index == 1:
-            (LEDGER if self.ledger.on_gpu else self.ledger).sample()
-            return
         if self.ledger.on_gpu:
+            if args[1].index == 1:
+                LEDGER.sample(of_processes=False)  # in the middle of the sync; what the engine moved it has said itself
+            return
+        if args[1].index == 1:
+            self.ledger.sample()
             return
         for name, value in BucketMemory(args[0])().items():
             recorder.counter(name, value)

@@ -17,6 +17,10 @@ Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
 
 
+MOST_KEPT = 64
+"""States of all groups: a step goes through fewer than ten."""
+
+
 class Roles:
     """Whose parameters are: the actor's if an optimizer holds any that are sharded together, else the ref's.
 
@@ -43,14 +47,16 @@ class Roles:
         return "actor" if self._is_trained(params) else "ref"
 
     def _is_trained(self, params: Params) -> bool:
-        holder, trained = params.holder(), params.trained()
+        holder = params.holder()
         is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
+        if is_trained:
+            return True
         optimizers = self.optimizers()
-        if not optimizers and not is_trained:
-            return any(parameter.requires_grad for parameter in trained)
-        if holder is not None and not is_trained and met != self._met:
+        if not optimizers:
+            return any(parameter.requires_grad for parameter in params.trained())
+        if holder is not None and met != self._met:
             held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-            is_trained = any(id(parameter) in held for parameter in trained)
+            is_trained = any(id(parameter) in held for parameter in params.trained())
             self._decided[holder] = is_trained, self._met
         return is_trained
 
@@ -82,6 +88,8 @@ class Models:
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
+        self._rows: dict[Any, Rows] = {}
+        """By the marks of all groups: a step goes through a few of them, the next step through the same."""
         self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
 
     @property
@@ -98,11 +106,21 @@ class Models:
         self._units.append(Unit(weakref.ref(module), fsdp1_params))
 
     def __call__(self) -> Rows:
-        rows: Rows = {}
-        for unit in self._units:
-            add(rows, unit.rows())
+        groups = [(ROLES.subject_of(params), params) for unit in self._units for params in unit.params()]
+        marks = tuple((subject, params.mark()) for subject, params in groups)
+        rows = dict(self._rows.get(marks) or self._count(groups, marks))
         for optimizer in ROLES.optimizers():
             add(rows, self._state_rows(optimizer))
+        return rows
+
+    def _count(self, groups: list[tuple[str, Params]], marks: Any) -> Rows:
+        """Bytes of parameters, sharded and gathered, and of gradients, kept for when all groups are so again."""
+        if len(self._rows) >= MOST_KEPT:
+            self._rows.clear()
+        rows = self._rows[marks] = {}
+        for subject, params in groups:
+            add(rows, by_place(f"{subject}.params", params.held()))
+            add(rows, by_place(f"{subject}.grads", params.grads()))
         return rows
 
     def _state_rows(self, optimizer: Any) -> Rows:
@@ -125,8 +143,6 @@ class Unit:
     def __init__(self, holder: weakref.ref[Any], params_of: Callable[[Any], list[Params]]) -> None:
         self._holder, self._params_of = holder, params_of
         self._params: list[Params] = []
-        self._mark: Any = None
-        self._rows: Rows = {}
 
     def params(self) -> list[Params]:
         """The groups of parameters; none once the model is gone."""
@@ -135,17 +151,6 @@ class Unit:
             return []
         self._params = self._params or self._params_of(holder)
         return self._params
-
-    def rows(self) -> Rows:
-        """Bytes of parameters, sharded and gathered, and of gradients; counted anew when one of them has moved."""
-        groups = [(params, ROLES.subject_of(params)) for params in self.params()]
-        mark = [(subject, params.mark()) for params, subject in groups]
-        if mark != self._mark:
-            self._mark, self._rows = mark, {}
-            for params, subject in groups:
-                add(self._rows, by_place(f"{subject}.params", params.held()))
-                add(self._rows, by_place(f"{subject}.grads", params.grads()))
-        return self._rows
 
 
 class Params:
@@ -168,7 +173,7 @@ class Params:
         raise NotImplementedError
 
     def mark(self) -> Any:
-        """Something that changes when they are moved, gathered, or get gradients, all of them at once."""
+        """Something that is the same whenever they hold as many bytes at the same place, all of them alike."""
         raise NotImplementedError
 
 
@@ -206,12 +211,14 @@ class Fsdp2Params(Params):
         group, params = self._group(), self._params()
         if group is None or not params:
             return None
-        first, last = params[0], params[-1]
-        grads = last.sharded_param.grad, last.unsharded_accumulated_grad
+        param = params[-1]
+        shard = param.sharded_param
+        # Their sizes follow: FSDP2 moves and frees whole tensors.
         return (
-            memory.local(first.sharded_param).data_ptr(),
+            is_on_gpu(shard),
             group.is_unsharded,
-            *(0 if grad is None else memory.local(grad).data_ptr() for grad in grads),
+            is_on_gpu(shard.grad),
+            is_on_gpu(param.unsharded_accumulated_grad),
         )
 
 
@@ -245,8 +252,9 @@ class Fsdp1Params(Params):
                     yield grad
 
     def mark(self) -> Any:
+        # FSDP1 frees a flat parameter's storage and keeps the tensor.
         tensors = (*self.held(), *self.grads())
-        return tuple((tensor.data_ptr(), tensor.untyped_storage().nbytes()) for tensor in tensors)
+        return tuple((is_on_gpu(tensor), tensor.untyped_storage().nbytes()) for tensor in tensors)
 
 
 def fsdp2_params(state: Any) -> list[Params]:
@@ -258,6 +266,11 @@ def fsdp1_params(module: Any) -> list[Params]:
     """The flat parameter of an FSDP1 module, if it has one of its own."""
     handle = getattr(module, "_handle", None)
     return [] if handle is None else [Fsdp1Params(handle)]
+
+
+def is_on_gpu(tensor: Any) -> bool | None:
+    """Whether a tensor lies on a GPU and not in the host's memory; None of none."""
+    return None if tensor is None else memory.local(tensor).is_cuda
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:

@@ -13,7 +13,8 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.clock import now_ns
-from rltrace.instrument.cuda_memory import LEDGER, Growth
+from rltrace.instrument.cuda_ledger import CONTEXT
+from rltrace.instrument.cuda_memory import LEDGER, Growing
 from rltrace.instrument.pools import Pools
 from rltrace.instrument.requests import Lanes, Requests
 from rltrace.instrument.sharded_models import by_place
@@ -58,7 +59,7 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
     patches.around(f"{runner}.load_model", keep_runner, meet_weights)
     patches.around(f"{runner}.initialize_kv_cache", keep_runner, meet_kv_cache)
-    graphs = Growth(LEDGER, "rollout.graphs")
+    graphs = Growing(LEDGER, "rollout.graphs")
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
 
 
@@ -102,6 +103,8 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
             pools.arrived(tag_of(handle), handle[1])
 
     patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
+    # Behind the allocator's the worker has some 6 ms of its own to do, which would make the allocator's last word old.
+    patches.around(f"{WORKER}.wake_up", nothing_yet, sample)
     patches.around("vllm.device_allocator.cumem:create_and_map", keep_handle, arrived)
 
 
@@ -125,17 +128,29 @@ def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     recorder.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
 
 
+def nothing_yet(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """All is done after."""
+
+
+def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """Say what this process holds; whoever asked for it asks the card."""
+    LEDGER.sample(of_card=False)
+
+
 def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
     """All was done before."""
 
 
 def phase(name: str, pools: Pools) -> tuple[Any, Any]:
-    """`before` and `after` of a start-up phase."""
+    """`before` and `after` of a start-up phase, in which kernels are loaded too."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return recorder.phase(name).__enter__()
+        growth = LEDGER.growth(CONTEXT).__enter__()
+        return growth, recorder.phase(name).__enter__()
 
-    def end(opened: Any, _result: Any, error: BaseException | None) -> None:
+    def end(token: Any, _result: Any, error: BaseException | None) -> None:
+        growth, opened = token
+        growth.__exit__()
         opened.set(**{f"{tag}_bytes": size for tag, size in bytes_by_tag().items()})
         opened.__exit__(None if error is None else type(error))
         pools.sample()

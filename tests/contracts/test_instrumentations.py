@@ -66,10 +66,9 @@ class Rows:
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu_machine(monkeypatch):
-    """Hooks that need a driver, or to be asked for, are named as they are where both are there."""
+    """Hooks that need a driver are named as they are where one is."""
     for needing in (allocations, cuda_memory, cuda_time, vllm_allocations):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
-    monkeypatch.setenv(cuda_time.ASKED_VARIABLE, "1")
 
 
 @pytest.fixture

@@ -123,6 +123,41 @@ def test_zeros_behind_the_records_are_left_out_and_no_record_is(run: Path) -> No
             assert content == whole.rstrip(b"\0") and len(whole) >= 4096 > len(content) > 0
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("/opt/venv/bin/python3", ".../python3"),
+        ("data.train_files=/home/me/in/rows.parquet", "data.train_files=.../rows.parquet"),
+        ("data.files=[/home/me/a.parquet,'/home/me/b c.parquet']", "data.files=[.../a.parquet,'.../b c.parquet']"),
+        ("--sock=/tmp/ray/session_1/sockets/raylet", "--sock=.../raylet"),
+        ("/usr/lib/x.so: cannot open /home/me/lib/", ".../x.so: cannot open .../lib"),
+        ("PATH=/usr/bin:/home/me/bin", "PATH=.../bin:.../bin"),
+        ("examples/laptop.yaml", "examples/laptop.yaml"),
+        ("../data/rows.parquet", "../data/rows.parquet"),
+        ("https://host/a/b/c s3://bucket/a/b", "https://host/a/b/c s3://bucket/a/b"),
+        ("actor/lr 1/2 and /tmp", "actor/lr 1/2 and /tmp"),
+        ("torch.distributed.fsdp:FSDP.forward", "torch.distributed.fsdp:FSDP.forward"),
+    ],
+)
+def test_of_a_path_an_archive_has_the_last_name_only(run: Path, text: str, kept: str) -> None:
+    """In the manifest and in what processes say of themselves; the figures are those of the folder."""
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "command": [text], "config": {"a": [{"b": text}]}}))
+    lines = min(run.glob("processes/*/process.jsonl"))
+    lines.write_text(
+        lines.read_text() + json.dumps({"kind": "unavailable", "what": "nccl", "reason": text}) + '\n{"cut'
+    )
+    (run / "untraced.jsonl").write_text(json.dumps({"pid": 1, "command": [text, "x"], "reason": "no"}) + "\n")
+    found = Recording.open(archived(run))
+    assert (found.manifest["command"], found.manifest["config"]) == ([kept], {"a": [{"b": kept}]})
+    assert kept in [reason for process in found.processes for reason in process.unavailable.values()]
+    assert found.untraced[0]["command"] == [kept, "x"]
+    said, archived_says = (json.loads(call("summary", it, "--json").stdout) for it in (run, found.path))
+    for figures in (said, archived_says):
+        del figures["run"], figures["untraced"]
+    assert archived_says == said
+
+
 def test_what_else_lies_in_the_folder_stays_there(run: Path) -> None:
     (run / "trace.pftrace").write_bytes(bytes(100))
     (run / "processes" / "notes").mkdir()

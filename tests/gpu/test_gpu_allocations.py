@@ -416,5 +416,5 @@ def test_the_summary_has_the_exact_peak_beside_the_sampled_one(run: Recording) -
     assert peak.step == 2
     assert peak.lost == 0
     assert peak.peak_bytes == sum(peak.at_peak_bytes.values()) > 0
-    shown = subprocess.run([*CLI, "summary", str(run.path)], check=True, capture_output=True, text=True).stdout
+    shown = subprocess.run([*CLI, "summary", "--all", str(run.path)], check=True, capture_output=True, text=True).stdout
     assert "Peaks of the steps with every allocation" in shown

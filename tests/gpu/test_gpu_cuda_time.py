@@ -31,6 +31,29 @@ def matrices(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))  # type: ignore[return-value]
 
 
+def test_a_pair_costs_the_host_microseconds(
+    measured: tuple[DeviceTimes, list[DeviceSpan]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On an idle device, events from the pool; the mean of a thousand. First: a profiler that ran slows all calls."""
+    times, written = measured
+    count = 1000
+    for _ in range(2):
+        written.clear()
+        start_ns = clock.now_ns()
+        for _ in range(count):
+            with times.pair("nothing"):
+                pass
+        submitted_ns = clock.now_ns()
+        torch.cuda.synchronize()
+        begin_ns = clock.now_ns()
+        assert times.poll() == len(written)
+        resolved_ns = clock.now_ns() - begin_ns
+    submit_us, resolve_us = (submitted_ns - start_ns) / count / 1e3, resolved_ns / len(written) / 1e3
+    with capsys.disabled():
+        print(f"\na pair: {submit_us:.2f} µs to submit, {resolve_us:.2f} µs to resolve, without writing it")
+    assert submit_us < 30 and resolve_us < 30
+
+
 @pytest.mark.parametrize("size", [1024, 4096, 8192])
 def test_a_pair_is_as_long_as_the_kernels_inside_it(size: int, measured: tuple[DeviceTimes, list[DeviceSpan]]) -> None:
     times, written = measured
@@ -38,15 +61,22 @@ def test_a_pair_is_as_long_as_the_kernels_inside_it(size: int, measured: tuple[D
     one @ other  # cuBLAS chooses its kernel
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        with times.pair("first"):  # with an anchor, while the device is idle
+            pass
+        torch.cuda._sleep(100_000_000)  # until all is submitted: what it then does has no gaps that the host made
         with times.pair("matmul"):
             for _ in range(20):
                 one @ other
         torch.cuda.synchronize()
-    assert times.poll() == 1
-    kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert times.poll() == 2
+    kernels = [
+        event
+        for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA and "spin_kernel" not in event.name
+    ]
     begin_us = min(event.time_range.start for event in kernels)
     end_us = max(event.time_range.end for event in kernels)
-    (span,) = written
+    span = written[-1]
     expected_ns = 1000 * (end_us - begin_us)
     assert abs((span.end_ns - span.start_ns) - expected_ns) <= max(SHARE * expected_ns, ABSOLUTE_NS)
 
@@ -155,13 +185,20 @@ def test_every_span_of_a_step_is_as_long_as_the_kernels_that_were_launched_insid
         for row in rows:
             print(
                 f"\n{name:24} {row['module']:9} {row['span_ns'] / 1e3:9.1f} µs, its {row['kernels']:3} kernels "
-                f"{row['kernels_ns'] / 1e3:9.1f} µs ({row['busy_ns'] / 1e3:9.1f} busy)",
+                f"{row['kernels_ns'] / 1e3:9.1f} µs ({row['busy_ns'] / 1e3:9.1f} busy), "
+                f"room for them after {row['room_ns'] / 1e3:.1f}",
                 end="",
             )
     assert len(rows) == SPANS[name][ranks - 1]
     assert all(row["kernels"] > 0 for row in rows)
+    # A collective that may begin while the GPU is full of others' work begins, for the profiler, when it finds room.
     wrong = [
-        row for row in rows if abs(row["span_ns"] - row["kernels_ns"]) > max(SHARE * row["kernels_ns"], ABSOLUTE_NS)
+        row
+        for row in rows
+        if not any(
+            abs(row["span_ns"] - waited_ns - row["kernels_ns"]) <= max(SHARE * row["kernels_ns"], ABSOLUTE_NS)
+            for waited_ns in (0, row["room_ns"])
+        )
     ]
     assert wrong == []
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import verl_run
 
+from rltrace.analysis import summarize
 from rltrace.events import Span
 
 pytestmark = [
@@ -62,6 +63,19 @@ def test_buckets_add_up_to_the_model_and_each_is_loaded(traced):
     for bucket, span in spans.sends.items():
         loaded = spans.loads[bucket]
         assert (loaded.args["bytes"], loaded.flows_in) == (span.args["bytes"], span.flows_out)
+
+
+def test_every_edge_of_the_ledger_adds_up(traced):
+    _, recording, _ = traced
+    devices = summarize(recording).memory
+    assert len(devices) == 2
+    for device in devices:
+        print(device.lane, device.device, device.residual, device.unknown)
+        assert device.residual.edges_over_allowed == 0
+        assert device.residual.unsettled_edges <= 0.05 * device.residual.edges
+        assert {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache", "nccl"} <= set(
+            device.owner_peaks
+        )
 
 
 def test_verls_own_figures_are_matched(traced):

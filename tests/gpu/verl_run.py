@@ -11,10 +11,12 @@ it is a run with fewer hooks.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +51,15 @@ TEMPLATE = (
 
 
 def prepare(folder: Path, shape: str) -> int:
+    """Write what the run reads; returns the number of the model's parameters.
+
+    In a process of its own: a context of this one's would lie on the GPU all along.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(write_inputs, folder, shape).result()
+
+
+def write_inputs(folder: Path, shape: str) -> int:
     """Write a random Qwen3, a tokenizer of bytes and rows of sums; returns the number of the model's parameters."""
     import pandas as pd
     import torch

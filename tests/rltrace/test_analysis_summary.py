@@ -113,6 +113,48 @@ def test_a_devices_peak_is_that_of_the_sum_over_its_processes(summary: Summary) 
     assert (memory.owner_peaks["actor.grads"].bytes, memory.owner_peaks["actor.grads"].phase) == (50, "actor.update")
 
 
+def edge(start_s: float, end_s: float) -> list[list[Any]]:
+    """The sampling of a phase's edge, by the process with the pid 9."""
+    return span("memory.edge", start_s, end_s, totals={"9": 900}, cpu_ns={"9": 0})
+
+
+def test_a_sliver_of_a_phase_does_not_take_the_peak_of_the_one_before_it(tmp_path: Path) -> None:
+    """verl's `weight_sync` goes on for a millisecond behind `rollout.wake_kv_cache`: the cache is back already."""
+    records = [
+        span("weight_sync", 1, 2), edge(2.0001, 2.0002), sample("weight_sync.bucket_bytes", 2.0002, 100),
+        span("rollout.wake_kv_cache", 2.0003, 3), edge(3.0001, 3.0002), sample("rollout.kv_cache_bytes", 3.0002, 500),
+        span("weight_sync", 3, 3.002),
+        span("advantage", 5, 5.001), edge(5.0012, 5.0013), sample("actor.grads_bytes", 5.0013, 30),
+    ]  # fmt: skip
+    written = Written(tmp_path / "run").process("w", *records, role="worker", rank=0, pid=9, ended_s=6)
+    (memory,) = summarize(written.read()).memory
+    held = {moment.phase: moment.bytes["rollout.kv_cache"] for moment in memory.phases}
+    assert held == {"weight_sync": 0, "rollout.wake_kv_cache": 500, "advantage": 500}, "one that is never longer stays"
+    assert memory.owner_peaks["rollout.kv_cache"].phase == "rollout.wake_kv_cache"
+    assert [found.phase for found in memory.edges].count("weight_sync") == 4, "all edges are judged"
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "phase"),
+    [
+        (2.001, 2.004, "actor.update"),
+        (2.001, 2.040, "actor.update"),
+        (2.030, 2.040, None),
+        (0.950, 0.998, "actor.update"),
+        (0.500, 0.600, None),
+    ],
+    ids=["ended", "ended, a busy machine", "later", "begins", "before"],
+)
+def test_a_sample_belongs_to_the_phase_at_whose_edge_it_was_taken(
+    tmp_path: Path, start_s: float, end_s: float, phase: str | None
+) -> None:
+    """Also one that took longer than 5 ms."""
+    records = [span("actor.update", 1, 2), edge(start_s, end_s), sample("allocator.cached_bytes", end_s, 100)]
+    written = Written(tmp_path / "run").process("w", *records, role="worker", rank=0, pid=9, ended_s=6)
+    (memory,) = summarize(written.read()).memory
+    assert memory.owner_peaks["allocator.cached"].phase == memory.peak_phase == phase
+
+
 def test_free_bytes_are_nobodys(tmp_path: Path) -> None:
     samples = [sample("actor.params_bytes", 1, 10), sample("free_bytes", 1, 90), sample("nccl_bytes", 2, 5)]
     (memory,) = summarize(Written(tmp_path / "run").process("p", *samples, rank=0, ended_s=3).read()).memory
@@ -342,6 +384,24 @@ def test_spans_of_the_programs_own_are_counted_by_name_and_role(tmp_path: Path) 
 def test_spans_of_a_program_without_steps_have_no_share(tmp_path: Path) -> None:
     (own,) = summarize(Written(tmp_path / "run").process("p", span("a", 0, 1), role="main", ended_s=2).read()).own_spans
     assert own.share is None
+
+
+def test_the_mean_of_own_spans_is_of_those_that_are_over_and_open_ones_are_counted_apart(tmp_path: Path) -> None:
+    """Of a process that was killed nobody knows how long its last span would have lasted."""
+    steps = [span("step", at, at + 10, step=at // 10) for at in (0, 10, 20)]
+    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=30)
+    killed = [
+        span("load", 10, 12),
+        span("load", 12, 16),
+        span("load", 17, None),
+        sample("x", 18, 1),
+        span("draw", 18, None),
+    ]
+    written.process("w", *killed, role="worker", rank=0)
+    load, draw = summarize(written.read()).own_spans
+    assert (load.name, load.count, load.open, load.seconds, load.mean_seconds) == ("load", 2, 1, 6, 3)
+    assert load.share == pytest.approx(7 / 20), "until the process was last heard of, not until the run was over"
+    assert (draw.name, draw.count, draw.open, draw.seconds, draw.mean_seconds) == ("draw", 0, 1, 0, None)
 
 
 def keys(value: object, path: str = "") -> set[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from recordings import Written
 from reference_runs import LAPTOP, QUICK, write_config
 
 from rltrace.analysis import Summary, summarize
@@ -67,7 +68,19 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 6
     assert done.stderr == (
-        "rltrace: `rltrace run` needs torch, ray, not installed here: pip install 'rltrace-toolkit[run]'\n"
+        "rltrace: `rltrace run` needs torch, ray, not installed here: pip install '.[run]' in a clone of rltrace\n"
+    )
+
+
+def test_collecting_without_ray_says_what_to_do_and_that_one_host_needs_nothing(tmp_path: Path) -> None:
+    folder = Written(tmp_path / "run").process("p", ended_s=1).folder
+    program = "import sys; sys.modules['ray'] = None\nfrom rltrace.cli import main; main(prog_name='rltrace')"
+    command = [sys.executable, "-c", program, "collect", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 6
+    assert done.stderr == (
+        "rltrace: other hosts are reached through Ray, not installed here: pip install '.[run]' in a clone of rltrace, "
+        "or run this where Ray is; of a run on one host all is here already\n"
     )
 
 

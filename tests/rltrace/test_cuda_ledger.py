@@ -26,7 +26,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.edges import Edge
 from rltrace.events import Span
 from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
-from rltrace.instrument.cuda_memory import name_hooks
+from rltrace.instrument.cuda_memory import Loading, name_hooks
 from rltrace.nvml import Memory, UnavailableError
 from rltrace.patching import PatchSet
 from rltrace.recording import Recording
@@ -52,6 +52,8 @@ class Simulated:
         self.changes = 0
         self.asked = 0
         """How often what each process holds was asked for."""
+        self.listed = 0
+        """How often all segments were."""
 
     def card(self) -> Memory:
         if self.answers:
@@ -71,6 +73,7 @@ class Simulated:
         return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes)
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
+        self.listed += 1
         return self.in_pools
 
     def allocate(self, size_bytes: int, cached_bytes: int = 0) -> None:
@@ -186,6 +189,56 @@ def test_communicators_are_what_the_process_grew_while_they_were_made(
     assert rows["nccl"] == 558 * MIB
     assert rows["unattributed"] == 27 * MIB
     assert rows["unexplained"] == 3 * MIB
+
+
+def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_made_in_them_do_not(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    loading = Loading(ledger)
+
+    def forward(grown_bytes: int, **args: bool) -> None:
+        with loading.span("forward", **args):
+            gpu.context_bytes += grown_bytes
+            with ledger.growth("nccl"):
+                gpu.context_bytes += 10 * MIB
+
+    def work() -> None:
+        forward(1 * MIB, gradients=False)  # nobody has seen a GPU yet: all of it is the context that is met then
+        ledger.sample()
+        for grown_bytes in (70 * MIB, 0, 2 * MIB):
+            forward(grown_bytes, gradients=False)
+        forward(30 * MIB, gradients=True)
+        asked = gpu.asked
+        with loading.span("forward", gradients=False):  # one too many to be looked at
+            gpu.context_bytes += 5 * MIB
+        assert gpu.asked == asked
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["cuda.context"] == (500 + 1 + 70 + 2 + 30) * MIB
+    assert rows["nccl"] == 5 * 10 * MIB
+    assert rows["unexplained"] == 5 * MIB
+
+
+def test_an_engines_segments_are_listed_again_only_if_there_are_more_than_ever(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        ledger.sample()
+        listed = gpu.listed
+        for _ in range(3):
+            gpu.allocate(-11 * MIB)
+            ledger.sample()
+            gpu.allocate(11 * MIB)
+            ledger.sample()
+        assert gpu.listed == listed
+        gpu.in_pools = gpu.in_pools[0], Reserved(32 * MIB, 30 * MIB)
+        gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
+        ledger.sample()
+        assert gpu.listed == listed + 1
+
+    assert recorded(folder, work)["rollout.graphs"] == 32 * MIB
 
 
 @pytest.fixture

@@ -29,14 +29,13 @@ from rltrace.patching import PatchSet
 class HostDevice:
     def __init__(self):
         self.epoch_ns = time.monotonic_ns()
-    def stream(self):
-        return 1
-    def is_capturing(self):
-        return False
     def new_event(self):
         return [0]
+    def is_capturing(self):
+        return False
     def record(self, event):
         event[0] = time.monotonic_ns()
+        return 1
     record_idle = record
     def has_fired(self, event):
         return True
@@ -46,17 +45,20 @@ class HostDevice:
 pairs = cuda_time.CudaPairs()
 pairs._times = DeviceTimes(HostDevice(), cuda_time.write)
 patches = PatchSet("on_the_host", recorder.current(), cuda_time.CudaTime.supports)
-cuda_time.name_hooks(patches, pairs)
+cuda_time.name_hooks(patches, pairs, of_layers=True)
 atexit.register(pairs._times.poll, to_the_end=True)
 """
 
 
+def train_on_the_host(folder: Path, ranks: int, before: str = ON_THE_HOST) -> TracedRun:
+    ending = "dist.destroy_process_group()"
+    source = before + TRAIN.replace(ending, f"{ending}\n    pairs._times.poll(to_the_end=True)")
+    return train(folder, "fsdp2", ranks=ranks, source=source)
+
+
 @pytest.fixture(scope="module", params=[1, 2])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, TracedRun]:
-    ending = "dist.destroy_process_group()"
-    source = ON_THE_HOST + TRAIN.replace(ending, f"{ending}\n    pairs._times.poll(to_the_end=True)")
-    run = train(tmp_path_factory.mktemp("ranks"), "fsdp2", ranks=request.param, source=source)
-    return request.param, run
+    return request.param, train_on_the_host(tmp_path_factory.mktemp("ranks"), request.param)
 
 
 def by_start(process: Process, name: str) -> list[Span]:
@@ -71,7 +73,9 @@ def test_what_the_host_does_and_what_the_device_does_for_it_are_the_same_work(
     ranks, run = trained
     matched = 0
     for process in run.recording.processes:
-        host, device = by_start(process, name), by_start(process, f"gpu.{name}")
+        # What a backward repeats is a part of it.
+        host = [span for span in by_start(process, name) if "recompute" not in span.args]
+        device = by_start(process, f"gpu.{name}")
         assert [span.args.get("module") for span in device] == [span.args.get("module") for span in host]
         for around, pair in zip(host, device, strict=True):
             assert pair.start_ns < around.end_ns and pair.end_ns > around.start_ns
@@ -108,6 +112,26 @@ def test_a_collective_says_its_bytes_and_at_one_rank_there_is_none(trained: tupl
     assert sizes and sorted(span.args["bytes"] for span in gathers) == sizes
 
 
+def test_what_a_pair_costs_is_measured_hook_and_resolution_included(tmp_path: Path) -> None:
+    program = f"""{ON_THE_HOST}
+from rltrace import cost
+written = []
+record = cuda_time.one_pair(DeviceTimes(HostDevice(), written.append))
+for _ in range(cost.EVENTS):
+    assert written == []
+    record()
+assert [span.name for span in written] == ["gpu.cost"] * cost.EVENTS
+cost.OTHER_EVENTS["device_span"] = lambda: cuda_time.one_pair(DeviceTimes(HostDevice(), cuda_time.write))
+costs = rltrace.measure_cost()
+assert costs["device_span"] > costs["span"] > 0
+"""
+    run = run_traced(tmp_path, program)
+    assert run.returncode == 0, run.err
+    assert run.spans("gpu.cost") == []
+    (process,) = (process for process in run.recording.processes if process.costs)
+    assert process.costs["device_span"] > 0
+
+
 def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_path: Path) -> None:
     ranks, run = trained
     bare = train(tmp_path, "fsdp2", ranks=ranks, RLTRACE_DISABLE="fsdp2,torch_optim")
@@ -117,11 +141,18 @@ def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_pa
 @pytest.mark.skipif(cuda_time.DRIVER.exists(), reason="there is a driver")
 def test_without_a_driver_there_is_no_hook(tmp_path: Path) -> None:
     program = "import torch.distributed.fsdp; import rltrace"
-    run = run_traced(tmp_path, program, RLTRACE_CUDA_TIME="1")
+    run = run_traced(tmp_path, program)
     hooks = [
         hook for process in run.recording.processes for hook in process.hooks if hook["instrumentation"] == "cuda_time"
     ]
     assert hooks == []
+
+
+def test_of_forwards_and_backwards_the_models_have_a_pair_and_those_of_layers_if_asked_for(tmp_path: Path) -> None:
+    run = train_on_the_host(tmp_path, 1, ON_THE_HOST.replace("of_layers=True", "of_layers=False"))
+    for name in ("fsdp.forward", "fsdp.backward"):
+        whole = [span for span in run.spans(name) if span.args["module"] == "" and "recompute" not in span.args]
+        assert len(run.spans(f"gpu.{name}")) == len(whole) > 0
 
 
 def test_a_process_that_does_not_use_cuda_is_not_made_to() -> None:

@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rltrace.device_time import ANCHOR_NS, POLL_NS, DeviceSpan, DeviceTimes, coarseness_ns
+from rltrace.device_time import (
+    ANCHOR_NS,
+    CAPTURING,
+    OTHER_DEVICE,
+    POLL_NS,
+    DeviceSpan,
+    DeviceTimes,
+    coarseness_ns,
+)
 
 IDLE = -1
 
@@ -59,28 +67,32 @@ class SimulatedDevice:
         self.host_ns += self.call_ns
         return start_ns, start_ns + length_ns
 
-    def stream(self) -> int:
-        return self.current
-
-    def is_capturing(self) -> bool:
-        return self.capturing
-
     def new_event(self) -> SimulatedEvent:
         self.events += 1
         return SimulatedEvent()
 
-    def record(self, event: SimulatedEvent, stream: int | None = None) -> None:
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def record(self, event: SimulatedEvent) -> int:
+        if self.capturing:
+            return CAPTURING
+        if self.current != OTHER_DEVICE:
+            self._submit(event, self.current)
+        return self.current
+
+    def record_idle(self, event: SimulatedEvent) -> None:
+        self._submit(event, IDLE)
+
+    def _submit(self, event: SimulatedEvent, stream: int) -> None:
         assert not self.capturing, "this event would fire at every replay"
-        stream = self.current if stream is None else stream
         event.fires_at_ns = max(self.busy_until_ns.get(stream, 0), self.host_ns + self.latency_ns)
         if self.stuck:
             event.fires_at_ns = 1 << 62
         self.host_ns += self.call_ns
 
-    def record_idle(self, event: SimulatedEvent) -> None:
-        self.record(event, IDLE)
-
     def has_fired(self, event: SimulatedEvent) -> bool:
+        assert not self.capturing, "this would make the capture invalid"
         self.host_ns += self.call_ns
         return event.fires_at_ns is not None and event.fires_at_ns <= self.host_ns
 
@@ -205,6 +217,30 @@ def test_work_that_is_done_is_resolved_past_work_that_is_not(device: SimulatedDe
     assert [span.name for span in written] == ["short"]
 
 
+def test_work_of_one_queue_begins_when_the_work_before_it_has_ended_whatever_its_stream(
+    device: SimulatedDevice,
+) -> None:
+    times, written = times_on(device)
+    with times.pair("scatter", 5):
+        before_ns, between_ns = device.work(2_000_000)
+    device.current = 8
+    with times.pair("gather", 5):
+        # Its own stream is free at once; the device takes it up behind what was launched before it.
+        ready_ns = device.host_ns
+        device.busy_until_ns[8] = between_ns
+        _, end_ns = device.work(300_000)
+    with times.pair("of no queue"):
+        device.work(100_000)
+    device.host_ns += 10**9
+    times.poll()
+    scatter, gather, other = written
+    assert abs(scatter.start_ns - before_ns) < 20_000 and "queued_ns" not in scatter.args
+    assert gather.start_ns == scatter.end_ns
+    assert abs((gather.end_ns - gather.start_ns) - (end_ns - between_ns)) < 20_000
+    assert abs(gather.args["queued_ns"] - (between_ns - ready_ns)) < 20_000
+    assert "queued_ns" not in other.args
+
+
 def test_events_are_used_again_and_never_while_something_waits_for_them(device: SimulatedDevice) -> None:
     times, written = times_on(device)
     for round_number in range(200):
@@ -235,15 +271,19 @@ def test_a_pair_keeps_its_anchor_however_many_others_come_and_go_meanwhile(devic
 
 def test_a_stream_that_is_captured_is_left_alone(device: SimulatedDevice) -> None:
     times, written = times_on(device)
-    device.capturing = True
-    with times.pair("captured"):  # `record` would fail the test
+    with times.pair("before"):
         device.work(1_000)
+    device.host_ns += 2 * max(ANCHOR_NS, POLL_NS)  # all is due that asks the device
+    device.capturing = True
+    with times.pair("captured"):
+        device.work(1_000)
+    times.poll()
     device.capturing = False
     with times.pair("replayed"):
         device.work(1_000)
     device.host_ns += 10**8
     times.poll()
-    assert [span.name for span in written] == ["replayed"]
+    assert [span.name for span in written] == ["before", "replayed"]
     assert times.missed.capturing == 1
 
 
@@ -281,6 +321,16 @@ def test_work_that_raised_or_changed_its_stream_is_counted_and_not_measured(devi
     device.host_ns += 10**8
     times.poll()
     assert (written, times.missed.other_stream) == ([], 2)
+
+
+def test_work_on_another_device_is_counted_and_not_measured(device: SimulatedDevice) -> None:
+    times, written = times_on(device)
+    device.current = OTHER_DEVICE
+    with times.pair("elsewhere"):
+        device.work(1_000)
+    device.host_ns += 10**8
+    times.poll()
+    assert (written, times.missed.other_device) == ([], 1)
 
 
 def test_what_the_process_does_not_live_to_see_is_counted(device: SimulatedDevice) -> None:

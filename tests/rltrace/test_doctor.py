@@ -12,6 +12,8 @@ import installed
 import pytest
 
 from rltrace import doctor, storage
+from rltrace.cli.doctor import show
+from rltrace.launchers import look_through
 
 ROOT = Path(doctor.__file__).parents[1]
 
@@ -169,6 +171,46 @@ def test_it_looks_from_the_commands_own_interpreter(environment: installed.Envir
     done = environment.rltrace("doctor", "--", "no-such-program", cwd=tmp_path)
     assert done.returncode == 127
     assert done.stderr.startswith("rltrace: no-such-program: no such program")
+
+
+def test_what_a_command_starts_is_looked_for_behind_the_programs_in_front_of_it(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    """`env -i` really takes the variables away; a script of a shell is not read, and no verdict is made up."""
+    (tmp_path / "train.py").write_text("import json\n")
+    done = environment.rltrace("doctor", "--json", "--", "env", "-i", environment.python, "train.py", cwd=tmp_path)
+    assert done.returncode == 8
+    state, said = findings(done)["environment"]
+    assert state == "missing"
+    assert said.startswith("`env` replaces it: RLTRACE_DIR is lost")
+
+    line = f"exec {environment.python} -S train.py"
+    done = environment.rltrace("doctor", "--json", "--", "timeout", "9", "bash", "-c", line, cwd=tmp_path)
+    assert done.returncode == 8
+    assert findings(done)["python"][1].endswith(": started with -S: Python runs no start-up hook")
+
+    (tmp_path / "train.sh").write_text("python train.py\n")
+    done = environment.rltrace("doctor", "--json", "--", "bash", "train.sh", cwd=tmp_path)
+    found = findings(done)
+    assert done.returncode == 9, found
+    assert found["command"][0] == "unknown"
+    assert found["command"][1].startswith("cannot tell which Python it starts: `bash`: runs a script")
+    assert f"what follows is of {environment.path}/bin/python" in found["command"][1]
+
+
+def test_the_verdict_says_so_where_it_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = doctor.unknown_finding("`bash`: runs a script", "/usr/bin/python")
+    show(doctor.diagnosis(["bash", "train.sh"], ["/usr/bin/python"], [unknown], []))
+    said = capsys.readouterr().out
+    assert "if that Python is the one" in said
+    assert "records it" not in said
+
+
+def test_torchrun_says_by_itself_which_python_it_starts() -> None:
+    found = look_through(["nohup", str(Path(sys.executable).with_name("torchrun")), "train.py"], os.environ)
+    python, unknown = doctor.interpreter_of(found)
+    assert unknown is None
+    assert Path(python[0]).resolve() == Path(sys.executable).resolve()
 
 
 def test_a_python_whose_start_up_hook_does_not_run_is_told_from_one_that_has_no_rltrace(tmp_path: Path) -> None:

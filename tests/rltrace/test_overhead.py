@@ -88,18 +88,22 @@ def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_
         outside = [span("fsdp.forward", 5, 6), span("fsdp.forward", 25, 26)]
         edge = span(MEMORY_EDGE, 18, 18.25)
         samples = [sample("resident_bytes", at_s, 1) for at_s in (1, 12, 13, 45)]
-        written.process(f"worker-{rank}", *inside, *outside, edge, *samples, role="worker", rank=rank, ended_s=50)
+        on_gpu = [span("gpu.fsdp.forward", 12, 13)] * rank
+        written.process(
+            f"worker-{rank}", *inside, *outside, *on_gpu, edge, *samples, role="worker", rank=rank, ended_s=50
+        )
     for folder in (tmp_path / "run" / "processes").iterdir():
         with (folder / "process.jsonl").open("a") as lines:
-            lines.write(json.dumps({"kind": "cost", "span": 1000.0, "counter": 100.0, "flow": 10.0}) + "\n")
+            costs = {"span": 1000.0, "counter": 100.0, "flow": 10.0, "device_span": 9000.0}
+            lines.write(json.dumps({"kind": "cost"} | costs) + "\n")
 
-    costs = {cost.process: cost for cost in process_costs(written.read())}
-    slower = costs["rank 1 worker"]
-    assert (slower.spans, slower.samples, slower.arrows) == (6, 2, 0)
-    assert slower.events_seconds == pytest.approx(6 * 1e-6 + 2 * 1e-7)
+    found = {cost.process: cost for cost in process_costs(written.read())}
+    slower = found["rank 1 worker"]
+    assert (slower.spans, slower.device_spans, slower.samples, slower.arrows) == (6, 1, 2, 0)
+    assert slower.events_seconds == pytest.approx(6 * 1e-6 + 9e-6 + 2 * 1e-7)
     assert slower.edges_seconds == pytest.approx(0.25)
-    expected_s = slower.seconds + costs["driver"].seconds
-    assert bookkept_cost([*costs.values()], 10.0) == pytest.approx(expected_s / 10)
+    expected_s = slower.seconds + found["driver"].seconds
+    assert bookkept_cost([*found.values()], 10.0) == pytest.approx(expected_s / 10)
 
 
 def test_a_process_that_measured_no_cost_is_left_out_and_no_share_is_made_up(tmp_path: Path) -> None:

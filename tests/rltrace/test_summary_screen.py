@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 from recordings import Written, hook, sample, span, two_ranks
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 
 from rltrace.analysis import summarize
 from rltrace.cli.tables import show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
+from rltrace.cli.tables.phases import SLIGHT
+from rltrace.cli.tables.problems import problems
 from rltrace.recording import Recording
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GPUS = EXAMPLES / "recordings" / "qwen3_8b_4gpu.zip"
+VERL = EXAMPLES / "recordings" / "verl_8b_4gpu.zip"
 TOY = Path(__file__).parent / "toy_run.py"
 SCREEN_LINES = 50
 WIDTHS = (80, 100, 140)
@@ -30,6 +33,16 @@ WIDTHS = (80, 100, 140)
 def screen(recording: Recording, width: int = 100, *, whole: bool = False) -> list[str]:
     console = Console(width=width, file=io.StringIO())
     show(summarize(recording), console, whole=whole)
+    return printed(console)
+
+
+def console_lines(shown: RenderableType, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    console.print(shown)
+    return printed(console)
+
+
+def printed(console: Console) -> list[str]:
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -40,7 +53,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
     folder = tmp_path_factory.mktemp("recorded")
     loop = EXAMPLES / "trace_your_own_loop.py"
     subprocess.run([sys.executable, loop, folder / "loop"], check=True, capture_output=True)
-    return {"gpus": Recording.open(GPUS), "loop": Recording.open(folder / "loop"), "killed": killed(folder / "killed")}
+    return {
+        "gpus": Recording.open(GPUS),
+        "verl": Recording.open(VERL),
+        "loop": Recording.open(folder / "loop"),
+        "killed": killed(folder / "killed"),
+    }
 
 
 def killed(folder: Path) -> Recording:
@@ -60,11 +78,30 @@ def killed(folder: Path) -> Recording:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_first_screen_holds_the_seconds_and_the_bytes_of_a_step(recorded: dict[str, Recording], width: int) -> None:
     lines = screen(recorded["gpus"], width)
-    first = lines[:SCREEN_LINES]
-    update = next(line.split() for line in first if line.startswith("actor.update"))
+    update = next(line.split() for line in lines if line.startswith("actor.update"))
     assert (update[1], update[2], update[-2:]) == ("2.943", "53%", ["52.63", "GiB"])
-    assert any(line.startswith("rollout.kv_cache ") and "17.86 GiB" in line for line in first)
-    assert len(lines) <= 90, "what follows is one line a thing"
+    assert any(line.startswith("rollout.kv_cache ") and "17.86 GiB" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("which", ["gpus", "verl", "loop", "killed"])
+def test_the_first_screen_is_one_screen(recorded: dict[str, Recording], which: str, width: int) -> None:
+    """What is wrong may add to it, for there is no limit to that."""
+    summary = summarize(recorded[which])
+    wrong = len(console_lines(Group(*problems(summary)), width)) + bool(problems(summary))
+    assert len(screen(recorded[which], width)) - wrong <= SCREEN_LINES
+
+
+def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording]) -> None:
+    """Phases, owners, columns and whole tables."""
+    text = " ".join(" ".join(screen(recorded["gpus"], 80)).split())
+    assert "below 0.1%: wait.driver 0.002, reward 0.002, advantage 0.000" in text
+    assert "below 1% each, 1.28 GiB at this peak: actor.activations, rollout.graphs, rollout.activations, nccl" in text
+    assert "--all shows each step, each rank, each process, each hook, each sleep, the start-up, the host" in text
+    assert "--all shows" not in "".join(screen(recorded["gpus"], 80, whole=True))
+    (command,) = [line for line in screen(recorded["verl"], 80) if "verl.trainer.main_ppo" in line]
+    assert command.endswith("... and 36 words more")
+    assert "trainer.use_v1=False" in "".join(screen(recorded["verl"], 80, whole=True))
 
 
 def test_the_heading_says_which_steps_the_figures_are_of(recorded: dict[str, Recording]) -> None:
@@ -103,6 +140,26 @@ def test_who_is_no_rank_is_named_on_the_first_screen_and_has_a_table_of_its_own(
     assert rows == [["reward", "2.000", "20%"], ["judge", "5.000", "50%"], ["idle", "5.000", "50%"]]
 
 
+def test_processes_without_a_rank_are_no_ranks_and_none_is_averaged_that_was_not_in_a_phase(tmp_path: Path) -> None:
+    """Ten seconds of loading by one of seven processes are ten seconds, not one and a half."""
+    written = Written(tmp_path / "run")
+    main = [span("step", at, at + 20, step=at // 20) for at in (0, 20, 40)]
+    main += [span("train", at, at + 10, phase=True) for at in (0, 20, 40)]
+    written.process("main", *main, ended_s=60)
+    written.process("loader", span("load", 21, 31, phase=True), role="loader", ended_s=60)
+    for number in range(4):
+        written.process(f"scorer{number}", span("score", 41, 43 + number, phase=True), pid=number + 2, ended_s=60)
+    written.process("bare", span("work", 21, 31), ended_s=60)
+    lines = screen(written.read())
+    assert not any("rank" in line for line in lines[3 : lines.index("Spans of your own")]), lines
+    rows = {line.split()[0]: line for line in lines if re.match(r"(train|load|score|idle|step) +[0-9]", line)}
+    seconds = {name: line.split()[1] for name, line in rows.items()}
+    idle = f"{(10 + 10 + 10 + 18 + 17 + 16 + 15) / 7:.3f}"  # not of who was in no phase at all in a step
+    assert seconds == {"load": "10.000", "score": "3.500", "train": "10.000", "idle": idle, "step": "20.000"}
+    assert re.search(r"4 processes +2.000-5.000$", rows["score"])
+    assert rows["load"].rstrip("0123456789 ").endswith(" loader")
+
+
 def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     """Out of memory, then the dead, failed hooks, unsettled edges, losses, and who was not traced."""
     device = {"host": socket.gethostname(), "uuid": "cpu:0"}
@@ -134,6 +191,17 @@ def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     assert found == sorted(found)
 
 
+def test_a_step_that_an_exception_aborted_is_named_first(tmp_path: Path) -> None:
+    """A program whose exception nobody caught ends in good order too."""
+    program = (
+        f"import rltrace; rltrace.start({str(tmp_path / 'run')!r})\n"
+        "with rltrace.span('step', step=7): raise ValueError('no data')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 1
+    lines = screen(Recording.open(tmp_path / "run"))
+    assert re.fullmatch(r"step 7 was aborted by ValueError, \d+\.\d s", lines[lines.index("") + 1])
+
+
 def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_option(tmp_path: Path) -> None:
     written = Written(tmp_path / "run")
     for rank in range(6):
@@ -144,7 +212,7 @@ def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_opti
     assert sum(bool(named.match(line)) for line in screen(written.read(), whole=True)) == 6
 
 
-def test_hooks_are_one_line_an_instrumentation_and_the_silent_ones_are_named_by_reason(tmp_path: Path) -> None:
+def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_path: Path) -> None:
     hooks = (
         hook(1, "m:fires", fires=3),
         hook(2, "m:unused"),
@@ -153,17 +221,24 @@ def test_hooks_are_one_line_an_instrumentation_and_the_silent_ones_are_named_by_
         hook(5, "m:fails", "failed", reason="TypeError: no"),
         hook(6, "n:other", "waiting", instrumentation="absent"),
         hook(7, "o:silent", instrumentation="silent"),
+        hook(8, "p:a", "skipped", instrumentation="refused", reason="torch 1.0 is older than 2.11"),
+        hook(9, "q:a", "skipped", instrumentation="unwanted", reason="disabled by RLTRACE_DISABLE"),
     )
-    lines = screen(Written(tmp_path / "run").process("p", hooks=hooks, ended_s=1).read())
-    at = next(number for number, line in enumerate(lines) if line.startswith("Hooks ")) + 2
-    assert [" ".join(line.split()) for line in lines[at : lines.index("", at)]] == [
-        "reference 1 of 3 3",
-        "silent 0 of 1 0 imported, nothing fired",
-        "failed: reference fails: TypeError: no",
-        "skipped: reference old: torch 1.0 is older than 2.11",
-        "never fired: reference idle, unused",
-        "hooks of what was not imported: absent",
+    recording = Written(tmp_path / "run").process("p", hooks=hooks, ended_s=1).read()
+    lines = screen(recording)
+    at = next(number for number, line in enumerate(lines) if line.startswith("Hooks "))
+    assert lines[at : at + 4] == [
+        "Hooks reference: 1 of 3 fired; none of silent fired",
+        "failed: reference fails",
+        "skipped: reference old; refused a; unwanted a",
+        "never fired: reference idle and 1 more",
     ]
+    assert "1 hook failed: TypeError: no: reference fails" in lines[:at]
+    assert "not traced: refused: torch 1.0 is older than 2.11" in lines[:at], "a framework of which nothing is seen"
+    assert not any(line.startswith("not traced: unwanted") for line in lines)
+    rows = [" ".join(line.split()) for line in screen(recording, whole=True)]
+    for row in ("old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "idle 0 never fired"):
+        assert row in rows
 
 
 def test_spans_of_ones_own_have_a_table(recorded: dict[str, Recording]) -> None:
@@ -184,8 +259,8 @@ def test_the_words_of_the_ledger_are_explained_where_they_are_shown(tmp_path: Pa
     written.process("w", *records, role="worker", rank=0, device=device, pid=9, ended_s=9)
     for whole in (False, True):
         text = "\n".join(screen(written.read(), whole=whole))
-        for word in ("unattributed", "unexplained", "settled"):
-            assert len(re.findall(rf"^{word}: ", text, re.MULTILINE)) == 1
+        for word in ("unattributed", "unexplained", *(["settled"] if whole else [])):
+            assert len(re.findall(rf"(?:^|; ){word}: ", text, re.MULTILINE)) == 1
     plain = two_ranks(tmp_path / "plain")
     assert "settled: " not in "\n".join(screen(plain.read())), "where nothing is shown that it explains"
 
@@ -201,7 +276,8 @@ def test_no_figure_is_cut_at_any_width(recorded: dict[str, Recording], which: st
     wide = figures_in(screen(recorded[which], 1000, whole=whole))
     assert max(map(len, lines)) <= width
     assert [line for line in lines if "…" in line.lstrip("…")] == []
-    assert figures_in(lines) <= wide, "a figure that was cut is another figure"
+    kept = [line for line in lines if not line.startswith(f"not shown at {width} columns: ")]
+    assert figures_in(kept) <= wide, "a figure that was cut is another figure"
 
 
 def figures_in(lines: list[str]) -> set[str]:
@@ -215,28 +291,25 @@ def test_every_phase_keeps_its_seconds_and_share(recorded: dict[str, Recording],
     rows = {line.split()[0]: line.split() for line in table[: table.index("", table.index("") + 1)] if line}
     summary = summarize(recorded["gpus"])
     assert summary.steady is not None
-    for phase in (name for name in summary.steady.lanes[1].phases if "." in name):
+    phases = summary.steady.lanes[1].phases
+    for phase in (name for name in phases if "." in name and phases[name].share >= SLIGHT):
         assert re.fullmatch(r"\d+\.\d{3}", rows[phase][1])
         assert re.fullmatch(r"\d+%", rows[phase][2])
-
-
-def shown(table: Figures, width: int) -> list[str]:
-    console = Console(width=width, file=io.StringIO())
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def test_columns_of_least_value_go_first_then_words_wrap_then_figures_go_below() -> None:
     table = Figures("name", Column("first"), bars(0), Column("nice", 3), words("remark"), Column("last"))
     table.add_row("a", "1,234,567", "█████", "7,654,321", "some words that say more", "9,999,999")
-    assert [len(shown(table, width)) for width in (80, 65)] == [3, 3]
-    assert "█████" in shown(table, 80)[2] and "█████" not in shown(table, 65)[2]
-    assert "7,654,321" in shown(table, 65)[2]
-    narrow = "\n".join(shown(table, 49))
+    assert [len(console_lines(table, width)) for width in (80, 65)] == [3, 3], "bars have no name that could be told"
+    assert "█████" in console_lines(table, 80)[2] and "█████" not in console_lines(table, 65)[2]
+    assert "7,654,321" in console_lines(table, 65)[2]
+    *lines, said = console_lines(table, 49)
+    narrow = "\n".join(lines)
+    said = " ".join([lines.pop(), said])
+    assert said == "not shown at 49 columns: nice; a wider terminal and --json have them"
     assert "7,654,321" not in narrow and "1,234,567" in narrow and "9,999,999" in narrow
     assert narrow.count("name") == 1 and "more" in narrow.splitlines()[3]
-    below = shown(table, 24)
+    below = console_lines(table, 24)
     assert "\n".join(below).count("name") == 3, "a block for each column"
     assert all(figure in "\n".join(below) for figure in ("1,234,567", "9,999,999"))
 
@@ -244,7 +317,7 @@ def test_columns_of_least_value_go_first_then_words_wrap_then_figures_go_below()
 def test_a_column_that_says_nothing_is_left_out() -> None:
     table = Figures("name", "figure", "none")
     table.add_row("a", "1", "")
-    assert "none" not in shown(table, 80)[0]
+    assert "none" not in console_lines(table, 80)[0]
 
 
 def test_processes_that_died_and_had_recorded_nothing_are_one_line_behind_those_that_are_missed(tmp_path: Path) -> None:
@@ -255,5 +328,81 @@ def test_processes_that_died_and_had_recorded_nothing_are_one_line_behind_those_
     written.process("between", span("rollout.generate", 0, 1), name="between")
     written.process("inside", span("actor.update", 0, None), name="inside")
     lines = screen(written.read(), 100, whole=False)
-    assert "between" in lines[0] and lines[0].endswith("and 1 more")
+    assert "between" in lines[0] and lines[0].endswith("and 1 more · nothing lost")
     assert [line.split()[0] for line in lines if " died" in line][1:4] == ["inside", "between", "5"]
+
+
+def test_processes_of_one_name_that_died_alike_are_one_line(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for number in range(5):
+        written.process(f"e{number}", span("engine.step", 0, 1), name="EngineCore", pid=2**22 + 2 + number)
+    written.process("f", span("engine.step", 0, None), name="EngineCore", pid=2**22 + 1)
+    lines = screen(written.read())
+    assert lines[4:6] == [
+        "EngineCore (pid 4194305) died, in engine.step, 0.0 s",
+        "EngineCore (pid 4194306, 4194307, 4194308 and 2 more) died, 1.0 s",
+    ]
+
+
+PARENT = """
+import os, signal, sys, time
+import msgspec, rltrace
+
+def wait_for_the_end():  # which comes when the parent is gone: it does not see how
+    os.write(done, b"x")
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+parent, (worked, done) = os.getpid(), os.pipe()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+with rltrace.span("start"):
+    pass
+child = os.fork()
+if child == 0:
+    with rltrace.span("work"):
+        if sys.argv[1] == "busy":
+            wait_for_the_end()
+    wait_for_the_end()
+os.read(worked, 1)
+os.kill(child, signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("which", ["idle", "busy"])
+def test_a_worker_that_its_parent_ended_is_no_death_unless_it_was_busy(tmp_path: Path, which: str) -> None:
+    """`with multiprocessing.Pool()` ends its workers by SIGTERM, and so ends every daemon."""
+    (tmp_path / "program.py").write_text(PARENT)
+    command = "from rltrace.cli import main; main(prog_name='rltrace')"
+    words = ["exec", "--out", tmp_path / "run", "--sample", "0", "--", sys.executable, tmp_path / "program.py", which]
+    subprocess.run([sys.executable, "-c", command, *words], check=True, capture_output=True)
+    lines = screen(Recording.open(tmp_path / "run"))
+    ended = [line for line in lines if line.startswith("1 process ended from outside between two spans")]
+    died = [line for line in lines[1:] if re.search(r"died( by SIGTERM)?, in work", line)]
+    assert (len(ended), len(died)) == ((1, 0) if which == "idle" else (0, 1))
+    assert ("complete" in lines[0], " died" in lines[0]) == (which == "idle", which == "busy")
+
+
+def test_phases_of_ones_own_are_in_the_order_in_which_they_happen(tmp_path: Path) -> None:
+    """Although one of them has a name that rltrace knows."""
+    phases = [span(name, at, at + 1, phase=True) for at, name in enumerate(("wake up", "act", "reward", "dream"))]
+    written = Written(tmp_path / "run").process("p", *reversed(phases), span("step", 0, 5, step=0), ended_s=5)
+    lines = screen(written.read())
+    at = next(number for number, line in enumerate(lines) if line.startswith("phase "))
+    assert [line[:8].strip() for line in lines[at + 2 : at + 8]] == [
+        "wake up",
+        "act",
+        "reward",
+        "dream",
+        "idle",
+        "step",
+    ]
+
+
+def test_a_program_without_steps_is_told_how_to_mark_them(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("p", span("optimizer.step", 0, 1), ended_s=1)
+    assert "No step is marked" in "".join(screen(written.read()))
+    written.process("q", span("step", 0, 1, step=0), ended_s=1)
+    lines = screen(written.read())
+    assert not any("No step is marked" in line for line in lines)
+    assert any(line.startswith("A step: step 0, the first with it: 1.000 s; `with rltrace.phase(") for line in lines)

@@ -1,6 +1,7 @@
 """Figures as tables for a terminal: one file a noun, one function a table.
 
-The first screen answers where the seconds and the bytes of a step went, what is wrong before anything else.
+The first screen answers what is wrong, where the seconds and the bytes of a step went, and what was measured how; what
+it leaves out it names.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
 from rltrace.cli.tables.memory import (
+    allocation_line,
     allocation_table,
     device_table,
     fullest_table,
@@ -25,14 +28,20 @@ from rltrace.cli.tables.memory import (
     out_of_memory_table,
     phase_table,
 )
-from rltrace.cli.tables.phases import lane_tables, steady_table
-from rltrace.cli.tables.problems import clock_line, deaths, problems
+from rltrace.cli.tables.phases import lane_tables, steady_table, steady_title
+from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, open_span_table, own_span_table
-from rltrace.cli.tables.steps import FEW_STEPS, step_table
+from rltrace.cli.tables.steps import step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
+from rltrace.events import SAMPLER
 
 __all__ = ["WIDTH", "console", "hook_table", "show", "step_table"]
+
+COMMAND_LETTERS = 60
+"""Of the command on the first screen, whole words."""
+
+UNMARKED_PHASES = '`with rltrace.phase("reward")` inside of a step shows where its seconds go'
 
 
 def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
@@ -43,7 +52,7 @@ def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
         screen: Where to.
         whole: Everything there is; else what answers the first questions, equal ranks as one.
     """
-    screen.print(header(summary.run, summary))
+    screen.print(header(summary.run, summary, whole=whole))
     for section in _whole(summary) if whole else _first_screen(summary):
         screen.print()
         screen.print(section)
@@ -59,16 +68,9 @@ def _first_screen(summary: Summary) -> Iterator[RenderableType]:
     yield from _seconds(summary)
     if summary.memory:
         yield fullest_table(summary.memory)
-    if summary.allocations:
-        yield allocation_table(summary.allocations)
-    if summary.steps:
-        yield step_table(summary.steps, FEW_STEPS)
     if summary.own_spans:
         yield own_span_table(summary.own_spans, FEW)
-    yield Group(*_lines(summary))
-    if summary.hooks:
-        yield hook_lines(summary.hooks)
-    yield Group(*_ending(summary), Text("More: rltrace summary --all (each rank, each hook, start-up, host)", "dim"))
+    yield Group(*_lines(summary), Text(f"--all shows {', '.join(_left_out(summary))}", "dim"))
 
 
 def _seconds(summary: Summary) -> Iterator[RenderableType]:
@@ -78,17 +80,51 @@ def _seconds(summary: Summary) -> Iterator[RenderableType]:
         yield table
     elif summary.phases:
         yield from lane_tables("Phases", summary.phases)
+    elif summary.steady is not None:
+        yield Text(f"{steady_title(summary, summary.steady)}: {_spread(summary.steady.seconds)}; {UNMARKED_PHASES}")
+    elif not summary.steps and summary.complete and any(process.role != SAMPLER for process in summary.processes):
+        yield Text(f'No step is marked: `with rltrace.span("step", step=n)` does it; {UNMARKED_PHASES}', "dim")
 
 
-def _lines(summary: Summary) -> Iterator[Text]:
+def _spread(length: Spread) -> str:
+    least, most = figures.seconds(length.least_seconds), figures.seconds(length.most_seconds)
+    return f"{figures.seconds(length.mean_seconds)} s" + (f" ({least}-{most})" if least != most else "")
+
+
+def _lines(summary: Summary) -> Iterator[RenderableType]:
+    """One line a thing, of which `--all` has a table."""
+    if (line := step_line(summary.steps)) is not None:
+        yield line
     if summary.weight_sync:
         yield sync_line(in_steady(summary.weight_sync, summary.steady))
     if summary.sleeps:
-        yield sleep_line(summary.sleeps, summary.steady)
+        yield sleep_line(summary.sleeps)
+    if summary.allocations:
+        yield allocation_line(summary.allocations)
     if summary.processes:
         yield process_line(summary.processes)
     if bare := [process for process in summary.untraced if not process.missed]:
         yield Text(bare_line(bare), "dim")
+    if summary.hooks:
+        yield hook_lines(summary.hooks)
+    yield from _ending(summary)
+
+
+def _left_out(summary: Summary) -> list[str]:
+    """What the first screen does not show of this Recording."""
+    parts = {
+        "each step": len(summary.steps) > 1,
+        "each rank": len({row.rank for row in summary.phases if row.rank is not None}) > 1,
+        "each process": True,
+        "each hook": bool(summary.hooks),
+        "each sleep": bool(summary.sleeps),
+        "the start-up": bool(summary.steps),
+        "the host": bool(summary.samples or summary.host_memory),
+        "weight sync by stage": bool(summary.weight_sync),
+        "memory by phase": bool(summary.memory),
+        "peaks of all allocations": len(summary.allocations) > 1,
+    }
+    return [what for what, is_there in parts.items() if is_there]
 
 
 def _whole(summary: Summary) -> Iterator[RenderableType]:
@@ -125,12 +161,12 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
         # Only where ranks are known is it an RL run, whose reader misses them.
         if summary.not_applicable and any(process.rank is not None for process in summary.processes):
             yield not_applicable_lines(summary.not_applicable)
-    yield Group(*_ending(summary))
+    yield from _ending(summary)
 
 
 def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
     """The steady step, each lane's, the first step's and the start-up's."""
-    if (table := steady_table(summary)) is not None:
+    if (table := steady_table(summary, whole=True)) is not None:
         yield table
     found = summary.steady
     if found is not None:
@@ -147,14 +183,12 @@ def _lanes(title: str, summary: Summary, steps: Sequence[int]) -> Iterator[Rende
 
 
 def _ending(summary: Summary) -> Iterator[Text]:
-    if not summary.losses:
-        yield Text("Nothing was lost.", "green")
     for clock in summary.clocks:
         if not clock.is_reference and clock.aligned:
             yield Text(clock_line(clock), "dim")
 
 
-def header(run: Run, summary: Summary) -> RenderableType:
+def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType:
     """What was run, and whether the Recording of it is whole."""
     ranks = {row.rank for row in summary.processes if row.rank is not None}
     facts = [
@@ -164,8 +198,20 @@ def header(run: Run, summary: Summary) -> RenderableType:
         figures.count(len(summary.processes), "process"),
     ]
     line = Text.assemble(" · ".join(facts), " · ", _state(run, summary))
-    command = Text(" ".join(run.command), "dim", overflow="fold")
-    return Group(line, Text(run.path, "bold", overflow="fold"), command)
+    if not summary.losses and summary.processes:
+        line.append(" · nothing lost", "green")
+    command = " ".join(run.command if whole else _few_words(run.command))
+    return Group(line, Text(run.path, "bold", overflow="fold"), Text(command, "dim", overflow="fold"))
+
+
+def _few_words(command: Sequence[str]) -> list[str]:
+    """The first words of a command, and how many follow."""
+    kept = 0
+    while kept < len(command) and len(" ".join(command[: kept + 1])) <= COMMAND_LETTERS:
+        kept += 1
+    kept = max(kept, 1)
+    more = len(command) - kept
+    return [*command[:kept], f"... and {figures.count(more, 'word')} more"] if more else list(command)
 
 
 def _state(run: Run, summary: Summary) -> Text:
@@ -175,7 +221,8 @@ def _state(run: Run, summary: Summary) -> Text:
         return Text("stopped", "yellow")
     if not summary.processes:
         return Text("no process has recorded anything", "yellow")
-    if summary.complete:
+    ended = {process.key for process in ended_by_others(summary)}
+    if summary.complete or all(process.state == "ended" or process.key in ended for process in summary.processes):
         return Text("complete", "green")
     return Text("going on", "cyan") if run.is_live else Text("not complete", "yellow")
 

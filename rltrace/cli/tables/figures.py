@@ -80,3 +80,10 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([one])
     return ", ".join(between(str(part[0]), str(part[-1])) for part in parts)
+
+
+def ranks(lanes: Sequence[str]) -> str:
+    """Lanes by name; several ranks by their numbers: ranks 0-3."""
+    numbers = [int(lane.removeprefix("rank ")) for lane in lanes if lane.startswith("rank ")]
+    many = len(numbers) == len(lanes) > 1
+    return f"ranks {ranges(sorted(numbers))}" if many else ", ".join(lanes)

@@ -57,8 +57,8 @@ class _Row:
 class Figures:
     """A table whose first column names what the others are figures of.
 
-    Where it is wider than the terminal, columns that may be left out are, the least worth first; then words are
-    wrapped; what still does not fit goes into a further block below, beside the names again.
+    Where it is wider than the terminal, columns that may be left out are, the least worth first, and named below; then
+    words are wrapped; what still does not fit goes into a further block below, beside the names again.
     """
 
     def __init__(self, *columns: str | Column) -> None:
@@ -82,12 +82,20 @@ class Figures:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         if not self._rows:
             return
-        for columns in self._blocks(self._kept(options.max_width), options.max_width):
+        kept = self._kept(options.max_width)
+        for columns in self._blocks(kept, options.max_width):
             yield self._table(columns)
+        if lost := [self.columns[at].heading for at in self._told() if at not in kept and self.columns[at].heading]:
+            said = f"not shown at {options.max_width} columns: {', '.join(lost)}; a wider terminal and --json have them"
+            yield Text(said, "dim")
+
+    def _told(self) -> list[int]:
+        """The columns that say something."""
+        return [0, *(at for at in range(1, len(self.columns)) if any(row.cells[at] for row in self._rows))]
 
     def _kept(self, width: int) -> list[int]:
-        """The columns that say something and have room, or cannot be left out."""
-        kept = [0, *(at for at in range(1, len(self.columns)) if any(row.cells[at] for row in self._rows))]
+        """Of these, the columns that have room, or cannot be left out."""
+        kept = self._told()
         while self._least_width(kept) > width:
             losable = [at for at in kept[1:] if self.columns[at].worth < ALWAYS]
             if not losable:

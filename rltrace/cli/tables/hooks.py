@@ -10,26 +10,20 @@ from rich.text import Text
 
 from rltrace.analysis.hooks import HookFigures
 from rltrace.cli.tables import figures
-from rltrace.cli.tables.fit import Column, Figures, titled, words
+from rltrace.cli.tables.fit import Figures, titled, words
 
 _STYLES = {"failed": "bold red", "skipped": "yellow"}
 
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
-    """One row an instrumentation, then the hooks that failed, were skipped or never fired, by reason."""
-    table = Figures(Column("Hooks", is_left=True), "fired", "times", words())
-    absent = []
-    for name, rows in _by_instrumentation(hooks):
-        if all(hook.state == "waiting" for hook in rows):
-            absent.append(name)
-            continue
-        bound = [hook for hook in rows if hook.state == "installed"]
-        fired = f"{sum(hook.fired > 0 for hook in bound)} of {len(bound)}" if bound else ""
-        table.add_row(name, fired, f"{sum(hook.fired for hook in rows):,}", _said_of_all(rows) or _inapplicable(rows))
-    said = [Text(line, style) for line, style in _complaints(hooks)]
-    if absent:
-        said.append(Text(f"hooks of what was not imported: {', '.join(absent)}", "dim"))
-    return Group(table, *said)
+    """Whose hooks fired, then which failed, were skipped or never fired, one of each framework by name."""
+    of = {name: rows for name, rows in _by_instrumentation(hooks) if any(hook.state == "installed" for hook in rows)}
+    fired = {name: rows for name, rows in of.items() if not _is_unused(rows)}
+    bound = [hook for rows in fired.values() for hook in rows if hook.state == "installed"]
+    parts = [f"{', '.join(fired)}: {sum(hook.fired > 0 for hook in bound)} of {len(bound)} fired"] if fired else []
+    parts += [f"none of {', '.join(name for name in of if name not in fired)} fired"] if len(fired) < len(of) else []
+    line = Text.assemble(("Hooks", "bold"), f" {'; '.join(parts) or 'none: nothing that has any was imported'}")
+    return Group(line, *_complaints(hooks))
 
 
 def _by_instrumentation(hooks: Sequence[HookFigures]) -> Iterator[tuple[str, list[HookFigures]]]:
@@ -48,34 +42,41 @@ def _said_of_all(hooks: Sequence[HookFigures]) -> Text | None:
     return None
 
 
-def _inapplicable(hooks: Sequence[HookFigures]) -> Text:
-    many = sum(bool(hook.not_applicable) and not hook.fired and hook.state == "installed" for hook in hooks)
-    return Text(f"{many} not applicable" if many else "", "dim")
-
-
 def _is_unused(hooks: Sequence[HookFigures]) -> bool:
     """The program does without this framework, or it is broken: not one hook's fault."""
     return not any(hook.fired for hook in hooks)
 
 
-def _complaints(hooks: Sequence[HookFigures]) -> Iterator[tuple[str, str]]:
-    """What is wrong and with whom, and a style: failures, then what was skipped, then what never fired."""
-    by_reason: dict[tuple[str, str], dict[str, list[str]]] = {}
+def _complaints(hooks: Sequence[HookFigures]) -> Iterator[Text]:
+    """A line of those that failed, of those that were skipped, and of those that never fired."""
+    kinds: dict[str, dict[str, list[str]]] = {"failed": {}, "skipped": {}, "never fired": {}}
     for name, rows in _by_instrumentation(hooks):
-        if _said_of_all(rows) is not None:
-            continue
         for hook in rows:
+            kind = hook.state if hook.state in _STYLES else "never fired"
             if hook.state in _STYLES or (hook.never_fired and not _is_unused(rows)):
-                kind = hook.state if hook.state in _STYLES else "never fired"
-                by_reason.setdefault((kind, hook.reason or ""), {}).setdefault(name, []).append(_target(hook))
-    order = [*_STYLES, "never fired"]
-    for kind, reason in sorted(by_reason, key=lambda key: order.index(key[0])):
-        whose = "; ".join(f"{name} {', '.join(targets)}" for name, targets in by_reason[kind, reason].items())
-        yield f"{kind}: {whose}" + (f": {reason}" if reason else ""), _STYLES.get(kind, "yellow")
+                kinds[kind].setdefault(name, []).append(_target(hook))
+    for kind, whose in kinds.items():
+        if whose:
+            said = "; ".join(f"{name} {_first(targets)}" for name, targets in whose.items())
+            yield Text(f"{kind}: {said}", _STYLES.get(kind, "yellow"))
+
+
+def _first(targets: Sequence[str]) -> str:
+    return targets[0] + (f" and {len(targets) - 1} more" if len(targets) > 1 else "")
 
 
 def _target(hook: HookFigures) -> str:
     return hook.target.partition(":")[2] or hook.target
+
+
+def left_out(hooks: Sequence[HookFigures]) -> dict[str, str]:
+    """The frameworks that were not traced at all, with the reason; not those that the user left out."""
+    found = {}
+    for name, rows in _by_instrumentation(hooks):
+        reasons = {hook.reason or "" for hook in rows if hook.state == "skipped"}
+        if all(hook.state == "skipped" for hook in rows) and len(reasons) == 1:
+            found[name] = reasons.pop()
+    return {name: reason for name, reason in found.items() if not reason.startswith("disabled by ")}
 
 
 def failures(hooks: Sequence[HookFigures]) -> dict[str, list[str]]:

@@ -17,6 +17,10 @@ from rltrace.events import UNATTRIBUTED
 
 MOST_CHANGES = 8
 
+SMALL = 0.01
+"""Share of a device's peak below which an owner is no row of the first screen."""
+NOBODYS = (UNATTRIBUTED, UNEXPLAINED, FREE)
+
 LEGEND = {
     UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
     UNEXPLAINED: "unexplained: the device's total less all other rows; nobody measured it",
@@ -25,44 +29,71 @@ SETTLED = "settled: all samples of that edge are at most 5 ms apart; others are 
 
 
 def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
-    """Who held the bytes of the fullest device, and within which bounds the others are."""
+    """Who held the bytes of the fullest device: those that held much, and what is nobody's."""
     fullest = max(devices, key=lambda device: device.peak_bytes)
-    others = [device for device in devices if device is not fullest]
-    table = _owner_table(fullest, others, [owner for owner in fullest.at_peak_bytes if _ever(owner, fullest)])
-    said = legend([fullest])
-    return Group(table, said) if said else table
+    named = [owner for owner in fullest.at_peak_bytes if owner not in NOBODYS]
+    small = [owner for owner in named if _most(owner, fullest) < SMALL * fullest.peak_bytes]
+    table = _table()
+    for owner in (owner for owner in named if owner not in small):
+        _add_owner(table, owner, fullest)
+    for owner in (owner for owner in NOBODYS if owner in fullest.at_peak_bytes):
+        _add_owner(table, owner, fullest)
+    others = [device.peak_bytes for device in devices if device is not fullest]
+    remarks = _short_remarks(fullest, [owner for owner in small if _most(owner, fullest)])
+    return titled(_short_title(fullest, others), table, "\n".join(remarks))
 
 
 def device_table(device: DeviceMemory) -> RenderableType:
     """Who held the bytes of one device when it held most, and how far its own peak is above that."""
-    return _owner_table(device, [], list(device.at_peak_bytes))
+    table = _table()
+    for owner in device.at_peak_bytes:
+        _add_owner(table, owner, device)
+    return titled(_title(device), table, "\n".join(_remarks(device)))
 
 
-def _owner_table(device: DeviceMemory, others: Sequence[DeviceMemory], owners: Sequence[str]) -> RenderableType:
-    heading = "the other" if len(others) == 1 else f"the {len(others)} others"
-    table = Figures("owner", "at this peak", bars(1), Column(heading, 4), Column("own peak", 6), words("in", 5))
-    for owner in owners:
-        size, own = device.at_peak_bytes[owner], device.owner_peaks.get(owner)
-        share = size / device.peak_bytes if device.peak_bytes and owner != FREE else 0.0  # of what is used
-        theirs = [other.at_peak_bytes.get(owner, 0) for other in others]
-        most, phase = (figures.size(own.bytes), own.phase or "") if own is not None else ("", "")
-        table.add_row(
-            owner, figures.size(size), figures.bar(share), _between(theirs), most, phase, style=None if size else "dim"
-        )
-    return titled(_title(device, others), table, "\n".join(_remarks(device)))
+def _table() -> Figures:
+    return Figures("owner", "at this peak", bars(1), Column("own peak", 6), words("in", 5))
 
 
-def _title(device: DeviceMemory, others: Sequence[DeviceMemory]) -> str:
+def _add_owner(table: Figures, owner: str, device: DeviceMemory) -> None:
+    size, own = device.at_peak_bytes[owner], device.owner_peaks.get(owner)
+    share = size / device.peak_bytes if device.peak_bytes and owner != FREE else 0.0  # of what is used
+    most = figures.size(own.bytes) if own is not None else ""
+    phase = "" if own is None or not own.bytes else own.phase or "no phase"
+    style = None if size else "dim"
+    table.add_row(owner, figures.size(size), figures.bar(share), most, phase, style=style)
+
+
+def _most(owner: str, device: DeviceMemory) -> int:
+    """The most that an owner held at any time."""
+    own = device.owner_peaks.get(owner)
+    return max(abs(device.at_peak_bytes[owner]), own.bytes if own is not None else 0)
+
+
+def _short_title(device: DeviceMemory, others: Sequence[int]) -> str:
+    where = f"in {device.peak_phase}" if device.peak_phase else "in no phase"
+    step = f", step {device.peak_step}" if device.peak_step is not None else ""
+    title = f"Memory of {device.lane}: peak {figures.size(device.peak_bytes)} {where}{step}"
+    return title + (f"; others {_between(others)}" if others else "")
+
+
+def _short_remarks(device: DeviceMemory, small: Sequence[str]) -> Iterator[str]:
+    """What has no row and what is not known, how much nobody holds, and what the words mean."""
+    if small:
+        together = figures.size(sum(device.at_peak_bytes[owner] for owner in small))
+        yield f"below {SMALL:.0%} each, {together} at this peak: {', '.join(small)}"
+    yield from _unknown(device)
+    if (found := device.residual) is not None and (judged := found.edges - found.unsettled_edges):
+        most = f"at most {figures.size(found.worst_bytes)}, {figures.size(found.worst_allowed_bytes)} allowed"
+        yield f"without an owner: {most}, at {judged} of {figures.count(found.edges, 'edge')}"
+    if UNEXPLAINED in device.at_peak_bytes:
+        yield "unattributed: of no named owner; unexplained: the total less all other rows"
+
+
+def _title(device: DeviceMemory) -> str:
     step = f" of step {device.peak_step}" if device.peak_step is not None else ""
     title = f"Memory of {_place(device)}: peak {figures.size(device.peak_bytes)}, in {device.peak_phase or 'no phase'}"
-    title += f"{step}, {device.peak_at_seconds:.1f} s"
-    return title + (f"; the fullest, peaks of the others: {_between([o.peak_bytes for o in others])}" if others else "")
-
-
-def _ever(owner: str, device: DeviceMemory) -> bool:
-    """Whether an owner held anything at any time."""
-    own = device.owner_peaks.get(owner)
-    return bool(device.at_peak_bytes[owner] or (own is not None and own.bytes))
+    return f"{title}{step}, {device.peak_at_seconds:.1f} s"
 
 
 def _between(sizes: Sequence[int]) -> str:
@@ -83,11 +114,8 @@ def legend(devices: Sequence[DeviceMemory]) -> Text:
 
 def _remarks(device: DeviceMemory) -> Iterator[str]:
     """What is not known, and how much nobody holds."""
-    found = device.residual
-    reasons = dict.fromkeys(device.unknown.values()) if found is None else {}
-    for reason in reasons:
-        yield f"unknown, {reason}: " + ", ".join(row for row in device.unknown if device.unknown[row] == reason)
-    if found is not None:
+    yield from _unknown(device)
+    if (found := device.residual) is not None:
         judged = found.edges - found.unsettled_edges
         line = f"without an owner at {judged} settled phase edges: at most {figures.size(found.worst_bytes)}"
         line += f" ({found.worst_phase}; allowed {figures.size(found.worst_allowed_bytes)})" if judged else ""
@@ -95,6 +123,21 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
         yield line + (f"; {figures.count(found.unsettled_edges, 'edge')} unsettled" if found.unsettled_edges else "")
         share = f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
         yield f"a sample takes {found.sample_seconds * 1e3:.1f} ms{share}"
+
+
+def _unknown(device: DeviceMemory) -> Iterator[str]:
+    """Rows that nobody could tell, by reason, where nobody told of the whole device either."""
+    reasons = dict.fromkeys(device.unknown.values()) if device.residual is None else {}
+    for reason in reasons:
+        yield f"unknown, {reason}: " + ", ".join(row for row in device.unknown if device.unknown[row] == reason)
+
+
+def allocation_line(peaks: Sequence[AllocationPeak]) -> Text:
+    """One line: the highest of the exact peaks."""
+    highest = max(peaks, key=lambda peak: peak.peak_bytes)
+    step = f" of step {highest.step}" if highest.step is not None else ""
+    said = f" at most {figures.size(highest.peak_bytes)} handed out by allocators, on {highest.lane}{step}"
+    return Text.assemble(("Every allocation", "bold"), said)
 
 
 def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:

@@ -2,49 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from rich.console import RenderableType
 
 from rltrace.analysis.memory import DeviceMemory
-from rltrace.analysis.phases import IDLE, RankStep, when
+from rltrace.analysis.phases import IDLE, RankStep, in_order
 from rltrace.analysis.steady import LaneSteps, Steady, lanes
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
+from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process_phases
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 DRIVER = "driver"
+SLIGHT = 0.001
+"""Share of a step below which a phase is no row of the first screen."""
 MOST_LANES = 4
 """More ranks are shown as their mean, fastest and slowest."""
 
 
-def steady_table(summary: Summary) -> RenderableType | None:
-    """A steady step, the ranks together, the first step and the most bytes beside it; None without any phase."""
+def steady_table(summary: Summary, *, whole: bool = False) -> RenderableType | None:
+    """A steady step, the ranks together, the first step and the most bytes beside it; None without any phase.
+
+    Args:
+        summary: Of the Recording.
+        whole: With the slowest rank of each phase, and a row for the slightest phase too.
+    """
     rows = [row for row in summary.phases if row.step is not None]
     found = summary.steady
     shown = found.lanes if found is not None else lanes(rows)
     if not shown:
         return None
-    first = lanes([row for row in rows if found is not None and row.step == found.first_step])
-    ranks, first_ranks = together(shown), together(first)
-    held = most_held(summary.memory)
-    table = Figures(
-        "phase", "seconds", Column("share", 5), bars(1),
-        Column(figures.count(len(ranks), "rank"), 6), Column("slowest", 2),
-        Column("first step", 7), Column("most held", 8),
-    )  # fmt: skip
-    for name in _names(ranks):
-        most = figures.size(held[name]) if name in held else ""
-        cells = *_cells(name, ranks), *_spread_cells(name, ranks), _seconds(_mean(name, first_ranks)), most
-        table.add_row(name, *cells, style=_style(name))
-        if name == WAIT_DRIVER:
-            _add_driver(table, shown, first)
-    table.add_row("step", _whole(ranks), "", "", "", "", _whole(first_ranks), style="bold")
+    of_first = [row for row in rows if found is not None and row.step == found.first_step]
+    of_steady = [row for row in rows if found is None or (row.step in found.steps and row.finished)]
+    title, wrong = steady_title(summary, found), _caption(rows, found)
+    if is_without_ranks(of_steady):
+        processes = process_phases(of_steady, of_first, most_held(summary.memory))
+        return titled(title, processes, "; ".join(filter(None, [CAPTION, wrong])))
+    ranks = together(shown)
+    table, slight = _rank_table(shown, lanes(of_first), most_held(summary.memory), whole=whole)
     others = [lane.lane for lane in shown if lane not in ranks and lane.lane != DRIVER]
     also = f"phases of {', '.join(others)} too: see --all" if others else ""
-    return titled(steady_title(summary, found), table, "; ".join(filter(None, [_caption(rows, found), also])))
+    less = f"below {SLIGHT:.1%}: {', '.join(slight)}" if slight else ""
+    return titled(title, table, "; ".join(filter(None, [less, wrong, also])))
+
+
+def _rank_table(
+    shown: Sequence[LaneSteps], first: Sequence[LaneSteps], held: Mapping[str, int], *, whole: bool
+) -> tuple[Figures, list[str]]:
+    """The ranks together and what the driver did while they waited; and the seconds of the phases that have no row."""
+    ranks = together(shown)
+    slowest = [Column("slowest", 2)] if whole else []
+    table = Figures(
+        "phase", "seconds", Column("share", 5), bars(1), Column(figures.count(len(ranks), "rank"), 6), *slowest,
+        Column("first step", 7), Column("most held", 8),
+    )  # fmt: skip
+    slight = []
+    for name, of, of_first, is_of_driver in _named_rows(shown, first):
+        if not whole and _share(name, of) < SLIGHT:
+            slight.append(f"{name} {figures.seconds(_mean(name, of))}")
+            continue
+        spread = ("", "") if is_of_driver else _spread_cells(name, ranks)
+        most = figures.size(held[name]) if name in held and not is_of_driver else ""
+        table.add_row(
+            f"  {name}" if is_of_driver else name, *_cells(name, of), *spread[: 1 + len(slowest)],
+            _seconds(_mean(name, of_first)), most, style="dim" if is_of_driver else _style(name),
+        )  # fmt: skip
+    of_step = "", "", "", *[""] * len(slowest)
+    table.add_row("step", _whole(ranks), *of_step, _whole(together(first)), style="bold")
+    return table, slight
+
+
+def _named_rows(
+    shown: Sequence[LaneSteps], first: Sequence[LaneSteps]
+) -> Iterator[tuple[str, Sequence[LaneSteps], Sequence[LaneSteps], bool]]:
+    """Phases in their order, whose they are, the same of the first step; what the driver did below the waiting."""
+    ranks, first_ranks = together(shown), together(first)
+    driver = [lane for lane in shown if lane.lane == DRIVER]
+    for name in _names(ranks):
+        yield name, ranks, first_ranks, False
+        if name == WAIT_DRIVER:
+            for own in (own for lane in driver for own in lane.phases if own in DRIVER_PHASES):
+                yield own, driver, [lane for lane in first if lane.lane == DRIVER], True
 
 
 def _whole(shown: Sequence[LaneSteps]) -> str:
@@ -53,8 +94,8 @@ def _whole(shown: Sequence[LaneSteps]) -> str:
 
 def steady_title(summary: Summary, found: Steady | None) -> str:
     """Which steps the figures are of, and which they leave out."""
-    unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
     if found is None:
+        unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
         return f"A step: {figures.count(unfinished, 'step')}, none of them over"
     left_out = f"; {found.unfinished_steps} not over, left out" if found.unfinished_steps else ""
     numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
@@ -86,6 +127,9 @@ def lane_tables(title: str, rows: Sequence[RankStep]) -> Iterator[RenderableType
         return
     if len(found) <= MOST_LANES:
         yield titled(title, _side_by_side(found), _whole_caption(found, rows))
+        return
+    if is_without_ranks(rows):
+        yield titled(title, process_phases(rows), "; ".join(filter(None, [CAPTION, _caption(rows, None)])))
         return
     ranks = together(found)
     yield titled(title, _extremes(ranks), _whole_caption(ranks, rows))
@@ -124,7 +168,7 @@ def _least_and_most(name: str, shown: Sequence[LaneSteps]) -> tuple[tuple[float,
 
 def _names(shown: Sequence[LaneSteps]) -> list[str]:
     """Phases in their order; waiting for the driver only where somebody does."""
-    names = sorted({name for lane in shown for name in lane.phases}, key=when)
+    names = in_order(name for lane in shown for name in lane.phases)
     return [name for name in names if name == IDLE or _mean(name, shown)]
 
 
@@ -133,8 +177,12 @@ def _mean(name: str, shown: Sequence[LaneSteps]) -> float:
     return fmean(lane.phases[name].mean_seconds if name in lane.phases else 0.0 for lane in shown) if shown else 0.0
 
 
+def _share(name: str, shown: Sequence[LaneSteps]) -> float:
+    return fmean(lane.phases[name].share if name in lane.phases else 0.0 for lane in shown)
+
+
 def _cells(name: str, shown: Sequence[LaneSteps]) -> tuple[str, str, str]:
-    share = fmean(lane.phases[name].share if name in lane.phases else 0.0 for lane in shown)
+    share = _share(name, shown)
     return figures.seconds(_mean(name, shown)), f"{share:.0%}", figures.bar(share)
 
 
@@ -152,15 +200,6 @@ def _lane_cells(name: str, lane: LaneSteps) -> tuple[str, str, str]:
     if found is None or found.mean_seconds <= 0 or (lane.lane == DRIVER and name == IDLE):  # it waits for its workers
         return "", "", ""
     return figures.seconds(found.mean_seconds), f"{found.share:.0%}", figures.bar(found.share)
-
-
-def _add_driver(table: Figures, shown: Sequence[LaneSteps], first: Sequence[LaneSteps]) -> None:
-    """What the driver did while its ranks waited."""
-    in_first = [lane for lane in first if lane.lane == DRIVER]
-    for driver in (lane for lane in shown if lane.lane == DRIVER):
-        for name in (name for name in driver.phases if name in DRIVER_PHASES):
-            cells = *_lane_cells(name, driver), "", "", _seconds(_mean(name, in_first))
-            table.add_row(f"  {name}", *cells, style="dim")
 
 
 def _seconds(length: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
@@ -11,7 +11,7 @@ from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.summary import Losses, Summary
 from rltrace.cli.tables import figures
-from rltrace.cli.tables.hooks import failures
+from rltrace.cli.tables.hooks import failures, left_out
 from rltrace.cli.tables.processes import untraced_line
 from rltrace.cli.tables.sync import leak_line, wrong_line
 
@@ -22,8 +22,8 @@ _BAD, _DOUBTFUL = "bold red", "yellow"
 
 def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Everything that a reader must know before any figure; no line is good."""
-    kinds = (_deaths, _hangs, _failed_hooks, _memory, _losses, _sleeps, _untraced, _clocks)
-    styles = (_BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 5)
+    kinds = (_deaths, _aborted, _hangs, _failed_hooks, _left_out, _memory, _losses, _sleeps, _untraced, _clocks)
+    styles = (_BAD, _BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 6)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -38,23 +38,52 @@ def _deaths(summary: Summary) -> Iterator[str]:
     for span in summary.open_spans:
         longest.setdefault(span.process_key, span)
     found = deaths(summary)
+    alike: dict[tuple[str, str | None, str | None], list[ProcessFigures]] = {}
     for process in sorted(found, key=lambda process: process.key not in longest):  # in the middle of something first
-        yield death_line(process, longest.get(process.key))
-    if silent := sum(process.state == "died" for process in summary.processes) - len(found):
+        inside = longest.get(process.key)
+        doing = inside.name if inside is not None else None
+        alike.setdefault((process.name, process.killed_by, doing), []).append(process)
+    for (_, _, doing), processes in alike.items():
+        yield death_line(processes, doing)
+    if ended := ended_by_others(summary):
+        yield f"{figures.count(len(ended), 'process')} ended from outside between two spans: so do those of a Pool"
+    if silent := sum(process.state == "died" for process in summary.processes) - len(found) - len(ended):
         yield f"{figures.count(silent, 'process')} died and had recorded nothing: Ray so ends idle workers"
 
 
 def deaths(summary: Summary) -> list[ProcessFigures]:
     """Processes that died and are missed: they had recorded something, or belong to a rank."""
     died = [process for process in summary.processes if process.state == "died"]
-    return [process for process in died if process.spans or process.samples or process.rank is not None]
+    known = [process for process in died if process.spans or process.samples or process.rank is not None]
+    ended = {process.key for process in ended_by_others(summary)}
+    return [process for process in known if process.key not in ended]
 
 
-def death_line(process: ProcessFigures, inside: OpenSpan | None) -> str:
-    """Who died, of what, and what it was doing."""
-    killed = f" by {process.killed_by}" if process.killed_by else ""
-    doing = f", in {inside.name}" if inside is not None else ""
-    return f"{process.name} (pid {process.pid}) died{killed}{doing}, {process.last_seconds:.1f} s"
+def ended_by_others(summary: Summary) -> list[ProcessFigures]:
+    """Processes that were ended while they did nothing, by a parent that ended in good order: nothing is missed."""
+    busy = {span.process_key for span in summary.open_spans}
+    well = {process.key for process in summary.processes if process.state == "ended"}
+    return [
+        process
+        for process in summary.processes
+        if process.state == "died" and process.killed_by in (None, "SIGTERM") and process.rank is None
+        if process.spans and process.key not in busy and process.parent in well
+    ]
+
+
+def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
+    """Who died, of what, and what it was doing: processes of one name that died alike are one line."""
+    last = max(alike, key=lambda process: process.last_seconds)
+    killed = f" by {last.killed_by}" if last.killed_by else ""
+    doing = f", in {inside}" if inside is not None else ""
+    pids = ", ".join(str(process.pid) for process in alike[:FEW])
+    more = f" and {len(alike) - FEW} more" if len(alike) > FEW else ""
+    return f"{last.name} (pid {pids}{more}) died{killed}{doing}, {last.last_seconds:.1f} s"
+
+
+def _aborted(summary: Summary) -> Iterator[str]:
+    for step in (step for step in summary.steps if step.error is not None):
+        yield f"step {step.step} was aborted by {step.error}, {step.start_seconds + step.seconds:.1f} s"
 
 
 def _hangs(summary: Summary) -> Iterator[str]:
@@ -68,6 +97,10 @@ def _failed_hooks(summary: Summary) -> Iterator[str]:
         yield f"{figures.count(len(hooks), 'hook')} failed: {reason}: {', '.join(hooks)}"
 
 
+def _left_out(summary: Summary) -> Iterator[str]:
+    yield from (f"not traced: {name}: {reason}" for name, reason in left_out(summary.hooks).items())
+
+
 def _memory(summary: Summary) -> Iterator[str]:
     judged = [(device.lane, device.residual) for device in summary.memory if device.residual is not None]
     for what, many in (
@@ -75,7 +108,7 @@ def _memory(summary: Summary) -> Iterator[str]:
         ("unsettled, not judged", {lane: found.unsettled_edges for lane, found in judged}),
     ):
         if sum(many.values()):
-            whose = ", ".join(lane for lane, number in many.items() if number)
+            whose = figures.ranks([lane for lane, number in many.items() if number])
             edges = sum(found.edges for _, found in judged)
             yield f"memory: {sum(many.values()):,} of {figures.count(edges, 'phase edge')} {what} ({whose})"
 

@@ -21,10 +21,15 @@ def own_span_table(spans: Sequence[OwnSpan], most: int | None = None) -> Rendera
     for span in spans[:most]:
         of = f"{span.processes} x {span.role}" if span.processes > 1 else span.role
         share = f"{span.share:.1%}" if span.share is not None else ""
-        seconds = figures.seconds(span.seconds), _mean(span.mean_seconds)
-        table.add_row(span.name, of, f"{span.count:,}", *seconds, share)
+        times = f"{span.count:,}" + (f" + {span.open:,} open" if span.open else "")
+        seconds = (
+            (figures.seconds(span.seconds), _mean(span.mean_seconds)) if span.mean_seconds is not None else ("", "")
+        )
+        table.add_row(span.name, of, times, *seconds, share)
     more = len(spans) - len(spans[:most])
-    return titled("Spans of your own", table, f"{more} more: see --all" if more else "")
+    lines = [f"{more} more: see --all"] if more else []
+    lines += ["seconds and mean are of those that are over"] if any(span.open for span in spans[:most]) else []
+    return titled("Spans of your own", table, "; ".join(lines))
 
 
 def _mean(seconds: float) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from math import isfinite
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from rltrace.analysis.steps import Step
 from rltrace.cli.tables import figures
@@ -14,19 +15,41 @@ from rltrace.cli.tables.fit import Column, Figures, bars, titled
 
 MOST_STEPS = 30
 """A longer run shows its first and last steps."""
-FEW_STEPS = 5
 MOST_FIGURES = 3
+FEW_FIGURES = 4
+"""In one line."""
 
 
-def step_table(steps: Sequence[Step], most: int = MOST_STEPS) -> RenderableType:
-    """One row a step; the first and last ones of a long run."""
+def step_line(steps: Sequence[Step]) -> Text | None:
+    """One line: from what to what the figures went, from the first step to the last; None without any."""
+    over = [step for step in steps if step.end_seconds is not None and step.recorded and step.error is None]
+    if not over:
+        return None
+    parts = []
+    known = {name: of for name, of in _figures_of(over).items() if name != "tokens"}
+    for name, of in list(known.items())[:FEW_FIGURES]:
+        first, last = (figures.number(of(step)) for step in (over[0], over[-1]))
+        parts.append(f"{name} {first}" + (f" → {last}" if first != last else ""))
+    numbers = figures.between(str(over[0].step), str(over[-1].step))
+    what = "Steps" if len(over) > 1 else "Step"
+    return Text.assemble((what, "bold"), f" {numbers}: {', '.join(parts)}") if parts else None
+
+
+def _figures_of(steps: Sequence[Step]) -> dict[str, Callable[[Step], float | None]]:
+    """What is known of how steps went: rewards first."""
     numbers: dict[str, Callable[[Step], float | None]] = {
+        "reward": lambda step: step.reward_mean,
         "tokens": lambda step: step.tokens,
         "tokens/s": lambda step: step.tokens_per_second,
     }
     for name in list(dict.fromkeys(name for step in steps for name in step.figures))[:MOST_FIGURES]:
         numbers[name] = partial(_figure, name)
-    known = {name: of for name, of in numbers.items() if any(of(step) is not None for step in steps)}
+    return {name: of for name, of in numbers.items() if any(of(step) is not None for step in steps)}
+
+
+def step_table(steps: Sequence[Step], most: int = MOST_STEPS) -> RenderableType:
+    """One row a step; the first and last ones of a long run."""
+    known = {name: of for name, of in _figures_of(steps).items() if name != "reward"}
     # The further a figure is behind, the earlier it goes.
     columns = [Column(name, worth=8 - at) for at, name in enumerate(known)]
     table = Figures("step", "seconds", Column("reward", 8), bars(1), *columns)

@@ -16,6 +16,8 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
 from rltrace.events import WEIGHT_SYNC_STAGES
 
+FEW = 2
+"""Stages that are named in one line."""
 FASTEST = 1e12
 """Bytes a second that no link has: what is faster was only launched."""
 
@@ -32,7 +34,7 @@ def sync_line(syncs: Sequence[RankSync]) -> Text:
     size, seconds = sum(sync.bytes for sync in syncs), sum(sync.seconds for sync in syncs)
     stages = {name: _stage_seconds(name, syncs) for name in WEIGHT_SYNC_STAGES}
     longest = sorted((name for name in stages if stages[name]), key=lambda name: -stages[name])
-    parts = [f"{name.partition('.')[2]} {figures.seconds(stages[name])}" for name in longest[:4]]
+    parts = [f"{name.partition('.')[2]} {figures.seconds(stages[name])}" for name in longest[:FEW]]
     said = f" {figures.megabytes(size / len(syncs)) or 0} MB in {fmean(sync.buckets for sync in syncs):.0f} buckets, "
     said += f"{figures.seconds(seconds / len(syncs))} s" + (f" ({', '.join(parts)})" if parts else "")
     return Text.assemble(("Weight sync", "bold"), said)
@@ -72,14 +74,11 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
     return titled(f"Weight sync by stage: mean of a rank's sync{of}", table, caption)
 
 
-def sleep_line(sleeps: Sequence[Transaction], found: Steady | None) -> Text:
-    """One line: how often and how long in the steady steps, and whether all went well."""
-    parts = []
-    for name, group in _by_name(in_steady(sleeps, found)):
-        parts.append(f"{name} {len(group)}x {figures.seconds(fmean(sleep.seconds for sleep in group))} s")
+def sleep_line(sleeps: Sequence[Transaction]) -> Text:
+    """One line: how many, and whether all went well."""
     wrong = sum(sleep.verdict != "ok" for sleep in sleeps)
-    state = Text(f"; {wrong} of {len(sleeps)} not ok", "bold red") if wrong else Text("; all ok", "green")
-    return Text.assemble(("Sleeps and wake-ups", "bold"), f" {', '.join(parts)}", state)
+    state = Text(f", {wrong} of them not ok", "bold red") if wrong else Text(", all ok", "green")
+    return Text.assemble(("Sleeps and wake-ups", "bold"), f" {len(sleeps)}", state)
 
 
 def _by_name(sleeps: Sequence[Transaction]) -> list[tuple[str, list[Transaction]]]:

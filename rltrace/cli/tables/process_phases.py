@@ -1,0 +1,72 @@
+"""Phases of a program whose processes have no rank: each of them may do something else, so none stands for another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from rltrace.analysis.phases import IDLE, RankStep, Share, in_order
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import Column, Figures, bars
+from rltrace.events import WAIT_DRIVER
+
+OF_NOBODY = (WAIT_DRIVER, IDLE)
+
+CAPTION = "seconds: mean over the processes that were in the phase, of each step in which they were; idle: what is left"
+
+
+def is_without_ranks(rows: Sequence[RankStep]) -> bool:
+    """Whether several processes have phases, and none of them is of a rank."""
+    return all(row.rank is None for row in rows) and len({row.lane for row in rows}) > 1
+
+
+def process_phases(
+    rows: Sequence[RankStep], first: Sequence[RankStep] = (), held: Mapping[str, int] | None = None
+) -> Figures:
+    """Each phase over the processes that were in it, and who or how many these were.
+
+    Args:
+        rows: Of the steps that the figures are of.
+        first: Of the first step.
+        held: The most bytes by phase.
+    """
+    table = Figures(
+        "phase", "seconds", Column("share", 5), bars(1), Column("who", 6, is_left=True), Column("least-most", 4),
+        Column("first step", 7), Column("most held", 8),
+    )  # fmt: skip
+    for name in in_order(name for row in [*first, *rows] for name in _inside(row)):
+        of_first = (
+            figures.seconds(fmean(share.seconds for _, share in in_first)) if (in_first := _of(name, first)) else ""
+        )
+        most = figures.size(held[name]) if held and name in held else ""
+        style = "dim" if name in OF_NOBODY else None
+        table.add_row(name, *_cells(_of(name, rows)), of_first, most, style=style)
+    whole = "step" if any(row.step is not None for row in rows) else "whole"
+    table.add_row(whole, _whole(rows), "", "", "", "", _whole(first), style="bold")
+    return table
+
+
+def _whole(rows: Sequence[RankStep]) -> str:
+    return figures.seconds(fmean(row.seconds for row in rows)) if rows else ""
+
+
+def _inside(row: RankStep) -> list[str]:
+    """What a process was in during a step; nothing where it was in no phase: it may not have been there."""
+    inside = [name for name, share in row.phases.items() if share.seconds > 0]
+    return inside if any(name not in OF_NOBODY for name in inside) else []
+
+
+def _of(name: str, rows: Sequence[RankStep]) -> list[tuple[str, Share]]:
+    """The steps in which a process was in a phase, each with the process."""
+    return [(row.lane, row.phases[name]) for row in rows if name in _inside(row)]
+
+
+def _cells(of: Sequence[tuple[str, Share]]) -> tuple[str, ...]:
+    if not of:
+        return "", "", "", "", ""
+    lengths = [share.seconds for _, share in of]
+    share = fmean(share.share for _, share in of)
+    who = list(dict.fromkeys(lane for lane, _ in of))
+    said = who[0] if len(who) == 1 else figures.count(len(who), "process")
+    spread = figures.between(figures.seconds(min(lengths)), figures.seconds(max(lengths)))
+    return figures.seconds(fmean(lengths)), f"{share:.0%}", figures.bar(share), said, spread if "-" in spread else ""
