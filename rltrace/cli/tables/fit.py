@@ -85,8 +85,9 @@ class Figures:
         kept = self._kept(options.max_width)
         for columns in self._blocks(kept, options.max_width):
             yield self._table(columns)
-        if lost := [self.columns[at].heading for at in self._told() if at not in kept and self.columns[at].heading]:
-            said = f"not shown at {options.max_width} columns: {', '.join(lost)}; a wider terminal and --json have them"
+        lost = dict.fromkeys(self.columns[at].heading for at in self._told() if at not in kept)
+        if named := ", ".join(filter(None, lost)):  # bars have no name
+            said = f"not shown at {options.max_width} columns: {named}; a wider terminal and --json have them"
             yield Text(said, "dim")
 
     def _told(self) -> list[int]:
