@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from rltrace.recording import Recording
+
 LAPTOP = Path(__file__).parents[1] / "examples" / "laptop.yaml"
 
 QUICK: dict[str, Any] = {
@@ -18,6 +20,16 @@ QUICK: dict[str, Any] = {
     "actor": {"minibatches": 2, "micro_batch": 4},
 }
 """Changes for a run whose steps are short: for what does not depend on how much a step does."""
+
+TINY: dict[str, Any] = {
+    "task": {"prompts": 4},
+    "rollout": {"n": 2, "max_tokens": 4, "slots": 8},
+    "actor": {"minibatches": 1, "micro_batch": 8},
+}
+"""Less still: one micro-batch a step, of two answers to each prompt."""
+
+RLTRACE = [sys.executable, "-c", "import sys; from rltrace.cli import main; main(sys.argv[1:])"]
+"""The command line, of the package that is tested."""
 
 
 def write_config(folder: Path, **changes: Any) -> Path:
@@ -44,6 +56,15 @@ def finish(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     assert process.returncode == 0, errors
     assert errors == ""
     return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+def record(folder: Path, **changes: Any) -> Recording:
+    """Runs to the end under `rltrace run` and returns the Recording."""
+    config = write_config(folder, **changes)
+    command = [*RLTRACE, "run", str(config), "--out", str(folder / "run")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Recording.open(folder / "run")
 
 
 def rewards(records: list[dict[str, Any]]) -> list[float]:

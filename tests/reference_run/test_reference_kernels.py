@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from reference_runs import write_config
+from reference_runs import TINY, record
 
 from rltrace.events import OPERATOR, STEP, Span
-from rltrace.recording import Recording
 
 
 @pytest.mark.run
 def test_operators_are_recorded_in_the_chosen_step_and_lie_inside_it(tmp_path: Path) -> None:
-    config = write_config(
-        tmp_path,
-        steps=3,
-        task={"prompts": 4},
-        rollout={"n": 2, "max_tokens": 4, "slots": 8},
-        actor={"minibatches": 1, "micro_batch": 8},
-        kernels={"steps": [1]},
-    )
-    command = [sys.executable, "-c", "import sys; from rltrace.cli import main; main(sys.argv[1:])"]
-    done = subprocess.run(
-        [*command, "run", str(config), "--out", str(tmp_path / "run")], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    recording = record(tmp_path, steps=3, kernels={"steps": [1]}, **TINY)
     events = {
         process.place: [event for event in process.events() if isinstance(event, Span)]
-        for process in Recording.open(tmp_path / "run").processes
+        for process in recording.processes
     }
     steps = {span.args["step"]: span for span in events["driver"] if span.name == STEP}
     for place in ("rank 0 worker", "rank 1 worker", "rank 0 engine", "rank 1 engine"):

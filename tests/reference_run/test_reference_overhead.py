@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from reference_runs import write_config
+from reference_runs import RLTRACE, TINY, write_config
 from rltrace_reference import measure_overhead
 
 from rltrace.analysis import summarize
@@ -25,15 +24,9 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]  # two whole runs: minu
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One round: a traced run and one without hooks."""
     folder = tmp_path_factory.mktemp("overhead")
-    config = write_config(
-        folder,
-        task={"prompts": 4},
-        rollout={"n": 2, "max_tokens": 4, "slots": 8},
-        actor={"minibatches": 1, "micro_batch": 8},
-    )
+    config = write_config(folder, **TINY)
     command = ["overhead", str(config), "--out", str(folder / "out"), "--rounds", "1", "--pairs", str(PAIRS)]
-    run = "import sys; from rltrace.cli import main; main(sys.argv[1:])"
-    done = subprocess.run([sys.executable, "-c", run, *command], check=False, capture_output=True, text=True)
+    done = subprocess.run([*RLTRACE, *command], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "not established: 2 pairs of steps, 20 are needed" in done.stdout
     return folder / "out"

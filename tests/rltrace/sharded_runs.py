@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from traced_runs import TracedRun, run_traced
@@ -9,11 +10,13 @@ from traced_runs import TracedRun, run_traced
 from rltrace.events import Span
 from rltrace.recording import Process
 
-TRAIN = (Path(__file__).parent / "programs" / "sharded_training.py").read_text()
+PROGRAMS = Path(__file__).parent / "programs"
+TRAIN = (PROGRAMS / "sharded_training.py").read_text()
 
 
 def train(folder: Path, *kinds: str, ranks: int, source: str = TRAIN, **environment: str) -> TracedRun:
     """Train in one run with each kind of FSDP: "fsdp2", "fsdp1", or "fsdp1_flat" (flat parameters)."""
+    shutil.copy(PROGRAMS / "sharded_model.py", folder)
     run = run_traced(folder, source, RANKS=str(ranks), KINDS=" ".join(kinds), **environment)
     assert run.returncode == 0, run.err
     return run

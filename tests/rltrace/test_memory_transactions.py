@@ -14,7 +14,7 @@ from traced_runs import TracedRun, run_traced
 
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.transactions import Leak
-from rltrace.cli.tables.sync import leak_line
+from rltrace.cli.tables.sync import leak_lines
 
 PLANTED_ENGINE = """
 import mmap, os, torch
@@ -173,7 +173,6 @@ def test_kernels_that_an_engine_compiles_at_every_step_are_told_with_their_rate(
     (leak,) = [leak for leak in found if leak.owner == "library.kernels"]
     assert (leak.lane, leak.sleeps) == ("rank 0", 8)
     assert 2 * MIB <= leak.bytes_per_sleep <= leak.last_bytes / 10
-    assert "rank 0: library.kernels still grows, by " in leak_line(leak)
 
 
 def leaks_of(folder: Path, rows: dict[str, list[float]], unexplained: list[float]) -> list[Leak]:
@@ -217,6 +216,19 @@ def test_what_grows_without_a_known_end_is_told_and_noise_is_not(
 def test_growth_that_no_row_explains_is_told(tmp_path: Path) -> None:
     (leak,) = leaks_of(tmp_path, {"rollout.weights": [7.0] * 9}, [3.0 + n / 4 for n in range(9)])
     assert (leak.owner, leak.sleeps, leak.bytes_per_sleep) == ("unexplained", 8, MIB // 4)
+
+
+def test_what_grows_is_one_line_over_all_devices_with_the_largest_rate() -> None:
+    def leak(rank: int, owner: str, sleeps: int, mib: int) -> Leak:
+        return Leak(
+            lane=f"rank {rank}", rank=rank, owner=owner, sleeps=sleeps, bytes_per_sleep=mib * MIB, last_bytes=99 * MIB
+        )
+
+    found = [leak(0, "library.kernels", 8, 9), leak(0, "unattributed", 3, 4), leak(1, "library.kernels", 8, 10)]
+    assert list(leak_lines(found)) == [
+        "library.kernels grew by 10.0 MiB a sleep, 8 in a row (rank 0, rank 1)",
+        "a leak: unattributed grew by 4.0 MiB a sleep, 3 in a row (rank 0)",
+    ]
 
 
 def test_good_steps_leak_nothing(summary: Summary) -> None:

@@ -13,7 +13,7 @@ from rltrace.analysis.summary import Losses, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.hooks import failures, left_out
 from rltrace.cli.tables.processes import untraced_line
-from rltrace.cli.tables.sync import leak_line, wrong_line
+from rltrace.cli.tables.sync import leak_lines, wrong_line
 
 FEW = 3
 """So many of each kind; `--all` shows every one."""
@@ -132,7 +132,7 @@ def _loss_line(loss: Losses, name: str) -> str:
 
 def _sleeps(summary: Summary) -> Iterator[str]:
     yield from (wrong_line(sleep) for sleep in summary.sleeps if sleep.verdict != "ok")
-    yield from map(leak_line, summary.leaks)
+    yield from leak_lines(summary.leaks)
 
 
 def _untraced(summary: Summary) -> Iterator[str]:

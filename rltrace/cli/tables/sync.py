@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import TypeVar
 
@@ -96,7 +96,7 @@ def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak], found: Ste
         wrong = sum(sleep.verdict != "ok" for sleep in group)
         state = Text(f"{wrong} of {len(group)} not ok", "bold red") if wrong else Text("ok", "green")
         table.add_row(name, *_sleep_cells(in_steady(group, found)), state)
-    lines = [wrong_line(sleep) for sleep in sleeps if sleep.verdict != "ok"] + [leak_line(leak) for leak in leaks]
+    lines = [*(wrong_line(sleep) for sleep in sleeps if sleep.verdict != "ok"), *leak_lines(leaks)]
     titled_table = titled("Sleeps and wake-ups: a mean of those in steady steps, else of all", table)
     return Group(titled_table, Text("\n".join(lines), "yellow")) if lines else titled_table
 
@@ -122,10 +122,12 @@ def wrong_line(sleep: Transaction) -> str:
     return f"{sleep.lane}, {step}, {sleep.at_seconds:.1f} s, {sleep.name}: {sleep.verdict}: {sleep.reason}"
 
 
-def leak_line(leak: Leak) -> str:
-    """Who grows, and how fast."""
-    grown = figures.size(leak.bytes_per_sleep)
-    if leak.sleeps > LEAK_SLEEPS:
-        held = figures.size(leak.last_bytes)
-        return f"{leak.lane}: {leak.owner} still grows, by {grown} a sleep, {leak.sleeps} in a row, and has {held}"
-    return f"{leak.lane}: a leak: {leak.owner} grew by {grown} a sleep, {leak.sleeps} in a row"
+def leak_lines(leaks: Sequence[Leak]) -> Iterator[str]:
+    """Who grows, how fast at most, and on which devices."""
+    alike: dict[tuple[str, int], list[Leak]] = {}
+    for leak in leaks:
+        alike.setdefault((leak.owner, leak.sleeps), []).append(leak)
+    for (owner, sleeps), group in alike.items():
+        what = f"a leak: {owner}" if sleeps == LEAK_SLEEPS else owner
+        grown = figures.size(max(leak.bytes_per_sleep for leak in group))
+        yield f"{what} grew by {grown} a sleep, {sleeps} in a row ({', '.join(leak.lane for leak in group)})"

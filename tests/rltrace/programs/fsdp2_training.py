@@ -9,36 +9,10 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from sharded_model import Model
 from shown_errors import show_error
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.checkpoint import checkpoint
-
-
-class Layer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(8, 16)
-        self.down = torch.nn.Linear(16, 8)
-
-    def forward(self, x, fail=False):
-        if fail:
-            raise ArithmeticError("a forward that fails")
-        return x + self.down(torch.relu(self.up(x)))
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(10, 8)
-        self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
-        self.head = torch.nn.Linear(8, 10)
-
-    def forward(self, tokens, fail=False):
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = checkpoint(layer, x, fail, use_reentrant=False)
-        return self.head(x)
 
 
 def show(*words):

@@ -9,36 +9,12 @@ import os
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from sharded_model import Layer, Model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.utils.checkpoint import checkpoint
 
 import rltrace
-
-
-class Layer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(16, 32)
-        self.down = torch.nn.Linear(32, 16)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(10, 16)
-        self.layers = torch.nn.ModuleList(Layer() for _ in range(2))
-        self.head = torch.nn.Linear(16, 10)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False)
-        return self.head(x)
 
 
 def sharded(model, kind):
