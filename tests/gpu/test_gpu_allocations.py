@@ -26,6 +26,8 @@ from rltrace.analysis import summarize
 from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, Counter, Span
 from rltrace.recording import Process, Recording
 
+pytestmark = pytest.mark.in_this_process
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.yaml"
 CLI = [sys.executable, "-c", "import sys; from rltrace.cli import main; main(sys.argv[1:])"]
 MIB = 1 << 20

@@ -16,6 +16,8 @@ from rltrace import clock
 from rltrace.device_time import DeviceSpan, DeviceTimes
 from rltrace.instrument.cuda_time import CudaDevice
 
+pytestmark = pytest.mark.in_this_process
+
 SHARE, ABSOLUTE_NS = 0.05, 20_000
 """A pair and the profiler's kernels differ by at most the larger of these."""
 

@@ -70,6 +70,7 @@ def test_more_ranks_than_gpus_are_refused_before_anything_starts(tmp_path: Path)
     )
 
 
+@pytest.mark.in_this_process
 def test_a_gpu_in_use_is_refused_and_its_user_named(tmp_path: Path) -> None:
     taken = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
     file = tmp_path / "run.yaml"

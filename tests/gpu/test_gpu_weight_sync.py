@@ -18,6 +18,8 @@ from rltrace_reference.weight_sync import Bucket, Receiver, Sender
 
 from rltrace.errors import RunError
 
+pytestmark = pytest.mark.in_this_process
+
 SHAPES = {"embedding": (1000, 64), "norm": (128,), "odd": (37, 5), "large": (4096, 1024)}
 BUCKET_BYTES = 1 << 20
 
