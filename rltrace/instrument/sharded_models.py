@@ -51,11 +51,11 @@ class Roles:
         is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
         if is_trained:
             return True
-        optimizers = self.optimizers()
-        if not optimizers:
+        if not self._optimizers:
             return any(parameter.requires_grad for parameter in params.trained())
         if holder is not None and met != self._met:
-            held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+            groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+            held = {id(parameter) for group in groups for parameter in group["params"]}
             is_trained = any(id(parameter) in held for parameter in params.trained())
             self._decided[holder] = is_trained, self._met
         return is_trained
@@ -208,17 +208,17 @@ class Fsdp2Params(Params):
                     yield grad
 
     def mark(self) -> Any:
-        group, params = self._group(), self._params()
-        if group is None or not params:
+        group = self._group()
+        if group is None or not group.fsdp_params:
             return None
-        param = params[-1]
-        shard = param.sharded_param
-        # Their sizes follow: FSDP2 moves and frees whole tensors.
+        # Of the last one: FSDP2 moves and frees whole tensors, and those of a group together.
+        param = group.fsdp_params[-1]
+        shard, whole_grad = param.sharded_param, param.unsharded_accumulated_grad
         return (
-            is_on_gpu(shard),
+            memory.local(shard).is_cuda,
             group.is_unsharded,
-            is_on_gpu(shard.grad),
-            is_on_gpu(param.unsharded_accumulated_grad),
+            None if shard.grad is None else memory.local(shard.grad).is_cuda,
+            None if whole_grad is None else whole_grad.is_cuda,
         )
 
 
@@ -254,7 +254,7 @@ class Fsdp1Params(Params):
     def mark(self) -> Any:
         # FSDP1 frees a flat parameter's storage and keeps the tensor.
         tensors = (*self.held(), *self.grads())
-        return tuple((is_on_gpu(tensor), tensor.untyped_storage().nbytes()) for tensor in tensors)
+        return tuple((tensor.is_cuda, tensor.untyped_storage().nbytes()) for tensor in tensors)
 
 
 def fsdp2_params(state: Any) -> list[Params]:
@@ -266,11 +266,6 @@ def fsdp1_params(module: Any) -> list[Params]:
     """The flat parameter of an FSDP1 module, if it has one of its own."""
     handle = getattr(module, "_handle", None)
     return [] if handle is None else [Fsdp1Params(handle)]
-
-
-def is_on_gpu(tensor: Any) -> bool | None:
-    """Whether a tensor lies on a GPU and not in the host's memory; None of none."""
-    return None if tensor is None else memory.local(tensor).is_cuda
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
