@@ -30,9 +30,14 @@ Watcher = Callable[[Edge], None]
 _watchers: list[Watcher] = []
 
 
-def watch(watcher: Watcher) -> Callable[[], None]:
-    """Have every edge of this process told to `watcher`; returns what undoes it."""
-    _watchers.append(watcher)
+def watch(watcher: Watcher, *, is_last: bool = False) -> Callable[[], None]:
+    """Have every edge of this process told to `watcher`; returns what undoes it.
+
+    Args:
+        watcher: Called with each.
+        is_last: It may take its time, and does not mind who was told before: after those that sample.
+    """
+    _watchers.insert(len(_watchers) if is_last else 0, watcher)
     return lambda: _watchers.remove(watcher)
 
 

@@ -50,9 +50,7 @@ class CudaTime:
 
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
-    patches.use(
-        "torch.cuda:is_initialized", lambda _hook: edges.watch(lambda edge: pairs.poll() if edge.is_end else None)
-    )
+    patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(pairs.reached, is_last=True))
     for kind, classes in (("fsdp.all_gather", GATHERS), ("fsdp.reduce_scatter", SCATTERS)):
         for class_name in classes:
             patches.around(
@@ -133,9 +131,9 @@ class CudaPairs:
             return recorder.NoSpan()
         return self.span(name, module=module)
 
-    def poll(self) -> None:
-        """Resolve what the device has done."""
-        if self._times is not None:
+    def reached(self, edge: edges.Edge) -> None:
+        """Resolve what the device has done, where a phase is over; 5 ms for as many pairs as one phase has."""
+        if self._times is not None and edge.is_end:
             self._times.poll()
 
     def _open(self) -> DeviceTimes | None:

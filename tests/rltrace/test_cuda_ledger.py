@@ -562,6 +562,21 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
     assert told == [Edge(("actor.update",), is_end, error) for is_end, error in ends]
 
 
+def test_who_may_take_time_at_an_edge_is_told_after_those_that_sample() -> None:
+    told: list[str] = []
+    undo = [
+        edges.watch(lambda _: told.append("slow"), is_last=True),
+        edges.watch(lambda _: told.append("sample")),
+        edges.watch(lambda _: told.append("slow too"), is_last=True),
+    ]
+    try:
+        edges.reached(Edge())
+    finally:
+        for take_back in undo:
+            take_back()
+    assert told == ["sample", "slow", "slow too"]
+
+
 def test_an_edges_sample_lies_just_outside_of_its_phase_and_belongs_to_it(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
