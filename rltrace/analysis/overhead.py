@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -30,8 +30,10 @@ Verdict = Literal["established", "exceeded", "not established"]
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a measurement."""
+    """One run of a measurement, which may have been stopped."""
 
+    round: int
+    """One traced run and one without hooks are a round."""
     times: str
     """File of its `TimedStep`s, in the folder of the measurement."""
     recording: str | None
@@ -41,15 +43,15 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What `rltrace overhead` did: rounds of one traced and one untraced run."""
+    """What `rltrace overhead` did, or was about to do when it was stopped."""
 
     config: str
     command: list[str]
     host: str
     cores: int
     created_unix_ns: int
-    rounds: list[tuple[Arm, Arm]]
-    """Traced and untraced, whichever ran first."""
+    arms: list[Arm]
+    """In the order in which they ran."""
 
 
 class TimedStep(msgspec.Struct, frozen=True):
@@ -69,10 +71,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What is resampled: pairs of steps, or rounds of runs."""
     count: int
     needed: int
-    with_seconds: float
-    without_seconds: float
-    """Means."""
-    cost: float
+    with_seconds: float | None
+    without_seconds: float | None
+    """Means; None where there is nothing to compare yet."""
+    cost: float | None
     """Relative: 0.01 is 1 %."""
     low: float | None
     high: float | None
@@ -161,8 +163,6 @@ def compare(what: str, unit: str, needed: int, pairs: Sequence[tuple[float, floa
         limit: What the cost is to stay below, relative.
     """
     traced, plain = np.array(pairs, float).reshape(-1, 2).T
-    if not len(traced):
-        raise RecordingError(f"{what}: no finished {unit} to compare; was the measurement stopped?")
     enough = len(traced) >= needed
     low, high = bootstrap_interval(traced, plain) if enough else (None, None)
     return Comparison(
@@ -170,9 +170,9 @@ def compare(what: str, unit: str, needed: int, pairs: Sequence[tuple[float, floa
         unit=unit,
         count=len(traced),
         needed=needed,
-        with_seconds=float(traced.mean()),
-        without_seconds=float(plain.mean()),
-        cost=float(traced.sum() / plain.sum() - 1),
+        with_seconds=float(traced.mean()) if len(traced) else None,
+        without_seconds=float(plain.mean()) if len(plain) else None,
+        cost=float(traced.sum() / plain.sum() - 1) if len(traced) else None,
         low=low,
         high=high,
         verdict=_verdict(low, high, limit),
@@ -202,14 +202,16 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
     """
     try:
         measurement = msgspec.json.decode((folder / FILE).read_bytes(), type=Measurement)
-        rounds = [(_times(folder / on.times), _times(folder / off.times)) for on, off in measurement.rounds]
+        times = [_times(folder / arm.times) for arm in measurement.arms]
     except (OSError, msgspec.MsgspecError) as error:
         raise RecordingError(
             f"{folder}: no measurement of overhead here: {error}; make one with `rltrace overhead CONFIG`"
         ) from None
-    pairs = [pair for traced, _ in rounds for pair in step_pairs(traced)]
-    recordings = [Recording.open(folder / on.recording) for on, _ in measurement.rounds if on.recording]
-    bookkeeping = [process_costs(recording) for recording in recordings]
+    pairs = [
+        pair for arm, steps in zip(measurement.arms, times, strict=True) if arm.recording for pair in step_pairs(steps)
+    ]
+    recordings = [folder / arm.recording for arm in measurement.arms if arm.recording]
+    bookkeeping = [costs for made in recordings if made.exists() and (costs := process_costs(Recording.open(made)))]
     plain_s = float(np.mean([off_s for _, off_s in pairs])) if pairs else 0.0
     return Overhead(
         measurement=measurement,
@@ -217,7 +219,11 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
         comparisons=[
             compare("steps recorded and not, in one run", "pair of steps", LEAST_PAIRS, pairs, limit),
             compare(
-                "runs traced and without any hooks", "round of runs", LEAST_ROUNDS, list(map(run_pair, rounds)), limit
+                "runs traced and without any hooks",
+                "round of runs",
+                LEAST_ROUNDS,
+                list(run_pairs(measurement.arms, times)),
+                limit,
             ),
         ],
         bookkeeping=bookkeeping[-1] if bookkeeping else [],
@@ -226,7 +232,10 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
 
 
 def _times(file: Path) -> list[TimedStep]:
-    return [msgspec.json.decode(line, type=TimedStep) for line in file.read_bytes().splitlines()]
+    """Of the steps that are over; none of a run that was stopped before its first."""
+    return (
+        [msgspec.json.decode(line, type=TimedStep) for line in file.read_bytes().splitlines()] if file.exists() else []
+    )
 
 
 def step_pairs(steps: Sequence[TimedStep]) -> list[tuple[float, float]]:
@@ -238,14 +247,19 @@ def step_pairs(steps: Sequence[TimedStep]) -> list[tuple[float, float]]:
     return [(both[True], both[False]) for both in of_pair.values() if len(both) == 2]
 
 
-def run_pair(arms: tuple[Sequence[TimedStep], Sequence[TimedStep]]) -> tuple[float, float]:
-    """Mean seconds of the recorded steps of a traced run, and of the steps of one without hooks.
+def run_pairs(arms: Sequence[Arm], times: Sequence[Sequence[TimedStep]]) -> Iterator[tuple[float, float]]:
+    """Of each round, mean seconds of the recorded steps of its traced run, and of the steps of the one without hooks.
 
-    The same places of both runs, so that neither is longer under way: what the plan records.
+    The same steps of both, so that neither run is longer under way: what the plan records, as far as both came.
     """
-    return tuple(  # type: ignore[return-value]
-        float(np.mean([step.seconds for step in steps if step.pair is not None and step.recorded])) for steps in arms
-    )
+    of_round: dict[int, dict[bool, dict[int, float]]] = {}
+    for arm, steps in zip(arms, times, strict=True):
+        seconds = {step.step: step.seconds for step in steps if step.pair is not None and step.recorded}
+        of_round.setdefault(arm.round, {})[arm.recording is not None] = seconds
+    for both in of_round.values():
+        traced, bare = both.get(True, {}), both.get(False, {})
+        if same := traced.keys() & bare.keys():
+            yield tuple(float(np.mean([seconds[step] for step in same])) for seconds in (traced, bare))  # type: ignore[misc]
 
 
 # ---- our own bookkeeping ----------------------------------------------------------------------------------------

@@ -31,7 +31,11 @@ LIMIT_PERCENT = 0.5
 @click.option("--out", metavar="DIR", help="Folder of the measurement.  [default: rltrace-runs/overhead-<time>]")
 @click.option("--pairs", default=PAIRS, show_default=True, type=click.IntRange(1), help="Of steps in a run.")
 @click.option(
-    "--rounds", default=ROUNDS, show_default=True, type=click.IntRange(1), help="Of a traced and another run."
+    "--rounds",
+    default=ROUNDS,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Of a traced and another run; 0: a traced run alone.",
 )
 @click.option(
     "--limit", "limit_percent", default=LIMIT_PERCENT, show_default=True, help="Percent of a step not to exceed."
@@ -45,7 +49,7 @@ def overhead(
 
     In each round the run is made twice: traced, where recording is switched off for one step of every pair, and
     without any hook of ours, in an order that changes from round to round. With DIR, a measurement made before, only
-    the figures are shown.
+    the figures are shown; also of one that was stopped, as far as it came.
     """
     from rltrace.analysis.overhead import read_overhead
 
@@ -64,36 +68,54 @@ def overhead(
 
 
 def _measure(config: str, out: str | None, pairs: int, rounds: int, force: bool) -> Path:
-    """Make all runs; returns the folder of the measurement, which says after each round what there is.
+    """Make all runs; returns the folder of the measurement, which says before each run what there is.
 
     Two runs at once would disturb each other, and one process cannot be rid of hooks that have been installed: an arm
     without any is a run of its own. Runs differ by more than their steps do, so a round is one sample.
     """
     require_linux("`rltrace overhead`")
+    checked(config, force)
+    check_disabled()
+    folder = _new_folder(out)
+    arms: list[Arm] = []
+    for number, traced in plan(rounds):
+        where = f"round {number} of {rounds}: " if rounds else ""
+        click.echo(f"{where}{'traced' if traced else 'without any hooks'}")
+        arms.append(_arm(number, traced))
+        _write(folder, config, arms)
+        _run(folder, arms[-1], config, pairs, force)
+    return folder
+
+
+def plan(rounds: int) -> list[tuple[int, bool]]:
+    """The number of the round of each run, and whether it is traced; without rounds, one traced run alone."""
+    orders = [(number, (True, False) if number % 2 else (False, True)) for number in range(1, rounds + 1)]
+    return [(number, traced) for number, order in orders for traced in order] or [(1, True)]
+
+
+def _arm(number: int, traced: bool) -> Arm:
+    from rltrace.analysis.overhead import Arm
+
+    name = f"{number}-{'traced' if traced else 'bare'}"
+    recording = name if traced else None
+    return Arm(round=number, times=f"{name}.jsonl", recording=recording, load_before=os.getloadavg()[0])
+
+
+def _write(folder: Path, config: str, arms: list[Arm]) -> None:
+    """Say what there is, the run that is about to begin included: it may be stopped."""
     import msgspec
 
     from rltrace.analysis.overhead import FILE, Measurement
 
-    checked(config, force)
-    check_disabled()
-    folder = _new_folder(out)
-    done: list[tuple[Arm, Arm]] = []
-    for number in range(1, rounds + 1):
-        arms: dict[bool, Arm] = {}
-        for traced in (True, False) if number % 2 else (False, True):
-            click.echo(f"round {number} of {rounds}: {'traced' if traced else 'without any hooks'}")
-            arms[traced] = _run_arm(folder, f"{number}-{'traced' if traced else 'bare'}", traced, config, pairs, force)
-        done.append((arms[True], arms[False]))
-        measurement = Measurement(
-            config=config,
-            command=manifest.redact_command(sys.orig_argv),
-            host=socket.gethostname(),
-            cores=len(os.sched_getaffinity(0)),
-            created_unix_ns=time.time_ns(),
-            rounds=done,
-        )
-        (folder / FILE).write_bytes(msgspec.json.encode(measurement))
-    return folder
+    measurement = Measurement(
+        config=config,
+        command=manifest.redact_command(sys.orig_argv),
+        host=socket.gethostname(),
+        cores=len(os.sched_getaffinity(0)),
+        created_unix_ns=time.time_ns(),
+        arms=arms,
+    )
+    (folder / FILE).write_bytes(msgspec.json.encode(measurement))
 
 
 def _new_folder(out: str | None) -> Path:
@@ -105,27 +127,23 @@ def _new_folder(out: str | None) -> Path:
     return folder
 
 
-def _run_arm(folder: Path, name: str, traced: bool, config: str, pairs: int, force: bool) -> Arm:
+def _run(folder: Path, arm: Arm, config: str, pairs: int, force: bool) -> None:
     """Make one run.
 
     Raises:
         RunError: it failed.
     """
     from rltrace import supervisor
-    from rltrace.analysis.overhead import Arm
 
-    times = f"{name}.jsonl"
-    command = [sys.executable, "-m", MODULE, config, "--times", str(folder / times), "--pairs", str(pairs)]
+    command = [sys.executable, "-m", MODULE, config, "--times", str(folder / arm.times), "--pairs", str(pairs)]
     command += ["--force"] if force else []
-    load = os.getloadavg()[0]
-    if traced:
-        recording = claim(str(folder / name), command, {})
+    if arm.recording is not None:
+        recording = claim(str(folder / arm.recording), command, {})
         if code := report(
             recording, supervisor.supervise(command, recording, is_our_run=True, sample_seconds=INTERVAL_SECONDS)
         ):
             raise click.exceptions.Exit(code)
-        return Arm(times=times, recording=name, load_before=load)
+        return
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RLTRACE_")}
     if code := subprocess.run(command, env=environment, check=False).returncode:
         raise RunError(f"the run without hooks ended with exit code {code}, see above")
-    return Arm(times=times, recording=None, load_before=load)

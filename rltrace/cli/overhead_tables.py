@@ -31,10 +31,9 @@ def comparison_table(found: Overhead) -> RenderableType:
     table = Figures("compared", "pairs", "ms with", "ms without", "cost", "95 % interval")
     for row in found.comparisons:
         interval = f"{_percent(row.low)} to {_percent(row.high)}" if row.low is not None else "too few"
-        table.add_row(
-            row.what, str(row.count), f"{1e3 * row.with_seconds:,.1f}", f"{1e3 * row.without_seconds:,.1f}",
-            _percent(row.cost), interval,
-        )  # fmt: skip
+        seconds = row.with_seconds, row.without_seconds
+        means = ["" if mean_s is None else f"{1e3 * mean_s:,.1f}" for mean_s in seconds]
+        table.add_row(row.what, str(row.count), *means, _percent(row.cost), interval)
     return titled(f"What tracing costs of a step of {found.measurement.config}", table)
 
 
@@ -77,7 +76,7 @@ def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> 
 def load_line(found: Overhead) -> str:
     """Whether the machine was idle before each run."""
     measured = found.measurement
-    load = max(arm.load_before for arms in measured.rounds for arm in arms)
+    load = max(arm.load_before for arm in measured.arms)
     said = f"{measured.cores} cores on {measured.host}; load before a run: up to {load:.1f}"
     return said + (" (the machine was busy)" if load > BUSY * measured.cores else "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from reference_runs import RLTRACE, TINY, write_config
 from rltrace_reference import measure_overhead
 
 from rltrace.analysis import summarize
-from rltrace.analysis.overhead import read_overhead
+from rltrace.analysis.overhead import FILE, read_overhead
 from rltrace.events import STEP, Counter, Span
 from rltrace.recording import Recording
 
@@ -76,6 +77,20 @@ def test_every_process_measured_its_own_costs_and_the_run_without_hooks_recorded
     assert not (measured / "1-bare").exists()
     lines = (measured / "1-bare.jsonl").read_bytes().splitlines()
     assert len([msgspec.json.decode(line) for line in lines]) == 2 * PAIRS + measure_overhead.WARM_UP_STEPS
+
+
+def test_of_a_measurement_that_was_stopped_the_pairs_that_are_whole_count(measured: Path, tmp_path: Path) -> None:
+    stopped = tmp_path / "stopped"
+    stopped.mkdir()
+    shutil.copy(measured / FILE, stopped)
+    (stopped / "1-traced.jsonl").write_bytes(b"".join((measured / "1-traced.jsonl").read_bytes().splitlines(True)[:-1]))
+    found = read_overhead(stopped, limit=0.005)
+    assert [comparison.count for comparison in found.comparisons] == [PAIRS - 1, 0]
+    assert (found.comparisons[1].cost, found.bookkept_cost) == (None, None)
+    done = subprocess.run([*RLTRACE, "overhead", str(stopped)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "not established: 1 pair of steps, 20 are needed" in done.stdout
+    assert "not established: 0 rounds of runs, 6 are needed" in done.stdout
 
 
 def test_both_kinds_of_step_come_first_equally_often_in_an_order_that_is_drawn() -> None:

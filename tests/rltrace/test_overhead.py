@@ -11,13 +11,16 @@ from recordings import Written, sample, span
 
 from rltrace.analysis.overhead import (
     LEAST_PAIRS,
+    Arm,
     TimedStep,
     bookkept_cost,
     bootstrap_interval,
     compare,
     process_costs,
+    run_pairs,
     step_pairs,
 )
+from rltrace.cli.overhead import plan
 from rltrace.cli.overhead_tables import verdict_line
 from rltrace.events import MEMORY_EDGE
 
@@ -77,6 +80,22 @@ def test_a_step_without_its_partner_and_a_step_of_the_warm_up_are_not_compared()
         TimedStep(3, 9.0, True, 1),
     ]
     assert step_pairs(steps) == [(3.0, 2.0)]
+
+
+def test_a_round_compares_the_same_steps_of_both_runs_as_far_as_both_came() -> None:
+    def arm(number: int, recording: str | None) -> Arm:
+        return Arm(round=number, times="", recording=recording, load_before=0.0)
+
+    traced = [TimedStep(0, 9.0, True, None), *(TimedStep(n, 3.0 + n, n % 2 == 0, n // 2) for n in range(1, 7))]
+    stopped = [TimedStep(0, 9.0, True, None), *(TimedStep(n, 2.0 + n, n % 2 == 0, n // 2) for n in range(1, 5))]
+    arms = [arm(1, "1-traced"), arm(1, None), arm(2, None)]
+    assert list(run_pairs(arms, [traced, stopped, stopped])) == [(6.0, 5.0)]
+    assert list(run_pairs(arms[:1], [traced])) == []
+
+
+def test_half_the_rounds_begin_with_the_traced_run_and_without_rounds_there_is_one_alone() -> None:
+    assert plan(2) == [(1, True), (1, False), (2, False), (2, True)]
+    assert plan(0) == [(1, True)]
 
 
 def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_measured(tmp_path: Path) -> None:
