@@ -13,13 +13,15 @@ from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import DeviceSpans, Observations
 from rltrace.analysis.phases import in_order
 from rltrace.analysis.steps import StepWindows
+from rltrace.events import WEIGHT_SYNC_STAGES
 
 FORWARD, BACKWARD = PASSES = ("fsdp.forward", "fsdp.backward")
 OPTIMIZER = "optimizer.step"
-GATHER, SCATTER = GATHERS_AND_SCATTERS = ("fsdp.all_gather", "fsdp.reduce_scatter")
+SCATTER = "fsdp.reduce_scatter"
+GATHERS_AND_SCATTERS = ("fsdp.all_gather", SCATTER)
 COLLECTIVES = "collectives"
 """All of them together: what overlaps counts once."""
-ORDER = (*PASSES, OPTIMIZER, *GATHERS_AND_SCATTERS, COLLECTIVES)
+ORDER = (*PASSES, OPTIMIZER, *GATHERS_AND_SCATTERS, COLLECTIVES, *WEIGHT_SYNC_STAGES)
 
 
 class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +48,8 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
     """At least so long ran a collective and no compute beside it; None where it is no collective, or nobody knows: the
     forward and backward of a whole model contain their waits, so layers have to be timed."""
     most_exposed_seconds: float | None
-    """At most so long: where compute beside it may have been a wait, as `_surely_computing` says."""
+    """At most so long: without the compute beside it that may have been a wait. A layer's backward waits at its end for
+    an earlier reduce-scatter, and a model for its first layer."""
     largest_error_seconds: float
     """Each span's start and end are that far off at most."""
 

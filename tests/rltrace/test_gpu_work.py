@@ -69,11 +69,12 @@ def test_layers_of_a_model_that_is_not_sharded_itself_are_counted(tmp_path: Path
 
 
 def test_collectives_at_once_take_their_time_once_and_are_counted_each(tmp_path: Path) -> None:
-    """Of two gathers in two streams, and of a gather and a reduce-scatter."""
-    work = [span(GATHER, 1, 3, stream=2), span(GATHER, 2, 4, stream=3), span(SCATTER, 3.5, 5, stream=4)]
+    """Of three gathers, one of them within another, and of a gather and a reduce-scatter."""
+    gathers = [span(GATHER, 1, 3, stream=2), span(GATHER, 2, 4, stream=3), span(GATHER, 2.5, 3.5, stream=4)]
+    work = [*gathers, span(SCATTER, 3.5, 5, stream=5)]
     found = rows(written(tmp_path / "run", work))
     figures = {name: (row.seconds, row.count) for (_, name, _), row in found.items()}
-    assert figures == {"fsdp.all_gather": (3, 2), "fsdp.reduce_scatter": (1.5, 1), "collectives": (4, 3)}
+    assert figures == {"fsdp.all_gather": (3, 3), "fsdp.reduce_scatter": (1.5, 1), "collectives": (4, 4)}
 
 
 def test_the_first_step_and_steps_that_were_not_recorded_are_left_out(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_each_gpu_is_compared_with_itself_however_its_clock_is_off(tmp_path: Pat
 # ---- the screens --------------------------------------------------------------------------------------------------
 
 
-def test_ranks_are_one_row_with_their_least_and_most_and_who_has_none_has_zero(tmp_path: Path) -> None:
+def test_gpus_are_one_row_with_their_least_and_most_and_who_has_none_has_zero(tmp_path: Path) -> None:
     recording = written(
         tmp_path / "run", [span(OPTIMIZER, 1, 3), span(FORWARD, 3, 4, module="")], [span(FORWARD, 3, 4, module="")]
     )
@@ -187,7 +188,7 @@ def test_the_first_screen_has_one_line_of_it_and_all_has_the_rest(tmp_path: Path
     assert line.rstrip() == "GPU backward 21.000, forward 20.000, collectives 26.000 s, exposed 26.000"
     text = printed(recording, whole=True)
     assert text.index("GPU work: ") < text.index("every start and end is off by 49 µs at most")
-    assert "GPU work by phase" in " ".join(printed(recording, whole=False).split())
+    assert "the start-up, GPU work" in " ".join(printed(recording, whole=False).split())
 
 
 def test_a_recording_without_gpu_spans_shows_nothing_of_it(tmp_path: Path) -> None:

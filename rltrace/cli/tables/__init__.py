@@ -123,7 +123,7 @@ def _left_out(summary: Summary) -> list[str]:
         "each sleep": bool(summary.sleeps),
         "the start-up": bool(summary.steps),
         "the host": bool(summary.samples or summary.host_memory),
-        "GPU work by phase": bool(summary.gpu_work),
+        "GPU work": bool(summary.gpu_work),
         "weight sync by stage": bool(summary.weight_sync),
         "memory by phase": bool(summary.memory),
         "peaks of all allocations": len(summary.allocations) > 1,

@@ -16,29 +16,29 @@ FEW = 2
 
 WHOLES = "a layer's forward and backward lie in its model's, whose waits for collectives are in the seconds"
 COLLECTIVE = (
-    "collectives: with the wait for the slowest rank; GB/s by what one rank receives or sends, (ranks - 1) / ranks of "
-    "the whole; queued: behind another one, before the seconds"
+    "collectives: the wait for the slowest rank is in their seconds; GB/s: by what one rank receives or sends, "
+    "(ranks - 1) / ranks of the whole; queued: ready, and behind another one; not in the seconds"
 )
 EXPOSED = (
-    "exposed: nothing was computed beside them on their GPU; from - to, for a part of a layer's backward, and of a "
-    "model outside its layers, may be waiting"
+    "exposed: no layer and no optimizer step was under way beside them on their GPU; from - to, for a part of a "
+    "layer's backward, and of a model outside its layers, may be waiting"
 )
 UNKNOWN = "how much was exposed is unknown: layers were not timed (RLTRACE_CUDA_TIME=layers)"
 
 
 class _Row:
-    """One kind of work, in a step or in one of its phases: a mean over the ranks."""
+    """One kind of work, in a step or in one of its phases: a mean over the GPUs."""
 
-    def __init__(self, items: Sequence[GpuWork], ranks: int) -> None:
+    def __init__(self, items: Sequence[GpuWork], gpus: int) -> None:
         self.items = items
-        self.ranks = ranks
+        self.gpus = gpus
         self.work = items[0].work
         self.phase = items[0].phase
         self.seconds = self.mean(lambda item: item.seconds)
 
     def mean(self, of: Callable[[GpuWork], float]) -> float:
-        """A rank without such work has 0 of it."""
-        return sum(map(of, self.items)) / self.ranks
+        """A GPU without such work has 0 of it."""
+        return sum(map(of, self.items)) / self.gpus
 
     def exposed(self) -> str:
         """From - to, nothing where it is not known."""
@@ -49,12 +49,12 @@ class _Row:
         return figures.between(figures.seconds(least), figures.seconds(most))
 
     def cells(self) -> list[str]:
-        seconds = [item.seconds for item in self.items] + [0.0] * (self.ranks - len(self.items))
+        seconds = [item.seconds for item in self.items] + [0.0] * (self.gpus - len(self.items))
         spread = figures.between(figures.seconds(min(seconds)), figures.seconds(max(seconds)))
         queued = self.mean(lambda item: item.queued_seconds)
         return [
             figures.seconds(self.seconds),
-            spread if self.ranks > 1 else "",
+            spread if self.gpus > 1 else "",
             figures.number(self.mean(lambda item: item.count)),
             figures.rate(self.mean(lambda item: item.bytes), self.seconds),
             figures.seconds(queued) if queued else "",
@@ -76,9 +76,9 @@ def gpu_work_line(found: Sequence[GpuWork]) -> Text:
 
 def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
     """Each kind of work, its phases below it where it is in several."""
-    ranks = len({item.lane for item in found})
+    gpus = len({item.lane for item in found})
     table = Figures(
-        "on the GPU's streams", "seconds", Column(figures.count(ranks, "rank"), 6), Column("times", 5), "GB/s",
+        "on the GPU's streams", "seconds", Column(figures.count(gpus, "GPU"), 6), Column("times", 5), "GB/s",
         Column("queued", 7), Column("exposed", 8),
     )  # fmt: skip
     rows = _rows(found)
@@ -87,16 +87,16 @@ def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
         table.add_row(work, *whole.cells(), style="bold" if work == COLLECTIVES else None)
         for row in phases if len(phases) > 1 else ():
             table.add_row(f"  {row.phase}", *row.cells(), style="dim")
-    return titled("GPU work: mean of a rank's steady step, overlapping spans once", table, _caption(found))
+    return titled("GPU work: a steady step, mean over the GPUs; what overlaps counts once", table, _caption(found))
 
 
 def _rows(found: Sequence[GpuWork]) -> list[_Row]:
-    """In the order of the first rank that has each."""
+    """In the order of the first GPU that has each."""
     alike: dict[tuple[str, str | None], list[GpuWork]] = {}
     for item in found:
         alike.setdefault((item.work, item.phase), []).append(item)
-    ranks = len({item.lane for item in found})
-    return [_Row(items, ranks) for items in alike.values()]
+    gpus = len({item.lane for item in found})
+    return [_Row(items, gpus) for items in alike.values()]
 
 
 def _short(row: _Row) -> str:
