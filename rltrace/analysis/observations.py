@@ -63,6 +63,21 @@ class Intervalled:
         return rows[np.frombuffer(self.ends, np.int64) != _OPEN] if self.ends else rows
 
 
+class DeviceSpans(Intervalled):
+    """Spans of one kind of work on a GPU's streams, as columns: 33 bytes a span."""
+
+    __slots__ = ("largest_error_ns", "moved_bytes", "of_part", "queued_ns")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved_bytes = array("q")
+        """Of a collective: to a rank, or from it."""
+        self.queued_ns = array("q")
+        self.of_part = array("b")
+        """1: of a module inside of the model."""
+        self.largest_error_ns = 0
+
+
 class Samples:
     """Samples of one counter of one process, as columns."""
 
@@ -113,6 +128,8 @@ class Seen:
         self.steps: list[Span] = []
         self.phases: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.stages: defaultdict[str, Intervalled] = defaultdict(Intervalled)
+        self.device_spans: defaultdict[str, DeviceSpans] = defaultdict(DeviceSpans)
+        """By kind of work: their names behind `gpu.`."""
         self.owners: defaultdict[str, Samples] = defaultdict(Samples)
         self.on_host: defaultdict[str, Samples] = defaultdict(Samples)
         """Bytes of owners that lie in the host's memory, beside a GPU."""
@@ -137,8 +154,8 @@ class Seen:
 class Observations:
     """What was kept of a Recording; all times are on its `TimeLine`.
 
-    Memory: a few numbers for each phase, weight-sync stage, span of the program's own and owner's sample; nothing for
-    any other event.
+    Memory: a few numbers for each phase, weight-sync stage, span of the program's own or of a GPU, and owner's sample;
+    nothing for any other event.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -182,6 +199,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine, known: frozenset[str
             _see_interval(seen.phases[event.name], event, shift_ns)
         elif event.name == STEP:
             seen.steps.append(event)
+        elif event.name.startswith(DEVICE_TIME):
+            _see_device_span(seen.device_spans[event.name.removeprefix(DEVICE_TIME)], event, shift_ns)
         elif event.name not in known and not event.name.startswith(_TIMED):
             _see_interval(seen.own[event.name], event, shift_ns)
     if shift_ns:
@@ -193,7 +212,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine, known: frozenset[str
 
 _STAGES = frozenset(WEIGHT_SYNC_STAGES)
 _KNOWN = frozenset({REQUEST, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT}) | MEMORY_MOVES
-_TIMED = (DEVICE_TIME, KERNEL, OPERATOR)
+_TIMED = (KERNEL, OPERATOR)
 
 
 def _kept_whole(seen: Seen, name: str) -> list[Span] | None:
@@ -216,6 +235,16 @@ def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:
     _see_interval(kept, span, shift_ns)
     kept.bytes.append(_integer(span.args.get("bytes")))
     kept.tensors.append(_integer(span.args.get("tensors")))
+
+
+def _see_device_span(kept: DeviceSpans, span: Span, shift_ns: int) -> None:
+    _see_interval(kept, span, shift_ns)
+    ranks = _integer(span.args.get("ranks"))
+    # A rank has its own part of a collective already.
+    kept.moved_bytes.append(_integer(span.args.get("bytes")) * (ranks - 1) // ranks if ranks else 0)
+    kept.queued_ns.append(_integer(span.args.get("queued_ns")))
+    kept.of_part.append(bool(span.args.get("module")))
+    kept.largest_error_ns = max(kept.largest_error_ns, _integer(span.args.get("error_ns")))
 
 
 def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:

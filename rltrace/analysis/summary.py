@@ -6,6 +6,7 @@ import msgspec
 
 from rltrace.analysis.allocations import AllocationPeak, allocation_peaks
 from rltrace.analysis.clocks import ClockFigures, clocks
+from rltrace.analysis.gpu_work import GpuWork, gpu_work
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
@@ -66,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     steady: Steady | None
     """What to compare: the steps after the first, which also warms everything up; None while no step is over."""
     own_spans: list[OwnSpan]
+    gpu_work: list[GpuWork]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
     allocations: list[AllocationPeak]
@@ -103,6 +105,7 @@ def summarize(recording: Recording) -> Summary:
         phases=phases,
         steady=steady(windows, all_steps, phases),
         own_spans=own_spans(seen, windows),
+        gpu_work=gpu_work(seen, windows),
         weight_sync=rank_syncs(seen, windows),
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),

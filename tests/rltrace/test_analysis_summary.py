@@ -433,7 +433,17 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
     on_host = [sample("ref.params_host_bytes", 3, 7), sample("resident_bytes", 3, 70)]
     kept = [span("memory.allocations", 2, 4, error_ns=9, lost=0), sample("allocations.actor.grads_bytes", 3, 7)]
-    work = [*edges, *on_host, failure, *grows, *sleeps, *moves, *kept, span("actor.update", 2, 3)]
+    work = [
+        *edges,
+        *on_host,
+        failure,
+        *grows,
+        *sleeps,
+        *moves,
+        *kept,
+        span("actor.update", 2, 3),
+        span("gpu.fsdp.forward", 22, 23),
+    ]
     written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
     written.process("torn", *step, span("own", 0, 1), span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"

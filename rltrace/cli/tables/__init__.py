@@ -16,6 +16,7 @@ from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
+from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
 from rltrace.cli.tables.memory import (
     allocation_line,
@@ -95,6 +96,8 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
     """One line a thing, of which `--all` has a table."""
     if (line := step_line(summary.steps)) is not None:
         yield line
+    if summary.gpu_work:
+        yield gpu_work_line(summary.gpu_work)
     if summary.weight_sync:
         yield sync_line(in_steady(summary.weight_sync, summary.steady))
     if summary.sleeps:
@@ -120,6 +123,7 @@ def _left_out(summary: Summary) -> list[str]:
         "each sleep": bool(summary.sleeps),
         "the start-up": bool(summary.steps),
         "the host": bool(summary.samples or summary.host_memory),
+        "GPU work": bool(summary.gpu_work),
         "weight sync by stage": bool(summary.weight_sync),
         "memory by phase": bool(summary.memory),
         "peaks of all allocations": len(summary.allocations) > 1,
@@ -138,6 +142,8 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
         yield step_table(summary.steps)
     if summary.own_spans:
         yield own_span_table(summary.own_spans)
+    if summary.gpu_work:
+        yield gpu_work_table(summary.gpu_work)
     if summary.weight_sync:
         yield sync_table(in_steady(summary.weight_sync, summary.steady))
     for device in summary.memory:

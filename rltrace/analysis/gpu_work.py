@@ -1,0 +1,211 @@
+"""What the GPUs' own streams did in a steady step: compute, collectives and copies, timed by CUDA events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, union
+from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.observations import DeviceSpans, Observations
+from rltrace.analysis.phases import in_order
+from rltrace.analysis.steps import StepWindows
+from rltrace.events import WEIGHT_SYNC_STAGES
+
+FORWARD, BACKWARD = PASSES = ("fsdp.forward", "fsdp.backward")
+OPTIMIZER = "optimizer.step"
+SCATTER = "fsdp.reduce_scatter"
+GATHERS_AND_SCATTERS = ("fsdp.all_gather", SCATTER)
+COLLECTIVES = "collectives"
+"""All of them together: what overlaps counts once."""
+ORDER = (*PASSES, OPTIMIZER, *GATHERS_AND_SCATTERS, COLLECTIVES, *WEIGHT_SYNC_STAGES)
+
+
+class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of work of a rank's GPU: a mean over the steady steps."""
+
+    lane: str
+    rank: int | None
+    work: str
+    """The span's name behind `gpu.`, or `collectives`."""
+    phase: str | None
+    """Of the rank, while the GPU did it; None is the whole step."""
+    seconds: float
+    """While at least one span was open. Of a model's forward or backward its waits for collectives are a part, of a
+    collective its wait for the slowest rank."""
+    count: float
+    """That begin in a step; a layer's forward or backward is a part of its model's."""
+    bytes: float
+    """That a rank receives of an all-gather, or sends of a reduce-scatter: (ranks - 1) / ranks of the whole."""
+    gigabytes_per_second: float | None
+    """10^9 such bytes a second of `seconds`; None where nothing says how many."""
+    queued_seconds: float
+    """That collectives were ready and waited behind another of their group; no part of `seconds`."""
+    least_exposed_seconds: float | None
+    """At least so long ran a collective and no compute beside it; None where it is no collective, or nobody knows: the
+    forward and backward of a whole model contain their waits, so layers have to be timed."""
+    most_exposed_seconds: float | None
+    """At most so long: without the compute beside it that may have been a wait. A layer's backward waits at its end for
+    an earlier reduce-scatter, and a model for its first layer."""
+    largest_error_seconds: float
+    """Each span's start and end are that far off at most."""
+
+
+class _Columns:
+    """Spans of one kind on one lane, or of several kinds."""
+
+    def __init__(self, name: str, kept: list[DeviceSpans], until_ns: int) -> None:
+        self.rows: Intervals = np.concatenate([spans.rows(until_ns) for spans in kept])
+        self.bytes = np.concatenate([np.array(spans.moved_bytes, np.int64) for spans in kept])
+        self.queued_ns = np.concatenate([np.array(spans.queued_ns, np.int64) for spans in kept])
+        self.is_part = np.concatenate([np.array(spans.of_part, bool) for spans in kept])
+        self.is_counted = _outermost(self.rows) if name in PASSES else np.full(len(self.rows), True)
+        self.largest_error_ns = max(spans.largest_error_ns for spans in kept)
+
+
+def gpu_work(seen: Observations, windows: StepWindows) -> list[GpuWork]:
+    """By rank and kind, the whole step and then its phases; empty without such spans or a step that is over."""
+    steady = windows.windows[windows.steady]
+    of_lane: dict[Lane, dict[str, list[DeviceSpans]]] = {}
+    for process in seen.processes:
+        for name, kept in process.device_spans.items():
+            of_lane.setdefault(process.lane, {}).setdefault(name, []).append(kept)
+    if not len(steady):
+        return []
+    return [
+        row
+        for lane in sorted(of_lane, key=order)
+        for row in _of_lane(lane, of_lane[lane], _phases(lane, steady, seen), steady, seen.end_ns)
+    ]
+
+
+def _of_lane(
+    lane: Lane, kept: dict[str, list[DeviceSpans]], phases: dict[str, Intervals], steady: Intervals, until_ns: int
+) -> Iterator[GpuWork]:
+    together = [spans for name in GATHERS_AND_SCATTERS for spans in kept.get(name, ())]
+    windows: list[tuple[str | None, Intervals]] = [(None, steady), *phases.items()]
+    kinds = {**kept, COLLECTIVES: together} if together else kept
+    columns = {name: _Columns(name, spans, until_ns) for name, spans in kinds.items()}
+    compute = _maybe_computing(columns), _surely_computing(columns)
+    for name in sorted(columns, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
+        beside = compute if name in (*GATHERS_AND_SCATTERS, COLLECTIVES) else (EMPTY, EMPTY)
+        for phase, inside in windows:
+            row = _work(lane, name, phase, columns[name], inside, beside, len(steady))
+            if row.seconds or row.count:
+                yield row
+
+
+def _work(
+    lane: Lane,
+    name: str,
+    phase: str | None,
+    columns: _Columns,
+    inside: Intervals,
+    compute: tuple[Intervals, Intervals],
+    steps: int,
+) -> GpuWork:
+    """Of what lies inside; `compute` is when the GPU may have computed, and when it surely did."""
+    pieces, _, row = cut(columns.rows, inside)
+    begun = row[pieces[:, 0] == columns.rows[row, 0]]
+    seconds, size_bytes = covered_ns(pieces) / 1e9, int(columns.bytes[begun].sum())
+    least, most = (_uncovered_ns(pieces, by) / 1e9 / steps if len(by) else None for by in compute)
+    return GpuWork(
+        lane=lane.name,
+        rank=lane.rank,
+        work=name,
+        phase=phase,
+        seconds=seconds / steps,
+        count=int(columns.is_counted[begun].sum()) / steps,
+        bytes=size_bytes / steps,
+        gigabytes_per_second=size_bytes / 1e9 / seconds if size_bytes and seconds else None,
+        queued_seconds=int(columns.queued_ns[begun].sum()) / 1e9 / steps,
+        least_exposed_seconds=least,
+        most_exposed_seconds=most,
+        largest_error_seconds=columns.largest_error_ns / 1e9,
+    )
+
+
+def _phases(lane: Lane, steady: Intervals, seen: Observations) -> dict[str, Intervals]:
+    """When a lane was in each of its phases, in the steady steps."""
+    found: dict[str, list[Intervals]] = {}
+    for process in seen.processes:
+        if process.lane == lane:
+            for name, kept in process.phases.items():
+                found.setdefault(name, []).append(kept.rows(seen.end_ns))
+    return {name: cut(union(*found[name]), steady)[0] for name in in_order(found)}
+
+
+def _maybe_computing(columns: dict[str, _Columns]) -> Intervals:
+    """When a GPU may have computed: in its layers, in what a model does before and behind them, and in the optimizer.
+
+    Between two layers of a pass it waited for their parameters.
+
+    Returns:
+        Empty where no layer was timed.
+    """
+    passes = [columns[name] for name in PASSES if name in columns]
+    parts = union(*(kind.rows[kind.is_part] for kind in passes))
+    if not len(parts):
+        return EMPTY
+    ends = [_around(kind.rows[~kind.is_part], parts) for kind in passes]
+    return union(parts, *ends, _rows(columns, OPTIMIZER))
+
+
+def _surely_computing(columns: dict[str, _Columns]) -> Intervals:
+    """When it surely did: in a layer's forward, at the end of its backward, and in the optimizer.
+
+    At its end a layer's backward may wait for an earlier reduce-scatter (torch 2.13, FSDPParamGroup.post_backward), so
+    that only what is behind the last one that ended inside of it is no wait.
+
+    Returns:
+        Empty where no layer was timed.
+    """
+    forwards, backwards = _innermost_parts(columns, FORWARD), _innermost_parts(columns, BACKWARD)
+    if not len(forwards) and not len(backwards):
+        return EMPTY
+    scattered_ns = np.append(0, np.sort(_rows(columns, SCATTER)[:, 1]))
+    last_ns = scattered_ns[np.searchsorted(scattered_ns[1:], backwards[:, 1])]
+    tails = np.column_stack([np.maximum(backwards[:, 0], last_ns), backwards[:, 1]])
+    return union(forwards, tails, _rows(columns, OPTIMIZER))
+
+
+def _rows(columns: dict[str, _Columns], name: str) -> Intervals:
+    return columns[name].rows if name in columns else EMPTY
+
+
+def _innermost_parts(columns: dict[str, _Columns], name: str) -> Intervals:
+    """Modules that no other one lies in: in one with others, the GPU waits between them."""
+    if name not in columns:
+        return EMPTY
+    kind = columns[name]
+    rows = kind.rows[kind.is_part]
+    rows = rows[np.lexsort((-rows[:, 1], rows[:, 0]))]
+    return rows[np.append(rows[1:].mean(axis=1) >= rows[:-1, 1], True)] if len(rows) else EMPTY
+
+
+def _around(wholes: Intervals, parts: Intervals) -> Intervals:
+    """Of each whole, what lies before its first part and behind its last one; all of one without any."""
+    first = np.searchsorted(parts[:, 1], wholes[:, 0], side="right")
+    behind = np.searchsorted(parts[:, 0], wholes[:, 1], side="left")
+    has_parts = behind > first
+    starts, ends = wholes[has_parts].T
+    before = np.column_stack([starts, parts[first[has_parts], 0]])
+    after = np.column_stack([parts[behind[has_parts] - 1, 1], ends])
+    return np.concatenate([wholes[~has_parts], before, after])
+
+
+def _outermost(rows: Intervals) -> NDArray[np.bool_]:
+    """Which rows lie in no other: by their middle, for of a row in another both ends are uncertain."""
+    by_start = np.lexsort((-rows[:, 1], rows[:, 0]))
+    reach_ns = np.maximum.accumulate(rows[by_start, 1])
+    middle_ns = rows[by_start].mean(axis=1)
+    is_outermost = np.empty(len(rows), bool)
+    is_outermost[by_start] = np.append(True, middle_ns[1:] >= reach_ns[:-1])
+    return is_outermost
+
+
+def _uncovered_ns(rows: Intervals, by: Intervals) -> int:
+    return covered_ns(rows, by) - covered_ns(by)

@@ -1,0 +1,114 @@
+"""What the GPUs' own streams did in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rltrace.analysis.gpu_work import COLLECTIVES, GATHERS_AND_SCATTERS, PASSES, GpuWork
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import Column, Figures, titled
+
+FEW = 2
+"""Kinds of work that are named in one line."""
+
+WHOLES = "a layer's forward and backward lie in its model's, whose waits for collectives are in the seconds"
+COLLECTIVE = (
+    "collectives: the wait for the slowest rank is in their seconds; GB/s: by what one rank receives or sends, "
+    "(ranks - 1) / ranks of the whole; queued: ready, and behind another one; not in the seconds"
+)
+EXPOSED = (
+    "exposed: no layer and no optimizer step was under way beside them on their GPU; from - to, for a part of a "
+    "layer's backward, and of a model outside its layers, may be waiting"
+)
+UNKNOWN = "how much was exposed is unknown: layers were not timed (RLTRACE_CUDA_TIME=layers)"
+
+
+class _Row:
+    """One kind of work, in a step or in one of its phases: a mean over the GPUs."""
+
+    def __init__(self, items: Sequence[GpuWork], gpus: int) -> None:
+        self.items = items
+        self.gpus = gpus
+        self.work = items[0].work
+        self.phase = items[0].phase
+        self.seconds = self.mean(lambda item: item.seconds)
+
+    def mean(self, of: Callable[[GpuWork], float]) -> float:
+        """A GPU without such work has 0 of it."""
+        return sum(map(of, self.items)) / self.gpus
+
+    def exposed(self) -> str:
+        """From - to, nothing where it is not known."""
+        if any(item.least_exposed_seconds is None for item in self.items):
+            return ""
+        least = self.mean(lambda item: item.least_exposed_seconds or 0.0)
+        most = self.mean(lambda item: item.most_exposed_seconds or 0.0)
+        return figures.between(figures.seconds(least), figures.seconds(most))
+
+    def cells(self) -> list[str]:
+        seconds = [item.seconds for item in self.items] + [0.0] * (self.gpus - len(self.items))
+        spread = figures.between(figures.seconds(min(seconds)), figures.seconds(max(seconds)))
+        queued = self.mean(lambda item: item.queued_seconds)
+        return [
+            figures.seconds(self.seconds),
+            spread if self.gpus > 1 else "",
+            figures.number(self.mean(lambda item: item.count)),
+            figures.rate(self.mean(lambda item: item.bytes), self.seconds),
+            figures.seconds(queued) if queued else "",
+            self.exposed(),
+        ]
+
+
+def gpu_work_line(found: Sequence[GpuWork]) -> Text:
+    """One line: the kinds that took longest, the collectives, and how much of these was exposed."""
+    whole = {row.work: row for row in _rows(found) if row.phase is None}
+    others = [row for name, row in whole.items() if name not in (*GATHERS_AND_SCATTERS, COLLECTIVES)]
+    parts = [_short(row) for row in sorted(others, key=lambda row: -row.seconds)[:FEW]]
+    together = whole.get(COLLECTIVES)
+    if together is not None:
+        parts.append(_short(together))
+    exposed = together.exposed() if together is not None else ""
+    return Text.assemble(("GPU", "bold"), f" {', '.join(parts)} s", f", exposed {exposed}" if exposed else "")
+
+
+def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
+    """Each kind of work, its phases below it where it is in several."""
+    gpus = len({item.lane for item in found})
+    table = Figures(
+        "on the GPU's streams", "seconds", Column(figures.count(gpus, "GPU"), 6), Column("times", 5), "GB/s",
+        Column("queued", 7), Column("exposed", 8),
+    )  # fmt: skip
+    rows = _rows(found)
+    for work in dict.fromkeys(row.work for row in rows):
+        whole, *phases = [row for row in rows if row.work == work]
+        table.add_row(work, *whole.cells(), style="bold" if work == COLLECTIVES else None)
+        for row in phases if len(phases) > 1 else ():
+            table.add_row(f"  {row.phase}", *row.cells(), style="dim")
+    return titled("GPU work: a steady step, mean over the GPUs; what overlaps counts once", table, _caption(found))
+
+
+def _rows(found: Sequence[GpuWork]) -> list[_Row]:
+    """In the order of the first GPU that has each."""
+    alike: dict[tuple[str, str | None], list[GpuWork]] = {}
+    for item in found:
+        alike.setdefault((item.work, item.phase), []).append(item)
+    gpus = len({item.lane for item in found})
+    return [_Row(items, gpus) for items in alike.values()]
+
+
+def _short(row: _Row) -> str:
+    return f"{row.work.removeprefix('fsdp.')} {figures.seconds(row.seconds)}"
+
+
+def _caption(found: Sequence[GpuWork]) -> str:
+    """What the columns mean, as far as they are there; and how far off the times are."""
+    works = {item.work for item in found}
+    error = figures.short(max(item.largest_error_seconds for item in found))
+    parts = [WHOLES] if works.intersection(PASSES) else []
+    if COLLECTIVES in works:
+        is_known = any(item.least_exposed_seconds is not None for item in found)
+        parts += [COLLECTIVE, EXPOSED if is_known else UNKNOWN]
+    return "\n".join([*parts, f"every start and end is off by {error} at most"])
