@@ -214,10 +214,13 @@ def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_opti
 
 def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_path: Path) -> None:
     hooks = (
-        hook(1, "m:fires", fires=3),
-        hook(2, "m:unused"),
-        hook(3, "m:idle"),
-        hook(4, "m:old", "skipped", reason="torch 1.0 is older than 2.11"),
+        hook(1, "m:fires", fires=3, emits=["spans"]),
+        hook(2, "m:unused", emits=["others"]),
+        hook(3, "m:idle", emits=["others"]),
+        hook(4, "m:old", "skipped", emits=["old"], reason="torch 1.0 is older than 2.11"),
+        hook(10, "m:other_way", emits=["spans"]),
+        hook(11, "m:later_way", "skipped", emits=["spans"], reason="m has no later_way"),
+        hook(12, "m:of_no_span"),
         hook(5, "m:fails", "failed", reason="TypeError: no"),
         hook(6, "n:other", "waiting", instrumentation="absent"),
         hook(7, "o:silent", instrumentation="silent"),
@@ -227,17 +230,19 @@ def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_pat
     recording = Written(tmp_path / "run").process("p", hooks=hooks, ended_s=1).read()
     lines = screen(recording)
     at = next(number for number, line in enumerate(lines) if line.startswith("Hooks "))
-    assert lines[at : at + 4] == [
-        "Hooks reference: 1 of 3 fired; none of silent fired",
+    assert lines[at : at + 5] == [
+        "Hooks reference: 1 of 5 fired; none of silent fired",
         "failed: reference fails",
         "skipped: reference old; refused a; unwanted a",
         "never fired: reference idle and 1 more",
+        "no span is missing by 3 more that never fired or are in other releases",
     ]
     assert "1 hook failed: TypeError: no: reference fails" in lines[:at]
     assert "not traced: refused: torch 1.0 is older than 2.11" in lines[:at], "a framework of which nothing is seen"
     assert not any(line.startswith("not traced: unwanted") for line in lines)
     rows = [" ".join(line.split()) for line in screen(recording, whole=True)]
-    for row in ("old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "idle 0 never fired"):
+    told = "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "of_no_span 0 never fired"
+    for row in told:
         assert row in rows
 
 
