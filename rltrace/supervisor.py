@@ -7,6 +7,7 @@ command stays in the terminal's foreground group: Ctrl-C, Ctrl-Z and standard in
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -159,7 +160,8 @@ class _Supervisor:
         self._finish(self.sampling, TERMINATE_SECONDS)
         self._clear(is_well=code == 0)
         self.watch.close(self.exit_codes, ended_well=code == 0)
-        self.tree.write()
+        with contextlib.suppress(OSError):  # a full disk: whose command this is gets its exit code all the same
+            self.tree.write()
         code = self.exit_codes.get(self.pid, -signal.SIGKILL) if code is None else code
         return Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.ledger import Ledger, ledgers
+from rltrace.analysis.ledger import FREE, UNEXPLAINED, Ledger, ledgers
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import MAP, SLEEP, UNMAP, WAKE_UPS, Span
@@ -187,12 +187,19 @@ class _Rank:
         return {name: size for name, size in self.ledger.at(index).items() if name.startswith("rollout.") and size}
 
     def changed(self, start_ns: int, end_ns: int, sign: int) -> int | None:
-        """By how much the device's total rose (sign 1) or fell (sign -1)."""
+        """By how much the device's total rose (sign 1) or fell (sign -1), what others said of themselves apart.
+
+        A trainer gives its cache back while an engine wakes up.
+        """
         before, after = self.before(start_ns), self.after(end_ns)
         if self.ledger is None or not self.ledger.has_total or before is None or after is None:
             return None
-        used = self.ledger.used
-        return int(sign * (used[after] - used[before]))
+        engines = self.ledger.used - sum(
+            self.ledger.row(owner)
+            for owner in self.ledger.owners
+            if owner not in (FREE, UNEXPLAINED) and not owner.startswith("rollout.")
+        )
+        return int(sign * (engines[after] - engines[before]))
 
     def before(self, at_ns: int) -> int | None:
         """The last moment of the ledger before an instant."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux
+from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux, say_what_is_lost
 from rltrace.events import SAMPLER
 
 
@@ -42,6 +42,7 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
         click.echo(f"rltrace: {bare_line(bare)}", err=True)
     elif all(process.role == SAMPLER for process in found.processes):
         click.echo("rltrace: no process was recorded; `rltrace doctor -- COMMAND` looks for the reason", err=True)
+    say_what_is_lost(found)
     click.echo(
         f"rltrace: recorded in {folder}; go on with `rltrace view {folder}` or `rltrace summary {folder}`", err=True
     )

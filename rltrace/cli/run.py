@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux
+from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux, say_what_is_lost
 from rltrace.errors import MissingExtraError, RunError
 
 PACKAGE = "rltrace_reference"
@@ -55,8 +55,10 @@ def show_steps(folder: Path) -> None:
     from rltrace.cli.tables import console, step_table
     from rltrace.recording import Recording
 
-    found = summarize(Recording.open(folder))
+    recording = Recording.open(folder)
+    found = summarize(recording)
     screen = console()
+    say_what_is_lost(recording)
     if found.steps:
         screen.print(step_table(found.steps))
     screen.print(

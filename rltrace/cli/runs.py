@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from rltrace.recording import Recording
 
 RUNS = Path("rltrace-runs")
+
+FULL_BYTES = 1 << 20
+"""A disk with less than this, a process's first segment, is full to us."""
 
 DISABLE_HELP = (
     "RLTRACE_DISABLE=ray,fsdp2 in the environment leaves these instrumentations out; there is "
@@ -101,3 +105,11 @@ def require_linux(what: str) -> None:
             f"{what} needs Linux, this is {sys.platform}; run on Linux and copy the folder here: "
             "`rltrace view`, `summary` and `export` work anywhere"
         )
+
+
+def say_what_is_lost(recording: Recording) -> None:
+    """One line if events could not be written, with the reason if it is still there."""
+    if recording.lost_events:
+        is_full = shutil.disk_usage(recording.path).free < FULL_BYTES
+        why = ": the disk is full" if is_full else ""
+        click.echo(f"rltrace: {recording.lost_events:,} events could not be written{why}; the rest is whole", err=True)

@@ -190,6 +190,30 @@ def leaks_of(folder: Path, rows: dict[str, list[float]], unexplained: list[float
     return summarize(written.read()).leaks
 
 
+@pytest.mark.parametrize(("freed_mib", "verdict"), [(0, "ok"), (70, "ok"), (-1, "took less")])
+def test_a_wake_up_is_judged_by_what_the_engine_moved_though_others_move_memory_meanwhile(
+    tmp_path: Path, freed_mib: int, verdict: str
+) -> None:
+    """12 MiB are mapped while a trainer gives some of its cache back; -1: they are said to be mapped, and are not."""
+    written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
+    cached = [100 * MIB, (100 - max(0, freed_mib)) * MIB]
+    weights = [0, 12 * MIB if freed_mib >= 0 else 0]
+    records = [
+        span("rollout.wake_weights", 1, 2),
+        span("cumem.map", 1.1, 1.9, bytes=12 * MIB, tags={"weights": 12 * MIB}),
+    ]
+    for moment, at in enumerate((0.5, 2.1)):
+        records += [
+            sample("allocator.cached_bytes", at, cached[moment]),
+            sample("rollout.weights_bytes", at, weights[moment]),
+            span("memory.edge", at, at + 0.1, totals={"1": cached[moment] + weights[moment]}, cpu_ns={"1": 0}),
+        ]
+    written.process("engine", *records, role="engine", rank=0, device=device, pid=1, ended_s=4)
+    (wake,) = summarize(written.read()).sleeps
+    assert wake.verdict == verdict
+    assert wake.changed_bytes == weights[1]
+
+
 @pytest.mark.parametrize(
     ("owner", "held", "found"),
     [
@@ -218,16 +242,18 @@ def test_growth_that_no_row_explains_is_told(tmp_path: Path) -> None:
     assert (leak.owner, leak.sleeps, leak.bytes_per_sleep) == ("unexplained", 8, MIB // 4)
 
 
-def test_what_grows_is_one_line_over_all_devices_with_the_largest_rate() -> None:
+def test_what_grows_alike_is_one_line_over_all_devices_with_the_largest_rates() -> None:
     def leak(rank: int, owner: str, sleeps: int, mib: int) -> Leak:
         return Leak(
             lane=f"rank {rank}", rank=rank, owner=owner, sleeps=sleeps, bytes_per_sleep=mib * MIB, last_bytes=99 * MIB
         )
 
-    found = [leak(0, "library.kernels", 8, 9), leak(0, "unattributed", 3, 4), leak(1, "library.kernels", 8, 10)]
+    found = [leak(rank, "library.kernels", 8, 9 + rank) for rank in (0, 1)]
+    found += [leak(0, "unattributed", 3, 4), *(leak(rank, "allocator.cached", 8, 2) for rank in (0, 1))]
     assert list(leak_lines(found)) == [
-        "library.kernels grew by 10.0 MiB a sleep, 8 in a row (rank 0, rank 1)",
-        "a leak: unattributed grew by 4.0 MiB a sleep, 3 in a row (rank 0)",
+        "grew with each of the last 8 sleeps: library.kernels 10.0 MiB, allocator.cached 2.0 MiB a sleep "
+        "(rank 0, rank 1)",
+        "a leak: grew with each of the last 3 sleeps: unattributed 4.0 MiB a sleep (rank 0)",
     ]
 
 

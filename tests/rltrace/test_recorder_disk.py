@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,6 +117,28 @@ def test_a_full_disk_loses_events_and_says_how_many(
     assert process.end_ns is not None
     assert (said["child"], said["children"]) == (0, 0), "a child that cannot have a folder leaves none behind"
     assert said["slow"] < 200e-6, "a full disk is not asked again for every record"
+
+
+@pytest.mark.skipif("disk" not in WAYS, reason="no disk of its own can be mounted here")
+def test_a_command_whose_recording_fills_the_disk_keeps_its_exit_code_and_the_loss_is_said(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import subprocess, sys, rltrace\n"
+        "subprocess.run([sys.executable, '-S', '-c', 'import time; time.sleep(1)'])\n"  # not traced: to be said
+        "for n in range(40_000):\n"
+        "    with rltrace.span('work', n=n, text='x' * 50): pass\n"
+        "sys.exit(5)\n"
+    )
+    small = tmp_path / "small"
+    small.mkdir()
+    cli = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(small / "run"), "--"]
+    # Its figures are read where it is still there.
+    mounted = f'mount -t tmpfs -o size=40k tmpfs {small} && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", *cli]
+    done = subprocess.run([*command, sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 5, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search(r"rltrace: [\d,]+ events could not be written: the disk is full; the rest is whole", done.stderr)
 
 
 def _records_of_spans(folder: Path) -> int:

@@ -20,6 +20,8 @@ from rltrace.cli.tables import show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
 from rltrace.cli.tables.phases import SLIGHT
 from rltrace.cli.tables.problems import problems
+from rltrace.manifest import PROCESSES
+from rltrace.process import append_exit
 from rltrace.recording import Recording
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -335,6 +337,30 @@ def test_processes_that_died_and_had_recorded_nothing_are_one_line_behind_those_
     lines = screen(written.read(), 100, whole=False)
     assert "between" in lines[0] and lines[0].endswith("and 1 more · nothing lost")
     assert [line.split()[0] for line in lines if " died" in line][1:4] == ["inside", "between", "5"]
+
+
+@pytest.mark.parametrize("with_ray", [True, False])
+def test_a_silent_process_that_was_killed_is_rays_idle_worker_only_where_there_is_ray(
+    tmp_path: Path, with_ray: bool
+) -> None:
+    ray = (hook(1, "ray:init", instrumentation="ray", fires=1),) if with_ray else ()
+    written = Written(tmp_path / "run").process("p", span("step", 0, 1), ended_s=2, hooks=ray)
+    written.process("killed", name="killed")
+    append_exit(written.folder / PROCESSES / "killed", end_ns=10**9, killed_by=9, was_stopped=False)
+    lines = screen(written.read())
+    told = next(line for line in lines[1:] if " died" in line)
+    if with_ray:
+        assert told == "1 process died and had recorded nothing: Ray so ends idle workers"
+    else:
+        assert told.startswith("killed (pid") and "died by SIGKILL" in told
+        assert "died by SIGKILL" in lines[0]
+
+
+def test_a_recording_of_the_sampler_alone_is_not_complete(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("s", sample("host.cpu_percent", 1, 2), role="sampler", ended_s=2)
+    (first, *_) = screen(written.read())
+    assert "no process has recorded anything" in first
+    assert "complete" not in first and "nothing lost" not in first
 
 
 def test_processes_of_one_name_that_died_alike_are_one_line(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
         figures.count(len(summary.processes), "process"),
     ]
     line = Text.assemble(" · ".join(facts), " · ", _state(run, summary))
-    if not summary.losses and summary.processes:
+    if not summary.losses and any(process.role != SAMPLER for process in summary.processes):
         line.append(" · nothing lost", "green")
     command = " ".join(run.command if whole else _few_words(run.command))
     return Group(line, Text(run.path, "bold", overflow="fold"), Text(command, "dim", overflow="fold"))
@@ -225,8 +225,8 @@ def _state(run: Run, summary: Summary) -> Text:
         return Text(_died(died), "bold red")
     if any(process.state == "stopped" for process in summary.processes):
         return Text("stopped", "yellow")
-    if not summary.processes:
-        return Text("no process has recorded anything", "yellow")
+    if all(process.role == SAMPLER for process in summary.processes):
+        return Text("no process has recorded anything" if not run.is_live else "no process yet", "yellow")
     ended = {process.key for process in ended_by_others(summary)}
     if summary.complete or all(process.state == "ended" or process.key in ended for process in summary.processes):
         return Text("complete", "green")

@@ -48,15 +48,26 @@ def _deaths(summary: Summary) -> Iterator[str]:
     if ended := ended_by_others(summary):
         yield f"{figures.count(len(ended), 'process')} ended from outside between two spans: so do those of a Pool"
     if silent := sum(process.state == "died" for process in summary.processes) - len(found) - len(ended):
-        yield f"{figures.count(silent, 'process')} died and had recorded nothing: Ray so ends idle workers"
+        why = ": Ray so ends idle workers" if uses_ray(summary) else ""
+        yield f"{figures.count(silent, 'process')} died and had recorded nothing{why}"
 
 
 def deaths(summary: Summary) -> list[ProcessFigures]:
-    """Processes that died and are missed: they had recorded something, or belong to a rank."""
+    """Processes that died and are missed: they had recorded something, or belong to a rank, or were no idle worker."""
     died = [process for process in summary.processes if process.state == "died"]
-    known = [process for process in died if process.spans or process.samples or process.rank is not None]
+    killed = () if uses_ray(summary) else ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS")
+    known = [
+        process
+        for process in died
+        if process.spans or process.samples or process.rank is not None or process.killed_by in killed
+    ]
     ended = {process.key for process in ended_by_others(summary)}
     return [process for process in known if process.key not in ended]
+
+
+def uses_ray(summary: Summary) -> bool:
+    """Whether any process imported Ray, which kills the workers that it started in advance and did not need."""
+    return any(hook.instrumentation == "ray" and hook.state == "installed" for hook in summary.hooks)
 
 
 def ended_by_others(summary: Summary) -> list[ProcessFigures]:

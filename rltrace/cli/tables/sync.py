@@ -123,11 +123,13 @@ def wrong_line(sleep: Transaction) -> str:
 
 
 def leak_lines(leaks: Sequence[Leak]) -> Iterator[str]:
-    """Who grows, how fast at most, and on which devices."""
-    alike: dict[tuple[str, int], list[Leak]] = {}
-    for leak in leaks:
-        alike.setdefault((leak.owner, leak.sleeps), []).append(leak)
-    for (owner, sleeps), group in alike.items():
-        what = f"a leak: {owner}" if sleeps == LEAK_SLEEPS else owner
-        grown = figures.size(max(leak.bytes_per_sleep for leak in group))
-        yield f"{what} grew by {grown} a sleep, {sleeps} in a row ({', '.join(leak.lane for leak in group)})"
+    """Who grows, how fast at most, and on which devices: a line for what grows alike."""
+    alike: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
+    for sleeps, owner in dict.fromkeys((leak.sleeps, leak.owner) for leak in leaks):
+        group = [leak for leak in leaks if (leak.sleeps, leak.owner) == (sleeps, owner)]
+        fastest = max(leak.bytes_per_sleep for leak in group)
+        alike.setdefault((sleeps, tuple(leak.lane for leak in group)), {})[owner] = fastest
+    for (sleeps, lanes), grown in alike.items():
+        said = ", ".join(f"{owner} {figures.size(size_bytes)}" for owner, size_bytes in grown.items())
+        what = "a leak: " if sleeps == LEAK_SLEEPS else ""
+        yield f"{what}grew with each of the last {sleeps} sleeps: {said} a sleep ({', '.join(lanes)})"
