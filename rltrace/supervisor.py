@@ -263,7 +263,7 @@ class _Watch:
         """Whether whoever is killed now is so because another one died, or because the user stopped the run."""
 
     def died(self, exit_codes: Mapping[int, int]) -> list[Death]:
-        """Who is gone since the last call without having ended its part; parents before their children.
+        """Who is gone since the last call without having ended its part; the likeliest cause and parents first.
 
         One that left by itself is not among them: so does a Ray worker, with a status of 1, when its driver has ended.
         """
@@ -285,7 +285,11 @@ class _Watch:
             if last.role in WATCHED_ROLES and (code is None or code < 0):
                 deaths.append((last, Death(last.place, last.pid, None if code is None else -code)))
         keys = {process.key for process, _ in deaths}
-        return [death for _, death in sorted(deaths, key=lambda item: item[0].parent in keys)]
+        # Of those seen at once, one that was asked to end by SIGTERM was so because another had died.
+        return [
+            death
+            for _, death in sorted(deaths, key=lambda item: (item[1].signal == signal.SIGTERM, item[0].parent in keys))
+        ]
 
     def close(self, exit_codes: Mapping[int, int], *, ended_well: bool) -> None:
         """Look for the last time; of a run that ended well nobody died, whatever this kernel could not tell."""

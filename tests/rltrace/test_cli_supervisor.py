@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from recordings import Written, span
 
 from rltrace.analysis import Summary, summarize
 from rltrace.recording import Process, Recording
+from rltrace.supervisor import _Watch
 
 TOY = Path(__file__).parent / "toy_run.py"
 
@@ -174,3 +176,16 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
             break
     assert b"cleaned up" in seen
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_of_deaths_seen_at_once_one_that_was_asked_to_end_is_not_the_cause(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+    for key, child in zip("ab", children, strict=True):
+        written.process(key, span("engine.step", 0, 1), role="engine", rank=0, pid=child.pid)
+    watch = _Watch(tmp_path / "run")
+    for child, number in zip(children, (signal.SIGTERM, signal.SIGKILL), strict=True):
+        child.send_signal(number)
+        child.wait()
+    died = watch.died({child.pid: child.returncode for child in children})
+    assert [death.signal for death in died] == [signal.SIGKILL, signal.SIGTERM]

@@ -71,7 +71,7 @@ def test_heaps_of_threads_that_came_later_are_counted_too(monkeypatch: pytest.Mo
 
     def fill() -> None:
         barrier.wait()  # together, so that each gets a heap of its own
-        kept.append([bytearray(4096) for _ in range(2000)])
+        kept.append([bytearray(b"x" * 4096) for _ in range(2000)])  # zeros would have no pages yet
         barrier.wait()
 
     threads = [threading.Thread(target=fill) for _ in range(8)]
