@@ -34,6 +34,7 @@ WANDER = 30e-6
 
 _keeping: _Keeping | None = None
 _sources: list[Callable[[], dict[int, str]]] = []
+_switches: list[Callable[[bool], None]] = []
 _pools: list[Pools] = []
 
 
@@ -85,9 +86,9 @@ def keep_beside(pools: Pools) -> None:
     _pools.append(pools)
 
 
-def is_kept() -> bool:
-    """Whether a history is being kept now."""
-    return _keeping is not None
+def when_kept(switch: Callable[[bool], None]) -> None:
+    """Call `switch(True)` when a history begins and `switch(False)` when it ends."""
+    _switches.append(switch)
 
 
 def enter(owner: str) -> str | None:
@@ -137,13 +138,19 @@ def start_allocations() -> None:
 
     Does nothing where nothing is recorded, or torch keeps no history; then one line of the Recording says why.
     """
-    global _keeping
     if _keeping is not None or not recorder.is_recording():
         return
     try:
-        _keeping = _start()
+        _keep(_start())
     except Exception as error:
         _say(error)
+
+
+def _keep(keeping: _Keeping | None) -> None:
+    global _keeping
+    _keeping = keeping
+    for switch in _switches:
+        switch(keeping is not None)
 
 
 def _start() -> _Keeping:
@@ -194,11 +201,11 @@ def _mark(keeping: _Keeping) -> None:
 
 def stop_allocations() -> None:
     """Write what was kept since `start_allocations`; call it where a pause does no harm."""
-    global _keeping
-    keeping, _keeping = _keeping, None
+    keeping = _keeping
     if keeping is None:
         return
     try:
+        _keep(None)
         _write(*_stop(keeping))
     except Exception as error:
         _say(error)

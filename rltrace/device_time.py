@@ -142,7 +142,7 @@ class Missed:
     other_device: int = 0
     """The process uses several; one is measured."""
     no_anchor: int = 0
-    """The device did not answer in time when it was asked for its clock."""
+    """The device did not answer in time when it was asked for its clock, or the clock stood still."""
     too_many: int = 0
     other_stream: int = 0
     """The work ended on another stream than it began on, or by an exception."""
@@ -182,7 +182,7 @@ class DeviceTimes:
         now_ns = self.now_ns()
         is_poll_due = now_ns - self._polled_ns > POLL_NS
         is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
-        if (is_poll_due or is_anchor_due) and self.device.is_capturing():
+        if is_anchor_due and self.device.is_capturing():
             self.missed.capturing += 1  # to ask the device anything now would make the capture invalid
             return
         if is_poll_due:
@@ -274,7 +274,9 @@ class DeviceTimes:
             if scale.host_ns_per_ms:
                 start_ms, length_ms = elapsed_ms(opening.event, pair.start), elapsed_ms(pair.start, pair.end)
                 start_ns = opening.host_ns + round(start_ms * scale.host_ns_per_ms)
-                self._write(pair, start_ns, start_ns + max(0, round(length_ms * scale.host_ns_per_ms)), scale.error_ns)
+                self._write(pair, start_ns, start_ns + round(length_ms * scale.host_ns_per_ms), scale.error_ns)
+            else:
+                self.missed.no_anchor += 1
             free(pair.start)
             free(pair.end)
             opening.pairs -= 1

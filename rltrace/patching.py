@@ -13,7 +13,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from types import CoroutineType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -54,7 +54,7 @@ class Hook:
     process counts its own hooks.
     """
 
-    __slots__ = ("_register", "emits", "failures", "fired", "instrumentation", "live", "state", "target")
+    __slots__ = ("_register", "emits", "failures", "fired", "instrumentation", "live", "state", "target", "wanted")
 
     def __init__(
         self, instrumentation: str, target: str, emits: tuple[str, ...] = (), register: HookRegister | None = None
@@ -64,6 +64,7 @@ class Hook:
         self.emits = emits
         self.fired: Callable[[], None] = _nothing
         self.failures = 0
+        self.wanted = True
         self._register = register
         self.report("waiting", f"{target.partition(':')[0]} is not imported")
 
@@ -78,10 +79,15 @@ class Hook:
             reason: Why it is not installed.
         """
         self.state = state
-        self.live = state == "installed"
+        self.live = self.wanted and state == "installed"
         if self._register is not None:
             row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
             self.fired = row.fired
+
+    def want(self, on: bool) -> None:
+        """Let the hook work, or pass its calls through until it is wanted again."""
+        self.wanted = on
+        self.live = on and self.state == "installed"
 
     def failed(self, error: Exception) -> None:
         """Count an error of our own; the first one is printed and reported."""
@@ -494,6 +500,24 @@ class PatchSet:
         """Bind none of the hooks that are named from here on; each reports the reason."""
         self._refused = reason
 
+    @contextlib.contextmanager
+    def dormant(self) -> Iterator[Callable[[bool], None]]:
+        """Name hooks that pass their calls through while they are not wanted, which they are not at first.
+
+        Yields:
+            What is called with True when they are, and with False when they are not any more.
+        """
+        first = len(self.hooks)
+        named: list[Hook] = []
+
+        def switch(on: bool) -> None:
+            for hook in named:
+                hook.want(on)
+
+        yield switch
+        named += self.hooks[first:]
+        switch(False)
+
     def around(self, target: str, before: Before, after: After, emits: tuple[str, ...] = ()) -> None:
         """Call `before` and `after` around every call of `target`, of whatever kind it is.
 
@@ -584,7 +608,7 @@ class PatchSet:
                 hook.report("skipped", reason)
                 return
             # Live before it is in place, so that no call slips through uncounted.
-            hook.live = True
+            hook.live = hook.wanted
             bind(module, hook)
             hook.report("installed")
         except UntouchableError as reason:
@@ -604,7 +628,7 @@ class PatchSet:
         for _, take_back in reversed(self._undos):
             take_back()
         for hook in self.hooks:
-            if hook.live:
+            if hook.live or hook.state == "installed":
                 hook.report("undone", "patched again since: left in place, inert" if hook.target in left else None)
         self._patches.clear()
         self._undos.clear()

@@ -4,7 +4,7 @@ Source read: torch 2.11 and 2.13, torch/distributed/fsdp/_fully_shard, torch/aut
 c10/cuda/CUDACachingAllocator.cpp.
 The text that an allocation carries belongs to a thread, and autograd has threads of its own: a hook on what backward
 begins with sets it there. Gradients and optimizer state are known by their addresses too, whoever allocated them. On
-any other step a hook looks at one variable and returns.
+any other step these hooks pass their calls through, and modules have none.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rltrace import allocations, memory
-from rltrace.instrument.fsdp2 import PACKAGE, watch_forwards
+from rltrace.instrument.fsdp2 import PACKAGE, Forwards, groups_of, remove
 from rltrace.instrument.sharded_models import ROLES, Fsdp2Params, watch_optimizers
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
-from rltrace.patching import PatchSet
+from rltrace.patching import Function, Hook, PatchSet
 
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
 
@@ -52,21 +52,21 @@ def name_hooks(patches: PatchSet) -> None:
     """Name every place where an owner's scope begins and ends."""
     known = Known()
     allocations.name_by(known)
-    for method in ("unshard", "wait_for_unshard"):
-        patches.around(f"{GROUP}.{method}", known.enter_params, leave)
-    patches.around(f"{GROUP}.post_backward", enter_grads, leave)
-    patches.wrap(
-        f"{PACKAGE}._fsdp_state:FSDPState.init",
-        functools.partial(watch_forwards, span=lambda *_, **__: allocations.Scope(ACTIVATIONS)),
-    )
-    patches.around("torch.autograd:backward", watch_roots, forget_roots)
+    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", known.watch_states)
     watch_optimizers(patches)
-    patches.use(
-        "torch.optim.optimizer:register_optimizer_step_pre_hook",
-        functools.partial(watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(OPTIMIZER)),
-    )
-    for target, owner in SCOPES.items():
-        patches.around(target, functools.partial(enter, owner), leave)
+    with patches.dormant() as switch:
+        for method in ("unshard", "wait_for_unshard"):
+            patches.around(f"{GROUP}.{method}", enter_params, leave)
+        patches.around(f"{GROUP}.post_backward", enter_grads, leave)
+        patches.around("torch.autograd:backward", watch_roots, forget_roots)
+        patches.use(
+            "torch.optim.optimizer:register_optimizer_step_pre_hook",
+            functools.partial(watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(OPTIMIZER)),
+        )
+        for target, owner in SCOPES.items():
+            patches.around(target, functools.partial(enter, owner), leave)
+    for told in (switch, known.switch):
+        allocations.when_kept(told)
 
 
 def enter(owner: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
@@ -83,26 +83,46 @@ def leave(before: str | None, _result: Any, _error: BaseException | None) -> Non
 
 
 class Known:
-    """Parameter groups that were met, and whose their tensors are and those of the optimizers."""
+    """Sharded modules that were met, and whose their tensors are and those of the optimizers."""
 
     def __init__(self) -> None:
-        self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._states: weakref.WeakKeyDictionary[Any, Forwards] = weakref.WeakKeyDictionary()
+        self._handles: list[Any] = []
+
+    def watch_states(self, original: Function, hook: Hook) -> Function:
+        """Wrap `FSDPState.init`, to know what is sharded."""
+        forwards = Forwards(hook, lambda *_, **__: allocations.Scope(ACTIVATIONS))
+
+        @functools.wraps(original)
+        def init(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if hook.live:
+                self._states[args[0]] = forwards
+            return result
+
+        return init
+
+    def switch(self, on: bool) -> None:
+        """From here on what a forward allocates are activations, or not any more."""
+        remove(self._handles)
+        if on:
+            for state, forwards in self._states.items():
+                self._handles += forwards.attach(state._modules, str)
 
     def __call__(self) -> dict[int, str]:
         """Owners by address of what is allocated now."""
         owners: dict[int, str] = {}
         for optimizer in ROLES.optimizers():
             owners |= addresses(memory.optimizer_tensors(optimizer), OPTIMIZER)
-        for group in list(self._groups):
+        for group in (group for state in list(self._states) for group in groups_of(state)):
             owners |= addresses(parameters_of(group), params_owner(group))
             owners |= addresses(sharded_gradients_of(group), GRADS)
         return owners
 
-    def enter_params(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-        """A group is about to gather its parameters."""
-        group = args[0]
-        self._groups.add(group)
-        return allocations.enter(params_owner(group)) if allocations.is_kept() else None
+
+def enter_params(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """A group is about to gather its parameters."""
+    return allocations.enter(params_owner(args[0]))
 
 
 def params_owner(group: Any) -> str:
@@ -137,8 +157,6 @@ def addresses(tensors: Iterable[Any], owner: str) -> dict[int, str]:
 
 def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
     """A group's gradients are computed; what their reduction allocates are gradients too."""
-    if not allocations.is_kept():
-        return None
     allocations.name(addresses(gradients_of(args[0]), GRADS))
     return allocations.enter(GRADS)
 
@@ -148,8 +166,6 @@ def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
 
 def watch_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Let the thread on which backward begins know that its allocations are activations, until it is through."""
-    if not allocations.is_kept():
-        return []
     tensors = kwargs["tensors"] if "tensors" in kwargs else args[0]
     roots = [tensors] if hasattr(tensors, "register_hook") else list(tensors)
     return [root.register_hook(enter_backward) for root in roots if root.requires_grad]
@@ -165,5 +181,4 @@ def enter_backward(_grad: Any) -> None:
 
 def forget_roots(handles: list[Any], _result: Any, _error: BaseException | None) -> None:
     """Backward is over: what it began with needs no hook any more."""
-    for handle in handles:
-        handle.remove()
+    remove(handles)

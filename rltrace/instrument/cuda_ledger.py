@@ -43,6 +43,14 @@ class Reserved(NamedTuple):
     """How often it has handed out and got back any: while that is the same, every tensor is where it was."""
 
 
+class State(NamedTuple):
+    """What changes whenever the rows of a process do."""
+
+    torch: Reserved
+    engine: Rows | None
+    """Bytes of its pools by owner; None in a process without an engine."""
+
+
 class Held(NamedTuple):
     """What processes held of the card when they were asked for."""
 
@@ -104,7 +112,7 @@ class CudaLedger:
         self._retry_ns = 0
         self._outside: Rows = {}
         self._named: tuple[Any, Rows] = None, {}
-        self._sampled: tuple[Any, int] = None, 0
+        self._sampled: tuple[State | None, int] = None, 0
         self._held: Held | None = None
         self._knows_holders = True
         """Whether that still holds at the last sample."""
@@ -147,18 +155,20 @@ class CudaLedger:
         is_engines = not ENGINES_PHASES.isdisjoint(edge.names)
         # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
         of_processes = not is_engines or (not edge.is_end and self._knows_holders)
-        if device is not None and not self._is_known(device, is_phase, of_processes):
-            self.sample(of_card=is_phase, of_processes=of_processes)
+        if device is not None:
+            state = self.state(device)
+            if not self._is_known(state, is_phase, of_processes):
+                self._sample(device, state, of_card=is_phase, of_processes=of_processes)
 
-    def _is_known(self, device: Device, is_phase: bool, of_processes: bool) -> bool:
+    def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
         """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""
-        state, end_ns = self._sampled
+        known, end_ns = self._sampled
         is_late = is_phase and (now_ns() - end_ns >= SAME_NS or (of_processes and not self._knows_holders))
-        return not is_late and state is not None and state == self._state(device)
+        return not is_late and known == state
 
-    def _state(self, device: Device) -> Any:
-        """What changes whenever this process's rows do."""
-        return device.torch().changes, None if self.engine is None else self.engine.bytes_by_owner()
+    def state(self, device: Device) -> State:
+        """What changes whenever the rows do, as it is now."""
+        return State(device.torch(), None if self.engine is None else self.engine.bytes_by_owner())
 
     def sample(self, *, of_card: bool = True, of_processes: bool = True) -> None:
         """Write every row, then the totals.
@@ -168,10 +178,12 @@ class CudaLedger:
             of_processes: Whether to ask what each process holds, if that can have changed (2 ms on a busy machine).
         """
         device = self.device() if recorder.is_recording() else None
-        if device is None:
-            return
+        if device is not None:
+            self._sample(device, self.state(device), of_card=of_card, of_processes=of_processes)
+
+    def _sample(self, device: Device, state: State, *, of_card: bool = True, of_processes: bool = True) -> None:
         with recorder.span(MEMORY_EDGE) as edge:
-            rows = self.rows(device)
+            rows = self.rows(device, state)
             for name, size in rows.items():
                 recorder.counter(name, size)
             recorder.counter("resident_bytes", self._process.resident_bytes())
@@ -179,7 +191,7 @@ class CudaLedger:
                 self._set_totals(edge, device, rows, of_processes)
             else:
                 edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
-        self._sampled = self._state(device), now_ns()
+        self._sampled = state, now_ns()
 
     def _set_totals(self, edge: Any, device: Device, rows: Rows, of_processes: bool) -> None:
         try:
@@ -206,9 +218,9 @@ class CudaLedger:
             edge.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
         edge.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
 
-    def rows(self, device: Device) -> Rows:
-        """Bytes of every owner in this process now."""
-        torch = device.torch()
+    def rows(self, device: Device, state: State) -> Rows:
+        """Bytes of every owner in this process, in the state that it is in."""
+        torch = state.torch
         pools, graphs = self._in_pools(device, torch.reserved_bytes)
         rows = self._named_rows(torch.changes)
         named_bytes = on_card(rows)
@@ -217,8 +229,7 @@ class CudaLedger:
         is_engine = self.engine is not None and not self.trains()
         engine_bytes = loose_bytes - named_bytes if is_engine else 0
         self._unattributed_bytes = loose_bytes - named_bytes - engine_bytes - self.activation_bytes
-        if self.engine is not None:
-            rows |= self.engine.bytes_by_owner()
+        rows |= state.engine or {}
         rows |= {
             "actor.activations_bytes": self.activation_bytes,
             "rollout.activations_bytes": engine_bytes,
@@ -251,13 +262,13 @@ class CudaLedger:
         device = self.device() if recorder.is_recording() else None
         if device is None:
             return
-        allocated_bytes = device.torch().allocated_bytes
-        if allocated_bytes <= self._most_forward_bytes:  # the next micro-batch like the last
+        state = self.state(device)
+        if state.torch.allocated_bytes <= self._most_forward_bytes:  # the next micro-batch like the last
             return
-        self._most_forward_bytes = allocated_bytes
+        self._most_forward_bytes = state.torch.allocated_bytes
         before_bytes, self.activation_bytes = self._unattributed_bytes, 0
-        self.activation_bytes = max(0, self.rows(device)["unattributed_bytes"] - before_bytes)
-        self.sample()
+        self.activation_bytes = max(0, self.rows(device, state)["unattributed_bytes"] - before_bytes)
+        self._sample(device, state)
 
     def growth(self, owner: str) -> Growth:
         """Give an owner what this process grows outside of torch's allocator meanwhile, less what others are given."""
@@ -319,10 +330,10 @@ class CudaLedger:
             for owner in OUTSIDE:
                 self._say(owner, "NVML does not say what this process holds")
             return None
-        reserved_bytes = device.torch().reserved_bytes
-        pools = self._in_pools(device, reserved_bytes)[0]
-        awake_bytes = 0 if self.engine is None else sum(self.engine.bytes_by_owner().values())
-        return held_bytes - (reserved_bytes - pools.reserved_bytes) - awake_bytes
+        state = self.state(device)
+        pools = self._in_pools(device, state.torch.reserved_bytes)[0]
+        awake_bytes = sum((state.engine or {}).values())
+        return held_bytes - (state.torch.reserved_bytes - pools.reserved_bytes) - awake_bytes
 
     def _in_pools(self, device: Device, reserved_bytes: int) -> tuple[Reserved, Reserved]:
         """What lies in an engine's pools and graphs; they are made once, so a new one shows in the most ever reserved.

@@ -17,7 +17,7 @@ from typing import Any
 
 from rltrace import edges, nvml, recorder
 from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
-from rltrace.instrument.fsdp2 import PACKAGE
+from rltrace.instrument.fsdp2 import PACKAGE, remove
 from rltrace.instrument.sharded_models import Models, keep_first, watch_optimizers
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
@@ -236,8 +236,7 @@ def watch_root(state: Any, ledger: CudaLedger, loading: Loading, hook: Hook) -> 
 
     def after(_module: Any, _args: Any, _result: Any) -> None:
         if not is_root():
-            while handles:
-                handles.pop().remove()
+            remove(handles)
             return
         while opened:
             hook.leave(leave, opened.pop(), None, None)

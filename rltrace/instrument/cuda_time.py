@@ -23,7 +23,7 @@ from typing import Any
 from rltrace import cost, edges, recorder
 from rltrace.device_time import CAPTURING, OTHER_DEVICE, DeviceSpan, DeviceTimes
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME
-from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwards
+from rltrace.instrument.fsdp2 import PACKAGE, Backwards, every, keep_group, only_root, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
@@ -59,13 +59,13 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
                 end_pair,
                 (DEVICE_TIME + kind,),
             )
-    compute = functools.partial(pairs.compute, of_layers)
+    wanted = every if of_layers else only_root
     patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState.init",
-        functools.partial(watch_forwards, span=compute, waits=False),
+        functools.partial(watch_forwards, span=pairs.compute, wanted=wanted, waits=False),
         (f"{DEVICE_TIME}fsdp.forward",),
     )
-    backwards = Backwards(compute)
+    backwards = Backwards(pairs.compute, wanted)
     patches.around(
         f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
         backwards.look,
@@ -125,11 +125,9 @@ class CudaPairs:
         times = self._times or self._open()
         return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
 
-    def compute(self, of_layers: bool, name: str, /, *, module: str, recompute: bool = False) -> Any:
+    def compute(self, name: str, /, *, module: str, recompute: bool = False) -> Any:
         """What to enter and leave around a forward or backward of a module; the whole model is the module ""."""
-        if recompute or (module and not of_layers):
-            return recorder.NoSpan()
-        return self.span(name, module=module)
+        return recorder.NoSpan() if recompute else self.span(name, module=module)
 
     def reached(self, edge: edges.Edge) -> None:
         """Resolve what the device has done, where a phase is over; 5 ms for as many pairs as one phase has."""
@@ -178,6 +176,7 @@ class CudaDevice:
 
     def __init__(self, torch: Any) -> None:
         self._cuda = torch.cuda
+        self._event = torch._C._CudaEventBase
         self._capturing = torch._C._cuda_isCurrentStreamCapturing
         self._current_device = torch._C._cuda_getDevice
         self._current_stream = torch._C._cuda_getCurrentRawStream
@@ -188,7 +187,7 @@ class CudaDevice:
         """By address: numbered as they are met, a row of the timeline each."""
 
     def new_event(self) -> Any:
-        return self._cuda.Event(enable_timing=True)
+        return self._event(enable_timing=True)
 
     def is_capturing(self) -> bool:
         return bool(self._capturing())

@@ -21,6 +21,18 @@ PACKAGE = "torch.distributed.fsdp._fully_shard"
 
 MakeSpan = Callable[..., Any]
 """`recorder.span`, or what measures the same place on the device."""
+Wanted = Callable[[str], bool]
+"""Whether the module at a path is watched; `module_of_state` says what a path is."""
+
+
+def every(_path: str) -> bool:
+    """All of them are."""
+    return True
+
+
+def only_root(path: str) -> bool:
+    """The whole model is."""
+    return not path
 
 
 class Fsdp2:
@@ -91,7 +103,11 @@ WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_
 
 def module_of_state(state: Any) -> str:
     """The path of the module that a state shards; "" is the root, and what has no parameters of its own."""
-    groups = groups_of(state)
+    return module_of_groups(groups_of(state))
+
+
+def module_of_groups(groups: list[Any]) -> str:
+    """The same of a state's groups."""
     return without_wrappers(groups[0]._module_fqn or "") if groups else ""
 
 
@@ -104,7 +120,9 @@ def groups_of(state: Any) -> list[Any]:
 # ---- forward ----------------------------------------------------------------------------------------------------
 
 
-def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.span, *, waits: bool = True) -> Function:
+def watch_forwards(
+    original: Function, hook: Hook, span: MakeSpan = recorder.span, wanted: Wanted = every, *, waits: bool = True
+) -> Function:
     """Wrap `FSDPState.init`, so that each sharded module gets a hook before and one after its forward.
 
     Module hooks, not `FSDPState._post_forward`: checkpointing stops a recomputed forward by an exception as soon as it
@@ -114,9 +132,10 @@ def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.spa
         original: `FSDPState.init`.
         hook: That this is one of.
         span: Makes what is opened.
+        wanted: Chooses modules.
         waits: Whether it begins before FSDP waits for the gathered parameters; else behind that.
     """
-    forwards = Forwards(hook, span, waits=waits)
+    forwards = Forwards(hook, span, wanted, waits=waits)
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
@@ -135,34 +154,50 @@ def watch_forwards(original: Function, hook: Hook, span: MakeSpan = recorder.spa
 class Forwards:
     """The open forward spans of each thread, innermost last."""
 
-    def __init__(self, hook: Hook, span: MakeSpan = recorder.span, *, waits: bool = True) -> None:
+    def __init__(
+        self, hook: Hook, span: MakeSpan = recorder.span, wanted: Wanted = every, *, waits: bool = True
+    ) -> None:
         self._hook = hook
         self._span = span
+        self._wanted = wanted
         self._waits = waits
         self._open = threading.local()
 
-    def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> None:
-        """Register the hooks on modules that are sharded together; `path` says where in their model they lie."""
+    def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> list[Any]:
+        """Register the hooks on modules that are sharded together; returns what removes them.
+
+        Args:
+            modules: All of them.
+            path: Says where in their model they lie, from their first forward on. Those that are not wanted are left
+                alone then.
+        """
         from torch import _disable_dynamo  # a compiled model must not trace into the tracer
 
+        handles: list[Any] = []
+
         def before(module: Any, _args: Any) -> None:
-            self._hook.enter(self._begin, (path, module), {})
+            self._hook.enter(self._begin, (path, module, handles), {})
 
         def after(module: Any, _args: Any, _result: Any) -> None:
             self._hook.leave(self._end, module, None, None)
 
         for module in modules:
             # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
-            module.register_forward_pre_hook(_disable_dynamo(before), prepend=self._waits)
-            module.register_forward_hook(_disable_dynamo(after), always_call=True)
+            handles.append(module.register_forward_pre_hook(_disable_dynamo(before), prepend=self._waits))
+            handles.append(module.register_forward_hook(_disable_dynamo(after), always_call=True))
+        return handles
 
     def _begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         import torch
 
-        path, module = args
+        path_now, module, handles = args
+        path = path_now()
+        if not self._wanted(path):
+            remove(handles)
+            return
         in_backward = torch._C._current_graph_task_id() != -1
         late = {"recompute": True} if in_backward else {}
-        opened = self._span("fsdp.forward", module=path(), **late).__enter__()
+        opened = self._span("fsdp.forward", module=path, **late).__enter__()
         self._stack().append((module, opened))
 
     def _end(self, module: Any, _result: Any, _error: BaseException | None) -> None:
@@ -180,14 +215,21 @@ class Forwards:
         return stack
 
 
+def remove(handles: list[Any]) -> None:
+    """Take hooks on modules away."""
+    while handles:
+        handles.pop().remove()
+
+
 # ---- backward ---------------------------------------------------------------------------------------------------
 
 
 class Backwards:
     """The open backward spans, by parameter group: they may end on another thread than they began on."""
 
-    def __init__(self, span: MakeSpan = recorder.span) -> None:
+    def __init__(self, span: MakeSpan = recorder.span, wanted: Wanted = every) -> None:
         self._span = span
+        self._wanted = wanted
         self._open: dict[int, OpenBackward] = {}
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -205,13 +247,14 @@ class Backwards:
 
     def _begin(self, state: Any, is_told_again: bool) -> None:
         groups = groups_of(state)
-        if not groups:
+        path = module_of_groups(groups)
+        if not groups or not self._wanted(path):
             return
         if (unfinished := self._open.get(id(groups[0]))) is not None:
             if is_told_again:
                 return
             unfinished.span.__exit__(RuntimeError)  # a backward that raised left it open
-        opened = OpenBackward(self._span("fsdp.backward", module=module_of_state(state)).__enter__(), len(groups))
+        opened = OpenBackward(self._span("fsdp.backward", module=path).__enter__(), len(groups))
         self._open.update((id(group), opened) for group in groups)
 
     def end(self, group: Any, _result: Any, _error: BaseException | None) -> None:

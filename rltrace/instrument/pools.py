@@ -44,9 +44,9 @@ class Pools:
         """Open the span with the bytes that are to go, of all tags without `tags`; `kept` are copied to the host."""
         self.sample()
         going = {
-            tag: size
+            tag: held
             for tag, size in self._bytes_by_tag().items()
-            if tag not in self._asleep and (tags is None or tag in tags)
+            if ((held := self._held_bytes(tag, size)) or tag not in self._asleep) and (tags is None or tag in tags)
         }
         host_bytes = sum(size for tag, size in going.items() if tag in kept)
         opened = recorder.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
@@ -75,7 +75,6 @@ class Pools:
         opened, coming, free_bytes = token
         if error is None:
             self._asleep -= set(coming)
-            self._arrived = {}
             self._on_host |= dict.fromkeys(set(coming) & set(self._on_host), False)
         elif self._out_of_memory is not None:
             owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
@@ -98,7 +97,11 @@ class Pools:
         rows = {}
         for tag, size in self._bytes_by_tag().items():
             if tag in OWNERS:
-                rows[f"{OWNERS[tag]}_bytes"] = self._arrived.get(tag, 0) if tag in self._asleep else size
+                rows[f"{OWNERS[tag]}_bytes"] = self._held_bytes(tag, size)
                 if tag in self._on_host:
                     rows[f"{OWNERS[tag]}_host_bytes"] = size if self._on_host[tag] else 0
         return rows
+
+    def _held_bytes(self, tag: str, size_bytes: int) -> int:
+        """What of a pool has memory behind it: asleep, what a wake-up that failed has mapped of it."""
+        return self._arrived.get(tag, 0) if tag in self._asleep else size_bytes

@@ -29,14 +29,15 @@ class Roles:
 
     def __init__(self) -> None:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._met = 0
+        self.met = 0
+        """How many optimizers were met: until there is another one, whose parameters are does not change."""
         self._decided: weakref.WeakKeyDictionary[Any, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
     def meet_optimizer(self, optimizer: Any) -> None:
         """An optimizer; whose parameters it has is asked when it is used."""
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
-            self._met += 1
+            self.met += 1
 
     def optimizers(self) -> list[Any]:
         """Those that there are."""
@@ -53,11 +54,11 @@ class Roles:
             return True
         if not self._optimizers:
             return any(parameter.requires_grad for parameter in params.trained())
-        if holder is not None and met != self._met:
+        if holder is not None and met != self.met:
             groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
             held = {id(parameter) for group in groups for parameter in group["params"]}
             is_trained = any(id(parameter) in held for parameter in params.trained())
-            self._decided[holder] = is_trained, self._met
+            self._decided[holder] = is_trained, self.met
         return is_trained
 
 
@@ -88,6 +89,7 @@ class Models:
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
+        self._known: tuple[Any, list[tuple[str, Params]]] = None, []
         self._rows: dict[Any, Rows] = {}
         """By the marks of all groups: a step goes through a few of them, the next step through the same."""
         self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
@@ -106,12 +108,21 @@ class Models:
         self._units.append(Unit(weakref.ref(module), fsdp1_params))
 
     def __call__(self) -> Rows:
-        groups = [(ROLES.subject_of(params), params) for unit in self._units for params in unit.params()]
-        marks = tuple((subject, params.mark()) for subject, params in groups)
+        groups = self._groups()
+        marks = tuple([params.mark() for _, params in groups])
         rows = dict(self._rows.get(marks) or self._count(groups, marks))
         for optimizer in ROLES.optimizers():
             add(rows, self._state_rows(optimizer))
         return rows
+
+    def _groups(self) -> list[tuple[str, Params]]:
+        """Whose each group of parameters is; looked up again when there may be others, or others'."""
+        key = len(self._units), ROLES.met
+        if self._known[0] != key or not ROLES.met:
+            groups = [(ROLES.subject_of(params), params) for unit in self._units for params in unit.params()]
+            self._known = key, groups
+            self._rows.clear()
+        return self._known[1]
 
     def _count(self, groups: list[tuple[str, Params]], marks: Any) -> Rows:
         """Bytes of parameters, sharded and gathered, and of gradients, kept for when all groups are so again."""
@@ -182,6 +193,8 @@ class Fsdp2Params(Params):
 
     def __init__(self, group: Any) -> None:
         self._group = weakref.ref(group)
+        # One stands for all: FSDP2 moves and frees whole tensors, and those of a group together.
+        self._last = weakref.ref(group.fsdp_params[-1]) if group.fsdp_params else lambda: None
 
     def holder(self) -> Any:
         return self._group()
@@ -208,16 +221,16 @@ class Fsdp2Params(Params):
                     yield grad
 
     def mark(self) -> Any:
-        group = self._group()
-        if group is None or not group.fsdp_params:
+        # At an edge all of this lies cold in memory, which is what looking costs: 100 ns an object, of 70 groups.
+        param = self._last()
+        if param is None:
             return None
-        # Of the last one: FSDP2 moves and frees whole tensors, and those of a group together.
-        param = group.fsdp_params[-1]
         shard, whole_grad = param.sharded_param, param.unsharded_accumulated_grad
+        grad = shard.grad
         return (
             memory.local(shard).is_cuda,
-            group.is_unsharded,
-            None if shard.grad is None else memory.local(shard.grad).is_cuda,
+            param.sharded_state.value,
+            None if grad is None else memory.local(grad).is_cuda,
             None if whole_grad is None else whole_grad.is_cuda,
         )
 

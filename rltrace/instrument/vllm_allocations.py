@@ -38,16 +38,18 @@ class VllmAllocations:
 
 def name_hooks(patches: PatchSet) -> None:
     """Name every place where memory comes and goes."""
-    for method in ("execute_model", "sample_tokens"):
-        patches.around(f"{WORKER}.{method}", functools.partial(enter, ACTIVATIONS), leave)
     pools = CumemPools()
     allocations.keep_beside(pools)
     allocations.name_by(pools.owners)
-    patches.around(f"{CUMEM}:create_and_map", pools.handle, pools.mapped)
-    patches.around(f"{CUMEM}:unmap_and_release", pools.handle, pools.unmapped)
     allocator = f"{CUMEM}:CuMemAllocator"
-    patches.around(f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped)
-    patches.around(f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped)
+    with patches.dormant() as switch:
+        for method in ("execute_model", "sample_tokens"):
+            patches.around(f"{WORKER}.{method}", functools.partial(enter, ACTIVATIONS), leave)
+        patches.around(f"{CUMEM}:create_and_map", pools.handle, pools.mapped)
+        patches.around(f"{CUMEM}:unmap_and_release", pools.handle, pools.unmapped)
+        patches.around(f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped)
+        patches.around(f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped)
+    allocations.when_kept(switch)
 
 
 Handle = tuple[int, int, int, int]
@@ -81,17 +83,19 @@ class CumemPools:
         """Owners by address of every segment, asleep or awake."""
         return {address: _owner_of(data) for address, data in _pool_data().items()}
 
-    def handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle | None:
+    def handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle:
         """Whose call it is."""
-        return args[0] if allocations.is_kept() else None
+        handle: Handle = args[0]
+        return handle
 
-    def new_handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle | None:
+    def new_handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle:
         """The segment that the allocator was asked for."""
-        return args[1] if allocations.is_kept() else None
+        handle: Handle = args[1]
+        return handle
 
     def freed_handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle | None:
         """The segment that torch gives back; one that is asleep has nothing to give."""
-        data = _pool_data().get(args[1]) if allocations.is_kept() else None
+        data = _pool_data().get(args[1])
         return None if data is None or getattr(data, "is_asleep", False) else data.handle
 
     def mapped(self, handle: Handle | None, _result: Any, error: BaseException | None) -> None:

@@ -221,7 +221,7 @@ def test_a_history_without_a_mark_is_an_error_and_no_guess() -> None:
 
 def test_without_a_recording_nothing_is_kept() -> None:
     rltrace.start_allocations()
-    assert not allocations.is_kept()
+    assert allocations._keeping is None
     rltrace.stop_allocations()
 
 
@@ -373,13 +373,13 @@ TRAIN = """
             optimizer.step()
             optimizer.zero_grad()
             see("outside")
-            return {"ref": of_ref, "actor": dict(seen)}
+            return {"ref": of_ref, "actor": dict(seen), "hooks": [len(module._forward_hooks) for module in models]}
 
         silent = step()
         assert sets == [], sets
-        allocations._keeping = allocations._Keeping(torch.cuda.memory, 0, {})
+        allocations._keep(allocations._Keeping(torch.cuda.memory, 0, {}))
         kept = step()
-        allocations._keeping = None
+        allocations._keep(None)
         after = step()
         if rank == 0:
             print(json.dumps({"silent": silent, "kept": kept, "after": after}))
@@ -408,6 +408,7 @@ def test_owners_are_set_where_their_bytes_come_into_being_and_only_on_the_chosen
         "optimizer": {"actor.optimizer"},
         "outside": {""},
     }
+    assert said["silent"]["hooks"] == said["after"]["hooks"] == [count - 1 for count in said["kept"]["hooks"]]
     for step in ("silent", "after"):
         assert set().union(*texts(step, "ref").values(), *texts(step, "actor").values()) == {""}
 

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,9 +25,10 @@ from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
 from rltrace.edges import Edge
-from rltrace.events import Span
+from rltrace.events import Counter, Span
+from rltrace.instrument import cuda_ledger
 from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
-from rltrace.instrument.cuda_memory import Loading, name_hooks
+from rltrace.instrument.cuda_memory import EagerConnections, FirstCollectives, Loading, name_hooks
 from rltrace.nvml import Memory, UnavailableError
 from rltrace.patching import PatchSet
 from rltrace.recording import Recording
@@ -331,7 +333,7 @@ def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
             gpu.context_bytes += 8 * MIB
         gpu.allocate(11 * MIB, cached_bytes=1 * MIB)
         ledger.sample()
-        assert ledger.rows(gpu)["rollout.weights_bytes"] == 1000 * MIB
+        assert ledger.rows(gpu, ledger.state(gpu))["rollout.weights_bytes"] == 1000 * MIB
         pools.sleep()
         ledger.sample()
 
@@ -347,14 +349,19 @@ def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
 def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
-    def work() -> None:
+    def forward() -> None:
         ledger.sample()
         actor(gpu, ledger)
         ledger.reached(Edge())
         gpu.allocate(90 * MIB)
         ledger.end_forward()
 
-    assert without_free(recorded(folder, work)) == ACTOR | {"actor.activations": 90 * MIB}
+    def backward() -> None:
+        gpu.allocate(-90 * MIB)
+        ledger.reached(Edge(("actor.update",)))
+
+    assert without_free(recorded(folder, forward)) == ACTOR | {"actor.activations": 90 * MIB}
+    assert without_free(recorded(folder.with_name("second"), backward)) == ACTOR
 
 
 def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
@@ -499,26 +506,17 @@ def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger
     assert recorded(folder, ledger.sample)["unexplained"] == 70 * MIB
 
 
-def test_while_the_driver_counts_the_same_for_a_process_its_last_word_is_not_old(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    rltrace.start(folder, role="worker", rank=0)
-    ledger.sample()
-    with rltrace.phase("actor.update"):
-        actor(gpu, ledger)
-        ledger.sample()
-    rltrace.stop()
-    assert {edge.is_settled for edge in of_device(folder).edges} == {True}
-
-
 def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
     gpu.answers = "NVML: Driver Not Loaded"
     rltrace.start(folder, role="worker", rank=0)
     actor(gpu, ledger)
-    ledger.sample()
+    for _ in range(3):
+        ledger.sample()
     rltrace.stop()
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count("Driver Not Loaded") == 1, "said once"
     found = of_device(folder)
     assert found.residual is None
     assert found.unknown["cuda.context"] == "NVML does not say what this process holds"
@@ -532,6 +530,7 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
     actor(gpu, ledger)
     error = RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62")
     free_bytes = gpu.card().free_bytes
+    gpu.context_bytes += 50 * MIB  # a wake-up maps what it can, and so less is free when it fails
     ledger.out_of_memory(error, free_bytes + 9 * MIB, free_bytes, ["rollout.kv_cache"])
     ledger.reached(Edge(error=error))
     rltrace.stop()
@@ -540,6 +539,148 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
     assert "a smaller KV cache" in failure.changes[0]
     assert failure.moment is not None and failure.moment.bytes["actor.optimizer"] == 600 * MIB
     assert any("offload the optimizer" in change for change in failure.changes)
+
+
+def test_an_error_that_ends_a_phase_says_itself_what_was_asked_for(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    for error in (KeyError("of no concern"), RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")):
+        ledger.reached(Edge(("actor.update",), error=error))
+    rltrace.stop()
+    (failure,) = summarize(Recording.open(folder)).out_of_memory
+    assert (failure.asked_bytes, failure.free_bytes) == (20 * MIB, gpu.card().free_bytes)
+
+
+def edges_of(folder: Path) -> list[dict[str, object]]:
+    """What the samples of the only process say beside its rows."""
+    (process,) = Recording.open(folder).processes
+    return [event.args for event in process.events() if isinstance(event, Span)]
+
+
+def test_where_the_engine_moves_nobody_asks_who_holds_what_and_behind_it_the_next_phase_does(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the next begins in the same moment, and this process has moved nothing."""
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
+    gpu.other_bytes = 50 * MIB
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.reached(Edge(("actor.update",)))
+    asked = gpu.asked
+    gpu.other_bytes = 900 * MIB
+    gpu.allocate(MIB)  # so that it is an edge of its own
+    ledger.reached(Edge(("rollout.wake_weights",)))
+    assert gpu.asked == asked
+    ledger.reached(Edge(("actor.old_log_prob",), is_end=False))
+    ledger.reached(Edge(("actor.old_log_prob",), is_end=False))  # nothing has changed since
+    rltrace.stop()
+    assert gpu.asked == asked + 1
+    held = [edge.get("held_bytes", {}).get(str(ENGINE_PID)) for edge in edges_of(folder)]
+    assert held == [50 * MIB, None, 900 * MIB], "what was held before is not said of what moved since"
+
+
+def test_an_edge_is_looked_at_again_once_the_last_look_is_old(
+    folder: Path, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_ns = [10**9]
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: at_ns[0])
+    rltrace.start(folder, role="worker", rank=0)
+    for passed_ns in (0, cuda_ledger.SAME_NS - 1, cuda_ledger.SAME_NS):
+        at_ns[0] += passed_ns
+        ledger.reached(Edge(("actor.update",)))
+    rltrace.stop()
+    assert len(edges_of(folder)) == 2
+
+
+def test_tensors_are_asked_for_again_when_any_has_come_or_gone_and_not_else(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    asked: list[int] = []
+
+    def params() -> dict[str, int]:
+        asked.append(gpu.changes)
+        return {"actor.params_bytes": gpu.reserved.allocated_bytes}
+
+    def work() -> None:
+        ledger.tensors["params"] = params
+        gpu.allocate(100 * MIB)
+        ledger.sample()
+        ledger.sample()
+        gpu.allocate(30 * MIB)
+        ledger.sample()
+
+    assert recorded(folder, work)["actor.params"] == 130 * MIB
+    assert asked == [1, 2]
+
+
+def test_what_lies_in_host_memory_is_no_part_of_the_card_and_told_once_it_was_anything(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    host_bytes = [0]
+    ledger.tensors["params"] = lambda: {"actor.params_bytes": 9 * MIB, "actor.params_host_bytes": host_bytes[0]}
+    rltrace.start(folder, role="worker", rank=0)
+    gpu.allocate(9 * MIB)
+    for host_bytes[0] in (0, 70 * MIB, 0):
+        gpu.allocate(0)
+        ledger.sample()
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    told = [(event.name, event.value) for event in process.events() if isinstance(event, Counter)]
+    assert [value for name, value in told if name == "actor.params_host_bytes"] == [70 * MIB, 0]
+    assert {value for name, value in told if name == "unattributed_bytes"} == {0}
+    assert {value for name, value in told if name == "used_bytes"} == {gpu.card().used_bytes + DRIVER_BYTES}
+
+
+def test_a_process_that_trains_beside_its_engine_has_no_activations_of_the_engine(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, weights_bytes=10 * MIB, kv_cache_bytes=20 * MIB)
+        ledger.trains = lambda: True
+        gpu.allocate(7 * MIB)
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert (rows["unattributed"], rows.get("rollout.activations")) == (7 * MIB, None)
+
+
+def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothing_shrinks_below_zero(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        with ledger.growth("nccl"):
+            pools.sleep()
+            gpu.context_bytes += 100 * MIB
+        with ledger.growth("rollout.graphs"):
+            gpu.context_bytes -= 30 * MIB
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert (rows["nccl"], rows.get("rollout.graphs"), rows["unexplained"]) == (100 * MIB, None, -30 * MIB)
+
+
+def test_a_device_that_a_process_was_told_stays_its_device(folder: Path, ledger: CudaLedger) -> None:
+    told = {"host": "here", "uuid": "GPU-of-its-rank"}
+    rltrace.start(folder, role="worker", rank=0, device=told)
+    ledger.sample()
+    rltrace.stop()
+    assert Recording.open(folder).processes[0].device == told
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
+    gpu: Simulated, ledger: CudaLedger, device: torch.device | None
+) -> None:
+    eager_connections = EagerConnections(ledger, lambda _: pytest.fail("nobody asked for a context"))
+    assert eager_connections.begin((None, device), {}) is None
+    first, group = FirstCollectives(ledger), SimpleNamespace(group_name="0")
+    on_gpu = SimpleNamespace(is_cuda=True)
+    assert first.begin((group, [torch.ones(1)]), {}) is None
+    assert first.begin((group, [[on_gpu]]), {}) is not None
+    assert first.begin((group, [[on_gpu]]), {}) is None
 
 
 def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:

@@ -6,14 +6,20 @@ one of a GPU, and only `CudaDevice` is replaced.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from sharded_runs import TRAIN, train
 from traced_runs import TracedRun, run_traced
 
+from rltrace import recorder
+from rltrace.edges import Edge
 from rltrace.events import Span
 from rltrace.instrument import cuda_time
 from rltrace.recording import Process
@@ -112,6 +118,49 @@ def test_a_collective_says_its_bytes_and_at_one_rank_there_is_none(trained: tupl
     assert sizes and sorted(span.args["bytes"] for span in gathers) == sizes
 
 
+class Pairs:
+    """What would be measured."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[str, dict[str, object]]] = []
+
+    def span(self, name: str, /, **args: object) -> recorder.NoSpan:
+        self.opened.append((name, args))
+        return recorder.NoSpan()
+
+
+class Group:
+    def __init__(self, ranks: int) -> None:
+        self.size = lambda: ranks
+
+
+def test_collectives_of_one_group_are_one_queue_and_an_asynchronous_one_is_left_out() -> None:
+    """An asynchronous one ends on NCCL's stream, which an event on this one does not wait for."""
+    pairs, groups = Pairs(), [Group(2), Group(4), Group(1)]
+    small, large = torch.zeros(3), torch.zeros(12)
+    for group in groups:
+        for kind, args in (("fsdp.all_gather", (large, small)), ("fsdp.reduce_scatter", (small, large))):
+            for is_async in (False, True):
+                tensors = dict(zip(("output_tensor", "input_tensor"), args, strict=True))
+                cuda_time.begin_collective(
+                    cast(Any, pairs), kind, (), {**tensors, "group": group, "async_op": is_async}
+                )
+    assert pairs.opened == [
+        (kind, {"queue": id(group), "bytes": 48, "ranks": group.size()})
+        for group in groups[:2]
+        for kind in ("fsdp.all_gather", "fsdp.reduce_scatter")
+    ]
+
+
+def test_the_device_is_asked_where_something_has_ended_and_not_where_it_begins() -> None:
+    asked: list[str] = []
+    pairs = cuda_time.CudaPairs()
+    pairs._times = cast(Any, SimpleNamespace(poll=lambda: asked.append("poll")))
+    for is_end in (False, True):
+        pairs.reached(Edge(("actor.update",), is_end=is_end))
+    assert asked == ["poll"]
+
+
 def test_what_a_pair_costs_is_measured_hook_and_resolution_included(tmp_path: Path) -> None:
     program = f"""{ON_THE_HOST}
 from rltrace import cost
@@ -153,6 +202,15 @@ def test_of_forwards_and_backwards_the_models_have_a_pair_and_those_of_layers_if
     for name in ("fsdp.forward", "fsdp.backward"):
         whole = [span for span in run.spans(name) if span.args["module"] == "" and "recompute" not in span.args]
         assert len(run.spans(f"gpu.{name}")) == len(whole) > 0
+
+
+@pytest.mark.parametrize(("of_layers", "fewer"), [(True, 0), (False, 1)])
+def test_a_layer_without_a_pair_has_no_hook_for_one(tmp_path: Path, of_layers: bool, fewer: int) -> None:
+    counted = "print('hooks', [len(m._forward_hooks) for m in (model, model.layers[0])], flush=True)\n    learned = b"
+    source = ON_THE_HOST.replace("of_layers=True", f"{of_layers=}") + TRAIN.replace("learned = b", counted)
+    run = train(tmp_path, "fsdp2", ranks=1, source=source)
+    root, layer = json.loads(run.out.splitlines()[0].removeprefix("hooks"))
+    assert root - layer == fewer
 
 
 def test_a_process_that_does_not_use_cuda_is_not_made_to() -> None:

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import itertools
 import struct
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rltrace import device_time
 from rltrace.device_time import (
     ANCHOR_NS,
     CAPTURING,
     OTHER_DEVICE,
     POLL_NS,
+    Anchor,
     DeviceSpan,
     DeviceTimes,
     coarseness_ns,
+    error_bound_ns,
 )
 
 IDLE = -1
@@ -54,6 +60,8 @@ class SimulatedDevice:
     events: int = 0
     stuck: bool = False
     """Its queues are full: nothing fires."""
+    looks: int = 0
+    """How often its clock was looked at."""
 
     def now_ns(self) -> int:
         self.host_ns += 40
@@ -82,6 +90,7 @@ class SimulatedDevice:
         return self.current
 
     def record_idle(self, event: SimulatedEvent) -> None:
+        self.looks += 1
         self._submit(event, IDLE)
 
     def _submit(self, event: SimulatedEvent, stream: int) -> None:
@@ -186,9 +195,10 @@ def test_the_host_never_waits_for_the_device(device: SimulatedDevice) -> None:
     times, written = times_on(device)
     with times.pair("long"):
         device.work(60 * 10**9)
-    before_ns = device.host_ns
+    before_ns, looks = device.host_ns, device.looks
     assert times.poll() == 0
     assert device.host_ns - before_ns < 1_000_000
+    assert device.looks == looks == 1, "one good look at its clock is enough, and none where nothing is done"
     assert written == []
     device.host_ns += 61 * 10**9
     assert times.poll() == 1
@@ -221,6 +231,10 @@ def test_work_of_one_queue_begins_when_the_work_before_it_has_ended_whatever_its
     device: SimulatedDevice,
 ) -> None:
     times, written = times_on(device)
+    device.current = 8
+    with times.pair("earlier"):
+        device.work(1_000)
+    device.current = 7
     with times.pair("scatter", 5):
         before_ns, between_ns = device.work(2_000_000)
     device.current = 8
@@ -233,12 +247,27 @@ def test_work_of_one_queue_begins_when_the_work_before_it_has_ended_whatever_its
         device.work(100_000)
     device.host_ns += 10**9
     times.poll()
-    scatter, gather, other = written
+    _, scatter, gather, other = written
     assert abs(scatter.start_ns - before_ns) < 20_000 and "queued_ns" not in scatter.args
     assert gather.start_ns == scatter.end_ns
     assert abs((gather.end_ns - gather.start_ns) - (end_ns - between_ns)) < 20_000
     assert abs(gather.args["queued_ns"] - (between_ns - ready_ns)) < 20_000
     assert "queued_ns" not in other.args
+
+
+def test_work_that_its_queue_was_seen_busy_beyond_ends_where_it_ended(device: SimulatedDevice) -> None:
+    """By the error of both: no span ends before it begins."""
+    times, written = times_on(device)
+    with times.pair("long", 5):
+        device.work(2_000_000)
+    device.current = 8
+    with times.pair("short", 5):
+        _, end_ns = device.work(100_000)
+    device.host_ns += 10**9
+    times.poll()
+    _, short = written
+    assert short.start_ns == short.end_ns
+    assert abs(short.end_ns - end_ns) < 20_000
 
 
 def test_events_are_used_again_and_never_while_something_waits_for_them(device: SimulatedDevice) -> None:
@@ -326,11 +355,85 @@ def test_work_that_raised_or_changed_its_stream_is_counted_and_not_measured(devi
 def test_work_on_another_device_is_counted_and_not_measured(device: SimulatedDevice) -> None:
     times, written = times_on(device)
     device.current = OTHER_DEVICE
-    with times.pair("elsewhere"):
+    for _ in range(50):
+        with times.pair("elsewhere"):
+            device.work(1_000)
+    device.host_ns += 10**8
+    times.poll()
+    assert (written, times.missed.other_device) == ([], 50)
+    assert device.events <= 8, "events that were not recorded are used again"
+
+
+def test_more_pairs_than_are_kept_are_counted_and_once_some_are_done_there_is_room_again(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_time, "MOST_PAIRS", 4)
+    times, written = times_on(device)
+    for waiting in (4, 8):
+        for _ in range(6):
+            with times.pair("work"):
+                device.work(1_000)
+        device.host_ns += 10**8
+        times.poll()
+        assert (len(written), times.missed.too_many) == (waiting, waiting // 2)
+
+
+def test_work_between_two_looks_at_a_clock_that_stands_still_is_counted_and_not_measured() -> None:
+    device = SimulatedDevice(tick_ns=10**15)
+    times, written = times_on(device)
+    with times.pair("work"):
         device.work(1_000)
     device.host_ns += 10**8
     times.poll()
-    assert (written, times.missed.other_device) == ([], 1)
+    assert (written, times.missed.no_anchor) == ([], 1)
+
+
+def test_the_error_is_that_of_the_wider_look_at_the_clock() -> None:
+    narrow, wide = Anchor(None, 0, 5_000), Anchor(None, 10**9, 20_000)
+    bounds = [error_bound_ns(narrow, wide, 1e3), error_bound_ns(wide, narrow, 1e3)]
+    assert bounds[0] == bounds[1] > 20_000
+
+
+class Alone(SimulatedDevice):
+    """Whose every call takes a while, in which no other thread may come."""
+
+    user: int | None = None
+
+    def _taken(self) -> None:
+        assert self.user in (None, threading.get_ident()), "another thread is at work"
+        self.user = threading.get_ident()
+        time.sleep(0.0002)
+        self.user = None
+
+    def record(self, event: SimulatedEvent) -> int:
+        self._taken()
+        return super().record(event)
+
+    def has_fired(self, event: SimulatedEvent) -> bool:
+        self._taken()
+        return super().has_fired(event)
+
+
+@pytest.mark.parametrize("does", ["begins", "ends", "asks"])
+def test_threads_do_not_meet_in_a_pair(does: str) -> None:
+    """Each step of one is taken alone, beside another thread that takes all of them: autograd has its own."""
+    device = Alone()
+    times, _ = times_on(device)
+    open_pairs = [times.pair("theirs") for _ in range(20)]
+    if does == "ends":
+        for pair in open_pairs:
+            times.begin(pair)
+    step = {"begins": times.begin, "ends": times.finish, "asks": lambda _: times.poll()}[does]
+
+    def work() -> None:
+        for _ in range(20):
+            with times.pair("mine"):
+                pass
+            times.poll()
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in (threads.submit(work), threads.submit(lambda: [step(pair) for pair in open_pairs])):
+            done.result()
 
 
 def test_what_the_process_does_not_live_to_see_is_counted(device: SimulatedDevice) -> None:

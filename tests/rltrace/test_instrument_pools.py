@@ -44,21 +44,48 @@ def test_all_bytes_go_and_those_of_the_named_tags_come_back(folder):
 def test_a_wake_up_that_fails_holds_what_it_has_mapped_until_it_sleeps_again(folder):
     seen = []
 
-    def work(pools):
-        sleep(pools)
+    def fail(pools):
         token = pools.begin_map(["kv_cache"])
-        pools.arrived("kv_cache", 30)
+        pools.arrived("kv_cache", 10)
+        pools.arrived("kv_cache", 20)
         pools.arrived("weights", 9)  # of another pool, which is not waking up
         pools.end_map(token, None, RuntimeError("CUDA Error: out of memory"))
-        seen.append(pools.bytes_by_owner())
-        wake(pools)
-        seen.append(pools.bytes_by_owner())
 
-    recorded(folder, work)
-    assert seen == [
-        {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 30},
-        {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 50},
-    ]
+    def work(pools):
+        for again in (wake, sleep, wake, sleep):
+            sleep(pools)
+            fail(pools)
+            seen.append(pools.bytes_by_owner()["rollout.kv_cache_bytes"])
+            again(pools)
+            seen.append(pools.bytes_by_owner()["rollout.kv_cache_bytes"])
+
+    spans, _ = recorded(folder, work)
+    assert seen == [30, 50, 30, 0] * 2
+    gone = [args["tags"] for name, args in spans if name == "cumem.unmap"]
+    assert gone == [BYTES, BYTES, {"kv_cache": 30}, {}, BYTES, {"kv_cache": 30}]
+
+
+def test_what_a_wake_up_brought_back_is_gone_when_it_sleeps(folder):
+    def work(pools):
+        sleep(pools)
+        token = pools.begin_map()
+        pools.arrived("kv_cache", 50)
+        pools.end_map(token, None, None)
+        sleep(pools)
+
+    _, samples = recorded(folder, work)
+    assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0}
+
+
+def test_a_wake_up_that_fails_says_what_it_asked_for_and_what_was_free_before(folder):
+    told = []
+    error = RuntimeError("CUDA Error: out of memory")
+    pools = Pools(lambda: dict(BYTES), free_bytes=lambda: 77, out_of_memory=lambda *args: told.append(args))
+    rltrace.start(folder, role="engine")
+    sleep(pools)
+    wake(pools, ["kv_cache", "scratch"], error)
+    rltrace.stop()
+    assert told == [(error, 57, 77, ["rollout.kv_cache"])]
 
 
 def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed(folder):

@@ -76,12 +76,34 @@ def test_the_summary_opens_with_it(run: TracedRun) -> None:
     assert text.index("room: ") < text.index("Memory of rank 0")
 
 
-def test_an_out_of_memory_error_of_torch_says_what_was_asked_for() -> None:
-    on_gpu = RuntimeError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.81 GiB")
-    assert memory.asked_bytes(on_gpu) == int(2.5 * 1024 * MIB)
-    assert memory.asked_bytes(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
-    assert memory.is_out_of_memory(OSError(12, "Cannot allocate memory"))
-    assert not memory.is_out_of_memory(OSError(2, "No such file"))
+@pytest.mark.parametrize(
+    ("said", "asked_bytes"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.81 GiB", 2560 * MIB),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has", 20 * MIB),
+        ("CUDA out of memory. Tried to allocate 512.00 KiB. GPU 0 has", 512 << 10),
+        ("CUDA out of memory. Tried to allocate 512 bytes. GPU 0 has", 512),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12", 4096),
+        ("mat1 and mat2 shapes cannot be multiplied", None),
+    ],
+)
+def test_an_out_of_memory_error_of_torch_says_what_was_asked_for(said: str, asked_bytes: int | None) -> None:
+    assert memory.asked_bytes(RuntimeError(said)) == asked_bytes
+    assert memory.is_out_of_memory(RuntimeError(said)) == (asked_bytes is not None)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_about_memory"),
+    [
+        (OSError(12, "Cannot allocate memory"), True),
+        (OSError(2, "No such file"), False),
+        (MemoryError(), True),
+        (RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62"), True),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_other_errors_are_about_memory_by_their_kind(error: Exception, is_about_memory: bool) -> None:
+    assert memory.is_out_of_memory(error) is is_about_memory
 
 
 def test_the_figures_can_be_said_as_json(run: TracedRun) -> None:

@@ -12,6 +12,7 @@ import textwrap
 import pytest
 from ray import cloudpickle
 
+import rltrace
 from rltrace.patching import Hook, PatchSet, watch_items, wrap_each_item
 
 SOURCE = """
@@ -63,6 +64,18 @@ async def opened_later(log):
 
 def returns_coroutine(a):
     return add_later(a)
+
+def closes_badly():
+    try:
+        yield
+    finally:
+        raise LookupError("in closing")
+
+async def closes_badly_later():
+    try:
+        yield
+    finally:
+        raise LookupError("in closing")
 
 class Base:
     def inherited(self, a):
@@ -211,6 +224,28 @@ def test_a_generator_passes_what_is_sent_and_returned(module, patches, log):
         generator.send("b")
     assert stop.value.value == ["a", "b"]
     assert log[1] == ("after", ["a", "b"], None)
+
+
+@pytest.mark.parametrize("each_item", [False, True])
+def test_what_a_generator_raises_in_closing_reaches_who_closes_it(module, patches, each_item):
+    """A generator that is left to the garbage collector would be closed too, and nobody would hear of the error."""
+    patches.span("traced_program:closes_badly", "work", each_item=each_item)
+    generator = module.closes_badly()
+    next(generator)
+    with pytest.raises(LookupError):
+        generator.close()
+
+
+def test_what_an_asynchronous_generator_raises_in_closing_reaches_who_closes_it(module, patches, log):
+    watch(patches, "closes_badly_later", log)
+
+    async def close():
+        generator = module.closes_badly_later()
+        await generator.__anext__()
+        await generator.aclose()
+
+    with pytest.raises(LookupError):
+        asyncio.run(close())
 
 
 def test_a_generator_closed_early_is_no_error(module, patches, log):
@@ -400,6 +435,35 @@ def test_undo_leaves_a_later_foreign_patch_alone(module, patches, rows, log):
     assert "patched again since" in rows.rows["traced_program:add"].reason
 
 
+def test_what_is_left_in_place_is_inert_whatever_its_kind(module, patches, log):
+    attrs = ["add", "add_later", "returns_coroutine", "count", "count_later", "opened", "opened_later"]
+    for attr in attrs:
+        watch(patches, attr, log)
+    left = {attr: getattr(module, attr) for attr in attrs}
+    patches.undo()
+
+    async def use_later():
+        async with left["opened_later"]([]):
+            pass
+        return await left["add_later"](1), await left["returns_coroutine"](1), [i async for i in left["count_later"](2)]
+
+    with left["opened"]([]):
+        assert (left["add"](1), list(left["count"](2))) == (2, [0, 1])
+    assert asyncio.run(use_later()) == (2, 2, [0, 1])
+    assert log == []
+
+
+def test_a_method_hooked_by_two_names_of_its_class_is_put_back(module, patches, log):
+    original = vars(module.Thing)["method"]
+    module.Alias = module.Thing
+    for attr in ("Thing.method", "Alias.method"):
+        watch(patches, attr, log)
+    module.Thing().method()
+    assert len(log) == 4
+    assert patches.undo() == []
+    assert vars(module.Thing)["method"] is original
+
+
 def test_installing_twice_changes_nothing(module, patches, log):
     watch(patches, "add", log)
     once = module.add
@@ -486,6 +550,43 @@ def test_a_hook_that_raises_never_reaches_the_program(module, patches, rows, cap
     assert min(hook.failures for hook in patches.hooks) == 2
 
 
+def test_what_did_not_begin_is_not_ended(module, patches, log):
+    attrs = ["add", "add_later", "returns_coroutine", "count", "fail"]
+    for attr in attrs:
+        patches.around(f"traced_program:{attr}", break_down, lambda token, result, error: log.append(token))
+    module.add(1)
+    list(module.count(1))
+    for later in (module.add_later(1), module.returns_coroutine(1)):
+        asyncio.run(later)
+    with pytest.raises(KeyError):
+        module.fail(KeyError("theirs"))
+    assert log == []
+
+
+def test_a_call_that_is_no_span_has_no_arrow_and_one_that_raises_no_late_arguments(
+    module, patches, rows, folder, spans_of
+):
+    rltrace.start(folder)
+    patches.span(
+        "traced_program:add",
+        "add",
+        lambda a, b=1: None if a == 0 else {"a": a},
+        lambda result, a, b=1: {"negative": -result},
+        flow_out=lambda a, b=1: f"out {a}",
+        flow_in=lambda a, b=1: f"in {a}",
+    )
+    with rltrace.span("around"):
+        assert (module.add(0), module.add(1)) == (1, 2)
+        with pytest.raises(TypeError):
+            module.add("x")
+    rltrace.stop()
+    around, added, failed = spans_of(folder)
+    assert (around.name, around.flows_out, around.flows_in) == ("around", (), ())
+    assert (added.args, added.flows_out, added.flows_in) == ({"a": 1, "negative": -2}, ("out 1",), ("in 1",))
+    assert failed.args == {"a": "x", "error": "TypeError"}
+    assert rows.rows["traced_program:add"].state == "installed"
+
+
 def test_an_interrupt_in_a_hook_is_the_programs_own(module, patches):
     def interrupt(args, kwargs):
         raise KeyboardInterrupt
@@ -503,12 +604,15 @@ def test_a_framework_of_another_version_is_skipped_with_the_reason(module, rows,
     assert row.state == "skipped"
     assert row.reason == f"pytest {pytest.__version__} is outside of what this hook knows: pytest >= 1.0, < 2"
     assert module.add is original
+    patches.undo()
+    assert row.state == "skipped", "what was never there is not taken back"
 
 
 def test_a_public_hook_is_registered_once_and_taken_back(module, patches, rows):
     registered = []
 
     def register(hook):
+        assert hook.live, "it may be called at once"
         registered.append(hook)
         return registered.clear
 
@@ -519,6 +623,50 @@ def test_a_public_hook_is_registered_once_and_taken_back(module, patches, rows):
     patches.undo()
     assert registered == []
     assert rows.rows["traced_program:add"].state == "undone"
+
+
+def test_a_dormant_hook_passes_calls_through_until_it_is_wanted(module, patches, rows, log):
+    with patches.dormant() as switch:
+        watch(patches, "add", log)
+        assert module.add(1, 1) == 2  # its module is there already: it is bound at once
+    watch(patches, "fail", log)
+    log.clear()
+    row = rows.rows["traced_program:add"]
+    fired = row.count
+    for on, seen in ((False, 0), (True, 2), (False, 0)):
+        switch(on)
+        assert module.add(1, 1) == 2
+        assert (row.state, len(log), row.count - fired) == ("installed", seen, seen // 2)
+        log.clear()
+        fired = row.count
+    with pytest.raises(KeyError):
+        module.fail(KeyError())
+    assert len(log) == 2  # one that is named behind is not dormant
+    patches.undo()
+    assert row.state == "undone"
+
+
+def test_a_dormant_hook_whose_module_comes_later_sleeps_too(tmp_path, monkeypatch, patches, log):
+    with patches.dormant() as switch:
+        watch(patches, "add", log)
+    (tmp_path / "traced_program.py").write_text(textwrap.dedent(SOURCE))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("traced_program")
+    try:
+        module.add(1)
+        assert log == []
+        switch(True)
+        module.add(1)
+        assert len(log) == 2
+    finally:
+        del sys.modules["traced_program"]
+
+
+def test_a_public_hook_that_cannot_be_registered_is_said_to_have_failed_to_the_end(module, patches, rows, capfd):
+    patches.use("traced_program:add", break_down)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    patches.undo()
+    assert rows.rows["traced_program:add"].state == "failed"
 
 
 def test_a_wrapper_that_is_sent_by_value_works_and_is_inert(module, patches, log):

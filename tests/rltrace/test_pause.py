@@ -167,3 +167,4 @@ def test_measuring_the_cost_leaves_figures_and_no_events(recorded: Path) -> None
     assert 0 < costs["counter"] < costs["span"] < 1e6
     assert costs["dormant_hook"] < costs["span"]
     assert not [*recorded.glob(".cost*")]
+    assert len([*recorded.glob("processes/*/*.seg")]) == 1, "the thread goes on in the segment that it had"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import subprocess
 import sys
 import textwrap
 
 import pytest
+import torch
+
+from rltrace.instrument.sharded_models import Params, Roles
 
 SIZE_BYTES = 3 * 64 * 64 * 4
 """Of a model: three linear layers."""
@@ -138,3 +142,30 @@ def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -
 def test_a_model_that_is_gone_holds_nothing() -> None:
     """Of FSDP2: an FSDP1 module stays, in FSDP1's own cycles."""
     assert "ref.params_host_bytes" not in said_by("fsdp2")["without the ref"]
+
+
+class Known(Params):
+    """One parameter, whatever shards it."""
+
+    def __init__(self) -> None:
+        self.parameter = torch.nn.Parameter(torch.ones(1))
+
+    def holder(self) -> object:
+        return self
+
+    def trained(self) -> list[object]:
+        return [self.parameter]
+
+
+def test_whose_a_model_is_follows_the_optimizers_as_they_are_made_and_once_trained_it_stays_the_actors() -> None:
+    roles, params, other = Roles(), Known(), Known()
+    first = torch.optim.SGD([other.parameter])
+    roles.meet_optimizer(first)
+    assert (roles.subject_of(params), roles.subject_of(other)) == ("ref", "actor")
+    second = torch.optim.SGD([params.parameter])
+    roles.meet_optimizer(second)
+    assert roles.subject_of(params) == "actor"
+    del second
+    gc.collect()
+    roles.meet_optimizer(torch.optim.SGD([other.parameter]))
+    assert roles.optimizers() != [] and roles.subject_of(params) == "actor"
