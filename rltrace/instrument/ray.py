@@ -1,7 +1,8 @@
-"""Ray: which process is a driver and which a worker, and an arrow from each actor call to the method that it runs.
+"""Ray: which process is a driver and which a worker, an arrow from each actor call to the method that it runs, and what
+its arguments and results take to pack and unpack.
 
 Both ends know the task's id, so nothing is added to the call's arguments (Ray's own OpenTelemetry hook adds one, which
-breaks streaming methods). Source read: Ray 2.60, ray/actor.py and ray/_private/function_manager.py.
+breaks streaming methods). Source read: Ray 2.60, ray/actor.py, ray/_private/function_manager.py and serialization.py.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import inspect
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from rltrace import cluster, recorder
+from rltrace import clock, cluster, recorder
 from rltrace.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.patching import (
     Function,
@@ -28,7 +30,7 @@ from rltrace.patching import (
 
 
 class Ray:
-    """Roles, and actor calls with their arrows."""
+    """Roles, actor calls with their arrows, and serialization."""
 
     name = "ray"
     supports = ("ray >= 2.41, < 3",)
@@ -42,6 +44,12 @@ class Ray:
             watch_executor,
             ("ray.call",),
         )
+        context = "ray._private.serialization:SerializationContext"
+        for method, name, args_of in (
+            ("serialize", "ray.serialize", packed_args),
+            ("deserialize_objects", "ray.deserialize", unpacked_args),
+        ):
+            patches.around(f"{context}.{method}", now, functools.partial(write_if_long, name, args_of), (name,))
 
 
 def keep_address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -116,6 +124,36 @@ def _starts_cluster() -> bool:
     if _init.address == "local":
         return True
     return not os.environ.get("RAY_ADDRESS") and services.find_bootstrap_address(_init.temp_dir) is None
+
+
+# ---- arguments and results --------------------------------------------------------------------------------------
+
+WORTH_NS = 100_000
+"""Most of what Ray packs is a key or a number, in 50 µs at most; what takes as long as this is a batch."""
+
+
+def now(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
+    """Look at the clock."""
+    return clock.now_ns()
+
+
+def write_if_long(
+    name: str, args_of: Callable[[Any], dict[str, int]], start_ns: int, result: Any, error: BaseException | None
+) -> None:
+    """How long it took to pack or unpack, if that is worth it."""
+    end_ns = clock.now_ns()
+    if error is None and end_ns - start_ns >= WORTH_NS:
+        recorder.span_at(name, start_ns, end_ns, **args_of(result))
+
+
+def packed_args(packed: Any) -> dict[str, int]:
+    """Bytes of an argument or a result; arrays are copied later, by Ray's own code."""
+    return {"bytes": packed.total_bytes}
+
+
+def unpacked_args(unpacked: list[Any]) -> dict[str, int]:
+    """How many arguments or results arrive."""
+    return {"objects": len(unpacked)}
 
 
 # ---- calls ------------------------------------------------------------------------------------------------------

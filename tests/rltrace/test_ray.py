@@ -3,6 +3,8 @@
 import pytest
 from traced_runs import run_traced
 
+from rltrace.instrument.ray import WORTH_NS
+
 pytestmark = pytest.mark.run
 
 CALLS = """
@@ -96,6 +98,46 @@ def test_an_arrow_leads_from_each_call_to_its_method(calls):
     assert set(leaving) <= set(arriving)
     # A call without results returns no reference, so nobody knows its task where it was made.
     assert [arriving[key] for key in set(arriving) - set(leaving)] == ["Plain.nothing"]
+
+
+SAMPLES = 100_000
+BATCH = f"""
+    import ray
+
+    @ray.remote
+    class Doubles:
+        def twice(self, batch):
+            return [(2 * number, {{"reward": 1.0}}) for number, _ in batch]
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    doubled = ray.get(Doubles.remote().twice.remote([(number, {{}}) for number in range({SAMPLES})]))
+    print(sum(number for number, _ in doubled))
+    ray.shutdown()
+"""
+
+
+def test_what_a_batch_takes_on_its_way_is_told_on_both_sides(tmp_path):
+    run = run_traced(tmp_path, BATCH)
+    assert run.out.strip() == str(SAMPLES * (SAMPLES - 1)), run.err
+    driver, worker = (
+        next(process for process in run.recording.processes if process.role == role) for role in ("driver", "worker")
+    )
+
+    def named(process, name):
+        return sorted((e for e in process.events() if e.name == name), key=lambda span: span.start_ns)
+
+    (call,) = (span for span in named(worker, "ray.call") if span.args["method"] == "Doubles.twice")
+    (submit,) = named(driver, "ray.submit")
+    sent = max(named(driver, "ray.serialize"), key=lambda span: span.args["bytes"])
+    received = named(worker, "ray.deserialize")[-1]
+    returned = max(named(worker, "ray.serialize"), key=lambda span: span.args["bytes"])
+    fetched = named(driver, "ray.deserialize")[-1]
+    assert sent.args["bytes"] > SAMPLES and returned.args["bytes"] > SAMPLES and received.args["objects"] >= 1
+    assert submit.start_ns <= sent.start_ns < sent.end_ns <= submit.end_ns
+    assert submit.start_ns <= received.start_ns < received.end_ns <= call.start_ns
+    assert call.end_ns <= returned.start_ns < returned.end_ns <= fetched.start_ns < fetched.end_ns
+    # Keys and numbers, which Ray packs beside each argument, are not told.
+    assert all(span.end_ns - span.start_ns >= WORTH_NS for span in (*named(driver, "ray.serialize"), returned))
 
 
 def test_processes_say_what_they_are(calls):

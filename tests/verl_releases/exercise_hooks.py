@@ -72,6 +72,11 @@ def standing_at(patch):
     return inspect.getattr_static(patch.owner, patch.attr)
 
 
+def function_of(attribute):
+    """What a class method or a static one is of; anything else is a function."""
+    return getattr(attribute, "__func__", attribute)
+
+
 def face(function):
     """What a caller, and verl itself, can tell of a function."""
     return {
@@ -114,20 +119,25 @@ def main():
     Verl().install(patches)
     failures = import_targets(patches)
     replaced = {patch.hook.target: patch for patch in patches._patches}
-    faces = {target: [face(patch.original), face(patch.replacement)] for target, patch in replaced.items()}
+    faces = {
+        target: [face(function_of(at)) for at in (patch.original, patch.replacement)]
+        for target, patch in replaced.items()
+    }
     in_place = [target for target, patch in replaced.items() if standing_at(patch) is patch.replacement]
     fired = Fired(patches.hooks)
     errors = real_calls.call_all()
     called = sorted(fired.counts)
     raised = {
-        target: [raised_by(patch.original, patch.owner), raised_by(patch.replacement, patch.owner)]
+        target: [raised_by(function_of(at), patch.owner) for at in (patch.original, patch.replacement)]
         for target, patch in replaced.items()
         if target not in called and not target.startswith("torch.")
     }
     left = patches.undo()
     fired_before = dict(fired.counts)
     inert = {
-        target: raised_by(patch.replacement, patch.owner) for target, patch in replaced.items() if target in raised
+        target: raised_by(function_of(patch.replacement), patch.owner)
+        for target, patch in replaced.items()
+        if target in raised
     }
     rltrace.stop()
     return {

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 import verl
+from tensordict import TensorDict
 from torch import nn
 from verl import DataProto
 
@@ -114,6 +115,29 @@ def the_advantage():
 
     data = ray_trainer.compute_advantage(batch_of_rewards(), adv_estimator=AdvantageEstimator.GRPO, num_repeat=2)
     assert data.batch["advantages"].shape == (4, 3)
+
+
+def the_batch_between_trainer_and_workers():
+    """Padded on the left and on the right, without padding, and padded again."""
+    from verl.trainer.ppo import ray_trainer
+
+    attention_mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    data = DataProto.from_dict(
+        tensors={
+            "prompts": torch.ones(2, 2, dtype=torch.long),
+            "responses": torch.ones(2, 3, dtype=torch.long),
+            "input_ids": torch.arange(10).reshape(2, 5),
+            "attention_mask": attention_mask,
+            "response_mask": attention_mask[:, 2:],
+            "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
+        }
+    )
+    sent = ray_trainer.left_right_2_no_padding(data.to_tensordict())
+    assert sent["input_ids"].values().tolist() == [1, 2, 3, 4, 5, 6, 7]
+    log_probs = ray_trainer.no_padding_2_padding(sent["input_ids"].float(), sent)
+    assert log_probs.tolist() == [[1, 2, 3], [6, 0, 0]]
+    back = DataProto.from_tensordict(TensorDict({"old_log_probs": log_probs}, batch_size=2))
+    assert back.batch["old_log_probs"].shape == (2, 3)
 
 
 # ---- worker -----------------------------------------------------------------------------------------------------
@@ -444,6 +468,8 @@ def an_actor_sent_by_value():
 
 
 CALLS = [a_step, the_reward, the_advantage, offload_and_load]
+if LINE >= 9:  # before, it cannot be done without flash_attn
+    CALLS.append(the_batch_between_trainer_and_workers)
 if LINE <= 7:
     CALLS.append(an_update)
 if LINE <= 5:

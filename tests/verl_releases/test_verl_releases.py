@@ -39,6 +39,7 @@ BUCKETS = {"_init_socket", "_init_buffer", "receive_weights", "update_weights", 
 
 ENGINE = {"forward_backward_batch", "forward_step", "get_per_tensor_param"}
 PHASES = {"compute_log_prob", "compute_ref_log_prob", "update_actor"}
+CONVERSION = {"to_tensordict", "left_right_2_no_padding", "no_padding_2_padding", "from_tensordict"}
 LATEST = DRIVER | OFFLOAD | BUCKETS | ENGINE | PHASES | {"extract_reward", "_call_tool", "sleep", "wake_up"}
 
 FINISHED = {
@@ -51,7 +52,7 @@ FINISHED = {
     | {"aggressive_empty_cache"},
     7: LATEST | UPDATE,
     8: LATEST,
-    9: LATEST,
+    9: LATEST | CONVERSION,
 }
 """Functions that verl's own code runs to their end, by the line of releases."""
 

@@ -71,6 +71,13 @@ DRIVER = (
     HookPoint(f"{TRAINER_V1}._compute_ref_log_prob", driver.span_named("trainer.ref_log_prob"), since=9),
     HookPoint(f"{TRAINER}._update_actor", driver.span_named("trainer.update_actor"), since=7),
     HookPoint(f"{TRAINER_V1}._update_actor", driver.span_named("trainer.update_actor"), since=9),
+    # That conversion: padded tensors to nested ones and back; the new trainer fetches and stores them instead.
+    HookPoint("verl.protocol:DataProto.to_tensordict", driver.span_named("batch.to_tensordict"), since=7),
+    HookPoint("verl.protocol:DataProto.from_tensordict", driver.span_named("batch.from_tensordict"), since=7),
+    HookPoint("verl.trainer.ppo.ray_trainer:left_right_2_no_padding", driver.span_named("batch.unpad"), since=7),
+    HookPoint("verl.trainer.ppo.ray_trainer:no_padding_2_padding", driver.span_named("batch.pad"), since=7),
+    HookPoint("transfer_queue:kv_batch_get", driver.span_named("batch.get"), since=9),
+    HookPoint("transfer_queue:kv_batch_put", driver.span_named("batch.put"), since=9),
     HookPoint(f"{TRAINER}._validate", driver.span_named("trainer.validate")),
     HookPoint(f"{TRAINER_V1}._validate", driver.span_named("trainer.validate"), since=9),
     HookPoint(f"{TRAINER}._save_checkpoint", driver.span_named("trainer.save_checkpoint")),
