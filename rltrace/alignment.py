@@ -30,6 +30,9 @@ UNMEASURED_DRIFT = 1000e-6
 _ROUNDING_NS = 2
 """Half a nanosecond each of the middle, of its half width, and of two interpolations."""
 
+_HALVINGS = 20
+"""Readings lie twice their bounds apart, so a shift goes by half a nanosecond in one at most: each halves an error."""
+
 
 class Reading(NamedTuple):
     """What to add to the other clock's time `at_ns`, and how far that is off at most."""
@@ -77,7 +80,9 @@ class Alignment:
     def undone_ns(self, reference_ns: int) -> int:
         """The time of the domain's clock that `shift_ns` makes this one of the reference, to well below a bound."""
         near_ns = reference_ns - self.readings[-1].shift_ns
-        return reference_ns - self.shift_ns(near_ns)
+        for _ in range(_HALVINGS):
+            near_ns = reference_ns - self.shift_ns(near_ns)
+        return near_ns
 
     def bound_ns(self, time_ns: int) -> float:
         """How far `shift_ns` is off at most: half of the nearest round trips, and what the drift may do from there."""

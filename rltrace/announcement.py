@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def announce(recording: Path, process_key: str) -> None:
         return
     try:
         if json.loads((recording / manifest.FILE).read_text())["owner"] == process_key:
-            print(f"rltrace: recording into {recording}; go on with `rltrace summary {recording}`", file=sys.stderr)
+            look = f"rltrace summary {shlex.quote(str(recording))}"
+            print(f"rltrace: recording into {recording}; go on with `{look}`", file=sys.stderr)
     except Exception:  # of another host, or a stderr that takes nothing
         pass

@@ -37,7 +37,7 @@ def unpack(file: Path) -> Path:
     except _DAMAGED as error:
         raise RecordingError(
             f"{file}: no Recording: not a whole zip file: {error}; "
-            "give the folder that `rltrace run` printed, or what `rltrace export --to archive` wrote of it"
+            "give the folder that `rltrace exec` or `run` named, or what `rltrace export --to archive` wrote of it"
         ) from None
     except OSError as error:
         raise RecordingError(

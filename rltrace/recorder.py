@@ -53,12 +53,12 @@ RETRY_NS = 1_000_000_000
 
 
 def _plain(value: Any) -> Any:
-    """What an argument that msgpack does not know is recorded as: a number if it is one, else its text."""
+    """What an argument that msgpack does not know is recorded as: a number or text if it is one, else its print."""
     item = getattr(value, "item", None)
     if item is not None:
         try:
             number = item()
-            if isinstance(number, (bool, int, float, str)):
+            if isinstance(number, (int, float, str)):
                 return number
         except Exception:  # a tensor of several elements
             pass
@@ -597,7 +597,6 @@ def _kernel_name() -> str:
 
 def _stop_at_exit() -> None:
     """Children of multiprocessing leave without running atexit's functions; they run its finalizers."""
-    atexit.unregister(stop)
     atexit.register(stop)
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:

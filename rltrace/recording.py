@@ -49,13 +49,15 @@ class Recording:
             RecordingError: there is no Recording at `path`, its manifest is damaged, or a newer rltrace wrote it.
         """
         opened = Path(path)
-        folder = archive.unpack(opened) if opened.is_file() else opened
-        file = folder / manifest.FILE
         try:
+            folder = archive.unpack(opened) if opened.is_file() else opened
+            file = folder / manifest.FILE
             fields = json.loads(file.read_text())
         except FileNotFoundError:
             raise RecordingError(f"{folder}: no Recording here ({manifest.FILE} is missing){_nearby(folder)}") from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise RecordingError(f"{error.filename or opened}: cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
             raise RecordingError(
                 f"{file}: damaged: {error}; the segments beside it are intact, restore the manifest from a copy"
             ) from None
@@ -144,6 +146,8 @@ class Process:
         """When it ended its part in good order; None if it is alive or was killed."""
         self.killed_by: int | None = None
         """The signal that killed it, where somebody watched."""
+        self.gone_ns: int | None = None
+        """When that somebody saw that it was gone, whatever ended it."""
         self.was_stopped = False
         """It ended because another process of the run had died."""
         self.pauses: list[tuple[int, int | None]] = []
@@ -220,8 +224,9 @@ class Process:
     def align(self, alignment: Alignment, domain: Domain) -> None:
         """Give all times of this process in those of another clock domain from here on."""
         self.alignment, self._aligned_to = alignment, domain
-        if self.end_ns is not None:
-            self.end_ns = self._on_time_line(self.end_ns)
+        self.end_ns, self.gone_ns = (
+            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns)
+        )
 
     def time_bound_ns(self, last_ns: int) -> float:
         """How far its times, until `last_ns`, are off at most in its `time_domain`; 0 for those of its own clock."""
@@ -312,8 +317,9 @@ class Process:
             self.end_ns = int(line["end_ns"])
         elif kind == "exit":
             self.killed_by, self.was_stopped = line["killed_by"], bool(line["was_stopped"])
+            self.gone_ns = int(line["end_ns"])
             if self.killed_by is None and self.end_ns is None:
-                self.end_ns = int(line["end_ns"])
+                self.end_ns = self.gone_ns
 
     def _fired(self, slot: int) -> int:
         return self._counts[slot] if slot < len(self._counts) else 0
@@ -467,7 +473,7 @@ class _EventReader:
         if number.__class__ is str:  # whole, and of no use: the program sampled what is no number
             self.process.misfits += 1
             return None
-        sound = len(record) >= 5 and (*map(type, record[-4:-2]),) == (int, int) and type(record[-2]) in _ARGS
+        sound = (*map(type, record[-4:-2]),) == (int, int) and type(record[-2]) in _ARGS
         if not sound or number.__class__ is not int or number >= 0:
             self._damaged()
             return None
@@ -600,10 +606,10 @@ def newest(runs: Path) -> Path:
     """
     found = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns)
     if not found:
-        raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace run examples/laptop.yaml`")
+        raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace exec -- COMMAND`")
     return found[-1].parent
 
 
 def _nearby(folder: Path) -> str:
     below = sorted(folder.glob(f"*/{manifest.FILE}")) if folder.is_dir() else []
-    return f"; did you mean {below[-1].parent}?" if below else "; give the folder that `rltrace run` printed"
+    return f"; did you mean {below[-1].parent}?" if below else "; give the folder that `rltrace exec` or `run` named"

@@ -91,7 +91,7 @@ def picture(recording: Recording) -> Picture:
     lanes = sorted(found, key=order)
     figures = device_memory(seen, windows)
     devices = [
-        _device(found[lane], memory, seen, windows)
+        _device(found[lane], memory, seen, windows.of(lane))
         for lane, memory in list(zip(lanes, figures, strict=True))[:MOST_DEVICES]
     ]
     command = " ".join(str(word) for word in recording.manifest.get("command") or ())

@@ -48,7 +48,7 @@ def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[
     kept: dict[tuple[Lane, int | None], list[tuple[Seen, Span]]] = {}
     for process in seen.processes:
         for span in process.allocations_kept:
-            kept.setdefault((process.lane, _step_of(span, windows)), []).append((process, span))
+            kept.setdefault((process.lane, _step_of(span, windows.of(process.lane))), []).append((process, span))
     sampled = {
         (device.lane, moment.step): sum(size for owner, size in moment.bytes.items() if owner not in NOT_ALLOCATED)
         for device in memory

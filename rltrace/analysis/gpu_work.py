@@ -68,17 +68,15 @@ class _Columns:
 
 def gpu_work(seen: Observations, windows: StepWindows) -> list[GpuWork]:
     """By rank and kind, the whole step and then its phases; empty without such spans or a step that is over."""
-    steady = windows.windows[windows.steady]
     of_lane: dict[Lane, dict[str, list[DeviceSpans]]] = {}
     for process in seen.processes:
         for name, kept in process.device_spans.items():
             of_lane.setdefault(process.lane, {}).setdefault(name, []).append(kept)
-    if not len(steady):
-        return []
+    steady = {lane: own.windows[own.steady] for lane in sorted(of_lane, key=order) if (own := windows.of(lane)).steady}
     return [
         row
-        for lane in sorted(of_lane, key=order)
-        for row in _of_lane(lane, of_lane[lane], _phases(lane, steady, seen), steady, seen.end_ns)
+        for lane, steps in steady.items()
+        for row in _of_lane(lane, of_lane[lane], _phases(lane, steps, seen), steps, seen.end_ns)
     ]
 
 

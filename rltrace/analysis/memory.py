@@ -117,7 +117,7 @@ NO_TOTAL = "no process read the device's total, so what has no owner does not sh
 def device_memory(seen: Observations, windows: StepWindows) -> list[DeviceMemory]:
     """Every device whose owners' bytes were sampled, by rank."""
     found = ledgers(seen)
-    return [_Device(lane, found[lane], seen, windows).figures() for lane in sorted(found, key=order)]
+    return [_Device(lane, found[lane], seen, windows.of(lane)).figures() for lane in sorted(found, key=order)]
 
 
 class _Device:
@@ -322,7 +322,7 @@ def out_of_memory(seen: Observations, windows: StepWindows) -> list[OutOfMemory]
     found = ledgers(seen)
     failures = [(span, process) for process in seen.processes for span in process.out_of_memory]
     return [
-        _out_of_memory(span, process, found.get(process.lane), seen, windows)
+        _out_of_memory(span, process, found.get(process.lane), seen, windows.of(process.lane))
         for span, process in sorted(failures, key=lambda failure: failure[0].start_ns)
     ]
 

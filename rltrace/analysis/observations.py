@@ -55,7 +55,7 @@ class Intervalled:
         """Shape (N, 2); spans that are open end at `until_ns`."""
         starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
         ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
-        return np.column_stack([starts, np.where(ends == _OPEN, np.maximum(starts, until_ns), ends)])
+        return np.column_stack([starts, np.where(ends == _OPEN, until_ns, ends)])
 
     def ended(self) -> Intervals:
         """The same of those spans only that are over."""
@@ -147,15 +147,14 @@ class Seen:
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
         self.out_of_memory: list[Span] = []
-        self.own: defaultdict[str, Intervalled] = defaultdict(Intervalled)
-        """Spans of the program's own: of no phase, and made by no hook."""
+        self.named: defaultdict[str, Intervalled] = defaultdict(Intervalled)
+        """All other spans, by name."""
 
 
 class Observations:
     """What was kept of a Recording; all times are on its `TimeLine`.
 
-    Memory: a few numbers for each phase, weight-sync stage, span of the program's own or of a GPU, and owner's sample;
-    nothing for any other event.
+    Memory: a few numbers for each span and each owner's sample; nothing for any other event, as torch.profiler's.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -163,16 +162,17 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        known = _KNOWN | {
-            str(name) for process in processes for hook in process.hooks for name in hook.get("emits") or ()
-        }
-        self.processes = [_see(process, on_lane[process.key], self.time_line, known) for process in processes]
+        self.made_by_hooks = {
+            REQUEST, *(str(name) for process in processes for hook in process.hooks for name in hook.get("emits") or ())
+        }  # fmt: skip
+        """Names of spans."""
+        self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """When anything was last heard of."""
 
 
-def _see(process: Process, lane: Lane, time_line: TimeLine, known: frozenset[str]) -> Seen:
+def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
     seen = Seen(process, lane)
     shift_ns = time_line.shift_ns(process)
     last_ns = process.start_ns
@@ -201,8 +201,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine, known: frozenset[str
             seen.steps.append(event)
         elif event.name.startswith(DEVICE_TIME):
             _see_device_span(seen.device_spans[event.name.removeprefix(DEVICE_TIME)], event, shift_ns)
-        elif event.name not in known and not event.name.startswith(_TIMED):
-            _see_interval(seen.own[event.name], event, shift_ns)
+        elif kept is None and not event.name.startswith(_PROFILED):
+            _see_interval(seen.named[event.name], event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)
     seen.first_ns = process.start_ns + shift_ns
@@ -211,8 +211,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine, known: frozenset[str
 
 
 _STAGES = frozenset(WEIGHT_SYNC_STAGES)
-_KNOWN = frozenset({REQUEST, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT}) | MEMORY_MOVES
-_TIMED = (KERNEL, OPERATOR)
+_PROFILED = (KERNEL, OPERATOR)
 
 
 def _kept_whole(seen: Seen, name: str) -> list[Span] | None:

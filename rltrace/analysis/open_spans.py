@@ -27,7 +27,7 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     thread: str
     open_seconds: float
-    """Until now where its process is alive, else until the Recording's last event."""
+    """Until now where its process is alive, until it was seen to be gone, else until the Recording's last event."""
     is_long: bool
     """Open for more than 60 s."""
 
@@ -36,15 +36,21 @@ def open_spans(seen: Observations) -> list[OpenSpan]:
     """Every open span, the longest first."""
     now_ns = seen.time_line.now_ns()
     spans = [
-        _open_span(span, process, state(process), seen.end_ns, now_ns)
+        _open_span(span, process, state(process), _until_ns(process, seen, now_ns))
         for process in seen.processes
         for span in process.open_spans
     ]
     return sorted(spans, key=lambda span: -span.open_seconds)
 
 
-def _open_span(span: Span, process: Seen, process_state: State, last_ns: int, now_ns: int) -> OpenSpan:
-    until_ns = now_ns if process_state == "alive" else last_ns
+def _until_ns(process: Seen, seen: Observations, now_ns: int) -> int:
+    if state(process) == "alive":
+        return now_ns
+    gone_ns = process.process.gone_ns
+    return seen.end_ns if gone_ns is None else gone_ns + seen.time_line.shift_ns(process.process)
+
+
+def _open_span(span: Span, process: Seen, process_state: State, until_ns: int) -> OpenSpan:
     seconds = max(0.0, (until_ns - span.start_ns) / 1e9)
     return OpenSpan(
         name=span.name,

@@ -203,9 +203,14 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
     try:
         measurement = msgspec.json.decode((folder / FILE).read_bytes(), type=Measurement)
         times = [_times(folder / arm.times) for arm in measurement.arms]
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        raise RecordingError(
+            f"{folder}: no measurement of overhead here ({missing} is missing); make one with `rltrace overhead CONFIG`"
+        ) from None
     except (OSError, msgspec.MsgspecError) as error:
         raise RecordingError(
-            f"{folder}: no measurement of overhead here: {error}; make one with `rltrace overhead CONFIG`"
+            f"{folder}: a damaged measurement of overhead: {error}; make one with `rltrace overhead CONFIG`"
         ) from None
     pairs = [
         pair for arm, steps in zip(measurement.arms, times, strict=True) if arm.recording for pair in step_pairs(steps)

@@ -60,6 +60,8 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """False: a process of the rank has a clock of its own, and nobody knows how far its phases are off in this step."""
     finished: bool
     """False: the step is open, or an exception aborted it."""
+    steady: bool
+    """It counts for `Steady`."""
     phases: dict[str, Share]
     """By name, in the order in which they happen; then `wait.driver` (the driver is in a phase of its own and the rank
     in none) and `idle` (neither is)."""
@@ -104,16 +106,18 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
             of_lane.setdefault(process.lane, {}).setdefault(name, []).append(rows)
             if name in DRIVER_PHASES:
                 driver.append(rows)
-    driver_of_window = _by_window(union(*driver), windows)
+    of_driver = union(*driver)
     found = []
     for lane in sorted(of_lane, key=order):
         whole = {name: union(*rows) for name, rows in of_lane[lane].items()}
         happened = sorted(whole, key=lambda name: int(whole[name][:1, 0].sum()))
-        phases = {name: _by_window(whole[name], windows) for name in happened}
-        for place in np.flatnonzero(windows.recorded).tolist():
+        own = windows.of(lane)
+        driver_of_window = _by_window(of_driver, own)
+        phases = {name: _by_window(whole[name], own) for name in happened}
+        for place in np.flatnonzero(own.recorded).tolist():
             inside = {name: rows[place] for name, rows in phases.items() if place in rows}
             row = _rank_step(
-                lane, place, windows, inside, driver_of_window.get(place, EMPTY), clock_aligned=lane not in astray
+                lane, place, own, inside, driver_of_window.get(place, EMPTY), clock_aligned=lane not in astray
             )
             found.append((place, row))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
@@ -142,6 +146,7 @@ def _rank_step(
         seconds=length_ns / 1e9,
         clock_aligned=clock_aligned,
         finished=windows.finished[place],
+        steady=place in windows.steady,
         phases={name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0) for name, ns in all_ns.items()},
         overlap_seconds=parts.overlap_ns / 1e9,
         overlaps=_overlaps(phases, parts.phases_ns) if parts.overlap_ns else [],

@@ -52,17 +52,16 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 
 def steady(windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankStep]) -> Steady | None:
     """The steady step of a run; None while no step is over."""
-    places = windows.steady
-    if not places:
+    having = [own for own in windows.all() if own.steady]
+    if not having:
         return None
-    numbers = [windows.numbers[place] for place in places]
-    inside = [steps[place - 1] for place in places]  # the first window is the start-up
+    counted = [step for step in steps if step.steady]
     return Steady(
-        steps=[number for number in numbers if number is not None],
-        first_step=None if FIRST in places else windows.numbers[FIRST],
-        unfinished_steps=sum(not finished for finished in windows.finished),
-        seconds=spread([step.seconds for step in inside]),
-        lanes=lanes([row for row in phases if row.step in numbers and row.finished]),
+        steps=sorted({step.step for step in counted}),
+        first_step=next((own.numbers[FIRST] for own in having if FIRST not in own.steady), None),
+        unfinished_steps=sum(not finished for own in windows.all() for finished in own.finished),
+        seconds=spread([step.seconds for step in counted]),
+        lanes=lanes([row for row in phases if row.steady]),
     )
 
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from rltrace.analysis.intervals import Intervals
-from rltrace.analysis.lanes import order
+from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import REWARD_MEAN, TOKENS, TOKENS_PER_SECOND, Observations, Samples, Seen
 from rltrace.events import Span
 
@@ -19,8 +19,10 @@ LEAST_STEADY = 2
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the run, as its driver saw it."""
+    """One step of the run, as its driver saw it; or of a process, where those without a rank each have their own."""
 
+    lane: str
+    """Whose: `driver`, `rank 0`, or what the process is called."""
     step: int
     """The `step` argument of its span, else its place in the run from 0."""
     start_seconds: float
@@ -33,6 +35,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the exception that aborted the step; None if none did."""
     recorded: bool
     """False: recording was paused in it, so that nothing but its length is known."""
+    steady: bool
+    """It counts for `Steady`."""
     reward_mean: float | None
     tokens: float | None
     tokens_per_second: float | None
@@ -44,12 +48,15 @@ class StepWindows:
     """The steps of a run, and the windows that phases are counted in.
 
     Windows are disjoint: where steps overlap, one ends at the beginning of the next. The first is the start-up. A
-    Recording without steps has one window: the whole of it.
+    Recording without steps has one window: the whole of it. Steps of a driver, or of ranks, are the run's; processes
+    that are neither have nothing to do with one another's steps, so each has windows of its own: `of`.
     """
 
-    def __init__(self, seen: Observations) -> None:
-        self.owner = _owner(seen)
+    def __init__(self, seen: Observations, owner: Seen | None = None) -> None:
+        owners = [owner] if owner is not None else _owners(seen)
+        self.owner = owners[0] if owners else None
         """The process whose `step` spans count; None if there are none."""
+        self.others = {other.lane: StepWindows(seen, other) for other in owners[1:]}
         self.spans: list[Span] = sorted(self.owner.steps, key=lambda span: span.start_ns) if self.owner else []
         self.numbers: list[int | None] = [None]
         """The step of each window; None is the start-up, or the whole."""
@@ -68,13 +75,22 @@ class StepWindows:
         self.steady = later if len(later) >= LEAST_STEADY else whole
         """Windows of the steps that a mean is made over: the first one warms up kernels, communicators and caches."""
 
+    def of(self, lane: Lane) -> StepWindows:
+        """Those that a lane's spans are counted in."""
+        return self.others.get(lane, self)
+
+    def all(self) -> list[StepWindows]:
+        """These, and those of each process with steps of its own."""
+        return [self, *self.others.values()]
+
 
 def steps(seen: Observations, windows: StepWindows) -> list[Step]:
     """Every step in order; rewards and tokens from the span's late arguments, else from the last sample inside it."""
-    return [_step(seen, windows, span, number) for span, number in zip(windows.spans, windows.numbers[1:], strict=True)]
+    return [_step(seen, own, place) for own in windows.all() for place in range(1, len(own.numbers))]
 
 
-def _step(seen: Observations, windows: StepWindows, span: Span, number: int | None) -> Step:
+def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
+    span, number = windows.spans[place - 1], windows.numbers[place]  # the first window is the start-up
     assert windows.owner is not None and number is not None
     end_ns = _end_ns(span, seen)
     seconds = (end_ns - span.start_ns) / 1e9
@@ -88,12 +104,14 @@ def _step(seen: Observations, windows: StepWindows, span: Span, number: int | No
     if rate is None and tokens is not None and seconds > 0:
         rate = tokens / seconds
     return Step(
+        lane=windows.owner.lane.name,
         step=number,
         start_seconds=(span.start_ns - seen.start_ns) / 1e9,
         end_seconds=None if span.end_ns is None else (span.end_ns - seen.start_ns) / 1e9,
         seconds=seconds,
         error=_error(span),
         recorded=_is_recorded(span),
+        steady=place in windows.steady,
         reward_mean=numbers.pop(REWARD_MEAN, None),
         tokens=tokens,
         tokens_per_second=rate,
@@ -101,10 +119,14 @@ def _step(seen: Observations, windows: StepWindows, span: Span, number: int | No
     )
 
 
-def _owner(seen: Observations) -> Seen | None:
-    """The driver; where there is none, the lowest rank that has steps."""
-    owners = [process for process in seen.processes if process.steps]
-    return min(owners, key=lambda process: (order(process.lane), process.first_ns), default=None)
+def _owners(seen: Observations) -> list[Seen]:
+    """The driver; where there is none, the lowest rank that has steps; where none has, each process that does."""
+    having = sorted(
+        (process for process in seen.processes if process.steps),
+        key=lambda process: (order(process.lane)[:3], process.first_ns),
+    )
+    is_run = having and (having[0].lane.is_driver or having[0].lane.rank is not None)
+    return having[:1] if is_run else having
 
 
 def _error(span: Span) -> str | None:

@@ -12,10 +12,10 @@ from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
-from rltrace.analysis.own_spans import OwnSpan, own_spans
 from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes
 from rltrace.analysis.samples import HostSamples, host_samples
+from rltrace.analysis.spans import SpanFigures, hook_spans, own_spans
 from rltrace.analysis.steady import Steady, steady
 from rltrace.analysis.steps import Step, StepWindows, steps
 from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
@@ -66,7 +66,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[RankStep]
     steady: Steady | None
     """What to compare: the steps after the first, which also warms everything up; None while no step is over."""
-    own_spans: list[OwnSpan]
+    own_spans: list[SpanFigures]
+    hook_spans: list[SpanFigures]
     gpu_work: list[GpuWork]
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
@@ -105,6 +106,7 @@ def summarize(recording: Recording) -> Summary:
         phases=phases,
         steady=steady(windows, all_steps, phases),
         own_spans=own_spans(seen, windows),
+        hook_spans=hook_spans(seen, windows),
         gpu_work=gpu_work(seen, windows),
         weight_sync=rank_syncs(seen, windows),
         memory=(memory := device_memory(seen, windows)),

@@ -82,7 +82,9 @@ def transactions(seen: Observations, windows: StepWindows) -> list[Transaction]:
     """Every sleep and wake-up, rank by rank."""
     found = ledgers(seen)
     return [
-        made for lane in sorted(_lanes(seen), key=order) for made in _Rank(lane, found.get(lane), seen, windows).all()
+        made
+        for lane in sorted(_lanes(seen), key=order)
+        for made in _Rank(lane, found.get(lane), seen, windows.of(lane)).all()
     ]
 
 
@@ -123,7 +125,7 @@ class _Rank:
 
     def outer_moves(self) -> Iterator[tuple[Span, list[Span]]]:
         """Each phase with the engine's moves inside it; a move outside of all phases alone."""
-        phases = [move for move in self.moves if move.name in (SLEEP, *WAKE_UPS)]
+        phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(self.moves, name)]
         inner = [move for move in self.moves if move.name in (MAP, UNMAP)]
         outer = [*phases, *(move for move in inner if not any(_holds(phase, move) for phase in phases))]
         for move in sorted(outer, key=lambda move: move.start_ns):
@@ -251,10 +253,12 @@ def _of_sleep(sleep: Transaction, known: dict[str, int]) -> tuple[str, str]:
 
 
 def _of_wake_up(wake: Transaction, outer: Span, inner: list[Span]) -> tuple[str, str]:
-    failed = next((span for span in (outer, *inner) if "error" in span.args or span.end_ns is None), None)
+    failed = next((span for span in (outer, *inner) if "error" in span.args), None)
     if failed is not None:
-        error = failed.args.get("error", "it never ended")
-        return "no room", f"{failed.name} of {_tags(inner)} failed after {wake.seconds:.3f} s: {error}"
+        return "no room", f"{failed.name} of {_tags(inner)} failed after {wake.seconds:.3f} s: {failed.args['error']}"
+    cut = next((span for span in (outer, *inner) if span.end_ns is None), None)
+    if cut is not None:
+        return "never ended", f"{cut.name} of {_tags(inner)} was under way to the last; out of memory can end it so"
     moved = sum(wake.moved_bytes.values())
     if wake.changed_bytes is not None and moved >= SMALL_BYTES and wake.changed_bytes < moved // 2:
         return "took less", f"{_in_mib(moved)} were mapped, the device's total rose by {_in_mib(wake.changed_bytes)}"
@@ -262,7 +266,7 @@ def _of_wake_up(wake: Transaction, outer: Span, inner: list[Span]) -> tuple[str,
 
 
 def _leaks(lane: Lane, ledger: Ledger, moves: list[Span]) -> Iterator[Leak]:
-    ends_ns = [move.end_ns for move in moves if move.name == SLEEP and move.end_ns is not None]
+    ends_ns = [sleep.end_ns for sleep in _joined(moves, SLEEP) if sleep.end_ns is not None]
     if len(ends_ns) <= LEAK_SLEEPS:
         return
     places = np.minimum(np.searchsorted(ledger.times_ns, ends_ns), len(ledger.times_ns) - 1)
@@ -289,6 +293,25 @@ def _sleeps_grown(growth: NDArray[np.float64], *, is_cache: bool) -> int:
 
 
 # ---- spans ------------------------------------------------------------------------------------------------------
+
+
+def _joined(moves: list[Span], name: str) -> Iterator[Span]:
+    """The phases of a name; those that overlap are one: nobody knows to which of them a move of memory belongs.
+
+    Such are of servers of other devices that name this one as theirs, and of two servers on one device.
+    """
+    joined: Span | None = None
+    for move in (move for move in moves if move.name == name):
+        if joined is not None and (joined.end_ns is None or move.start_ns < joined.end_ns):
+            ends_ns = [end_ns for end_ns in (joined.end_ns, move.end_ns) if end_ns is not None]
+            end_ns = max(ends_ns) if len(ends_ns) == 2 else None
+            joined = msgspec.structs.replace(joined, end_ns=end_ns, args=joined.args | move.args)
+        else:
+            if joined is not None:
+                yield joined
+            joined = move
+    if joined is not None:
+        yield joined
 
 
 def _holds(phase: Span, move: Span) -> bool:

@@ -91,9 +91,10 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
     found = []
     for lane in sorted(stages.keys() | phase.keys(), key=order):
         columns = {name: _Columns(kept, seen.end_ns) for name, kept in stages.get(lane, {}).items()}
-        parts = {name: _parts(of_stage, windows) for name, of_stage in columns.items()}
-        pieces, window, _ = cut(union(*phase.get(lane, [])), windows.windows)
-        for place, number in enumerate(windows.numbers):
+        own = windows.of(lane)
+        parts = {name: _parts(of_stage, own) for name, of_stage in columns.items()}
+        pieces, window, _ = cut(union(*phase.get(lane, [])), own.windows)
+        for place, number in enumerate(own.numbers):
             inside = {name: parts[name][place] for name in WEIGHT_SYNC_STAGES if place in parts.get(name, {})}
             in_phase = pieces[window == place]
             if inside or len(in_phase):

@@ -7,6 +7,8 @@ something would be missing, 9 that it cannot tell; 130 interrupted.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from rltrace.cli.overhead import overhead
 from rltrace.cli.run import run
 from rltrace.cli.summary import summary
 from rltrace.cli.view import view
-from rltrace.errors import RltraceError
+from rltrace.errors import OutputError, RltraceError
 
 DEBUG_VARIABLE = "RLTRACE_DEBUG"
 """Environment variable that shows the traceback of an error that is otherwise one line."""
@@ -47,7 +49,12 @@ class Commands(click.Group):
         def invoke() -> Any:
             return super(Commands, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
 
-        return sys.exit(_exit_code(invoke)) if standalone_mode else invoke()
+        if not standalone_mode:
+            return invoke()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal without our bars still has our figures
+                stream.reconfigure(errors="replace")
+        return sys.exit(_exit_code(invoke))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -75,8 +82,18 @@ def _exit_code(invoke: Callable[[], Any]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:  # `rltrace summary | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        return _fail(f"{error.filename or 'standard output'}: {error.strerror}; write elsewhere", OutputError.exit_code)
+
+
+def _drop_output() -> None:
+    """Python would try again to write what is left, and complain, when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux, say_what_is_lost
+from rltrace.cli.runs import (
+    DISABLE_HELP,
+    SAMPLE_OPTION,
+    check_disabled,
+    claim,
+    in_shell,
+    require_linux,
+    say_what_is_lost,
+)
 from rltrace.events import SAMPLER
 
 
@@ -43,7 +51,6 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     elif all(process.role == SAMPLER for process in found.processes):
         click.echo("rltrace: no process was recorded; `rltrace doctor -- COMMAND` looks for the reason", err=True)
     say_what_is_lost(found)
-    click.echo(
-        f"rltrace: recorded in {folder}; go on with `rltrace view {folder}` or `rltrace summary {folder}`", err=True
-    )
+    at = in_shell(folder)
+    click.echo(f"rltrace: recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`", err=True)
     return outcome.exit_code

@@ -32,7 +32,12 @@ class Exporter(Protocol):
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--to", "name", metavar="FORMAT", help="Name of the format; else told by the end of FILE's name.")
+@click.option(
+    "--to",
+    "name",
+    metavar="FORMAT",
+    help=f"{', '.join(sorted(plugins.EXPORTERS))}; else told by the end of FILE's name.",
+)
 @click.option("-o", "--output", metavar="FILE", required=True, help="File to write; - for standard output.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def export(run: str | None, name: str | None, output: str, force: bool) -> None:

@@ -14,7 +14,7 @@ import click
 
 from rltrace import manifest
 from rltrace.cli.run import PACKAGE, checked, report
-from rltrace.cli.runs import RUNS, check_disabled, claim, require_linux
+from rltrace.cli.runs import RUNS, check_disabled, claim, in_shell, require_linux
 from rltrace.errors import RecordingError, RunError
 from rltrace.sampler import INTERVAL_SECONDS
 
@@ -64,7 +64,7 @@ def overhead(
     from rltrace.cli.tables import console
 
     show(found, console())
-    click.echo(f"\nAgain: rltrace overhead {folder}")
+    click.echo(f"\nAgain: rltrace overhead {in_shell(folder)}")
 
 
 def _measure(config: str, out: str | None, pairs: int, rounds: int, force: bool) -> Path:

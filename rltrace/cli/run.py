@@ -6,13 +6,22 @@ import importlib
 import importlib.util
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rltrace.cli.runs import DISABLE_HELP, SAMPLE_OPTION, check_disabled, claim, require_linux, say_what_is_lost
+from rltrace.cli.runs import (
+    DISABLE_HELP,
+    SAMPLE_OPTION,
+    check_disabled,
+    claim,
+    in_shell,
+    require_linux,
+    say_what_is_lost,
+)
 from rltrace.errors import MissingExtraError, RunError
 
 PACKAGE = "rltrace_reference"
@@ -35,13 +44,16 @@ def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int
     from rltrace import supervisor
 
     settings = checked(config, force)
-    command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else [])]
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
     click.echo(f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
-    outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds)
+    with tempfile.TemporaryDirectory(prefix="rltrace-run-") as scratch:
+        reason = Path(scratch, "reason")
+        command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else []), "--reason-to", str(reason)]
+        outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds)
+        said = reason.read_text() if reason.exists() else ""
     show_steps(folder)
-    return report(folder, outcome)
+    return report(folder, outcome, said)
 
 
 def _ranks(settings: Mapping[str, Any]) -> str:
@@ -57,20 +69,22 @@ def show_steps(folder: Path) -> None:
 
     recording = Recording.open(folder)
     found = summarize(recording)
-    screen = console()
     say_what_is_lost(recording)
     if found.steps:
-        screen.print(step_table(found.steps))
-    screen.print(
-        f"\nTimeline:  rltrace view {folder}\nFigures:   rltrace summary {folder}", highlight=False, soft_wrap=True
-    )
+        console().print(step_table(found.steps))
+    click.echo(f"\nTimeline:  rltrace view {in_shell(folder)}\nFigures:   rltrace summary {in_shell(folder)}")
 
 
-def report(folder: Path, outcome: Any) -> int:
+def report(folder: Path, outcome: Any, said: str = "") -> int:
     """The exit code of a run that ended well or was interrupted.
 
+    Args:
+        folder: Of its Recording.
+        outcome: By the supervisor.
+        said: By the run itself, why it failed; else it said so on stderr.
+
     Raises:
-        RunError: it failed; the line names who died first.
+        RunError: it failed; the line says why, and who died first.
     """
     if outcome.interrupted_by is not None:
         before = "".join(f", after {death}" for death in outcome.deaths[:1])
@@ -79,12 +93,13 @@ def report(folder: Path, outcome: Any) -> int:
         return 128 + int(outcome.interrupted_by)
     if outcome.exit_code == 0:
         return 0
+    look = f"rltrace summary {in_shell(folder)}"
     certain = [death for death in outcome.deaths if death.is_certain]
     for death in [*certain, *outcome.deaths][:1]:
-        raise RunError(f"{death}; the run was stopped. Spans that were open then: `rltrace summary {folder}`")
-    error = RunError(
-        f"the run ended with exit code {outcome.exit_code}, see above; what it did before: `rltrace summary {folder}`"
-    )
+        also = f" (the driver said: {said})" if said and f"(pid {death.pid})" not in said else ""
+        raise RunError(f"{death}{also}; the run was stopped. Spans that were open then: `{look}`")
+    why = said or f"the run ended with exit code {outcome.exit_code}, see above"
+    error = RunError(f"{why}; what it did before: `{look}`")
     error.exit_code = outcome.exit_code
     raise error
 

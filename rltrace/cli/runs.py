@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
@@ -74,6 +75,11 @@ def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Pat
             f"{folder}: cannot be written: {error.strerror or error}; name another folder with --out"
         ) from None
     return folder
+
+
+def in_shell(folder: Path) -> str:
+    """As a shell takes it, for commands that are copied."""
+    return shlex.quote(str(folder))
 
 
 def check_disabled() -> None:

@@ -23,9 +23,9 @@ from rltrace.cli.runs import open_run
 def view(run: str | None, no_open: bool, online: bool, port: int) -> None:
     """Show RUN's timeline in the browser.
 
-    It is Perfetto's UI, served from this machine: the internet is not needed. RUN is the
-    folder of a Recording or an archive of it, by default the newest in ./rltrace-runs. Over SSH the line that forwards
-    the port is printed.
+    It is Perfetto's UI, served from this machine: the internet is not needed, and the page asks no other host. RUN is
+    the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs. Over SSH the line that
+    forwards the port is printed.
     """
     recording = open_run(run)
     from rltrace import perfetto_ui

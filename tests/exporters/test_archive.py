@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from recording_file import RecordingFile
+from rltrace_exporters import archive
 from rltrace_exporters.archive import Archive
 from test_perfetto import export as as_perfetto
 
@@ -173,6 +174,19 @@ def test_the_same_recording_gives_the_same_bytes_and_an_archive_of_it_itself(run
         again = io.BytesIO()
         Archive().write(Recording.open(source), again)
         assert again.getvalue() == file.read_bytes()
+
+
+def test_a_segment_that_is_dropped_meanwhile_is_passed_over_and_no_file_has_a_time(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time would make two archives of one Recording differ, and say when its run was."""
+    files = list(archive._files(run))
+    monkeypatch.setattr(archive, "_files", lambda _: [files[0], run / "processes" / "p" / "000001.seg", *files[1:]])
+    packed = io.BytesIO()
+    Archive().write(Recording.open(run), packed)
+    with zipfile.ZipFile(packed) as found:
+        assert len(found.infolist()) == len(files)
+        assert {info.date_time for info in found.infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_an_archive_that_zip_made_opens_too(run: Path, tmp_path: Path) -> None:

@@ -382,6 +382,13 @@ def test_on_every_row_spans_written_in_any_order_nest(kind: type[Any], intervals
                 assert apart or around
 
 
+def test_spans_that_fit_one_row_take_one() -> None:
+    """A parent that ends with its last child, and a request that comes as the one before it goes."""
+    nested, flat = Rows(NestedRow), Rows(FlatRow)
+    assert [nested.place(*span) for span in ((2, 5), (1, 5), (6, 9), (0, 9))] == [0, 0, 0, 0]
+    assert [flat.place(*span) for span in ((0, 5), (5, 9))] == [0, 0]
+
+
 def test_a_row_forgets_what_is_long_past_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rltrace_exporters.rows.REMEMBERED", 4)
     rows = Rows(NestedRow)

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Route
 from recording_file import RecordingFile
 from rltrace_exporters.perfetto import Perfetto
 from screenshot import browser_page, chromium, show
@@ -189,6 +190,25 @@ def test_a_browser_without_internet_shows_the_phases_pinned_and_the_driver_first
     ]
     assert -1 not in positions, titles
     assert positions == sorted(positions), titles
+
+
+@browser
+def test_no_request_of_the_page_leaves_this_machine(server: perfetto_ui.Server) -> None:
+    """Left alone, the UI loads a script of storage.cloud.google.com to learn who its user is."""
+    elsewhere: list[str] = []
+
+    def refuse(route: Route) -> None:
+        elsewhere.append(route.request.url)
+        route.abort()
+
+    with browser_page() as page:
+        page.route(lambda url: not url.startswith((server.origin, "blob:", "data:")), refuse)
+        show(page, server.url)
+        page.evaluate("fetch('http://fetched.test/').catch(() => null)")
+        page.evaluate("new Promise(done => Object.assign(new Image(), {onerror: done, src: 'http://image.test/'}))")
+        assert elsewhere == []
+        page.goto("data:text/html,<img src='http://seen.test/'>")  # of nobody's: one that leaves is seen
+        assert elsewhere == ["http://seen.test/"]
 
 
 @browser

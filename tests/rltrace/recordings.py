@@ -71,6 +71,18 @@ def hook(slot: int, target: str, state: str = "installed", *, fires: int = 0, **
     return {"slot": slot, "target": target, "state": state, "fires": fires, **known, **fields}
 
 
+def two_workers(folder: Path) -> Written:
+    """Two workers without a rank: three steps of 10 s, and from 1 s on four of 4 s; each acts in half of its own."""
+    written = Written(folder)
+    for name, begins, length, many in (("slow", 0, 10, 3), ("quick", 1, 4, 4)):
+        starts = [begins + length * number for number in range(many)]
+        events = [span("step", start, start + length, step=number) for number, start in enumerate(starts)]
+        events += [span("act", start, start + length / 2, phase=True) for start in starts]
+        events += [span("think", start, start + 1) for start in starts]
+        written.process(name, *events, role=name, pid=len(name), start_ns=begins * SECOND, ended_s=31)
+    return written
+
+
 def two_ranks(folder: Path) -> Written:
     """Two steps of 10 s of a driver, two workers and their engines; rank 1 is slower to generate."""
     written = Written(folder, ranks=2)

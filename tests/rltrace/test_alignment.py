@@ -65,6 +65,7 @@ def test_the_truth_lies_within_the_bound(clock: Clock, exchanges: list[tuple[int
         shown_ns = clock.read(true_ns)
         error_ns = abs(shown_ns + fit.shift_ns(shown_ns) - true_ns)
         assert error_ns <= fit.bound_ns(shown_ns) <= fit.largest_bound_ns(clock.read(0), clock.read(60 * SECOND))
+        assert abs(fit.undone_ns(shown_ns + fit.shift_ns(shown_ns)) - shown_ns) <= fit.bound_ns(shown_ns)
 
 
 @given(clocks(0.01), st.lists(st.tuples(DELAYS, DELAYS), min_size=2, max_size=8), st.integers(0, 80 * SECOND))
@@ -103,6 +104,14 @@ def test_a_slow_exchange_does_not_widen_the_bound_of_quick_ones_around_it() -> N
     assert abs(fit.drift + 50e-6) < fit.drift_error
 
 
+def test_the_largest_bound_is_that_of_the_widest_gap_that_a_time_may_lie_in_and_of_no_other() -> None:
+    fit = Alignment(Reading.of(at_ns, at_ns, at_ns + 2_000) for at_ns in (0, 10 * SECOND, 20 * SECOND, 4000 * SECOND))
+    in_gap_ns = fit.bound_ns(15 * SECOND)
+    assert in_gap_ns > 10 * fit.bound_ns(10 * SECOND)
+    assert in_gap_ns <= fit.largest_bound_ns(10 * SECOND + 1, 20 * SECOND - 1) < 2 * in_gap_ns
+    assert fit.largest_bound_ns(21 * SECOND, 3999 * SECOND) >= fit.bound_ns(2000 * SECOND) > 50 * in_gap_ns
+
+
 def test_one_reading_bounds_what_any_two_clocks_may_do_from_there() -> None:
     fit = Alignment([Reading.of(0, 100, 50)])
     assert (fit.is_drift_measured, fit.drift) == (False, 0.0)
@@ -115,6 +124,7 @@ def test_the_shortest_exchanges_of_two_rounds_are_read_back(tmp_path: Path) -> N
         file.write(alignment.line(here, there, (0, 1000, 10), host="far"))
         file.write(alignment.line(here, there, (SECOND, 1000 + SECOND, SECOND + 30), host="far"))
         file.write(alignment.line(third, there, (0, 77, 10)))
+        file.write(alignment.line(here, there, (2 * SECOND, 77, SECOND)))  # an answer before its question
         file.write('{"reference": ["boot-a", "ti')  # its writer died here
     found = alignment.read(tmp_path, here)
     assert list(found) == [there]

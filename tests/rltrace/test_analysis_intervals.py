@@ -27,7 +27,7 @@ def moments(rows: list[Row]) -> set[int]:
 def test_union_covers_what_its_sets_cover_and_is_disjoint(one: list[Row], other: list[Row]) -> None:
     joined = union(as_array(one), as_array(other))
     assert moments([tuple(row) for row in joined]) == moments(one + other)
-    assert (joined[1:, 0] > joined[:-1, 1]).all()
+    assert (joined[1:, 0] > joined[:-1, 1]).all() and (joined[:, 1] > joined[:, 0]).all()
     assert covered_ns(as_array(one), as_array(other)) == total_ns(joined) == len(moments(one + other))
 
 
@@ -40,6 +40,7 @@ def test_cut_gives_each_window_its_piece_of_each_row(given_rows: list[Row], edge
         for of, (row_start, row_end) in enumerate(given_rows):
             mine = pieces[(window == at) & (row == of)]
             assert moments([tuple(piece) for piece in mine]) == moments([(row_start, row_end)]) & set(range(start, end))
+            assert row_start == row_end or (mine[:, 1] > mine[:, 0]).all(), "to touch a window is not to lie in it"
 
 
 @given(st.lists(rows, min_size=1, max_size=4), rows)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,8 +21,11 @@ from rich.console import Console
 from rltrace import plugins
 from rltrace.analysis import summarize
 from rltrace.cli import main
+from rltrace.cli.run import report, show_steps
 from rltrace.cli.tables import WIDTH, show
+from rltrace.errors import RunError
 from rltrace.recording import Recording
+from rltrace.supervisor import Outcome
 
 
 def call(*words: str | Path) -> Result:
@@ -70,6 +74,10 @@ class TestReaders:
     def test_a_newer_format(self, command: tuple[str, ...], run: Path) -> None:
         (run / "manifest.json").write_text('{"version": 99}')
         assert "format 99, this rltrace reads up to 1; upgrade" in the_line(call(*command, run), 3)
+
+    def test_a_name_that_no_file_can_have(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        line = the_line(call(*command, tmp_path / ("run" * 100)), 3)
+        assert line.endswith("cannot be read: File name too long")
 
     def test_no_runs_yet(self, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
@@ -236,6 +244,26 @@ def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
     assert sorted(states) == [("process", "ended"), ("sampler", "ended")]
 
 
+def commands_said(text: str) -> set[str]:
+    """The folders that commands of ours in a text are of, as a shell would understand these."""
+    return {shlex.split(said)[2] for said in re.findall(r"rltrace (?:view|summary) [^`\n]+", text)}
+
+
+def test_commands_that_are_said_can_be_copied_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "it's [bold]mine[/]"
+    command = [sys.executable, "-m", "rltrace", "exec", "--out", folder / "exec", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert commands_said(done.stderr) == {str(folder / "exec")}
+    two_ranks(folder / "run")
+    show_steps(folder / "run")
+    assert commands_said(capsys.readouterr().out) == {str(folder / "run")}
+    with pytest.raises(RunError) as raised:
+        report(folder / "run", Outcome(4))
+    assert commands_said(str(raised.value)) == {str(folder / "run")}
+
+
 @pytest.mark.parametrize(
     ("disabled", "warned"),
     [
@@ -297,6 +325,39 @@ def test_the_tables_fit_into_a_hundred_columns_and_hold_the_figures(tmp_path: Pa
     assert max(map(len, text.splitlines())) <= WIDTH
     for words in ("rollout.generate", "wait.driver", "never fired", "rank 1 engine", "peak 500 B", "0.8", "complete"):
         assert words in text
+
+
+def test_a_folder_without_a_measurement_of_overhead_is_said_to_have_none(run: Path) -> None:
+    line = the_line(call("overhead", run), 3)
+    assert line.startswith(f"{run}: no measurement of overhead here (overhead.json is missing); ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_figures_are_shown_in_any_encoding(run: Path, encoding: str) -> None:
+    command = [sys.executable, "-m", "rltrace", "summary", run]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    (line,) = [line for line in done.stdout.decode(encoding).splitlines() if line.startswith("rollout.generate")]
+    assert "2.250" in line.split()
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("words", [["summary"], ["summary", "--json"], ["export", "--to", "perfetto", "-o", "-"]])
+def test_a_full_disk_behind_standard_output_is_one_line(run: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "rltrace", *words, str(run)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "rltrace: standard output: No space left on device; write elsewhere\n")
+
+
+@pytest.mark.parametrize(("said", "width"), [("160", 160), ("60", 60), (None, WIDTH), ("0", WIDTH), ("wide", WIDTH)])
+def test_what_goes_into_a_pipe_is_as_wide_as_columns_says(tmp_path: Path, said: str | None, width: int) -> None:
+    two_ranks(tmp_path / ("run" * 60))  # its path is folded at any width
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"COLUMNS": said} if said is not None else {}
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "summary", tmp_path / ("run" * 60)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert max(map(len, done.stdout.splitlines())) == width
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])

@@ -18,10 +18,13 @@ from recordings import Written
 from reference_runs import LAPTOP, QUICK, write_config
 
 from rltrace.analysis import Summary, summarize
-from rltrace.errors import RecordingError
+from rltrace.cli.run import report
+from rltrace.errors import RecordingError, RunError
 from rltrace.recording import Process, Recording
+from rltrace.supervisor import Death, Outcome
 
 RLTRACE = [sys.executable, "-c", "from rltrace.cli import main; main(prog_name='rltrace')"]
+KILLED = Death("rank 1 worker", 7, signal.SIGKILL)
 
 
 def rltrace_(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -105,7 +108,7 @@ def going_on(tmp_path: Path) -> Iterator[Callable[[int], tuple[subprocess.Popen[
         folder = tmp_path / "run"
         config = write_config(tmp_path, ranks=ranks, steps=1000, **QUICK)
         command = [*RLTRACE, "run", str(config), "--out", str(folder)]
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(run)
         while not _has_ended_a_step(folder):
             assert run.poll() is None, run.communicate()
@@ -151,7 +154,7 @@ def test_a_run_says_what_it_does_before_the_long_start_and_what_interrupted_it(t
 
 @pytest.mark.run
 @pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("engine", 0), ("driver", None)])
-def test_a_run_ends_and_names_who_was_killed(
+def test_a_run_ends_with_one_line_that_names_who_was_killed_and_where_to_look(
     going_on: Callable[[int], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
 ) -> None:
     run, folder = going_on(1 if rank is None else 2)
@@ -159,13 +162,33 @@ def test_a_run_ends_and_names_who_was_killed(
     doing = _stopped_at_work(folder, victim)
     began = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)
-    _, errors = run.communicate()
+    out, errors = run.communicate()
     assert time.monotonic() - began < 30
     assert run.returncode == 4
-    assert errors.splitlines()[-1].startswith(f"rltrace: {victim.place} (pid {victim.pid}) ")
+    (line,) = errors.splitlines()
+    assert line.startswith(f"rltrace: {victim.place} (pid {victim.pid}) ")
+    assert line.endswith(f"`rltrace summary {folder}`")
+    assert f"(pid {victim.pid})" not in line.removeprefix(f"rltrace: {victim.place} (pid {victim.pid})")
+    assert "raylet" not in out, "Ray says nothing that is not in this line"
     summary = _everything_is_gone(folder)
     assert next(p.state for p in summary.processes if p.pid == victim.pid) == "died"
     assert doing <= {span.name for span in summary.open_spans if span.process == victim.place}
+
+
+@pytest.mark.parametrize(
+    ("deaths", "said", "line"),
+    [
+        ([KILLED], "worker of rank 1 (pid 7) died: killed by SIGKILL", f"{KILLED}; the run was stopped."),
+        ([KILLED], "connection closed", f"{KILLED} (the driver said: connection closed); the run was stopped."),
+        ([], "model.norm.weight did not arrive", "model.norm.weight did not arrive; what it did before:"),
+        ([], "", "the run ended with exit code 4, see above; what it did before:"),
+    ],
+)
+def test_why_a_run_failed_is_one_line_that_leaves_nothing_out(deaths: list[Death], said: str, line: str) -> None:
+    with pytest.raises(RunError) as raised:
+        report(Path("run"), Outcome(4, tuple(deaths)), said)
+    assert str(raised.value).startswith(line)
+    assert str(raised.value).endswith("`rltrace summary run`")
 
 
 def _stopped_at_work(folder: Path, victim: Process) -> set[str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from recordings import Written, span
 
 from rltrace.analysis import Summary, summarize
 from rltrace.recording import Process, Recording
-from rltrace.supervisor import _Watch
+from rltrace.supervisor import _Supervisor, _Watch
 
 TOY = Path(__file__).parent / "toy_run.py"
 
@@ -30,14 +31,17 @@ class Run:
         self.began = time.monotonic()
 
     def everybody(self) -> dict[str, Process]:
-        """The five processes by name, once each of them is inside a span."""
+        """The five processes by name, once each of them is inside a span.
+
+        A process has a folder before it says its role, so names are read again after everybody's first span.
+        """
         while True:
             time.sleep(0.05)
             assert self.process.poll() is None, self.process.communicate()
             if (self.folder / "manifest.json").exists():
-                processes = {process.name: process for process in Recording.open(self.folder).processes}
-                if len(processes) == 5 and all(list(process.events()) for process in processes.values()):
-                    return processes
+                processes = Recording.open(self.folder).processes
+                if len(processes) == 5 and all(list(process.events()) for process in processes):
+                    return {process.name: process for process in Recording.open(self.folder).processes}
 
     def end(self) -> tuple[int, str, float]:
         """Exit code, standard error, and seconds since `began`."""
@@ -189,3 +193,59 @@ def test_of_deaths_seen_at_once_one_that_was_asked_to_end_is_not_the_cause(tmp_p
         child.wait()
     died = watch.died({child.pid: child.returncode for child in children})
     assert [death.signal for death in died] == [signal.SIGKILL, signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("role", "code", "ended_s", "is_death"),
+    [
+        ("worker", -signal.SIGKILL, None, True),
+        ("helper", -signal.SIGKILL, None, False),  # it may come and go
+        ("worker", 1, None, False),  # it left by itself, as Ray's do when their driver has ended
+        ("worker", -signal.SIGKILL, 2, False),  # it had ended its part
+    ],
+)
+def test_who_is_gone_is_dead_only_if_a_signal_took_it_before_its_end_and_the_run_needs_it(
+    tmp_path: Path, role: str, code: int, ended_s: float | None, is_death: bool
+) -> None:
+    child = subprocess.Popen(["true"])
+    written = Written(tmp_path / "run")
+    written.process("p", span("actor.update", 0, 1), role=role, rank=0, pid=child.pid, ended_s=ended_s)
+    child.wait()
+    died = _Watch(tmp_path / "run").died({child.pid: code})
+    assert [death.pid for death in died] == ([child.pid] if is_death else [])
+    process = Process(tmp_path / "run" / "processes" / "p")
+    assert process.killed_by == (-code if code < 0 and ended_s is None else None)
+
+
+def test_of_deaths_seen_at_once_the_parent_and_then_the_command_come_first(tmp_path: Path) -> None:
+    children = [subprocess.Popen(["true"]) for _ in range(2)]
+    written = Written(tmp_path / "run")
+    for child, key, parent in zip(children, ("a", "b"), ("b", None), strict=True):
+        written.process(key, span("actor.update", 0, 1), role="worker", rank=0, pid=child.pid, parent=parent)
+        child.wait()
+    died = _Watch(tmp_path / "run").died({child.pid: -signal.SIGKILL for child in children})
+    assert [death.pid for death in died] == [children[1].pid, children[0].pid]
+    supervisor = _Supervisor(os.getpid(), tmp_path / "run", is_our_run=True)
+    supervisor.deaths = died
+    supervisor._command_was_killed(signal.SIGSEGV)
+    assert [death.name for death in supervisor.deaths] == ["the command", "rank 0 worker", "rank 0 worker"]
+
+
+def test_who_interrupts_twice_is_in_a_hurry(tmp_path: Path) -> None:
+    """The first time the command is given time to leave; the second time none."""
+    Written(tmp_path / "run")
+    command = subprocess.Popen(["sleep", "60"])
+    supervisor = _Supervisor(command.pid, tmp_path / "run", is_our_run=True)
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    deadlines = []
+    try:
+        for _ in range(2):
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            supervisor._take_signal(5)
+            deadlines.append(supervisor.deadline)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        command.kill()
+        command.wait()
+    assert deadlines[0] is not None and deadlines[0] > time.monotonic() - 60
+    assert (deadlines[1], supervisor.interrupted_by) == (0.0, signal.SIGTERM)

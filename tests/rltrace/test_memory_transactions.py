@@ -218,6 +218,7 @@ def test_a_wake_up_is_judged_by_what_the_engine_moved_though_others_move_memory_
     ("owner", "held", "found"),
     [
         ("unattributed", [5, 6, 7, 8], (3, 1.0)),
+        ("unattributed", [5, 6, 7], None),  # of three sleeps only two have one before them
         ("library.kernels", [5, 6, 7, 8], None),  # a cache that fills
         ("library.kernels", [5, 25, 30, 34, 37, 39, 41, 42, 43], (8, 4.75)),
         ("library.kernels", [5, 25, 30, 34, 37, 39, 41, 41, 42], None),  # it was full once
@@ -242,6 +243,19 @@ def test_growth_that_no_row_explains_is_told(tmp_path: Path) -> None:
     assert (leak.owner, leak.sleeps, leak.bytes_per_sleep) == ("unexplained", 8, MIB // 4)
 
 
+def test_a_last_sleep_that_nobody_looked_behind_is_as_the_last_look_found_it(tmp_path: Path) -> None:
+    records = [span("rollout.sleep", 9, 9.1, level=2)]
+    for at in range(4):
+        held = at * 2 * MIB
+        records += [
+            span("rollout.sleep", at, at + 0.1, level=2),
+            sample("unattributed_bytes", at + 0.2, held),
+            span("memory.edge", at + 0.2, at + 0.3, totals={"1": held}, cpu_ns={"1": 0}),
+        ]
+    written = Written(tmp_path / "run").process("engine", *records, role="engine", rank=0, pid=1, ended_s=10)
+    assert summarize(written.read()).leaks == []
+
+
 def test_what_grows_alike_is_one_line_over_all_devices_with_the_largest_rates() -> None:
     def leak(rank: int, owner: str, sleeps: int, mib: int) -> Leak:
         return Leak(
@@ -251,8 +265,8 @@ def test_what_grows_alike_is_one_line_over_all_devices_with_the_largest_rates() 
     found = [leak(rank, "library.kernels", 8, 9 + rank) for rank in (0, 1)]
     found += [leak(0, "unattributed", 3, 4), *(leak(rank, "allocator.cached", 8, 2) for rank in (0, 1))]
     assert list(leak_lines(found)) == [
-        "grew with each of the last 8 sleeps: library.kernels 10.0 MiB, allocator.cached 2.0 MiB a sleep "
-        "(rank 0, rank 1)",
+        "a cache that fills, or a leak: grew with each of the last 8 sleeps: library.kernels 10.0 MiB, "
+        "allocator.cached 2.0 MiB a sleep (rank 0, rank 1)",
         "a leak: grew with each of the last 3 sleeps: unattributed 4.0 MiB a sleep (rank 0)",
     ]
 
@@ -297,8 +311,25 @@ def test_a_wake_up_whose_room_was_not_there_is_named_though_the_kernel_killed_th
     run = run_engine(tmp_path, body)
     assert "killed by SIGKILL" in run.out or "SIGKILL" in run.out, run.out + run.err
     moves = [move for move in summarize(run.recording).sleeps if move.step == 0]
-    assert [(move.name, move.verdict) for move in moves][-1] == ("cumem.map", "no room")
-    assert moves[-1].reason.startswith("cumem.map of kv_cache failed")
+    assert [(move.name, move.verdict) for move in moves][-1] == ("cumem.map", "never ended")
+    assert moves[-1].reason.startswith("cumem.map of kv_cache was under way") and "out of memory" in moves[-1].reason
+
+
+@pytest.mark.parametrize(("left_mib", "verdict"), [(0, "ok"), (12, "freed nothing")])
+def test_sleeps_of_one_device_that_overlap_are_one_and_judged_when_the_last_is_over(
+    tmp_path: Path, left_mib: int, verdict: str
+) -> None:
+    """Two servers name the device as theirs, as verl's did; one of them was ready while the device's engine was not."""
+    written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
+    who = {"rank": 0, "device": device, "ended_s": 9}
+    written.process("other", span("rollout.sleep", 1, 1.2, level=2), role="server", **who)
+    written.process("server", span("rollout.sleep", 1.1, 2, level=2), role="server", **who)
+    held = ((0.5, 12), (1.3, 12), (2.1, left_mib))
+    engine = [sample("rollout.weights_bytes", at, size * MIB) for at, size in held]
+    engine += [span("cumem.unmap", 1.1, 1.9, bytes=12 * MIB, tags={"weights": 12 * MIB})]
+    written.process("engine", *engine, role="engine", **who)
+    (sleep,) = summarize(written.read()).sleeps
+    assert (sleep.at_seconds, sleep.seconds, sleep.verdict) == (1, 1, verdict)
 
 
 def test_a_sleep_of_which_nobody_told_the_bytes_is_not_called_wrong(tmp_path: Path) -> None:

@@ -5,23 +5,28 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from recordings import Written, sample, span
+from recordings import SECOND, Written, sample, span
 
+from rltrace.analysis import overhead
 from rltrace.analysis.overhead import (
     LEAST_PAIRS,
     Arm,
+    Measurement,
     TimedStep,
     bookkept_cost,
     bootstrap_interval,
     compare,
     process_costs,
+    read_overhead,
     run_pairs,
     step_pairs,
 )
 from rltrace.cli.overhead import plan
 from rltrace.cli.overhead_tables import verdict_line
+from rltrace.errors import RecordingError
 from rltrace.events import MEMORY_EDGE
 
 
@@ -41,6 +46,30 @@ def test_the_interval_holds_the_true_cost_as_often_as_it_says(cost: float) -> No
         for low, high in [bootstrap_interval(*zip(*pairs_of(cost, 20, noise=0.02, seed=seed), strict=True), seed)]
     ]
     assert 0.90 <= np.mean(held) <= 0.99
+
+
+def test_the_interval_reaches_further_to_the_side_of_what_was_seen_seldom() -> None:
+    """Two pairs in twenty that took long may well be four; an interval with its ends confused reaches the other way."""
+    pairs = [(0.7 + 0.001 * (n % 3), 0.7) for n in range(18)] + [(0.9, 0.7), (0.95, 0.7)]
+    low, high = bootstrap_interval(*zip(*pairs, strict=True))
+    cost = sum(traced for traced, _ in pairs) / sum(plain for _, plain in pairs) - 1
+    assert 0 < 2 * (cost - low) < high - cost
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.01, 0.005, "established"),
+        (-0.01, 0.006, "not established"),
+        (0.005, 0.006, "not established"),
+        (0.0051, 0.006, "exceeded"),
+    ],
+)
+def test_a_limit_is_kept_or_exceeded_by_the_whole_interval_alone(
+    monkeypatch: pytest.MonkeyPatch, low: float, high: float, verdict: str
+) -> None:
+    monkeypatch.setattr(overhead, "bootstrap_interval", lambda *_: (low, high))
+    assert compare("steps", "pair", 2, [(0.7, 0.7)] * 2, limit=0.005).verdict == verdict
 
 
 def test_a_cost_of_two_percent_is_found() -> None:
@@ -101,7 +130,7 @@ def test_half_the_rounds_begin_with_the_traced_run_and_without_rounds_there_is_o
 def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_measured(tmp_path: Path) -> None:
     written = Written(tmp_path / "run")
     steps = [span("step", 10, 20, recorded=True), span("step", 20, 30, recorded=False), span("step", 30, 40)]
-    written.process("driver", *steps, role="driver", ended_s=50)
+    written.process("driver", *steps, span("step", 40, 50, recorded=True), role="driver", ended_s=60)
     for rank, events in enumerate((3, 5)):
         inside = [span("fsdp.forward", 11 + n, 11.5 + n) for n in range(events)]
         outside = [span("fsdp.forward", 5, 6), span("fsdp.forward", 25, 26)]
@@ -109,7 +138,7 @@ def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_
         samples = [sample("resident_bytes", at_s, 1) for at_s in (1, 12, 13, 45)]
         on_gpu = [span("gpu.fsdp.forward", 12, 13)] * rank
         written.process(
-            f"worker-{rank}", *inside, *outside, *on_gpu, edge, *samples, role="worker", rank=rank, ended_s=50
+            f"worker-{rank}", *inside, *outside, *on_gpu, edge, *samples, role="worker", rank=rank, ended_s=60
         )
     for folder in (tmp_path / "run" / "processes").iterdir():
         with (folder / "process.jsonl").open("a") as lines:
@@ -118,9 +147,9 @@ def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_
 
     found = {cost.process: cost for cost in process_costs(written.read())}
     slower = found["rank 1 worker"]
-    assert (slower.spans, slower.device_spans, slower.samples, slower.arrows) == (6, 1, 2, 0)
-    assert slower.events_seconds == pytest.approx(6 * 1e-6 + 9e-6 + 2 * 1e-7)
-    assert slower.edges_seconds == pytest.approx(0.25)
+    assert (slower.spans, slower.device_spans, slower.samples, slower.arrows) == (6 / 2, 1 / 2, 3 / 2, 0), "of a step"
+    assert slower.events_seconds == pytest.approx((6 * 1e-6 + 9e-6 + 3 * 1e-7) / 2)
+    assert slower.edges_seconds == pytest.approx(0.25 / 2)
     expected_s = slower.seconds + found["driver"].seconds
     assert bookkept_cost([*found.values()], 10.0) == pytest.approx(expected_s / 10)
 
@@ -130,3 +159,47 @@ def test_a_process_that_measured_no_cost_is_left_out_and_no_share_is_made_up(tmp
     written.process("driver", span("step", 10, 20, recorded=True), role="driver", ended_s=50)
     assert process_costs(written.read()) == []
     assert bookkept_cost([], 10.0) is None
+
+
+COSTS = {"kind": "cost", "span": 1000.0, "counter": 100.0, "flow": 10.0}
+
+
+def test_a_worker_with_another_clock_is_counted_in_the_steps_of_the_run(tmp_path: Path) -> None:
+    """Its own is 5 s ahead: what it calls 17 s is 12 s of the run's."""
+    written = Written(tmp_path / "run")
+    written.process("driver", span("step", 10, 20, recorded=True), role="driver", ended_s=50)
+    far = [span("fsdp.forward", at_s, at_s + 0.1) for at_s in (11, 17, 22, 24)]
+    written.process("worker", *far, role="worker", rank=0, boot_id="another", realtime_ns=-5 * SECOND, ended_s=50)
+    with (tmp_path / "run" / "processes" / "worker" / "process.jsonl").open("a") as lines:
+        lines.write(json.dumps(COSTS) + "\n")
+    assert [cost.spans for cost in process_costs(written.read())] == [3]
+
+
+def test_what_the_last_run_kept_book_of_is_a_share_of_a_step_that_was_not_recorded(tmp_path: Path) -> None:
+    arms = [
+        Arm(round=number, times=f"{number}.jsonl", recording=f"run-{number}", load_before=0.0) for number in (1, 2, 3)
+    ]
+    for arm, spans in zip(arms[:2], (1, 2), strict=True):  # the third was stopped before its first step
+        steps = [TimedStep(0, 0.004, True, 0), TimedStep(1, 0.002, False, 0)]
+        (tmp_path / arm.times).write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
+        written = Written(tmp_path / f"run-{arm.round}")
+        inside = [span("reward", 11, 12)] * spans
+        written.process("driver", span("step", 10, 20, recorded=True), *inside, role="driver", ended_s=50)
+        with (tmp_path / f"run-{arm.round}" / "processes" / "driver" / "process.jsonl").open("a") as lines:
+            lines.write(json.dumps(COSTS) + "\n")
+    measured = Measurement(config="c", command=[], host="h", cores=2, created_unix_ns=0, arms=arms)
+    (tmp_path / overhead.FILE).write_bytes(msgspec.json.encode(measured))
+    found = read_overhead(tmp_path, limit=0.005)
+    assert [cost.spans for cost in found.bookkeeping] == [3], "a step and what is in it"
+    assert found.bookkept_cost == pytest.approx(3 * 1e-6 / 0.002)
+    assert [(comparison.count, comparison.verdict) for comparison in found.comparisons] == [
+        (2, "not established"),
+        (0, "not established"),
+    ]
+
+
+def test_a_folder_without_a_measurement_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordingError, match=r"no measurement of overhead here.*make one with `rltrace overhead CONFIG`"
+    ):
+        read_overhead(tmp_path, limit=0.005)

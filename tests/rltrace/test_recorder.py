@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import numpy as np
 import pytest
 
 import rltrace
-from rltrace import recorder, segment
+from rltrace import clock, recorder, segment
 from rltrace.events import Counter, Span
 from rltrace.recording import Process, Recording
 
@@ -139,11 +141,14 @@ class Bad:
 
 def test_arguments_of_any_kind_are_recorded(folder: Path, spans_of: Spans) -> None:
     rltrace.start(folder)
+    with rltrace.span("before"):
+        pass
     with rltrace.span(
         "a",
         scalar=Scalar(),
         small=np.float32(0.5),
         number=np.int64(7),
+        text=np.str_("x" * 300),
         array=np.zeros(3),
         kind=Decimal,
         nested={"list": [1, {"deep": (2.0, None)}]},
@@ -154,13 +159,14 @@ def test_arguments_of_any_kind_are_recorded(folder: Path, spans_of: Spans) -> No
     with rltrace.span("after"):
         pass
     rltrace.stop()
-    a, after = spans_of(folder)
+    before, a, after = spans_of(folder)
     assert a.args["scalar"] == 2.5 and a.args["small"] == 0.5 and a.args["number"] == 7
+    assert a.args["text"] == "x" * 300
     assert a.args["array"] == "[0. 0. 0.]" and a.args["kind"] == "<class 'decimal.Decimal'>"
     assert a.args["nested"] == {"list": [1, {"deep": [2.0, None]}]}
     assert set(a.args["odd"].values()) == {"one", "pair", "none"} and all(isinstance(k, str) for k in a.args["odd"])
     assert a.args["raw"] == b"\x00\xff"
-    assert after.name == "after"
+    assert (before.name, after.name) == ("before", "after")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,9 @@ def test_a_sample_of_any_number_arrives_as_that_number(folder: Path, process_of:
     assert process.lost_events == process.torn == 0
 
 
-@pytest.mark.parametrize("value", ["x" * (2 << 20)], ids=["2 MiB"])
+@pytest.mark.parametrize(
+    "value", ["x" * (2 << 20), "x" * (segment.NEXT_BYTES - 256)], ids=["2 MiB", "as large as a segment"]
+)
 def test_an_argument_that_cannot_be_recorded_is_counted_not_raised(
     folder: Path, process_of: ReadProcess, value: Any
 ) -> None:
@@ -226,6 +234,7 @@ def test_an_argument_that_cannot_be_recorded_is_counted_not_raised(
     with rltrace.span("c") as span:
         span.set(value=value)
     rltrace.counter("after", 1)
+    assert len(list(folder.glob("processes/*/*.seg"))) == 1, "no segment is made for what fits none"
     rltrace.stop()
     process = process_of(folder)
     events = list(process.events())
@@ -250,6 +259,7 @@ def test_three_hundred_threads_of_one_span_each_cost_little(
             gate.wait()
             with rltrace.span("work", n=n, generation=generation):
                 gate.wait()
+            rltrace.counter("left", n)
 
         threads = [threading.Thread(target=work, args=(n,), name=f"worker {n}") for n in range(300)]
         for thread in threads:
@@ -268,6 +278,8 @@ def test_three_hundred_threads_of_one_span_each_cost_little(
     for generation in range(3):
         assert len({span.thread for span in spans if span.args["generation"] == generation}) == 300
     assert {process.threads[s.thread] for s in spans} == {f"worker {n}" for n in range(300)}
+    left = [(process.threads[event.thread], event.value) for event in process.events() if isinstance(event, Counter)]
+    assert sorted(left) == sorted((f"worker {n}", n) for n in range(300) for _ in range(3))
     assert sum(path.stat().st_size for path in segments) < 300 * 1024, "cut behind the last record"
 
 
@@ -284,6 +296,26 @@ def test_threads_one_after_another_share_a_segment(folder: Path, spans_of: Spans
     rltrace.stop()
     assert [span.args["n"] for span in spans_of(folder)] == list(range(300))
     assert len(list(folder.glob("processes/*/*.seg"))) == 1
+
+
+def test_a_threads_first_record_may_be_larger_than_its_first_segment(folder: Path, process_of: ReadProcess) -> None:
+    """Also where a dead thread has left it one with less room than that."""
+
+    def work(size_bytes: int) -> None:
+        with rltrace.span("work", filler="x" * size_bytes):
+            pass
+
+    sizes_bytes = (segment.FIRST_BYTES // 2, segment.FIRST_BYTES * 3 // 4, 2 * segment.FIRST_BYTES)
+    rltrace.start(folder)
+    for size_bytes in sizes_bytes:
+        thread = threading.Thread(target=work, args=(size_bytes,))
+        thread.start()
+        thread.join()
+    rltrace.stop()
+    process = process_of(folder)
+    found = [len(event.args["filler"]) for event in process.events()]
+    assert sorted(found) == sorted(sizes_bytes)
+    assert process.lost_events == 0
 
 
 def test_a_thread_with_an_odd_name_is_recorded(folder: Path, process_of: ReadProcess) -> None:
@@ -326,6 +358,34 @@ def test_asyncio_tasks_in_the_same_span_keep_their_own_identity(folder: Path, sp
     for name in ("outside", "afterwards", "in callback"):
         assert spans_of(folder, name)[0].task == 0
     assert len(spans_of(folder)) == 104
+
+
+def test_a_callback_of_a_loop_is_of_no_task_though_another_threads_loop_runs_one(folder: Path, spans_of: Spans) -> None:
+    running, recorded = threading.Event(), threading.Event()
+
+    async def task() -> None:
+        with rltrace.span("in task"):
+            running.set()
+            recorded.wait()
+
+    def callback(loop: asyncio.AbstractEventLoop) -> None:
+        with rltrace.span("in callback"):
+            loop.stop()
+
+    rltrace.start(folder)
+    thread = threading.Thread(target=lambda: asyncio.run(task()))
+    thread.start()
+    running.wait()
+    loop = asyncio.new_event_loop()
+    try:
+        loop.call_soon(callback, loop)
+        loop.run_forever()
+    finally:
+        recorded.set()
+        thread.join()
+        loop.close()
+    rltrace.stop()
+    assert {span.name: span.task == 0 for span in spans_of(folder)} == {"in task": False, "in callback": True}
 
 
 def test_a_flow_belongs_to_its_own_task(folder: Path, spans_of: Spans) -> None:
@@ -606,6 +666,20 @@ def test_a_second_process_joins_a_run_that_goes_on(folder: Path, spans_of: Spans
     assert [path.name for path in folder.parent.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize(("parent", "joined"), [("elsewhere-1-2", "run"), (None, "run-2")])
+def test_a_run_that_began_elsewhere_is_joined_though_its_owner_cannot_be_seen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, parent: str | None, joined: str
+) -> None:
+    """On another host, or in a container with pids of its own; `RLTRACE_DIR` alone is a wish of the user's."""
+    rltrace.start(folder)
+    rltrace.stop()
+    monkeypatch.setenv(recorder.DIR_VARIABLE, str(folder))
+    if parent is not None:
+        monkeypatch.setenv(recorder.PARENT_VARIABLE, parent)
+    assert rltrace.start() == folder.with_name(joined)
+    rltrace.stop()
+
+
 def test_a_run_whose_owner_was_killed_is_not_joined(folder: Path) -> None:
     """Not even while the dead process waits to be reaped, nor when its pid is used again."""
     code = "import rltrace, sys, time; rltrace.start(sys.argv[1]); print('ready', flush=True); time.sleep(60)"
@@ -676,17 +750,50 @@ def test_stop_while_threads_record_cuts_nothing_off(folder: Path, spans_of: Span
         rltrace.start(path)
         thread = threading.Thread(target=work)
         thread.start()
-        time.sleep(0.02)
+        while len(left) < 100:
+            time.sleep(0.001)
         until = len(left)
         rltrace.stop()
         over.set()
         thread.join()
         seen = {span.args["k"] for span in spans_of(path) if span.end_ns}
-        assert until and set(left[:until]) <= seen and seen <= set(range(len(left)))
+        assert set(left[:until]) <= seen and seen <= set(range(len(left)))
+
+
+def test_a_record_written_while_its_segment_is_closed_is_not_cut_off(tmp_path: Path) -> None:
+    """By another thread, between the look at where the last record ends and the end of the mapping."""
+    written = segment.Segment(tmp_path / "1.seg", segment.FIRST_BYTES)
+    written.write(b"first")
+    mapping = written.map
+
+    class Raced:
+        closed = False
+
+        def tell(self) -> int:
+            end = mapping.tell()
+            mapping.write(b"second")
+            return end
+
+        def close(self) -> None:
+            mapping.close()
+
+    written.map = Raced()
+    written.close()
+    assert written.path.read_bytes() == b"firstsecond"
+
+
+def test_a_line_that_comes_late_does_not_go_into_another_file_of_the_program(folder: Path, tmp_path: Path) -> None:
+    """Which is given the number of the file that was closed."""
+    rltrace.start(folder)
+    late = recorder.current()
+    rltrace.stop()
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context((tmp_path / str(n)).open("w")) for n in range(8)]
+        late.append("process", role="late")
+    assert [Path(file.name).read_text() for file in files] == [""] * 8
 
 
 def test_identity_says_who_and_whose_clock(folder: Path, process_of: ReadProcess) -> None:
-    import os
     import socket
 
     rltrace.start(folder, role="worker", rank=0, device={"host": "h", "uuid": "GPU-1"})
@@ -700,6 +807,16 @@ def test_identity_says_who_and_whose_clock(folder: Path, process_of: ReadProcess
     assert process.clock_domain == (boot, os.readlink("/proc/self/ns/time"))
     now = time.time_ns() - time.monotonic_ns()
     assert abs(process.unix_offset_ns - now) < 1_000_000_000
+
+
+def test_real_time_is_read_in_the_middle_of_the_narrowest_of_five_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths_ns = [900, 800, 40, 700, 600]
+    before_ns = [1_000 * place for place in range(5)]
+    monotonic = (ns for begin, width in zip(before_ns, widths_ns, strict=True) for ns in (begin, begin + width))
+    real = iter(range(50, 55))
+    monkeypatch.setattr(clock, "now_ns", lambda: next(monotonic))
+    monkeypatch.setattr(time, "time_ns", lambda: next(real))
+    assert clock.anchor() == {"monotonic_ns": 2_000 + 20, "realtime_ns": 52, "anchor_width_ns": 40}
 
 
 def test_a_hook_counts_how_often_it_fired(folder: Path, process_of: ReadProcess) -> None:
@@ -723,6 +840,24 @@ def test_a_hook_counts_how_often_it_fired(folder: Path, process_of: ReadProcess)
     ]
 
 
+def test_a_hook_that_fires_inside_of_its_own_count_loses_none(folder: Path, process_of: ReadProcess) -> None:
+    """As in a signal handler, or in two threads of which the later one stores its number first."""
+    rltrace.start(folder)
+    hook = recorder.current().hook("fsdp2", "m:A.f", "installed")
+    count = hook._next
+
+    def interrupted() -> int:
+        number = count()
+        if number == 1:
+            hook.fired()
+        return number
+
+    hook._next = interrupted
+    hook.fired()
+    rltrace.stop()
+    assert [hook["fired"] for hook in process_of(folder).hooks] == [2]
+
+
 def test_max_bytes_drops_the_oldest_and_says_so(folder: Path, process_of: ReadProcess, spans_of: Spans) -> None:
     limit = 3 << 20
     rltrace.start(folder, max_bytes=limit)
@@ -731,7 +866,9 @@ def test_max_bytes_drops_the_oldest_and_says_so(folder: Path, process_of: ReadPr
             with rltrace.span("work", n=n, filler="x" * 900):
                 pass
             if n % 1000 == 0:
-                assert sum(path.stat().st_size for path in folder.glob("processes/*/*.seg")) <= limit
+                kept_bytes = sum(path.stat().st_size for path in folder.glob("processes/*/*.seg"))
+                # Full from some 3,000 on: not more is dropped than has to be.
+                assert (limit - segment.FIRST_BYTES if n > 5000 else 0) < kept_bytes <= limit
     rltrace.stop()
     process = process_of(folder)
     kept = [event.args["n"] for event in process.events()]
@@ -749,6 +886,7 @@ def test_max_bytes_holds_over_threads_that_come_and_go(folder: Path) -> None:
             rltrace.span_at("work", 1, 2, filler="x" * 3000)
 
     limit = 3 << 20
+    files_open = os.listdir("/proc/self/fd")
     rltrace.start(folder, max_bytes=limit)
     for _ in range(200):
         thread = threading.Thread(target=work)
@@ -757,6 +895,28 @@ def test_max_bytes_holds_over_threads_that_come_and_go(folder: Path) -> None:
     total = sum(path.stat().st_size for path in folder.glob("processes/*/*.seg"))
     rltrace.stop()
     assert total <= limit
+    assert len(os.listdir("/proc/self/fd")) == len(files_open), "nor is any file left open"
+
+
+def test_max_bytes_never_drops_what_a_thread_is_writing(folder: Path, spans_of: Spans) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with rltrace.span("waiting"):
+            begun.set()
+            go_on.wait()
+
+    rltrace.start(folder, max_bytes=2 << 20)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    begun.wait()
+    for _ in range(5000):
+        rltrace.span_at("work", 1, 2, filler="x" * 900)
+    go_on.set()
+    thread.join()
+    rltrace.stop()
+    assert [span.end_ns is not None for span in spans_of(folder, "waiting")] == [True]
+    assert 0 < len(spans_of(folder, "work")) < 5000
 
 
 # ---------------------------------------------------------------- the program around it

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,13 +18,15 @@ from typing import Any
 
 import msgpack
 import pytest
+import recordings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rltrace
-from rltrace import manifest
+from rltrace import manifest, recorder
 from rltrace.errors import RecordingError
-from rltrace.events import Counter, Span
+from rltrace.events import VERSION, Counter, Span
+from rltrace.process import append_exit
 from rltrace.recording import Process, Recording, newest
 
 # ---------------------------------------------------------------- round trip
@@ -142,6 +146,9 @@ class Written:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("written") / "run"
     rltrace.start(folder)
+    recorder.current().hook("i", "m:f", "installed").fired()
+    rltrace.pause()
+    rltrace.resume()
     typed = rltrace.typed_span("typed", bytes=int)
     for n in range(700):  # rolls over into a second segment
         with rltrace.span("outer", n=n, text="é" * (n % 40)):
@@ -245,10 +252,15 @@ def test_a_damaged_file_beside_the_segments_never_raises(written: Written, name:
         (path,) = copy.glob(f"processes/*/{name}")
         content = bytearray(path.read_bytes())
         at = data.draw(st.integers(0, len(content)))
-        if data.draw(st.booleans()):
+        damage = data.draw(st.sampled_from(["cut", "overwritten", "a line is gone"]))
+        if damage == "cut":
             content = content[:at]
-        else:
+        elif damage == "overwritten":
             content[at : at + 3] = data.draw(st.binary(min_size=1, max_size=9))
+        else:
+            lines = content.splitlines(keepends=True)
+            del lines[data.draw(st.integers(0, len(lines) - 1))]
+            content = bytearray(b"".join(lines))
         path.write_bytes(content)
         recording = Recording.open(copy)
         (process,) = recording.processes
@@ -286,6 +298,61 @@ def test_a_recording_can_be_read_while_it_is_written(folder: Path, process_of: C
     rltrace.stop()
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [["whole", 0, 100, 50, {}, True], [100, 50, None, True], [5, 7, 0, 100, None, True], [None, 100, 7, True]],
+    ids=["ends before it begins", "an end before its beginning", "no such kind of span", "no such record"],
+)
+def test_a_whole_record_that_cannot_be_is_counted_as_torn_and_the_rest_is_read(
+    damaged: list[Any], folder: Path
+) -> None:
+    begin, sample = ["a", 0, 100, {}, True], ["c", 120, 1, True]
+    recording = recordings.Written(folder).process("p", [begin, damaged, sample, [100, 130, None, True]]).read()
+    (process,) = recording.processes
+    assert [event.name for event in process.events()] == ["c", "a"]
+    assert (process.torn, process.orphans) == (1, 0)
+
+
+def test_spans_of_two_threads_that_began_in_one_nanosecond_are_told_apart(folder: Path) -> None:
+    recording = recordings.Written(folder).process("p", [["first", 0, 100, {}, True]]).read()
+    other, main = [8, "other", True], [recordings.THREAD, "MainThread", True]
+    later = (
+        [other, ["second", 0, 100, {}, True]],
+        [main, [100, 110, {"of": "first"}, True]],
+        [other, [100, 115, {"of": "second"}, True]],
+    )
+    for number, records in enumerate(later, start=2):
+        (folder / f"processes/p/{number:06d}.seg").write_bytes(b"".join(map(msgpack.packb, records)))
+    (process,) = recording.processes
+    found = [(span.name, span.thread, span.end_ns, span.args) for span in process.events()]
+    assert found == [("first", recordings.THREAD, 110, {"of": "first"}), ("second", 8, 115, {"of": "second"})]
+    assert process.orphans == 0
+
+
+def test_a_process_that_has_just_made_its_folder_is_not_there_yet(folder: Path) -> None:
+    rltrace.start(folder)
+    (folder / "processes" / "new").mkdir()
+    (process,) = Recording.open(folder).processes
+    assert process.key == recorder.current().key
+    rltrace.stop()
+
+
+def test_how_a_process_went_is_read_though_it_died_in_its_last_line(folder: Path) -> None:
+    recordings.Written(folder).process("p", role="worker")
+    own = folder / "processes" / "p"
+    with (own / "process.jsonl").open("a") as lines:
+        lines.write('{"kind": "hook", "slot": 1, "inst')
+    append_exit(own, end_ns=5, killed_by=9, was_stopped=False)
+    assert (Process(own).role, Process(own).killed_by, Process(own).end_ns) == ("worker", 9, None)
+
+
+@pytest.mark.parametrize(("host", "is_alive"), [(socket.gethostname(), True), ("elsewhere", False)])
+def test_a_pid_says_something_on_its_own_host_alone(folder: Path, host: str, is_alive: bool) -> None:
+    mine = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
+    (process,) = recordings.Written(folder).process("p", host=host, **mine).read().processes
+    assert process.is_alive is is_alive
+
+
 # ---------------------------------------------------------------- manifest
 
 
@@ -301,6 +368,14 @@ def test_a_folder_that_is_no_recording_says_what_to_do(tmp_path: Path) -> None:
         newest(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("names", ["abc", "bca", "cab"])
+def test_the_newest_recording_is_the_one_made_last_whatever_its_name(names: str, tmp_path: Path) -> None:
+    for age_s, name in enumerate(names):
+        manifest.create(tmp_path / name, owner=None, command=[], config=None)
+        os.utime(tmp_path / name / manifest.FILE, (1000 - age_s, 1000 - age_s))
+    assert newest(tmp_path) == tmp_path / names[0]
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"version": "1"}', "\x00\xff"])
 def test_a_damaged_manifest_says_where(folder: Path, content: str) -> None:
     rltrace.start(folder)
@@ -314,8 +389,9 @@ def test_a_newer_format_is_refused_with_both_versions(folder: Path) -> None:
     rltrace.start(folder)
     rltrace.stop()
     fields = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**fields, "version": 99}))
-    with pytest.raises(RecordingError, match="written in format 99, this rltrace reads up to 1; upgrade"):
+    (folder / "manifest.json").write_text(json.dumps({**fields, "version": VERSION + 1}))
+    said = f"written in format {VERSION + 1}, this rltrace reads up to {VERSION}; upgrade"
+    with pytest.raises(RecordingError, match=said):
         Recording.open(folder)
 
 

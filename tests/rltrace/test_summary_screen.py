@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import Written, hook, sample, span, two_ranks
+from recordings import Written, hook, sample, span, two_ranks, two_workers
 from rich.console import Console, Group, RenderableType
+from traced_runs import run_traced
 
 from rltrace.analysis import summarize
 from rltrace.cli.tables import show
@@ -28,6 +29,18 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 GPUS = EXAMPLES / "recordings" / "qwen3_8b_4gpu.zip"
 VERL = EXAMPLES / "recordings" / "verl_8b_4gpu.zip"
 TOY = Path(__file__).parent / "toy_run.py"
+PLAIN = """
+    import rltrace, torch
+
+    net = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    for turn in range(3):
+        with rltrace.span("tool.call"):
+            loss = net(torch.ones(2)).sum()
+        with rltrace.span("learn"):
+            loss.backward()
+            optimizer.step()
+"""
 SCREEN_LINES = 50
 WIDTHS = (80, 100, 140)
 
@@ -51,7 +64,7 @@ def printed(console: Console) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
-    """Real Recordings: of GPUs, of a loop of one's own, and of a run of which a process was killed."""
+    """Real Recordings: of GPUs, a loop of one's own, a torch script, and a run of which a process was killed."""
     folder = tmp_path_factory.mktemp("recorded")
     loop = EXAMPLES / "trace_your_own_loop.py"
     subprocess.run([sys.executable, loop, folder / "loop"], check=True, capture_output=True)
@@ -59,6 +72,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
         "gpus": Recording.open(GPUS),
         "verl": Recording.open(VERL),
         "loop": Recording.open(folder / "loop"),
+        "plain": run_traced(folder, PLAIN).recording,
         "killed": killed(folder / "killed"),
     }
 
@@ -86,7 +100,7 @@ def test_the_first_screen_holds_the_seconds_and_the_bytes_of_a_step(recorded: di
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("which", ["gpus", "verl", "loop", "killed"])
+@pytest.mark.parametrize("which", ["gpus", "verl", "loop", "plain", "killed"])
 def test_the_first_screen_is_one_screen(recorded: dict[str, Recording], which: str, width: int) -> None:
     """What is wrong may add to it, for there is no limit to that."""
     summary = summarize(recorded[which])
@@ -162,6 +176,23 @@ def test_processes_without_a_rank_are_no_ranks_and_none_is_averaged_that_was_not
     assert rows["load"].rstrip("0123456789 ").endswith(" loader")
 
 
+def test_steps_of_processes_without_a_rank_are_told_apart(tmp_path: Path) -> None:
+    recording = two_workers(tmp_path / "run").read()
+    lines = screen(recording)
+    assert lines[0].startswith("7 steps of 2 processes · ")
+    assert "A step: mean of steps 1-3 of 2 processes, the first one (step 0) apart" in lines
+    (act,) = [line.split() for line in lines if line.startswith("act ")]
+    assert (act[1], act[4:]) == ("3.200", ["2", "processes", "2.000-5.000", "3.500"]), "two of 5 s and three of 2 s"
+    at = lines.index("Steps of each process")
+    rows = [line.split() for line in lines[at + 3 : lines.index("", at)]]
+    assert rows == [["slow", "4", "3", "10.000", "10.000"], ["quick", "5", "4", "4.000", "4.000"]]
+    whole = screen(recording, whole=True)
+    of_quick = whole.index("Steps of quick 5")
+    assert [line.split() for line in whole[of_quick + 3 : whole.index("", of_quick)]] == [
+        [str(number), "4.000"] for number in range(4)
+    ]
+
+
 def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     """Out of memory, then the dead, failed hooks, unsettled edges, losses, and who was not traced."""
     device = {"host": socket.gethostname(), "uuid": "cpu:0"}
@@ -185,7 +216,7 @@ def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
         "rank 0 worker (pid 9) died, in actor.draw",
         "2 hooks failed: TypeError: no: reference one, reference two",
         "memory: 4 of 4 phase edges unsettled, not judged (rank 0)",
-        "lost of rank 0 worker: 4 events could not be written",
+        "lost of rank 0 worker: 4 events that could not be written",
         "not traced: python -S (pid 7): with -S",
         "Phases",
     ]
@@ -256,6 +287,34 @@ def test_spans_of_ones_own_have_a_table(recorded: dict[str, Recording]) -> None:
         ("sample", "driver", "12"), ("send", "driver", "3"), ("reward.score", "driver", "3"),
     }  # fmt: skip
     assert all(row[-1].endswith("%") for row in rows)
+
+
+def test_a_script_without_phases_shows_its_spans_and_those_of_hooks_on_the_first_screen(
+    recorded: dict[str, Recording],
+) -> None:
+    found = summarize(recorded["plain"])
+    (optimizer,) = found.hook_spans
+    counts = {span.name: span.count for span in (*found.own_spans, optimizer)}
+    assert counts == {"tool.call": 3, "learn": 3, "optimizer.step": 3}
+    lines = screen(recorded["plain"])
+    for title, names in (("Spans of your own", {"tool.call", "learn"}), ("Spans of hooks", {"optimizer.step"})):
+        at = lines.index(title)
+        assert " ".join(lines[at + 1].split()) == "span process times seconds mean longest of the run"
+        rows = [line.split() for line in lines[at + 3 : lines.index("", at)]]
+        assert {row[0] for row in rows} == names
+        assert {row[2] for row in rows} == {"3"}
+        assert all(row[-1].endswith("%") for row in rows)
+
+
+def test_where_phases_tell_of_the_seconds_the_spans_of_hooks_are_behind_the_option(
+    recorded: dict[str, Recording],
+) -> None:
+    assert "Spans of hooks" not in screen(recorded["gpus"])
+    assert re.search("--all shows .*spans of hooks", " ".join(screen(recorded["gpus"])))
+    lines = screen(recorded["gpus"], whole=True)
+    rows = {line.split()[0] for line in lines[lines.index("Spans of hooks") :] if "4 x worker" in line}
+    assert {"fsdp.forward", "fsdp.all_gather", "optimizer.step"} <= rows
+    assert not rows & {"weight_sync.send", "actor.update", "cumem.map"}, "they have tables of their own"
 
 
 def test_the_words_of_the_ledger_are_explained_where_they_are_shown(tmp_path: Path) -> None:
@@ -412,6 +471,23 @@ def test_a_worker_that_its_parent_ended_is_no_death_unless_it_was_busy(tmp_path:
     died = [line for line in lines[1:] if re.search(r"died( by SIGTERM)?, in work", line)]
     assert (len(ended), len(died)) == ((1, 0) if which == "idle" else (0, 1))
     assert ("complete" in lines[0], " died" in lines[0]) == (which == "idle", which == "busy")
+
+
+def test_a_first_step_is_named_though_another_process_has_too_few_to_leave_its_own_out(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for name, many in (("brief", 1), ("long", 3)):
+        steps = [span("step", at, at + 1, step=at) for at in range(many)]
+        written.process(name, *steps, span("act", 0, 1, phase=True), role=name, pid=many, ended_s=4)
+    whole = screen(written.read(), whole=True)
+    assert "A step: mean of steps 0-2 of 2 processes, the first one (step 0) apart" in whole
+    assert "Phases of each, step 0" in whole
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_that_overlap_are_said_to(tmp_path: Path, overlap: bool) -> None:
+    steps = [span("step", at, at + (5 if overlap else 2), step=at) for at in (0, 2, 4)]
+    recording = Written(tmp_path / "run").process("p", *steps, span("act", 1, 3, phase=True), ended_s=10).read()
+    assert ("steps overlap: each is counted until the next one begins" in screen(recording)) is overlap
 
 
 def test_phases_of_ones_own_are_in_the_order_in_which_they_happen(tmp_path: Path) -> None:

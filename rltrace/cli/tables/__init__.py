@@ -13,6 +13,7 @@ from rich.text import Text
 
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.steady import Spread
+from rltrace.analysis.steps import Step
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
@@ -32,8 +33,8 @@ from rltrace.cli.tables.memory import (
 from rltrace.cli.tables.phases import lane_tables, steady_table, steady_title
 from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
-from rltrace.cli.tables.spans import FEW, open_span_table, own_span_table
-from rltrace.cli.tables.steps import step_line, step_table
+from rltrace.cli.tables.spans import FEW, hook_span_table, open_span_table, own_span_table
+from rltrace.cli.tables.steps import by_lane, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER
 
@@ -70,7 +71,9 @@ def _first_screen(summary: Summary) -> Iterator[RenderableType]:
     if summary.memory:
         yield fullest_table(summary.memory)
     if summary.own_spans:
-        yield own_span_table(summary.own_spans, FEW)
+        yield own_span_table(summary, FEW)
+    if summary.hook_spans and not summary.phases:
+        yield hook_span_table(summary, FEW)
     yield Group(*_lines(summary), Text(f"--all shows {', '.join(_left_out(summary))}", "dim"))
 
 
@@ -85,6 +88,8 @@ def _seconds(summary: Summary) -> Iterator[RenderableType]:
         yield Text(f"{steady_title(summary, summary.steady)}: {_spread(summary.steady.seconds)}; {UNMARKED_PHASES}")
     elif not summary.steps and summary.complete and any(process.role != SAMPLER for process in summary.processes):
         yield Text(f'No step is marked: `with rltrace.span("step", step=n)` does it; {UNMARKED_PHASES}', "dim")
+    if len(by_lane(summary.steps)) > 1:
+        yield process_table(summary.steps)
 
 
 def _spread(length: Spread) -> str:
@@ -94,7 +99,7 @@ def _spread(length: Spread) -> str:
 
 def _lines(summary: Summary) -> Iterator[RenderableType]:
     """One line a thing, of which `--all` has a table."""
-    if (line := step_line(summary.steps)) is not None:
+    if len(by_lane(summary.steps)) == 1 and (line := step_line(summary.steps)) is not None:
         yield line
     if summary.gpu_work:
         yield gpu_work_line(summary.gpu_work)
@@ -123,6 +128,7 @@ def _left_out(summary: Summary) -> list[str]:
         "each sleep": bool(summary.sleeps),
         "the start-up": bool(summary.steps),
         "the host": bool(summary.samples or summary.host_memory),
+        "spans of hooks": bool(summary.hook_spans and summary.phases),
         "GPU work": bool(summary.gpu_work),
         "weight sync by stage": bool(summary.weight_sync),
         "memory by phase": bool(summary.memory),
@@ -138,10 +144,12 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
     if summary.open_spans and not summary.complete:
         yield open_span_table(summary.open_spans)
     yield from _all_seconds(summary)
-    if summary.steps:
-        yield step_table(summary.steps)
+    own = by_lane(summary.steps)
+    yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "") for lane, steps in own.items())
     if summary.own_spans:
-        yield own_span_table(summary.own_spans)
+        yield own_span_table(summary)
+    if summary.hook_spans:
+        yield hook_span_table(summary)
     if summary.gpu_work:
         yield gpu_work_table(summary.gpu_work)
     if summary.weight_sync:
@@ -176,16 +184,11 @@ def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
         yield table
     found = summary.steady
     if found is not None:
-        yield from _lanes("Phases of each, steady steps", summary, found.steps)
-        if found.first_step is not None:
-            yield from _lanes(f"Phases of each, step {found.first_step}", summary, [found.first_step])
+        over = [row for row in summary.phases if row.step is not None and row.finished]
+        yield from lane_tables("Phases of each, steady steps", [row for row in over if row.steady])
+        yield from lane_tables(f"Phases of each, step {found.first_step}", [row for row in over if not row.steady])
     if startup := [row for row in summary.phases if row.step is None]:
         yield from lane_tables("Start-up, before the first step" if summary.steps else "Phases", startup)
-
-
-def _lanes(title: str, summary: Summary, steps: Sequence[int]) -> Iterator[RenderableType]:
-    rows = [row for row in summary.phases if row.step in steps and row.finished]
-    yield from lane_tables(title, rows)
 
 
 def _ending(summary: Summary) -> Iterator[Text]:
@@ -198,7 +201,7 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
     """What was run, and whether the Recording of it is whole."""
     ranks = {row.rank for row in summary.processes if row.rank is not None}
     facts = [
-        figures.count(len(summary.steps), "step") if summary.steps else "no steps",
+        _steps(summary.steps),
         f"{run.seconds:.1f} s",
         *([figures.count(len(ranks), "rank")] if ranks else []),
         figures.count(len(summary.processes), "process"),
@@ -208,6 +211,12 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
         line.append(" · nothing lost", "green")
     command = " ".join(run.command if whole else _few_words(run.command))
     return Group(line, Text(run.path, "bold", overflow="fold"), Text(command, "dim", overflow="fold"))
+
+
+def _steps(steps: Sequence[Step]) -> str:
+    many = len(by_lane(steps))
+    whose = f" of {figures.count(many, 'process')}" if many > 1 else ""
+    return figures.count(len(steps), "step") + whose if steps else "no steps"
 
 
 def _few_words(command: Sequence[str]) -> list[str]:

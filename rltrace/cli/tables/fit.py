@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 WIDTH = 100
-"""Of what goes into a file or a pipe; a terminal has its own."""
+"""Of what goes into a file or a pipe, unless COLUMNS says another; a terminal has its own."""
 GAP = 2
 LEAST_WORDS = 20
 LEAST_NAME = 32
@@ -22,7 +23,8 @@ ALWAYS = 9
 
 def console() -> Console:
     """Standard output."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=WIDTH, highlight=False)
+    width = None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
+    return Console(width=width, highlight=False)
 
 
 @dataclass(frozen=True)

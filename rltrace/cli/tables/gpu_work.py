@@ -67,11 +67,12 @@ def gpu_work_line(found: Sequence[GpuWork]) -> Text:
     whole = {row.work: row for row in _rows(found) if row.phase is None}
     others = [row for name, row in whole.items() if name not in (*GATHERS_AND_SCATTERS, COLLECTIVES)]
     parts = [_short(row) for row in sorted(others, key=lambda row: -row.seconds)[:FEW]]
+    said = [f"{', '.join(parts)} s"] if parts else []
     together = whole.get(COLLECTIVES)
     if together is not None:
-        parts.append(_short(together))
-    exposed = together.exposed() if together is not None else ""
-    return Text.assemble(("GPU", "bold"), f" {', '.join(parts)} s", f", exposed {exposed}" if exposed else "")
+        exposed = together.exposed()
+        said.append(f"{_short(together)} s" + (f", exposed {exposed}" if exposed else ""))
+    return Text.assemble(("GPU", "bold"), f" in a step {'; beside that '.join(said)}")
 
 
 def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:

@@ -25,7 +25,7 @@ LEGEND = {
     UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
     UNEXPLAINED: "unexplained: the device's total less all other rows; nobody measured it",
 }
-SETTLED = "settled: all samples of that edge are at most 5 ms apart; others are not judged"
+SETTLED = "settled: no sample of that edge is older than 5 ms, or nothing has moved since; others are not judged"
 
 
 def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:

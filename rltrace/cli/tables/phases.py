@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from rich.console import RenderableType
@@ -14,6 +15,7 @@ from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process_phases
+from rltrace.cli.tables.steps import by_lane
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 DRIVER = "driver"
@@ -35,9 +37,9 @@ def steady_table(summary: Summary, *, whole: bool = False) -> RenderableType | N
     shown = found.lanes if found is not None else lanes(rows)
     if not shown:
         return None
-    of_first = [row for row in rows if found is not None and row.step == found.first_step]
-    of_steady = [row for row in rows if found is None or (row.step in found.steps and row.finished)]
-    title, wrong = steady_title(summary, found), _caption(rows, found)
+    of_first = [row for row in rows if row.finished and not row.steady]
+    of_steady = [row for row in rows if row.steady or found is None]
+    title, wrong = steady_title(summary, found), "; ".join(filter(None, [_overlapping(summary), _caption(of_steady)]))
     if is_without_ranks(of_steady):
         processes = process_phases(of_steady, of_first, most_held(summary.memory))
         return titled(title, processes, "; ".join(filter(None, [CAPTION, wrong])))
@@ -99,6 +101,8 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
         return f"A step: {figures.count(unfinished, 'step')}, none of them over"
     left_out = f"; {found.unfinished_steps} not over, left out" if found.unfinished_steps else ""
     numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
+    many = len({step.lane for step in summary.steps})
+    numbers += f" of {figures.count(many, 'process')}" if many > 1 else ""
     apart = (
         f", the first one (step {found.first_step}) apart" if found.first_step is not None else ", the first with it"
     )
@@ -129,7 +133,7 @@ def lane_tables(title: str, rows: Sequence[RankStep]) -> Iterator[RenderableType
         yield titled(title, _side_by_side(found), _whole_caption(found, rows))
         return
     if is_without_ranks(rows):
-        yield titled(title, process_phases(rows), "; ".join(filter(None, [CAPTION, _caption(rows, None)])))
+        yield titled(title, process_phases(rows), "; ".join(filter(None, [CAPTION, _caption(rows)])))
         return
     ranks = together(found)
     yield titled(title, _extremes(ranks), _whole_caption(ranks, rows))
@@ -138,7 +142,9 @@ def lane_tables(title: str, rows: Sequence[RankStep]) -> Iterator[RenderableType
 
 
 def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep]) -> str:
-    return "; ".join(filter(None, [f"whole: {_whole(found)} s", _caption(rows, None)]))
+    lengths = [lane.seconds.mean_seconds for lane in found]
+    whole = figures.between(figures.seconds(min(lengths)), figures.seconds(max(lengths)))
+    return "; ".join(filter(None, [f"whole: {whole} s", _caption(rows)]))
 
 
 def _side_by_side(found: Sequence[LaneSteps]) -> Figures:
@@ -210,13 +216,21 @@ def _style(phase: str) -> str | None:
     return "dim" if phase in (WAIT_DRIVER, IDLE) else None
 
 
-def _caption(rows: Sequence[RankStep], found: Steady | None) -> str:
+def _overlapping(summary: Summary) -> str:
+    """Steps of several threads, or a pipeline's."""
+    for steps in by_lane(summary.steps).values():
+        for one, following in pairwise(steps):
+            if one.end_seconds is not None and one.end_seconds > following.start_seconds:
+                return "steps overlap: each is counted until the next one begins"
+    return ""
+
+
+def _caption(rows: Sequence[RankStep]) -> str:
     """What is wrong with the rows: phases that overlap, clocks that nobody read."""
-    counted = [row for row in rows if found is None or row.step in found.steps]
     parts = []
-    if overlap := sum(row.overlap_seconds for row in counted):
-        pairs = sorted({" + ".join(pair.phases) for row in counted for pair in row.overlaps})
+    if overlap := sum(row.overlap_seconds for row in rows):
+        pairs = sorted({" + ".join(pair.phases) for row in rows for pair in row.overlaps})
         parts.append(f"{figures.seconds(overlap)} s counted twice, phases overlap: {', '.join(pairs)}")
-    if astray := list(dict.fromkeys(row.lane for row in counted if not row.clock_aligned)):
+    if astray := list(dict.fromkeys(row.lane for row in rows if not row.clock_aligned)):
         parts.append(f"clock of {', '.join(astray)} not aligned: its figures are by real time, error unknown")
     return "; ".join(parts)

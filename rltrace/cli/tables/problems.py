@@ -93,8 +93,10 @@ def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
 
 
 def _aborted(summary: Summary) -> Iterator[str]:
+    is_of_many = len({step.lane for step in summary.steps}) > 1
     for step in (step for step in summary.steps if step.error is not None):
-        yield f"step {step.step} was aborted by {step.error}, {step.start_seconds + step.seconds:.1f} s"
+        whose = f" of {step.lane}" if is_of_many else ""
+        yield f"step {step.step}{whose} was aborted by {step.error}, {step.start_seconds + step.seconds:.1f} s"
 
 
 def _hangs(summary: Summary) -> Iterator[str]:
@@ -131,14 +133,14 @@ def _losses(summary: Summary) -> Iterator[str]:
 
 
 def _loss_line(loss: Losses, name: str) -> str:
-    dropped = f"segments ({figures.size(loss.dropped_bytes)}) were dropped to keep to max_bytes"
+    dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep to max_bytes"
     counts = [
-        (loss.lost_events, "events could not be written"),
-        (loss.torn_records, "records were cut when it died"),
-        (loss.orphan_records, "ends or arrows belong to no span"),
-        (loss.dropped_segments, dropped),
+        (loss.lost_events, "event", "that could not be written"),
+        (loss.torn_records, "record", "cut when it died"),
+        (loss.orphan_records, "record", "of no span that is there"),
+        (loss.dropped_segments, "segment", dropped),
     ]
-    return f"lost of {name}: " + ", ".join(f"{many:,} {what}" for many, what in counts if many)
+    return f"lost of {name}: " + ", ".join(f"{figures.count(many, what)} {how}" for many, what, how in counts if many)
 
 
 def _sleeps(summary: Summary) -> Iterator[str]:

@@ -42,7 +42,7 @@ def process_phases(
         style = "dim" if name in OF_NOBODY else None
         table.add_row(name, *_cells(_of(name, rows)), of_first, most, style=style)
     whole = "step" if any(row.step is not None for row in rows) else "whole"
-    table.add_row(whole, _whole(rows), "", "", "", "", _whole(first), style="bold")
+    table.add_row(whole, _whole(rows), "", "", "", _spread([row.seconds for row in rows]), _whole(first), style="bold")
     return table
 
 
@@ -68,5 +68,10 @@ def _cells(of: Sequence[tuple[str, Share]]) -> tuple[str, ...]:
     share = fmean(share.share for _, share in of)
     who = list(dict.fromkeys(lane for lane, _ in of))
     said = who[0] if len(who) == 1 else figures.count(len(who), "process")
-    spread = figures.between(figures.seconds(min(lengths)), figures.seconds(max(lengths)))
-    return figures.seconds(fmean(lengths)), f"{share:.0%}", figures.bar(share), said, spread if "-" in spread else ""
+    return figures.seconds(fmean(lengths)), f"{share:.0%}", figures.bar(share), said, _spread(lengths)
+
+
+def _spread(lengths: Sequence[float]) -> str:
+    """From the least to the most; nothing where they are alike."""
+    said = figures.between(figures.seconds(min(lengths)), figures.seconds(max(lengths))) if lengths else ""
+    return said if "-" in said else ""

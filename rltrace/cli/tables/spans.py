@@ -1,4 +1,4 @@
-"""Spans of the program's own, and spans that are open."""
+"""Spans of the program's own and of hooks, and spans that are open."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from rltrace.analysis.open_spans import OpenSpan
-from rltrace.analysis.own_spans import OwnSpan
+from rltrace.analysis.spans import SpanFigures
+from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
 
@@ -15,24 +16,40 @@ MOST_OPEN = 20
 FEW = 6
 
 
-def own_span_table(spans: Sequence[OwnSpan], most: int | None = None) -> RenderableType:
-    """How often, how long, and what share of a step; the longest in all first."""
-    table = Figures("span", Column("process", 7, is_left=True), "times", "seconds", "mean", Column("of a step", 8))
+def own_span_table(summary: Summary, most: int | None = None) -> RenderableType:
+    """What the program itself marked."""
+    return titled("Spans of your own", *_spans(summary.own_spans, of=_whole(summary), most=most))
+
+
+def hook_span_table(summary: Summary, most: int | None = None) -> RenderableType:
+    """What hooks marked beside phases, weight sync, sleeps and GPU work, which have tables of their own."""
+    return titled("Spans of hooks", *_spans(summary.hook_spans, of=_whole(summary), most=most))
+
+
+def _whole(summary: Summary) -> str:
+    return "of a step" if summary.steps else "of the run"
+
+
+def _spans(spans: Sequence[SpanFigures], *, of: str, most: int | None) -> tuple[Figures, str]:
+    """How often, how long, and what share of the whole; the longest in all first."""
+    table = Figures(
+        "span", Column("process", 7, is_left=True), "times", "seconds", "mean", Column("longest", 6), Column(of, 8)
+    )
     for span in spans[:most]:
-        of = f"{span.processes} x {span.role}" if span.processes > 1 else span.role
+        who = f"{span.processes} x {span.role}" if span.processes > 1 else span.role
         share = f"{span.share:.1%}" if span.share is not None else ""
         times = f"{span.count:,}" + (f" + {span.open:,} open" if span.open else "")
-        seconds = (
-            (figures.seconds(span.seconds), _mean(span.mean_seconds)) if span.mean_seconds is not None else ("", "")
-        )
-        table.add_row(span.name, of, times, *seconds, share)
+        seconds = figures.seconds(span.seconds) if span.count else ""
+        table.add_row(span.name, who, times, seconds, _length(span.mean_seconds), _length(span.max_seconds), share)
     more = len(spans) - len(spans[:most])
     lines = [f"{more} more: see --all"] if more else []
     lines += ["seconds and mean are of those that are over"] if any(span.open for span in spans[:most]) else []
-    return titled("Spans of your own", table, "; ".join(lines))
+    return table, "; ".join(lines)
 
 
-def _mean(seconds: float) -> str:
+def _length(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
     return figures.seconds(seconds) if seconds >= 0.1 else figures.short(seconds)
 
 

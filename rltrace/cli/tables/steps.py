@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
+from statistics import fmean
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -13,6 +14,7 @@ from rltrace.analysis.steps import Step
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 
+MOST_PROCESSES = 6
 MOST_STEPS = 30
 """A longer run shows its first and last steps."""
 MOST_FIGURES = 3
@@ -47,7 +49,28 @@ def _figures_of(steps: Sequence[Step]) -> dict[str, Callable[[Step], float | Non
     return {name: of for name, of in numbers.items() if any(of(step) is not None for step in steps)}
 
 
-def step_table(steps: Sequence[Step], most: int = MOST_STEPS) -> RenderableType:
+def process_table(steps: Sequence[Step], most: int = MOST_PROCESSES) -> RenderableType:
+    """Processes that have steps of their own, one row each: how many, and how long those were that a mean counts."""
+    table = Figures("process", "steps", "seconds", "least-most")
+    own = by_lane(steps)
+    for lane, of_lane in list(own.items())[:most]:
+        counted = [step.seconds for step in of_lane if step.steady]
+        spread = figures.between(figures.seconds(min(counted)), figures.seconds(max(counted))) if counted else ""
+        table.add_row(lane, f"{len(of_lane):,}", figures.seconds(fmean(counted)) if counted else "", spread)
+    more = len(own) - most
+    caption = f"{more} more: see --all" if more > 0 else ""
+    return titled("Steps of each process", table, caption)
+
+
+def by_lane(steps: Sequence[Step]) -> dict[str, list[Step]]:
+    """The steps of each whose steps they are."""
+    found: dict[str, list[Step]] = {}
+    for step in steps:
+        found.setdefault(step.lane, []).append(step)
+    return found
+
+
+def step_table(steps: Sequence[Step], whose: str = "", most: int = MOST_STEPS) -> RenderableType:
     """One row a step; the first and last ones of a long run."""
     known = {name: of for name, of in _figures_of(steps).items() if name != "reward"}
     # The further a figure is behind, the earlier it goes.
@@ -67,7 +90,7 @@ def step_table(steps: Sequence[Step], most: int = MOST_STEPS) -> RenderableType:
             figures.bar(reward / best if reward is not None and isfinite(reward) and best > 0 else 0.0),
             *(figures.number(of(step)) for of in known.values()),
         )
-    return titled("Steps", table)
+    return titled(f"Steps{whose}", table)
 
 
 def _shown(steps: Sequence[Step], most: int) -> list[Step | None]:

@@ -131,5 +131,5 @@ def leak_lines(leaks: Sequence[Leak]) -> Iterator[str]:
         alike.setdefault((sleeps, tuple(leak.lane for leak in group)), {})[owner] = fastest
     for (sleeps, lanes), grown in alike.items():
         said = ", ".join(f"{owner} {figures.size(size_bytes)}" for owner, size_bytes in grown.items())
-        what = "a leak: " if sleeps == LEAK_SLEEPS else ""
+        what = "a leak: " if sleeps == LEAK_SLEEPS else "a cache that fills, or a leak: "
         yield f"{what}grew with each of the last {sleeps} sleeps: {said} a sleep ({', '.join(lanes)})"

@@ -1,0 +1,163 @@
+"""Verdicts on sleeps and wake-ups from literals: what the ledger expected, the engine said and the kernel counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recordings import Written, sample, span
+
+from rltrace.analysis import summarize
+from rltrace.analysis.transactions import Transaction
+
+MIB = 1 << 20
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+Mib = dict[str, float]
+
+
+def looked(at_s: float, held: Mib, total_mib: float) -> list[list[list[Any]]]:
+    """An edge that was over at a time, with what the engine's tags held and what the kernel counted."""
+    return [
+        *(sample(f"rollout.{tag}_bytes", at_s, round(size * MIB)) for tag, size in held.items()),
+        span("memory.edge", at_s - 0.01, at_s, totals={"1": round(total_mib * MIB)}, cpu_ns={"1": 0}),
+    ]
+
+
+def said(name: str, start_s: float, end_s: float | None, **mib: float) -> list[list[Any]]:
+    """What the engine says that it moved."""
+    return span(name, start_s, end_s, tags={tag: round(size * MIB) for tag, size in mib.items()})
+
+
+def read(folder: Path, *records: list[list[Any]]) -> list[Transaction]:
+    written = Written(folder)
+    written.process("e", *records, role="engine", rank=0, device={"host": "h", "uuid": "cpu-0"}, pid=1, ended_s=99)
+    return summarize(written.read()).sleeps
+
+
+def sleep(folder: Path, before: Mib, moved: Mib, after: Mib, *, level: int = 2, fell_mib: float) -> Transaction:
+    """One sleep of a second, in half of which the engine moved; the kernel's total fell by so much from 1000 MiB."""
+    records = [
+        *looked(1, before, 1000),
+        span("rollout.sleep", 1, 2, level=level),
+        said("cumem.unmap", 1.2, 1.7, **moved),
+        *looked(2, after, 1000 - fell_mib),
+    ]
+    (found,) = read(folder, *records)
+    return found
+
+
+ALL, NOTHING = {WEIGHTS: 100, KV_CACHE: 200}, {WEIGHTS: 0, KV_CACHE: 0}
+
+
+def test_a_sleep_is_given_the_moments_just_before_and_just_behind_it(tmp_path: Path) -> None:
+    found = sleep(tmp_path / "run", ALL, ALL, NOTHING, fell_mib=300)
+    assert (found.verdict, found.reason, found.level, found.seconds) == ("ok", "", 2, 1.0)
+    assert found.expected_bytes == found.moved_bytes == {WEIGHTS: 100 * MIB, KV_CACHE: 200 * MIB}
+    assert (found.changed_bytes, found.left_bytes) == (300 * MIB, {})
+    assert found.gigabytes_per_second == pytest.approx(300 * MIB / 1e9 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("fell_mib", "verdict"), [(300, "ok"), (151, "ok"), (149, "freed nothing"), (0, "freed nothing")]
+)
+def test_a_sleep_of_which_the_kernel_saw_less_than_half_freed_nothing_whatever_the_engine_says(
+    tmp_path: Path, fell_mib: float, verdict: str
+) -> None:
+    found = sleep(tmp_path / "run", ALL, ALL, NOTHING, fell_mib=fell_mib)
+    assert (found.verdict, found.changed_bytes) == (verdict, fell_mib * MIB)
+
+
+@pytest.mark.parametrize(
+    ("level", "after", "fell_mib", "verdict"),
+    [
+        (2, {WEIGHTS: 0, KV_CACHE: 2}, 398, "left bytes behind"),
+        (2, {WEIGHTS: 0, KV_CACHE: 0.5}, 399.5, "ok"),
+        (2, {WEIGHTS: 300, KV_CACHE: 0}, 100, "freed nothing"),
+        (1, {WEIGHTS: 300, KV_CACHE: 0}, 100, "ok"),  # the copy lies in the same memory
+        (1, {WEIGHTS: 300, KV_CACHE: 100}, 0, "left bytes behind"),
+        (0, {WEIGHTS: 300, KV_CACHE: 100}, 0, "ok"),  # it keeps everything
+    ],
+)
+def test_what_may_stay_depends_on_the_level(
+    tmp_path: Path, level: int, after: Mib, fell_mib: float, verdict: str
+) -> None:
+    held = {WEIGHTS: 300, KV_CACHE: 100}
+    assert sleep(tmp_path / "run", held, held, after, level=level, fell_mib=fell_mib).verdict == verdict
+
+
+def test_less_than_a_mebibyte_is_not_worth_a_verdict(tmp_path: Path) -> None:
+    little = {WEIGHTS: 0.5, KV_CACHE: 0}
+    assert sleep(tmp_path / "run", little, little, little, fell_mib=0).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("left_mib", "reason"),
+    [
+        (0, "kv_cache slept already; the rest went"),
+        (100, "kv_cache slept already, and 100.0 MiB that were awake stayed: a silent no-op"),
+    ],
+)
+def test_a_tag_that_slept_already_is_named_and_what_stayed_though_it_was_said_to_go(
+    tmp_path: Path, left_mib: float, reason: str
+) -> None:
+    half = {WEIGHTS: 100, KV_CACHE: 0}
+    first, wake, second = read(
+        tmp_path / "run",
+        *looked(1, ALL, 1000),
+        span("rollout.sleep", 1, 2, level=2),
+        said("cumem.unmap", 1.2, 1.7, **ALL),
+        *looked(2, NOTHING, 700),
+        span("rollout.wake_weights", 3, 4),
+        said("cumem.map", 3.2, 3.7, weights=100),
+        *looked(4, half, 800),
+        span("rollout.sleep", 5, 6, level=2),
+        said("cumem.unmap", 5.2, 5.7, weights=100),
+        *looked(6, {WEIGHTS: left_mib, KV_CACHE: 0}, 700),
+    )
+    assert (first.verdict, wake.verdict, wake.expected_bytes) == ("ok", "ok", {WEIGHTS: 100 * MIB})
+    assert (second.verdict, second.reason) == ("partly awake", reason)
+
+
+@pytest.mark.parametrize(
+    ("moved_mib", "rose_mib", "verdict"), [(100, 51, "ok"), (100, 49, "took less"), (0.5, 0, "ok"), (100, 300, "ok")]
+)
+def test_a_wake_up_of_which_the_kernel_saw_less_than_half_took_less(
+    tmp_path: Path, moved_mib: float, rose_mib: float, verdict: str
+) -> None:
+    (wake,) = read(
+        tmp_path / "run",
+        *looked(1, NOTHING, 700),
+        span("rollout.wake_weights", 1, 2),
+        said("cumem.map", 1.2, 1.7, weights=moved_mib),
+        *looked(2, {WEIGHTS: moved_mib, KV_CACHE: 0}, 700 + rose_mib),
+    )
+    assert (wake.verdict, wake.changed_bytes) == (verdict, rose_mib * MIB)
+
+
+def test_a_wake_up_that_failed_moved_nothing_and_had_no_room(tmp_path: Path) -> None:
+    wake = span("rollout.wake_kv_cache", 1, 2, error="RuntimeError")
+    mapping = span("cumem.map", 1.2, 1.7, tags={KV_CACHE: 200 * MIB}, error="RuntimeError")
+    (found,) = read(tmp_path / "run", *looked(0.9, NOTHING, 700), wake, mapping)
+    assert (found.verdict, found.moved_bytes) == ("no room", {})
+    assert found.reason == "rollout.wake_kv_cache of kv_cache failed after 1.000 s: RuntimeError"
+
+
+def test_of_a_wake_up_that_was_cut_short_nobody_says_that_there_was_no_room(tmp_path: Path) -> None:
+    """Whoever killed the engine, the kernel or somebody else, did it in the middle."""
+    wake, mapping = span("rollout.wake_kv_cache", 1, None), span("cumem.map", 1.2, None, tags={KV_CACHE: 200 * MIB})
+    (found,) = read(tmp_path / "run", *looked(0.9, NOTHING, 700), wake, mapping)
+    assert (found.verdict, found.moved_bytes) == ("never ended", {})
+    assert found.reason.startswith("rollout.wake_kv_cache of kv_cache was under way to the last")
+
+
+def test_moves_of_one_tag_add_up_and_one_behind_a_phase_is_none_of_its_own(tmp_path: Path) -> None:
+    in_phase, alone = read(
+        tmp_path / "run",
+        span("rollout.wake_weights", 1, 2),
+        said("cumem.map", 1.1, 1.3, weights=30),
+        said("cumem.map", 1.4, 1.6, weights=40),
+        said("cumem.map", 2, 2.5, kv_cache=200),
+    )
+    assert (in_phase.name, in_phase.moved_bytes) == ("rollout.wake_weights", {WEIGHTS: 70 * MIB})
+    assert (alone.name, alone.moved_bytes) == ("cumem.map", {KV_CACHE: 200 * MIB})
