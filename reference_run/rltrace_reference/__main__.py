@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,17 +16,25 @@ if TYPE_CHECKING:
     from rltrace_reference.config import Config
 
 
+RAY_KNOWS_NO_MORE = "^A worker died or was killed .* unexpected system error.* connection error code 2"
+"""What Ray says, in a thousand letters, of a worker whose socket closed; we say which one, and what killed it."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the configuration and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rltrace_reference", description="One colocated GRPO run.")
     parser.add_argument("config", help="YAML file, such as examples/laptop.yaml")
     parser.add_argument("--out", type=Path, help="folder for steps.jsonl, one line a step")
     parser.add_argument("--force", action="store_true", help="try untested versions of vLLM, and GPUs others use too")
+    parser.add_argument("--reason-to", type=Path, metavar="FILE", help="say why it failed there, not on stderr")
     options = parser.parse_args(arguments)
     try:
         run(options.config, options.out, options.force)
     except RltraceError as error:
-        print(f"rltrace: {error}", file=sys.stderr)
+        if options.reason_to is None:
+            print(f"rltrace: {error}", file=sys.stderr)
+        else:
+            options.reason_to.write_text(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -74,6 +83,7 @@ def run(file: str, out: Path | None, force: bool = False) -> None:
             with steps_file.open("ab") as lines:
                 lines.write(msgspec.json.encode(record) + b"\n")
 
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", RAY_KNOWS_NO_MORE)  # Ray reads it when it is imported
     with Display(config.steps) as display:
         from rltrace_reference.train import train  # imports torch and Ray for seconds, in sight of the display
 

@@ -57,11 +57,12 @@ def _figures(of_ranks: list[list[SyncStats]]) -> list[str]:
     """A row: a round is as slow as its slowest rank."""
     first, *rest = (max(stats.seconds for stats in of_round) for of_round in zip(*of_ranks, strict=True))
     stats, median = of_ranks[0][0], statistics.median(rest)
+    gigabytes_per_second = stats.bytes / median / 1e9
     return [
         f"{1e3 * first:.1f}",
         f"{1e3 * median:.1f}",
         f"{1e3 * max(rest):.1f}",
-        f"{stats.bytes / median / 1e9:.0f}",
+        f"{gigabytes_per_second:.0f}" if gigabytes_per_second >= 10 else f"{gigabytes_per_second:.2g}",
         str(stats.buckets),
     ]
 

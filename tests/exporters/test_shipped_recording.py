@@ -1,9 +1,10 @@
-"""The Recordings that ship with the repository: the 8B run on 4 GPUs and verl's, as they were recorded there."""
+"""The Recordings that ship with the repository: the 8B run on 4 GPUs and on 2, and verl's, as they were recorded."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from test_perfetto import export
@@ -15,6 +16,8 @@ from rltrace.recording import Recording
 
 RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 RUN = RECORDINGS / "qwen3_8b_4gpu.zip"
+STREAMS = RECORDINGS / "qwen3_8b_2gpu.zip"
+"""With the time on the GPUs' own streams."""
 VERL = RECORDINGS / "verl_8b_4gpu.zip"
 README = Path(__file__).parents[2] / "README.md"
 PARAMETERS = 8_190_735_360
@@ -34,7 +37,7 @@ def verl() -> Summary:
 
 
 def test_they_are_small_enough_to_ship() -> None:
-    assert {RUN, VERL} == set(RECORDINGS.iterdir())
+    assert {RUN, STREAMS, VERL} == set(RECORDINGS.iterdir())
     for file in RECORDINGS.iterdir():
         assert file.stat().st_size <= 5_000_000
 
@@ -98,6 +101,14 @@ def test_verl_sends_every_parameter_in_four_bytes(verl: Summary) -> None:
     assert {sync.bytes for sync in syncs} == {4 * PARAMETERS}
 
 
+def test_verls_engines_gave_back_all_that_they_had_at_each_sleep(verl: Summary) -> None:
+    """Though three servers call the first device theirs, and were ready before its engine was."""
+    sleeps = [sleep for sleep in verl.sleeps if sleep.name in ("rollout.sleep", "cumem.unmap")]
+    assert len(sleeps) == 4 * (1 + len(verl.steps))
+    assert {sum(sleep.moved_bytes.values()) for sleep in sleeps} == {34_882 << 20}
+    assert {sleep.verdict for sleep in verl.sleeps} == {"ok"}
+
+
 def test_steps_of_verl_are_those_of_its_own_timer(verl: Summary) -> None:
     """`timing_s/step` that its console showed."""
     assert [step.seconds for step in verl.steps] == pytest.approx([27.6565, 10.7151, 11.2152], abs=1e-4)
@@ -157,3 +168,38 @@ def test_every_sleep_freed_and_every_wake_up_took_what_was_expected(summary: Sum
         assert (move.verdict, move.reason) == ("ok", "")
         assert sum(move.moved_bytes.values()) == sum(move.expected_bytes.values()) > MODEL_BYTES
     assert summary.leaks == []
+
+
+@pytest.fixture(scope="module")
+def streams() -> Summary:
+    return summarize(Recording.open(STREAMS))
+
+
+def test_every_collective_of_a_worker_has_its_time_on_the_gpu() -> None:
+    workers = [process for process in Recording.open(STREAMS).processes if process.role == "worker"]
+    assert len(workers) == 2
+    for worker in workers:
+        spans = [event for event in worker.events() if isinstance(event, Span)]
+        for name in ("fsdp.all_gather", "fsdp.reduce_scatter", "weight_sync.pack"):
+            on_host = [span for span in spans if span.name == name]
+            on_gpu = [span for span in spans if span.name == f"gpu.{name}"]
+            assert len(on_gpu) == len(on_host) > 100
+            assert all(span.args["error_ns"] < 100_000 and span.end_ns is not None for span in on_gpu)
+
+
+def test_the_readme_says_what_the_gpus_did_in_a_step(streams: Summary) -> None:
+    assert streams.steady is not None
+    seconds = {
+        work: mean(row.seconds for row in streams.gpu_work if (row.work, row.phase) == (work, None))
+        for work in ("fsdp.forward", "fsdp.backward", "collectives")
+    }
+    step = mean(lane.seconds.mean_seconds for lane in streams.steady.lanes)
+    said = re.sub(r"\s+", " ", README.read_text())
+    forward, backward, collectives = (f"{of_work:.2f} s in" for of_work in seconds.values())
+    assert f"first take {step:.2f} s; in one of them the GPUs spent {forward} forwards, {backward} backwards" in said
+    assert f"and {collectives} collectives" in said
+
+
+def test_every_byte_of_it_has_an_owner_within_the_bound(streams: Summary) -> None:
+    residuals = [rank.residual for rank in streams.memory if rank.residual is not None]
+    assert [(found.edges, found.unsettled_edges, found.edges_over_allowed) for found in residuals] == [(86, 0, 0)] * 2

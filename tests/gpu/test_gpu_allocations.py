@@ -343,7 +343,7 @@ def test_a_history_of_the_programs_own_is_left_alone_and_the_reason_is_said(reco
     torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=1000)
     try:
         rltrace.start_allocations()
-        assert not allocations.is_kept()
+        assert allocations._keeping is None
         torch.empty(MIB, dtype=torch.uint8, device="cuda")
         rltrace.stop_allocations()
         assert any(torch.cuda.memory._snapshot()["device_traces"])

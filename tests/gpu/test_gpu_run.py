@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rltrace_reference.architecture import transformers_config
+from rltrace_reference.config import ModelConfig
+from rltrace_reference.task import EOS
+from transformers import Qwen3ForCausalLM
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.yaml"
 GPUS = [count for count in (1, 2, 4) if count <= torch.cuda.device_count()]
@@ -21,10 +25,10 @@ VARIANTS = {
 }
 
 
-def run(folder: Path, ranks: int, rollout: dict[str, object], actor: dict[str, object]) -> list[dict[str, float]]:
-    """The records of the steps of the example, changed in these keys."""
-    config = yaml.safe_load(EXAMPLE.read_text())
-    config |= {"ranks": ranks, "steps": 3, "rollout": config["rollout"] | rollout, "actor": config["actor"] | actor}
+def run(folder: Path, ranks: int, **changes: dict[str, object]) -> list[dict[str, float]]:
+    """The records of three steps of the example, with these keys of its sections changed."""
+    config = yaml.safe_load(EXAMPLE.read_text()) | {"ranks": ranks, "steps": 3}
+    config |= {section: config[section] | changed for section, changed in changes.items()}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     done = subprocess.run(
         [sys.executable, "-m", "rltrace_reference", str(folder / "config.yaml"), "--out", str(folder / "out")],
@@ -39,7 +43,7 @@ def run(folder: Path, ranks: int, rollout: dict[str, object], actor: dict[str, o
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_vllm_samples_from_the_weights_that_were_synced(variant: str, tmp_path: Path) -> None:
-    records = run(tmp_path, GPUS[-1], VARIANTS[variant], {})
+    records = run(tmp_path, GPUS[-1], rollout=VARIANTS[variant])
     assert len(records) == 3
     # Of a stale or garbled engine the log-probs of its samples are off by whole units.
     assert all(record["logprob_abs_diff_max"] < 0.1 for record in records)
@@ -50,11 +54,33 @@ def test_an_offloaded_actor_learns_what_a_resident_one_learns(tmp_path: Path) ->
     for folder in folders:
         folder.mkdir()
     resident, offloaded = (
-        run(folder, 1, {"enforce_eager": True}, {"offload": folder is folders[1]}) for folder in folders
+        run(folder, 1, rollout={"enforce_eager": True}, actor={"offload": folder is folders[1]}) for folder in folders
     )
     assert [record["grad_norm"] for record in offloaded] == pytest.approx(
         [record["grad_norm"] for record in resident], rel=0.1
     )
+
+
+def test_actor_and_engine_of_every_rank_have_the_checkpoint(tmp_path: Path) -> None:
+    config, folder = yaml.safe_load(EXAMPLE.read_text()), str(tmp_path / "checkpoint")
+    save_one_that_always_ends(ModelConfig(**config["model"], tie_word_embeddings=False), folder)
+    model = {"path": folder, "tie_word_embeddings": False}
+    records = run(tmp_path, GPUS[-1], model=model, rollout={"enforce_eager": True})
+    assert [record["tokens"] for record in records] == 3 * [config["task"]["prompts"] * config["rollout"]["n"]]
+    assert all(record["logprob_abs_diff_max"] < 0.01 for record in records)  # the actor is as sure as the engine
+
+
+def save_one_that_always_ends(config: ModelConfig, folder: str) -> None:
+    """A checkpoint of a model whose layers add nothing, whose tokens are all alike, and which always says EOS."""
+    model = Qwen3ForCausalLM(transformers_config(config))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.fill_(1.0)
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[EOS].fill_(1.0)
+    model.save_pretrained(folder)
 
 
 def test_more_ranks_than_gpus_are_refused_before_anything_starts(tmp_path: Path) -> None:

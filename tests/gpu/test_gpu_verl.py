@@ -30,8 +30,8 @@ PHASES = {
 STEPS = 3
 SMALL_SECONDS = 0.005
 """Of a call of the tiny model, whose 2 % are less than a thread waits for its turn."""
-CONVERTING_SECONDS = 0.1
-"""The trainer converts the batch before and after a call, whatever the model's size: 80 ms at most on two H200s."""
+UNKNOWN_SECONDS = 0.06
+"""Of a call, whatever the model's size: on two H200s 53 ms in the first step and 28 after, when `moving` was in it."""
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["its old trainer", "its new trainer"])
@@ -84,6 +84,6 @@ def test_verls_own_figures_are_matched(traced):
     assert {timer for _, timer in found} == {"step", *verl_run.METHODS}
     wrong = {at: it for at, it in found.items() if abs(it.around - it.theirs) > max(0.02 * it.theirs, SMALL_SECONDS)}
     assert wrong == {}
-    # Within the trainer's own span lie dispatch, the slowest rank and collect; the rest of it is what it converts.
-    outside = {at: it for at, it in found.items() if not -0.001 <= it.around - it.parts <= CONVERTING_SECONDS}
-    assert outside == {}
+    # Besides dispatch, the slowest rank and collect it is what the trainer converts, and Ray's way there and back.
+    unknown = {at: it.theirs - it.parts - it.converting - it.moving for at, it in found.items()}
+    assert {at: s for at, s in unknown.items() if not -0.001 <= s <= UNKNOWN_SECONDS} == {}

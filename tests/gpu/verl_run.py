@@ -177,6 +177,8 @@ class Spans:
 
     driver: list[Span]
     calls: dict[str, Span]
+    moving: dict[str, float]
+    """Seconds that a call's process took to unpack its arguments and to pack its result."""
     sends: dict[str, Span]
     """By bucket."""
     loads: dict[str, Span]
@@ -185,9 +187,11 @@ class Spans:
     @classmethod
     def of(cls, recording: Recording) -> Spans:
         """Read a Recording once."""
-        driver, calls, sends, loads = [], {}, {}, {}
+        driver, calls, moving, sends, loads = [], {}, {}, {}, {}
         for process in recording.processes:
-            for span in (event for event in process.events() if isinstance(event, Span)):
+            spans = sorted((e for e in process.events() if isinstance(e, Span)), key=lambda span: span.start_ns)
+            moving |= moved(spans)
+            for span in spans:
                 if process.role == "driver":
                     driver.append(span)
                 if span.name == "ray.call":
@@ -196,7 +200,7 @@ class Spans:
                     sends[span.args["bucket"]] = span
                 if span.name == "weight_sync.load":
                     loads[span.args["bucket"]] = span
-        return cls(sorted(driver, key=lambda span: span.start_ns), calls, sends, loads)
+        return cls(sorted(driver, key=lambda span: span.start_ns), calls, moving, sends, loads)
 
     def inside(self, step: Span) -> list[Span]:
         """The driver's spans that begin in a step."""
@@ -206,21 +210,50 @@ class Spans:
         """Seconds of the driver's spans of a name in a step."""
         return sum(span.seconds for span in self.inside(step) if span.name == name)
 
-    def seconds(self, step: Span, method: str) -> float | None:
-        """Dispatch, slowest rank and collect of a method's calls in a step; None if there is none."""
+    def converting(self, step: Span, name: str) -> float:
+        """Seconds of the outermost spans `batch.*` inside the driver's spans of a name in a step."""
+        around = [span for span in self.inside(step) if span.name == name]
+        total, until_ns = 0.0, 0
+        for span in self.inside(step):
+            is_inside = any(other.start_ns <= span.start_ns < other.end_ns for other in around)
+            if is_inside and span.name.startswith("batch.") and span.start_ns >= until_ns:
+                total, until_ns = total + span.seconds, span.end_ns
+        return total
+
+    def seconds(self, step: Span, method: str) -> tuple[float, float] | None:
+        """Dispatch, slowest rank and collect of a method's calls in a step; and that rank's `moving`; None: no call."""
         inside = self.inside(step)
-        total, found = 0.0, False
+        total, moving, found = 0.0, 0.0, False
         for i, dispatch in enumerate(inside):
             if dispatch.name != "ray.dispatch" or not str(dispatch.args["method"]).endswith(method):
                 continue
             submits = [
                 s for s in inside if s.name == "ray.submit" and dispatch.start_ns <= s.start_ns < dispatch.end_ns
             ]
-            ranks = [self.calls[key].seconds for s in submits for key in s.flows_out if key in self.calls]
+            ranks = [
+                (self.calls[key].seconds, self.moving[key]) for s in submits for key in s.flows_out if key in self.calls
+            ]
+            slowest, of_slowest = max(ranks, default=(0.0, 0.0))
             collect = next(span for span in inside[i:] if span.name == "ray.collect")
-            total += dispatch.seconds + max(ranks, default=0.0) + collect.seconds
+            total, moving = total + dispatch.seconds + slowest + collect.seconds, moving + of_slowest
             found = True
-        return total if found else None
+        return (total, moving) if found else None
+
+
+def moved(spans: list[Span]) -> dict[str, float]:
+    """By call, what its thread spent on (de)serializing since the call before it and until the one behind it."""
+    found: dict[str, float] = {}
+    unpacked: dict[int, float] = {}
+    last: dict[int, str] = {}
+    for span in spans:
+        if span.name == "ray.call" and span.flows_in:
+            last[span.thread] = span.flows_in[0]
+            found[span.flows_in[0]] = unpacked.pop(span.thread, 0.0)
+        elif span.name == "ray.deserialize":
+            unpacked[span.thread] = unpacked.get(span.thread, 0.0) + span.seconds
+        elif span.name == "ray.serialize" and span.thread in last:
+            found[last[span.thread]] += span.seconds
+    return found
 
 
 def transfers(buckets: dict[str, Span]) -> dict[str, list[Span]]:
@@ -238,8 +271,12 @@ class Timed:
     theirs: float
     parts: float
     """`ray.dispatch`, the slowest rank's `ray.call` and `ray.collect`; of a step, its span."""
+    moving: float
+    """The slowest rank's `ray.deserialize` before the call and `ray.serialize` behind it."""
+    converting: float
+    """Spans `batch.*` of the trainer: what it makes of the batch before and after the call."""
     around: float
-    """Our span around the trainer's function, which converts the batch before and after and waits for Ray."""
+    """Our span around the trainer's function, which does all of that and waits for Ray."""
 
     @property
     def off(self) -> float:
@@ -255,11 +292,12 @@ def timers(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[i
     for step in (span for span in spans.driver if span.name == STEP and span.end_ns):
         number = step.args["step"]
         said = said_of[number]
-        found[number, "step"] = Timed(said["timing_s/step"], step.seconds, step.seconds)
+        found[number, "step"] = Timed(said["timing_s/step"], step.seconds, 0.0, 0.0, step.seconds)
         for timer, (method, name) in METHODS.items():
             parts = spans.seconds(step, method)
             if parts is not None and f"timing_s/{timer}" in said:
-                found[number, timer] = Timed(said[f"timing_s/{timer}"], parts, spans.of_name(step, name))
+                theirs, converting = said[f"timing_s/{timer}"], spans.converting(step, name)
+                found[number, timer] = Timed(theirs, *parts, converting, spans.of_name(step, name))
     return found
 
 
@@ -293,7 +331,8 @@ def show(recording: Recording, logged: list[dict[str, float]], parameters: int) 
     for (step, timer), it in timers(recording, logged).items():
         print(
             f"step {step}  {timer:14} verl {it.theirs:8.4f} s  dispatch, slowest rank, collect {it.parts:8.4f} s "
-            f"{100 * it.off:+6.2f} %  around it in the trainer {it.around:8.4f} s"
+            f"{100 * it.off:+6.2f} %  moving {it.moving:7.4f} s, converting {it.converting:7.4f} s "
+            f" around all in the trainer {it.around:8.4f} s"
         )
     for transfer, sent in sorted(transfers(Spans.of(recording).sends).items()):
         size_bytes = sum(span.args["bytes"] for span in sent)

@@ -91,6 +91,43 @@ def test_a_wrong_configuration_says_file_key_values_and_next_step_in_one_line(ca
     assert "; " in message  # a next step follows
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rollout: {bucket_megabytes: 0.000244140625}",  # 128 bytes of each of two ranks
+        "{device: cuda, task: {prompt_tokens: 20}, rollout: {max_model_len: 32}}",
+        "rollout: {slots: 18724}",  # 14 tokens a slot
+        "model: {vocab_size: 13}",
+    ],
+)
+def test_what_is_just_enough_is_enough(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "enough.yaml"
+    file.write_text(text)
+    config = load(file)
+    assert config.sequence_tokens in (14, 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "force"), [("{}", False), ("{}", True), ("force: true", False), ("force: true", True)]
+)
+def test_who_says_force_gets_it_in_the_file_or_beside_it(text: str, force: bool, tmp_path: Path) -> None:
+    file = tmp_path / "force.yaml"
+    file.write_text(text)
+    assert configuration.load(file, vocabulary=13, force=force).force == (force or text != "{}")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"), [("ray_address: 'here:1'", "here:1"), ("{}", "there:2"), ("ray_address: auto", "auto")]
+)
+def test_the_file_says_which_cluster_and_else_the_environment(
+    text: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "there:2")
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    assert load(file).ray_address == address
+
+
 def test_the_command_ends_with_one_line_and_exit_code_2_and_makes_nothing(tmp_path: Path) -> None:
     file, out = tmp_path / "wrong.yaml", tmp_path / "out"
     file.write_text("ranks: 3")
@@ -167,6 +204,14 @@ def test_a_checkpoint_says_its_own_sizes(tmp_path: Path) -> None:
     model = load_with_checkpoint(tmp_path, CHECKPOINT).model
     assert (model.vocab_size, model.hidden_size, model.rope_theta) == (32, 96, 5000.0)
     assert not model.tie_word_embeddings  # Qwen3's own default
+
+
+def test_a_checkpoint_is_broadcast_on_gpus_too(tmp_path: Path) -> None:
+    """Every rank could draw random weights of its own; those of a file lie with one."""
+    (tmp_path / "config.json").write_text(json.dumps(CHECKPOINT))
+    file = tmp_path / "run.yaml"
+    file.write_text(f"{{device: cuda, model: {{path: {tmp_path}}}}}")
+    assert load(file).model.init == "broadcast"
 
 
 def test_a_checkpoint_without_a_size_is_refused(tmp_path: Path) -> None:

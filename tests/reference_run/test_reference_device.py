@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -39,15 +41,77 @@ def test_a_machine_without_a_gpu_is_refused(on_gpus: Config, monkeypatch: pytest
         device.check(on_gpus)
 
 
+class Nvml(SimpleNamespace):
+    """Three GPUs as NVML tells of them: by number and by name, each with the bytes in use."""
+
+    nvmlMemory_v2 = 2  # noqa: N815
+
+    def __init__(self, used_gib: list[float]) -> None:
+        super().__init__()
+        self.used_gib = used_gib
+        self.nvmlInit = self.nvmlShutdown = lambda: None
+        self.nvmlDeviceGetCount = lambda: len(used_gib)
+        self.nvmlDeviceGetHandleByIndex = lambda index: index
+        self.nvmlDeviceGetHandleByUUID = lambda name: int(name.removeprefix("GPU-"))
+        self.nvmlDeviceGetUUID = lambda index: f"GPU-{index}"
+        self.nvmlDeviceGetMemoryInfo = lambda index, version: SimpleNamespace(used=int(used_gib[index] * 2**30))
+        self.nvmlDeviceGetComputeRunningProcesses = lambda index: [SimpleNamespace(pid=77, usedGpuMemory=1)]
+
+
+@pytest.fixture
+def gpus(site: Path, monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    """Three that are free, and a vLLM that is known."""
+    nvml = Nvml([0.5, 0.5, 0.5])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device.torch.cuda, "device_count", lambda: 3)
+    install_vllm(site, "0.26.0")
+    return nvml
+
+
+def test_as_many_gpus_as_ranks_are_enough_and_fewer_are_not(on_gpus: Config, gpus: Nvml) -> None:
+    device.check(replace(on_gpus, ranks=3))
+    with pytest.raises(ConfigError, match="ranks: 4, and there are 3 GPUs; use ranks: 3 or fewer"):
+        device.check(replace(on_gpus, ranks=4))
+
+
+def test_a_gpu_that_somebody_uses_is_named_with_who_it_is_unless_it_is_not_needed_or_all_the_same(
+    on_gpus: Config, gpus: Nvml
+) -> None:
+    gpus.used_gib[1] = 20.0
+    device.check(replace(on_gpus, ranks=1))
+    with pytest.raises(ConfigError, match=r"20\.0 GiB of GPU 1 \(GPU-1\) are in use by process 77; .*--force"):
+        device.check(replace(on_gpus, ranks=2))
+    device.check(replace(on_gpus, ranks=2, force=True))
+
+
+@pytest.mark.parametrize(("visible", "number"), [("2, GPU-1", 1), ("1", 0), ("0,2", None)])
+def test_gpus_are_those_that_cuda_shows_in_its_order(
+    on_gpus: Config, gpus: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, number: int | None
+) -> None:
+    gpus.used_gib[1] = 20.0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    two = replace(on_gpus, ranks=2)
+    if number is None:
+        device.check(two)
+        return
+    with pytest.raises(ConfigError, match=rf"GiB of GPU {number} \(GPU-1\)"):
+        device.check(two)
+
+
 @pytest.mark.parametrize("version", ["0.24.0", "0.26.0"])
 def test_known_versions_of_vllm_are_accepted(version: str, site: Path, on_gpus: Config) -> None:
     install_vllm(site, version)
     device.check_vllm(on_gpus)
 
 
-def test_another_version_of_vllm_is_refused_with_the_way_to_try_it(site: Path, on_gpus: Config) -> None:
-    install_vllm(site, "0.31.0")
-    with pytest.raises(ConfigError, match=r"vllm 0\.31\.0, and this has been run with 0\.24 and 0\.26 only; .*--force"):
+@pytest.mark.parametrize("version", ["0.31.0", "0.240.0", "0.2"])
+def test_another_version_of_vllm_is_refused_with_the_way_to_try_it(version: str, site: Path, on_gpus: Config) -> None:
+    install_vllm(site, version)
+    with pytest.raises(
+        ConfigError, match=rf"vllm {version}, and this has been run with 0\.24 and 0\.26 only; .*--force"
+    ):
         device.check_vllm(on_gpus)
 
 

@@ -24,9 +24,19 @@ def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     close(grpo.group_advantages(torch.tensor([0.7, 0.7, 0.7]), 3), [0.0, 0.0, 0.0])
 
 
-def test_rewards_that_are_no_whole_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 rewards are not groups of 2"):
-        grpo.group_advantages(torch.zeros(5), 2)
+@pytest.mark.parametrize("n", [2, 1])
+def test_rewards_that_are_no_whole_groups_are_refused(n: int) -> None:
+    """Nor does one sample have others to be compared with."""
+    with pytest.raises(ValueError, match=f"5 rewards are not groups of {n}"):
+        grpo.group_advantages(torch.zeros(5), n)
+
+
+def test_log_probs_are_worked_out_in_single_precision_whatever_the_model_computes_in() -> None:
+    logits = torch.tensor([[[3.0, 1.0, 0.2], [0.0, 0.0, 0.0]]], dtype=torch.bfloat16)
+    found = grpo.token_log_probs(logits, torch.tensor([[0, 1]]), temperature=0.7)
+    assert found.dtype == torch.float32
+    exact = torch.log_softmax(logits[0, 0].double() / 0.7, dim=-1)[1]
+    torch.testing.assert_close(found, torch.tensor([[0.0, float(exact)]]), rtol=1e-6, atol=1e-6)
 
 
 def test_the_ratio_is_clipped_only_where_that_is_worse() -> None:

@@ -6,11 +6,13 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rltrace_reference import checksum
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
 from rltrace_reference.engine.__main__ import Server
@@ -107,6 +109,38 @@ def test_two_rows_that_changed_places_are_caught_and_named(
     server.receiver.swapped = None
 
 
+def test_parts_of_a_tensor_sum_up_to_the_whole_and_in_other_places_to_something_else() -> None:
+    """Whichever rank has them."""
+    tensor = torch.randn(1000, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
+    words, device = tensor.view(torch.int16), torch.device("cpu")
+    (whole,) = checksum.of_tensors([tensor])
+    cuts = [0, 1, 256, 700, 1000]
+    pieces = [checksum.Piece(0, start, words[start:end]) for start, end in pairwise(cuts)]
+    found = torch.zeros(2, dtype=torch.int64)
+    for of_rank in (pieces[:2], pieces[2:]):
+        checksum.prepare(of_rank, device).add_to(found)
+    assert found.tolist() == [whole, 0]
+    moved = [piece._replace(slot=1, start=piece.start + 1) for piece in pieces]
+    checksum.prepare(moved, device).add_to(found)
+    assert found[1] != whole
+
+
+def test_a_checksum_is_what_its_formula_says_in_integers_without_an_end() -> None:
+    """Also far into a parameter, where products are large: a GPU's kernel is held to the same formula."""
+
+    def mix(x: int) -> int:
+        x ^= x >> 16
+        x = x * 0x7FEB352D % 2**32
+        x ^= x >> 15
+        x = x * 0x846CA68B % 2**32
+        return x ^ x >> 16
+
+    words = torch.tensor([1, -1, 32767, -32768, 5], dtype=torch.int16)
+    for start in (0, 70_000, 2**31 + 9):
+        exact = sum(int(word) * (mix(start + place) | 1) for place, word in enumerate(words))
+        assert int(checksum.weighted_sum(words, start)) % 2**64 == exact % 2**64
+
+
 def test_a_parameter_that_is_never_sent_is_named(channel: Channel, weights: dict[str, torch.Tensor]) -> None:
     del weights["model.norm.weight"]
     with pytest.raises(RunError, match=r"model\.norm\.weight \(1 of 24 parameters\) was never sent"):
@@ -135,13 +169,14 @@ def test_two_buckets_are_in_flight_and_never_three(rollout: Rollout, weights: di
     assert max(unacknowledged) == 2
 
 
-def test_the_buffers_are_gone_after_a_sync_on_both_sides(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
-    def buffers(pid: int) -> int:
-        """Mappings and descriptors of buckets in a process."""
-        names = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        names += [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
-        return sum("rltrace-bucket" in name for name in names)
+def buffers(pid: int) -> int:
+    """Mappings and descriptors of buckets in a process."""
+    names = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    names += [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+    return sum("rltrace-bucket" in name for name in names)
 
+
+def test_the_buffers_are_gone_after_a_sync_on_both_sides(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
     seen: list[int] = []
 
     class Counting(Sender):
@@ -162,7 +197,9 @@ def test_kept_buffers_serve_the_next_sync_too(rollout: Rollout, weights: dict[st
     sender = sender_to(rollout.channel, keep=True, buffers=3)
     sender.sync(step_of(weights, 0), step=0)
     addresses = [buffer.bytes.data_ptr() for buffer in sender.buffers]
+    mapped = buffers(rollout.process.pid)
     sender.sync(step_of(weights, 1), step=1)
+    assert buffers(rollout.process.pid) == mapped > 0, "the engine has them already"
     assert [buffer.bytes.data_ptr() for buffer in sender.buffers] == addresses
     assert len(addresses) == 3
 
