@@ -56,7 +56,7 @@ def startup_commands(processes: Iterable[Process]) -> list[Command]:
 
     Left alone, the UI puts the process with most spans first; a workspace of its own keeps the order of copying.
     """
-    names = [_escaped(process.place) for process in in_order(processes)]
+    names = [_escaped(process.name) for process in in_order(processes)]
     return [
         _command("CreateWorkspace", WORKSPACE),
         *(_command("CopyTracksToWorkspaceByRegex", f"^{name} · ", WORKSPACE) for name in dict.fromkeys(names)),

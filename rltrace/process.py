@@ -23,6 +23,9 @@ COUNT_SLOTS = 1024
 
 LOST = 0
 
+UNSAID_ROLE = "process"
+"""What a process is called until it, or a hook, says what it is."""
+
 
 class ProcessFolder:
     """Appends to the folder of this process; nothing in it is ever rewritten."""

@@ -22,12 +22,9 @@ from rltrace.alignment import Alignment, Domain
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Args, Counter, Span
 from rltrace.manifest import LINES
-from rltrace.process import COUNTS, LOST
+from rltrace.process import COUNTS, LOST, UNSAID_ROLE
 
 Event = Span | Counter
-
-UNSAID_ROLE = "process"
-"""What a process is called until it, or a hook, says what it is."""
 
 
 class Recording:
@@ -202,13 +199,13 @@ class Process:
 
     @property
     def place(self) -> str:
-        """Its place in the run, whatever name it was given: `rank 0 engine`, or `driver`."""
+        """Its place in the run: `rank 0 engine`, or `driver`."""
         return self.role if self.rank is None else f"rank {self.rank} {self.role}"
 
     @property
     def name(self) -> str:
-        """What a reader calls it: `rank 0 engine`, or `driver`."""
-        given = self.identity.get("name")
+        """What a reader calls it: its place, so that no two ranks read alike; without a rank, the name it was given."""
+        given = self.identity.get("name") if self.rank is None else None
         return str(given) if given else self.place
 
     @property

@@ -283,7 +283,7 @@ class _Watch:
             else:
                 self.unexplained.append(last)
             if last.role in WATCHED_ROLES and (code is None or code < 0):
-                deaths.append((last, Death(last.place, last.pid, None if code is None else -code)))
+                deaths.append((last, Death(last.name, last.pid, None if code is None else -code)))
         keys = {process.key for process, _ in deaths}
         # Of those seen at once, one that was asked to end by SIGTERM was so because another had died.
         return [
@@ -308,7 +308,7 @@ class _Watch:
         """What the process with this pid is called in the Recording."""
         self._find_new()
         key = self.pids.get(pid)
-        return Process(self.folder / key).place if key else None
+        return Process(self.folder / key).name if key else None
 
     def _find_new(self) -> None:
         for entry in os.scandir(self.folder):

@@ -55,7 +55,7 @@ class Perfetto:
         pids = tracks.pids(processes)
         trace = _Trace(out)
         trace.preamble(recording, processes, clocks)
-        trace.places = {process.key: process.place for process in processes}
+        trace.process_names = {process.key: process.name for process in processes}
         first = clocks.first(processes)
         devices = DeviceCounters(processes)
         for position, process in enumerate(processes):
@@ -170,7 +170,7 @@ class _Trace:
         self.packets: list[bytes] = []
         """Packets or pieces of packets, in order."""
         self.tracks = 0
-        self.places: dict[str, str] = {}
+        self.process_names: dict[str, str] = {}
         """What each process is, by its key."""
         self.digest = blake2b(digest_size=16)
         """Of all that was written."""
@@ -549,7 +549,7 @@ class _ProcessWriter:
         if title not in self.groups:
             self.groups[title] = self.trace.track(lambda uuid: tracks.row(uuid, self.uuid, title))
         group = self.groups[title]
-        shown = tracks.counter_name(self.process, name, self.trace.places)
+        shown = tracks.counter_name(self.process, name, self.trace.process_names)
         track = self.counters[name] = self._track(lambda uuid: tracks.counter_track(uuid, group, name, shown))
         return track
 

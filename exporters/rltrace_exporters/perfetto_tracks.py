@@ -37,7 +37,7 @@ REQUESTS = "requests"
 
 def phases(process: Process, *, is_clock_known: bool) -> str:
     """Name of the row of phases; it says whose they are, for it is pinned to the top, away from its process."""
-    return f"Phases · {process.place}" + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
+    return f"Phases · {process.name}" + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
 
 
 def device_row(span: Span) -> str | None:
@@ -54,7 +54,7 @@ _SIZE_BYTES = 3
 
 def title(process: Process, pid: int) -> str:
     """`rank 0 engine · host`: the UI adds the pid, so the true one is said only where that is another."""
-    named = f"{process.place} · {process.host}"
+    named = f"{process.name} · {process.host}"
     return named if pid == process.pid else f"{named}, pid {process.pid}"
 
 
@@ -116,13 +116,13 @@ def counter_group(process: Process, name: str) -> str:
     return f"host {process.host}" if not of else f"processes on {process.host}"
 
 
-def counter_name(process: Process, name: str, places: Mapping[str, str]) -> str:
+def counter_name(process: Process, name: str, names: Mapping[str, str]) -> str:
     """What a counter is called in its group: a sampler's without the GPU, and with the process it is about."""
     if process.role != SAMPLER:
         return f"{name.removeprefix(ALLOCATIONS)}, every allocation" if name.startswith(ALLOCATIONS) else name
     counter, of = subjects(name)
     keys = of[1:] if counter.startswith("gpu.") else of
-    return " ".join([counter, *(places.get(key, key) for key in keys)])
+    return " ".join([counter, *(names.get(key, key) for key in keys)])
 
 
 def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from rltrace.analysis.lanes import called
 from rltrace.analysis.observations import Observations, Samples, Seen
 
 
@@ -34,7 +33,7 @@ def _host_memory(process: Seen, seen: Observations) -> HostMemory:
     device = process.lane.device or ""
     return HostMemory(
         process_key=process.process.key,
-        process=called(process.process),
+        process=process.process.name,
         rank=process.process.rank,
         host=process.process.host,
         peak_resident_bytes=None if peak is None else int(process.resident.values[peak]),

@@ -45,11 +45,6 @@ def lanes(processes: Sequence[Process]) -> dict[str, Lane]:
     return {process.key: made[keys[process.key]] for process in processes}
 
 
-def called(process: Process) -> str:
-    """A process by its place, so that no two ranks read alike; one without a rank by the name it was given."""
-    return process.name if process.rank is None else process.place
-
-
 def order(lane: Lane) -> tuple[bool, bool, int, str]:
     """Sort key: the driver, then ranks by number, then the others by name."""
     return not lane.is_driver, lane.rank is None, lane.rank or 0, lane.name
@@ -83,5 +78,5 @@ def _lane(processes: list[Process]) -> Lane:
     elif processes[0].role == DRIVER_ROLE:
         name = DRIVER_ROLE
     else:
-        name = f"{called(processes[0])} {processes[0].pid}"
+        name = f"{processes[0].name} {processes[0].pid}"
     return Lane(name, ranks[0] if ranks else None, host, uuid)

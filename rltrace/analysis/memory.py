@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.lanes import Lane, called, order
+from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
     ALLOWED_GPU_BYTES,
@@ -344,7 +344,7 @@ def _out_of_memory(
     return OutOfMemory(
         lane=process.lane.name,
         rank=process.lane.rank,
-        process=called(process.process),
+        process=process.process.name,
         at_seconds=(span.start_ns - seen.start_ns) / 1e9,
         asked_bytes=asked_bytes,
         free_bytes=free_bytes,

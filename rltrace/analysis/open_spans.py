@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from rltrace.analysis.lanes import called
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.processes import State, state
 from rltrace.events import Args, Span
@@ -55,7 +54,7 @@ def _open_span(span: Span, process: Seen, process_state: State, until_ns: int) -
     return OpenSpan(
         name=span.name,
         args=span.args,
-        process=called(process.process),
+        process=process.process.name,
         process_key=process.process.key,
         process_state=process_state,
         rank=process.lane.rank,

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
-from rltrace.analysis.lanes import called, lanes
+from rltrace.analysis.lanes import lanes
 from rltrace.errors import RecordingError
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, MEMORY_EDGE, STEP, Counter, Span
 from rltrace.recording import Process, Recording
@@ -317,7 +317,7 @@ def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCos
     device_span_ns = costs.get(DEVICE_SPAN, 0.0)
     events_ns = spans * costs["span"] + samples * costs["counter"] + arrows * costs["flow"]
     return ProcessCost(
-        process=called(process),
+        process=process.name,
         lane=lane,
         spans=spans / steps,
         device_spans=device_spans / steps,

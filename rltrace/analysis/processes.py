@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from rltrace.analysis.clocks import bound_seconds
-from rltrace.analysis.lanes import called
 from rltrace.analysis.observations import Observations, Seen
 
 State = Literal["alive", "ended", "died", "stopped", "unknown"]
@@ -69,7 +68,7 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
     process = seen.process
     return ProcessFigures(
         key=process.key,
-        name=called(process),
+        name=process.name,
         role=process.role,
         rank=process.rank,
         host=process.host,

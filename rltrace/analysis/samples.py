@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from rltrace.analysis.lanes import called
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import SAMPLER, subjects
 
@@ -40,7 +39,7 @@ class HostSamples(msgspec.Struct, frozen=True, kw_only=True):
 
 def host_samples(seen: Observations) -> list[HostSamples]:
     """One for each sampler that the run had."""
-    names = {process.process.key: called(process.process) for process in seen.processes}
+    names = {process.process.key: process.process.name for process in seen.processes}
     return [_host(process, names) for process in seen.processes if process.process.role == SAMPLER]
 
 

@@ -17,6 +17,7 @@ from rltrace import plugins, recorder
 from rltrace.announcement import announce
 from rltrace.environment import reach_others, with_startup
 from rltrace.patching import Hook, HookRegister, PatchSet
+from rltrace.process import UNSAID_ROLE
 
 DISABLE_VARIABLE = "RLTRACE_DISABLE"
 """Environment variable with the names of instrumentations to leave out, separated by commas."""
@@ -135,7 +136,7 @@ def join_run() -> None:
     try:
         # Frameworks load plug-ins late, when a hook has said already what this process is.
         if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks and recorder.current() is None:
-            _instrument(None, role="process")  # until a hook knows better
+            _instrument(None, role=UNSAID_ROLE)
     except Exception as error:
         print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -1,8 +1,9 @@
-"""Ray: which process is a driver and which a worker, an arrow from each actor call to the method that it runs, and what
-its arguments and results take to pack and unpack.
+"""Ray: which process is a driver and which a worker, an arrow from each call of an actor's method or of a task to where
+it runs, who waits for results, and what arguments and results take to pack and unpack.
 
 Both ends know the task's id, so nothing is added to the call's arguments (Ray's own OpenTelemetry hook adds one, which
-breaks streaming methods). Source read: Ray 2.60, ray/actor.py, ray/_private/function_manager.py and serialization.py.
+breaks streaming methods). Source read: Ray 2.41 and 2.60, ray/actor.py, ray/remote_function.py,
+ray/_private/function_manager.py, serialization.py and worker.py.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from rltrace.patching import (
     wrap_function,
     wrap_generator_function,
 )
+from rltrace.process import UNSAID_ROLE
 
 
 class Ray:
-    """Roles, actor calls with their arrows, and serialization."""
+    """Roles, calls with their arrows, waits, and serialization."""
 
     name = "ray"
     supports = ("ray >= 2.41, < 3",)
@@ -39,11 +41,13 @@ class Ray:
         """Name the hooks."""
         patches.around("ray._private.worker:init", keep_address, become_driver)
         patches.around("ray.actor:ActorMethod._remote", begin_submit, end_submit, ("ray.submit",))
-        patches.wrap(
-            "ray._private.function_manager:FunctionActorManager._make_actor_method_executor",
-            watch_executor,
-            ("ray.call",),
-        )
+        patches.around("ray.remote_function:RemoteFunction._remote", begin_submit_of_task, end_submit, ("ray.submit",))
+        manager = "ray._private.function_manager:FunctionActorManager"
+        patches.wrap(f"{manager}._make_actor_method_executor", watch_executor, ("ray.call",))
+        patches.wrap(f"{manager}.get_execution_info", watch_tasks, ("ray.call",))
+        # Below `ray.get`, which other modules have imported by name before we could replace it.
+        patches.span("ray._private.worker:Worker.get_objects", "ray.get", get_args)
+        patches.span("ray._private.worker:wait", "ray.wait", wait_args)
         context = "ray._private.serialization:SerializationContext"
         for method, name, args_of in (
             ("serialize", "ray.serialize", packed_args),
@@ -156,12 +160,36 @@ def unpacked_args(unpacked: list[Any]) -> dict[str, int]:
     return {"objects": len(unpacked)}
 
 
+# ---- waits ------------------------------------------------------------------------------------------------------
+
+
+def get_args(_worker: Any, object_refs: list[Any], timeout: float | None = None, *_: Any, **__: Any) -> Any:
+    """How many results somebody waits for; who only looks whether they are there waits for none."""
+    return None if timeout == 0 else {"objects": len(object_refs)}
+
+
+def wait_args(ray_waitables: Any = None, *, num_returns: int = 1, timeout: float | None = None, **_: Any) -> Any:
+    """How many results somebody waits for, and of how many; Ray refuses what is no list."""
+    looks = timeout == 0 or not isinstance(ray_waitables, list)
+    return None if looks else {"objects": num_returns, "of": len(ray_waitables)}
+
+
 # ---- calls ------------------------------------------------------------------------------------------------------
 
 
 def begin_submit(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span that a call's arrow leaves from: the caller may have none of its own."""
     return recorder.span("ray.submit", method=args[0]._method_name).__enter__()
+
+
+def begin_submit_of_task(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """The same of a task."""
+    return recorder.span("ray.submit", method=function_name(args[0]._function_name)).__enter__()
+
+
+def function_name(qualified: str) -> str:
+    """A task's function without the module that it is from."""
+    return qualified.rpartition(".")[2]
 
 
 def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
@@ -175,7 +203,7 @@ def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
 
 
 def task_of(result: Any) -> str | None:
-    """The id of the task that an actor call started; None for a method of no results, which has no reference."""
+    """The id of the task that a call started; None for one of no results, which has no reference."""
     reference = result[0] if isinstance(result, list) and result else result
     reference = getattr(reference, "_generator_ref", reference)
     task_id = getattr(reference, "task_id", None)
@@ -183,7 +211,7 @@ def task_of(result: Any) -> str | None:
 
 
 def flow_key(task_id: str) -> str:
-    """The arrow of one actor call."""
+    """The arrow of one call."""
     return f"ray:{task_id}"
 
 
@@ -208,12 +236,6 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
     """Put a span around the calls of one actor method; Ray reads `.name` and `.method` of the result."""
     if executor.name.startswith("__ray"):
         return executor
-    if inspect.isgeneratorfunction(executor.method):
-        wrap = wrap_generator_function
-    elif inspect.isasyncgenfunction(executor.method):
-        wrap = wrap_async_generator_function
-    else:
-        wrap = wrap_function  # a coroutine method's executor returns the coroutine
 
     def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         actor = type(args[0]).__name__
@@ -224,10 +246,57 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
             recorder.flow(flow_key(current_task()), "in")
         return opened
 
-    def end(opened: Any, _result: Any, error: BaseException | None) -> None:
-        opened.__exit__(None if error is None else type(error))
+    return wrapper_of(executor.method)(executor, hook, begin, end_call)
 
-    return wrap(executor, hook, begin, end)
+
+def watch_tasks(original: Function, hook: Hook) -> Function:
+    """Wrap the loader of what a worker executes: each task's function that it returns is a span `ray.call`."""
+    watched: dict[Any, tuple[Any, Any]] = {}
+
+    @functools.wraps(original)
+    def load(self: Any, job_id: Any, function_descriptor: Any) -> Any:
+        info = original(self, job_id, function_descriptor)
+        if not hook.live or function_descriptor.is_actor_method():
+            return info
+        try:
+            known, replacement = watched.get(function_descriptor.function_id, (None, None))
+            if known is not info:
+                replacement = info._replace(function=wrap_task(info.function, hook))
+                watched[function_descriptor.function_id] = info, replacement
+            return replacement
+        except Exception as error:
+            hook.failed(error)
+            return info
+
+    return load
+
+
+def wrap_task(function: Function, hook: Hook) -> Function:
+    """Put a span around the calls of one task's function."""
+
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        recording = recorder.current()
+        if recording is not None and recording.who.get("role") in (None, UNSAID_ROLE):
+            recording.identify(role="worker")
+        opened = recorder.span("ray.call", method=function.__name__).__enter__()
+        recorder.flow(flow_key(current_task()), "in")
+        return opened
+
+    return wrapper_of(function)(function, hook, begin, end_call)
+
+
+def wrapper_of(function: Function) -> Callable[..., Function]:
+    """What keeps the kind of a call that Ray executes; the executor of a coroutine method returns the coroutine."""
+    if inspect.isgeneratorfunction(function):
+        return wrap_generator_function
+    if inspect.isasyncgenfunction(function):
+        return wrap_async_generator_function
+    return wrap_function
+
+
+def end_call(opened: Any, _result: Any, error: BaseException | None) -> None:
+    """Close the span of a call."""
+    opened.__exit__(None if error is None else type(error))
 
 
 def current_task() -> str:

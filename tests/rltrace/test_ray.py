@@ -145,3 +145,92 @@ def test_processes_say_what_they_are(calls):
     assert roles == [("driver", None), ("worker", "Asynchronous"), ("worker", "Plain")]
     commands = [" ".join(process.identity["argv"]) for process in calls.recording.processes]
     assert not any("dashboard" in c or "log_monitor" in c or "setup_worker" in c for c in commands), commands
+
+
+TASKS = """
+    import os
+    import time
+    import ray
+
+    @ray.remote
+    def double(number):
+        time.sleep(0.05)
+        return 2 * number
+
+    @ray.remote(num_returns="streaming")
+    def stream(n):
+        for number in range(n):
+            yield number
+
+    @ray.remote(num_returns=2, max_calls=1)
+    def once():
+        return "once", os.getpid()
+
+    @ray.remote
+    def fail():
+        raise KeyError("theirs")
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    print(ray.get([double.remote(number) for number in range(3)]))
+    print([ray.get(reference) for reference in stream.remote(3)])
+    print(ray.get(once.remote()[1]) != ray.get(once.remote()[1]))
+    ready, rest = ray.wait([double.remote(3), double.remote(4)], num_returns=2)
+    print(len(ready), len(rest), len(ray.wait(ready, timeout=0)[0]))
+    try:
+        ray.wait(ready[0])
+    except TypeError:
+        print("no list")
+    late = double.remote(5)
+    try:
+        ray.get(late, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        print("not there", ray.get(late))
+    try:
+        ray.get(fail.remote())
+    except KeyError as error:
+        print(type(error).__name__)
+    ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return run_traced(tmp_path_factory.mktemp("tasks"), TASKS)
+
+
+def test_tasks_and_waits_give_what_they_give_without_hooks(tasks, tmp_path):
+    bare = run_traced(tmp_path, TASKS, RLTRACE_DISABLE="ray")
+    assert (tasks.returncode, bare.returncode) == (0, 0), tasks.err
+    assert tasks.out == bare.out
+    assert tasks.out.splitlines()[0] == "[0, 2, 4]"
+    assert not any(hook["state"] == "failed" for process in tasks.recording.processes for hook in process.hooks)
+
+
+def test_every_task_is_a_span_on_its_worker_with_an_arrow_from_its_call(tasks):
+    called = {key: span for span in tasks.spans("ray.call") for key in span.flows_in}
+    submits = tasks.spans("ray.submit")
+    assert [span.args["method"] for span in submits if span.end_ns is None] == []
+    for submit in submits:
+        (key,) = submit.flows_out
+        assert called[key].args["method"] == submit.args["method"]
+        assert called[key].start_ns > submit.start_ns
+    methods = sorted(span.args["method"] for span in called.values())
+    assert methods == ["double"] * 6 + ["fail", "once", "once", "stream"]
+    errors = {span.args["method"]: span.args["error"] for span in called.values() if "error" in span.args}
+    assert errors == {"fail": "KeyError"}
+    workers = {p.role for p in tasks.recording.processes if any(e.name == "ray.call" for e in p.events())}
+    assert workers == {"worker"}
+
+
+def test_whoever_waits_for_results_is_seen_waiting_and_who_only_looks_is_not(tasks):
+    (driver,) = (process for process in tasks.recording.processes if process.role == "driver")
+    gets, waits = (
+        sorted((event for event in driver.events() if event.name == name), key=lambda span: span.start_ns)
+        for name in ("ray.get", "ray.wait")
+    )
+    stream = 3 + 1  # the last one for how it ended
+    assert [get.args["objects"] for get in gets] == [3, *[1] * stream, 1, 1, 1, 1]
+    assert gets[0].seconds >= 0.05
+    # Ray's iterator over the results of a stream waits too, for one at a time.
+    assert [wait.args for wait in waits if wait.args["objects"] > 1] == [{"objects": 2, "of": 2}]
+    assert all(span.end_ns is not None for span in (*gets, *waits))
