@@ -82,7 +82,7 @@ def hooked(open_span: Event, *, live: bool = True) -> Event:
     from rltrace.patching import Hook, wrap_function
 
     hook = Hook("cost", "cost:nothing")
-    hook.live = live
+    hook.bind(live)
     return wrap_function(_nothing, hook, lambda _args, _kwargs: open_span().__enter__(), _end)
 
 

@@ -54,7 +54,10 @@ class Hook:
     process counts its own hooks.
     """
 
-    __slots__ = ("_register", "emits", "failures", "fired", "instrumentation", "live", "state", "target", "wanted")
+    __slots__ = (
+        "_held", "_register", "_wanted", "bound", "emits", "failures", "fired", "instrumentation", "live", "state",
+        "target",
+    )  # fmt: skip
 
     def __init__(
         self, instrumentation: str, target: str, emits: tuple[str, ...] = (), register: HookRegister | None = None
@@ -64,7 +67,8 @@ class Hook:
         self.emits = emits
         self.fired: Callable[[], None] = _nothing
         self.failures = 0
-        self.wanted = True
+        self.live = self.bound = self._held = False
+        self._wanted = True
         self._register = register
         self.report("waiting", f"{target.partition(':')[0]} is not imported")
 
@@ -79,15 +83,29 @@ class Hook:
             reason: Why it is not installed.
         """
         self.state = state
-        self.live = self.wanted and state == "installed"
+        if state != "failed":  # one bad call does not silence the hook
+            self.bind(state == "installed")
         if self._register is not None:
             row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
             self.fired = row.fired
 
+    def bind(self, on: bool) -> None:
+        """Say whether it is in place: only then it can be live."""
+        self.bound = on
+        self._decide()
+
     def want(self, on: bool) -> None:
         """Let the hook work, or pass its calls through until it is wanted again."""
-        self.wanted = on
-        self.live = on and self.state == "installed"
+        self._wanted = on
+        self._decide()
+
+    def hold(self, on: bool) -> None:
+        """Let it pass its calls through while recording is paused, wanted or not."""
+        self._held = on
+        self._decide()
+
+    def _decide(self) -> None:
+        self.live = self.bound and self._wanted and not self._held
 
     def failed(self, error: Exception) -> None:
         """Count an error of our own; the first one is printed and reported."""
@@ -96,9 +114,7 @@ class Hook:
             return
         try:
             reason = f"{type(error).__name__}: {error}"
-            live = self.live
             self.report("failed", reason)
-            self.live = live  # one bad call does not silence the hook
             print(f"rltrace: the hook on {self.target} failed, the program runs on: {reason}", file=sys.stderr)
         except Exception:  # an error that cannot be printed must not reach the program either
             pass
@@ -608,13 +624,13 @@ class PatchSet:
                 hook.report("skipped", reason)
                 return
             # Live before it is in place, so that no call slips through uncounted.
-            hook.live = hook.wanted
+            hook.bind(True)
             bind(module, hook)
             hook.report("installed")
         except UntouchableError as reason:
             hook.report("skipped", str(reason))
         except Exception as error:
-            hook.live = False
+            hook.bind(False)
             hook.failed(error)
 
     def undo(self) -> list[str]:
@@ -628,7 +644,7 @@ class PatchSet:
         for _, take_back in reversed(self._undos):
             take_back()
         for hook in self.hooks:
-            if hook.live or hook.state == "installed":
+            if hook.bound:
                 hook.report("undone", "patched again since: left in place, inert" if hook.target in left else None)
         self._patches.clear()
         self._undos.clear()

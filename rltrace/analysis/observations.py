@@ -170,6 +170,19 @@ class Observations:
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """When anything was last heard of."""
+        self.now_ns = self.time_line.now_ns()
+
+    def open_until_ns(self, seen: Seen, unseen_ns: int) -> int:
+        """Until when a span that is open in a process counts.
+
+        Args:
+            seen: The process: until now if it is alive, else until somebody saw that it was gone.
+            unseen_ns: Until then if nobody saw it.
+        """
+        if seen.process.is_alive:
+            return self.now_ns
+        gone_ns = seen.process.gone_ns
+        return unseen_ns if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
 
 
 def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:

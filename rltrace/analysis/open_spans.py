@@ -33,20 +33,12 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 def open_spans(seen: Observations) -> list[OpenSpan]:
     """Every open span, the longest first."""
-    now_ns = seen.time_line.now_ns()
     spans = [
-        _open_span(span, process, state(process), _until_ns(process, seen, now_ns))
+        _open_span(span, process, state(process), seen.open_until_ns(process, unseen_ns=seen.end_ns))
         for process in seen.processes
         for span in process.open_spans
     ]
     return sorted(spans, key=lambda span: -span.open_seconds)
-
-
-def _until_ns(process: Seen, seen: Observations, now_ns: int) -> int:
-    if state(process) == "alive":
-        return now_ns
-    gone_ns = process.process.gone_ns
-    return seen.end_ns if gone_ns is None else gone_ns + seen.time_line.shift_ns(process.process)
 
 
 def _open_span(span: Span, process: Seen, process_state: State, until_ns: int) -> OpenSpan:

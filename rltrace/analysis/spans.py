@@ -32,8 +32,8 @@ class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise."""
     share: float | None
     """Of a steady step, or of the whole run where no step is marked, while at least one of them was open: the mean over
-    the ranks, or processes without a rank, that have any; None while no step is over. A span that is open lasts until
-    its process was last heard of, or until now."""
+    the ranks, or processes without a rank, that have any; None while no step is over. A span that is open in a dead
+    process lasts until somebody saw that it was gone, else until the process was last heard of."""
 
 
 def own_spans(seen: Observations, windows: StepWindows) -> list[SpanFigures]:
@@ -60,7 +60,9 @@ def _figures(
     name: str, role: str, members: list[tuple[Seen, Intervalled]], seen: Observations, windows: StepWindows
 ) -> SpanFigures:
     ended = np.concatenate([kept.ended() for _, kept in members])
-    covered = [(process.lane, kept.rows(_until_ns(process, seen))) for process, kept in members]
+    covered = [
+        (process.lane, kept.rows(seen.open_until_ns(process, unseen_ns=process.last_ns))) for process, kept in members
+    ]
     count, seconds = len(ended), total_ns(ended) / 1e9
     return SpanFigures(
         name=name,
@@ -73,11 +75,6 @@ def _figures(
         max_seconds=float((ended[:, 1] - ended[:, 0]).max()) / 1e9 if count else None,
         share=_share(covered, windows),
     )
-
-
-def _until_ns(process: Seen, seen: Observations) -> int:
-    """How long a span of a process is known to have been open."""
-    return seen.end_ns if process.process.is_alive else process.last_ns
 
 
 def _share(members: list[tuple[Lane, Intervals]], windows: StepWindows) -> float | None:

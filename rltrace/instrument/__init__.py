@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rltrace import plugins, recorder
 from rltrace.announcement import announce
 from rltrace.environment import reach_others, with_startup
-from rltrace.patching import Hook, HookRegister, PatchSet
+from rltrace.patching import HookRegister, PatchSet
 from rltrace.process import UNSAID_ROLE
 
 DISABLE_VARIABLE = "RLTRACE_DISABLE"
@@ -41,15 +41,12 @@ class Installed:
 
     def __init__(self) -> None:
         self.patch_sets: dict[str, PatchSet] = {}
-        self._held: list[Hook] = []
 
     def switch(self, on: bool) -> None:
-        """While recording is paused, let every hook pass its calls through; then let those work again that did."""
-        if not on:
-            hooks = [hook for patches in self.patch_sets.values() for hook in patches.hooks]
-            self._held = [hook for hook in hooks if hook.live]
-        for hook in self._held:
-            hook.live = on
+        """While recording is paused, let every hook pass its calls through."""
+        for patches in self.patch_sets.values():
+            for hook in patches.hooks:
+                hook.hold(not on)
 
     def undo(self) -> list[str]:
         """Take every hook back, the last first.

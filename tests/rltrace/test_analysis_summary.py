@@ -584,6 +584,9 @@ def test_the_mean_of_own_spans_is_of_those_that_are_over_and_open_ones_are_count
     assert load.share == pytest.approx(7 / 20), "until the process was last heard of, not until the run was over"
     assert (draw.name, draw.count, draw.open, draw.seconds) == ("draw", 0, 1, 0)
     assert (draw.mean_seconds, draw.max_seconds) == (None, None)
+    append_exit(tmp_path / "run" / manifest.PROCESSES / "w", end_ns=20 * SECOND, killed_by=9, was_stopped=False)
+    load, _ = summarize(written.read()).own_spans
+    assert load.share == pytest.approx(9 / 20), "until somebody saw that the process was gone"
 
 
 def keys(value: object, path: str = "") -> set[str]:

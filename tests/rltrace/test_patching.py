@@ -261,7 +261,7 @@ def test_each_item_of_a_generator_can_be_watched_alone(module, log):
         log.append("before")
 
     hook = Hook("test", "traced_program:count")
-    hook.live = True
+    hook.bind(True)
     count = wrap_each_item(module.count, hook, note, lambda token, result, error: log.append((result, error)))
     generator = count(2)
     assert log == []
@@ -307,7 +307,7 @@ def test_arguments_that_cannot_be_replaced_are_passed_on(module, patches, rows, 
 
 def test_each_item_of_an_iterable_that_is_passed_on_can_be_watched(log):
     hook = Hook("test", "somewhere:passed")
-    hook.live = True
+    hook.bind(True)
     items = {"a": 1, "b": 2}.items()
     watched = watch_items(items, hook, lambda *_: log.append("asked"), lambda _token, item, _error: log.append(item))
     assert log == []
@@ -660,6 +660,29 @@ def test_a_dormant_hook_whose_module_comes_later_sleeps_too(tmp_path, monkeypatc
         assert len(log) == 2
     finally:
         del sys.modules["traced_program"]
+
+
+def test_a_hook_that_failed_goes_on_and_is_undone_all_the_same(module, patches, rows, log):
+    """Also one that was told to sleep in between."""
+    failures = iter([True])
+
+    def begin(args, _kwargs):
+        if next(failures, False):
+            raise LookupError("ours")
+        log.append(args)
+
+    with patches.dormant() as switch:
+        patches.around("traced_program:add", begin, lambda *_: None)
+    for on in (True, False, True):
+        switch(on)
+        module.add(1, 1)
+    assert rows.rows["traced_program:add"].state == "failed"
+    assert log == [(1, 1)]
+    add = module.add
+    patches.undo()
+    assert rows.rows["traced_program:add"].state == "undone"
+    switch(True)
+    assert (add(1, 1), log) == (2, [(1, 1)])
 
 
 def test_a_public_hook_that_cannot_be_registered_is_said_to_have_failed_to_the_end(module, patches, rows, capfd):

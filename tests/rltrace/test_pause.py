@@ -154,6 +154,32 @@ def test_hooks_neither_fire_nor_work_in_a_pause_and_do_both_again_after_it(
     assert [event.args for event in process.events()] == [{"x": 1}, {"x": 3}]
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_dormant_hook_is_after_a_pause_what_it_was_told_in_it(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    """A history of allocations may begin or end while recording is paused."""
+    module = ModuleType("paused_module")
+    exec("def work(x):\n    return x + 1", module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    asked: list[int] = []
+    patches = PatchSet("test", recorder.current())
+    with patches.dormant() as switch:
+        patches.span("paused_module:work", "work", asked.append)
+    monkeypatch.setitem(instrument._installed.patch_sets, "test", patches)
+    try:
+        switch(not wanted)
+        module.work(1)
+        rltrace.pause()
+        switch(wanted)
+        module.work(2)
+        rltrace.resume()
+        module.work(3)
+    finally:
+        patches.undo()
+    assert asked == ([3] if wanted else [1])
+
+
 def test_measuring_the_cost_leaves_figures_and_no_events(recorded: Path) -> None:
     with rltrace.span("before"):
         pass

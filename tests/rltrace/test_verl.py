@@ -229,7 +229,7 @@ def test_a_bucket_has_a_key_of_its_own_in_every_transfer_over_a_handle_and_one_a
             return b""
 
     hook = Hook("verl", "a:b")
-    hook.live = True
+    hook.bind(True)
     meta = {"w": {"shape": torch.Size([3, 2]), "dtype": torch.bfloat16}}
     sent, received = weight_sync.Transfers(), weight_sync.Transfers()
     rltrace.start(folder)
@@ -267,7 +267,7 @@ def test_a_call_of_a_worker_group_waits_only_if_it_blocks_and_ends_where_it_rais
         return type(method_name, (Functor,), {})()
 
     hook = Hook("verl", "a:b")
-    hook.live = True
+    hook.bind(True)
     make = dispatch.watch_callable(func_generator, hook)
     rltrace.start(folder)
     call = make(None, "update_actor", None, lambda references: references, lambda _name, n: [n] * 3, blocking)
