@@ -20,7 +20,8 @@ LOOKS_OF_THE_YOUNG = 10
 """So often is a new process examined, before it gives itself a title; then once in so many looks."""
 
 STANDARD_ONLY = (
-    "imported nothing but the standard library: there is no hook in it, and no span; `import rltrace` adds some"
+    "imported nothing but the standard library: there is no hook in it, and no span; `import rltrace` adds some, where "
+    "it is installed"
 )
 
 NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"

@@ -41,6 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def leave_out_what_ray_does_not_know() -> None:
+    """Keep Ray's words on a closed socket off the terminal; before it is imported, for it reads this then."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", RAY_KNOWS_NO_MORE)
+
+
 def checked(file: str, force: bool = False) -> Config:
     """The configuration of a file, and the machine it needs.
 
@@ -83,7 +88,7 @@ def run(file: str, out: Path | None, force: bool = False) -> None:
             with steps_file.open("ab") as lines:
                 lines.write(msgspec.json.encode(record) + b"\n")
 
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", RAY_KNOWS_NO_MORE)  # Ray reads it when it is imported
+    leave_out_what_ray_does_not_know()
     with Display(config.steps) as display:
         from rltrace_reference.train import train  # imports torch and Ray for seconds, in sight of the display
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 import rltrace
 from rltrace.errors import RltraceError
-from rltrace_reference.__main__ import checked
+from rltrace_reference.__main__ import checked, leave_out_what_ray_does_not_know
 from rltrace_reference.config import Config
 from rltrace_reference.progress import Display
 
@@ -107,6 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = with_fixed_length(checked(options.config, options.force), options.pairs)
+        leave_out_what_ray_does_not_know()
         with options.times.open("xb") as lines, Display(config.steps) as display:
             measure(config, options.pairs, display, lambda step: _keep(step, lines))
     except RltraceError as error:

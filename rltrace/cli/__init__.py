@@ -56,6 +56,13 @@ class Commands(click.Group):
                 stream.reconfigure(errors="replace")
         return sys.exit(_exit_code(invoke))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; click would make 1 of a pipe that was closed."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `rltrace summary | head`
+            return _drop_output()
+
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="rltrace-toolkit", prog_name="rltrace")
@@ -81,9 +88,8 @@ def _exit_code(invoke: Callable[[], Any]) -> int:
         return _fail(_usage(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:  # `rltrace summary | head`
-        _drop_output()
-        return BROKEN_PIPE
+    except BrokenPipeError:  # of what was still to be flushed
+        return _drop_output()
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -91,9 +97,10 @@ def _exit_code(invoke: Callable[[], Any]) -> int:
         return _fail(f"{error.filename or 'standard output'}: {error.strerror}; write elsewhere", OutputError.exit_code)
 
 
-def _drop_output() -> None:
-    """Python would try again to write what is left, and complain, when it ends."""
+def _drop_output() -> int:
+    """The code of a closed pipe; Python would try again to write what is left, and complain, when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return BROKEN_PIPE
 
 
 def _fail(message: str, code: int) -> int:

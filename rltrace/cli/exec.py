@@ -46,11 +46,14 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     others = untraced(found)
     for missing in (one for one in others if one.missed):
         click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
-    if bare := [one for one in others if not one.missed]:
+    bare = [one for one in others if not one.missed]
+    if bare:
         click.echo(f"rltrace: {bare_line(bare)}", err=True)
-    elif all(process.role == SAMPLER for process in found.processes):
-        click.echo("rltrace: no process was recorded; `rltrace doctor -- COMMAND` looks for the reason", err=True)
-    say_what_is_lost(found)
     at = in_shell(folder)
-    click.echo(f"rltrace: recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`", err=True)
+    if any(process.role != SAMPLER for process in found.processes):
+        say_what_is_lost(found)
+        click.echo(f"rltrace: recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`", err=True)
+    else:
+        look = "" if bare else "; `rltrace doctor -- COMMAND` looks for the reason"
+        click.echo(f"rltrace: no process was recorded{look}", err=True)
     return outcome.exit_code

@@ -305,6 +305,15 @@ def test_summary_into_a_pipe_that_closes_is_quiet(run: Path) -> None:
     assert "2 steps" in done.stdout
 
 
+@pytest.mark.parametrize("options", ["--all", "--json"])
+def test_what_nobody_reads_ends_by_the_code_of_a_closed_pipe(run: Path, options: str) -> None:
+    command = f"{sys.executable} -c 'from rltrace.cli import main; main()' summary {options} {run} | true"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (141, "", "")
+
+
 def summarize_folder(folder: Path) -> dict[str, list[dict[str, object]]]:
     return dict(json.loads(call("summary", folder, "--json").stdout))
 

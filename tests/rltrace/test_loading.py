@@ -237,7 +237,8 @@ def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
     environment: installed.Environment, tmp_path: Path
 ) -> None:
     done = environment.rltrace("exec", "--out", "run", "--", "sleep", "0.1", cwd=tmp_path)
-    assert done.stderr.splitlines()[0].startswith("rltrace: no process was recorded; `rltrace doctor -- COMMAND`")
+    (line,) = done.stderr.splitlines()  # and nothing to go on with
+    assert line.startswith("rltrace: no process was recorded; `rltrace doctor -- COMMAND`")
 
 
 def test_debians_sitecustomize_still_runs_its_hook(environment: installed.Environment, tmp_path: Path) -> None:

@@ -21,10 +21,17 @@ LEAST_NAME = 32
 ALWAYS = 9
 
 
+class _Console(Console):
+    """Leaves a closed pipe to who knows its exit code; rich would end the program with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - called while the error is handled
+
+
 def console() -> Console:
     """Standard output."""
     width = None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
-    return Console(width=width, highlight=False)
+    return _Console(width=width, highlight=False)
 
 
 @dataclass(frozen=True)
