@@ -226,7 +226,7 @@ def test_gpus_are_one_row_with_their_least_and_most_and_who_has_none_has_zero(tm
     )
     lines = printed(recording, whole=True).splitlines()
     assert next(line.split() for line in lines if line.startswith("optimizer")) == [
-        "optimizer.step", "1.000", "0.000-2.000", "0.5",
+        "optimizer.step", "1.000", "0.000-2.000", "rank", "0", "0.5",
     ]  # fmt: skip
 
 

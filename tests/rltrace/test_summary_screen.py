@@ -143,6 +143,15 @@ def test_what_the_driver_did_while_the_ranks_waited_is_below_the_waiting(tmp_pat
     assert lines[at + 1].split()[:2] == ["reward", "1.000"]
 
 
+def test_what_the_start_up_does_in_no_phase_is_explained(tmp_path: Path) -> None:
+    said = "idle: in no phase, as while packages are imported and processes start"
+    text = "\n".join(screen(two_ranks(tmp_path / "run").read(), whole=True))
+    startup = text[text.index("Start-up, before the first step") :]
+    assert text.count(said) == 1 and said in startup[: startup.index("\n\n")]
+    phases = Written(tmp_path / "no steps").process("w", span("act", 1, 2, phase=True), ended_s=4)
+    assert said not in "\n".join(screen(phases.read(), whole=True))
+
+
 def test_who_is_no_rank_is_named_on_the_first_screen_and_has_a_table_of_its_own(tmp_path: Path) -> None:
     steps = [span("step", 0, 10, step=0), span("reward", 1, 3)]
     written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=10)

@@ -30,7 +30,7 @@ from rltrace.cli.tables.memory import (
     out_of_memory_table,
     phase_table,
 )
-from rltrace.cli.tables.phases import lane_tables, steady_table, steady_title
+from rltrace.cli.tables.phases import STARTUP_IDLE, lane_tables, steady_table, steady_title
 from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, hook_span_table, open_span_table, own_span_table
@@ -188,7 +188,10 @@ def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
         yield from lane_tables("Phases of each, steady steps", [row for row in over if row.steady])
         yield from lane_tables(f"Phases of each, step {found.first_step}", [row for row in over if not row.steady])
     if startup := [row for row in summary.phases if row.step is None]:
-        yield from lane_tables("Start-up, before the first step" if summary.steps else "Phases", startup)
+        if summary.steps:
+            yield from lane_tables("Start-up, before the first step", startup, STARTUP_IDLE)
+        else:
+            yield from lane_tables("Phases", startup)
 
 
 def _ending(summary: Summary) -> Iterator[Text]:

@@ -16,8 +16,9 @@ FEW = 2
 
 WHOLES = "a layer's forward and backward lie in its model's, whose waits for collectives are in the seconds"
 COLLECTIVE = (
-    "collectives: the wait for the slowest rank is in their seconds; GB/s: by what one rank receives or sends, "
-    "(ranks - 1) / ranks of the whole; queued: ready, and behind another one; not in the seconds"
+    "collectives: each rank waits in them for the slowest, which has the fewest seconds of them; GB/s: by what one "
+    "rank receives or sends, (ranks - 1) / ranks of the whole; queued: ready, and behind another one; not in the "
+    "seconds"
 )
 EXPOSED = (
     "exposed: no layer and no optimizer step was under way beside them on their GPU; from - to, for a part of a "
@@ -51,10 +52,12 @@ class _Row:
     def cells(self) -> list[str]:
         seconds = [item.seconds for item in self.items] + [0.0] * (self.gpus - len(self.items))
         spread = figures.between(figures.seconds(min(seconds)), figures.seconds(max(seconds)))
+        longest = max(self.items, key=lambda item: item.seconds).lane
         queued = self.mean(lambda item: item.queued_seconds)
         return [
             figures.seconds(self.seconds),
             spread if self.gpus > 1 else "",
+            longest if "-" in spread else "",
             figures.number(self.mean(lambda item: item.count)),
             figures.rate(self.mean(lambda item: item.bytes), self.seconds),
             figures.seconds(queued) if queued else "",
@@ -79,8 +82,8 @@ def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
     """Each kind of work, its phases below it where it is in several."""
     gpus = len({item.lane for item in found})
     table = Figures(
-        "on the GPU's streams", "seconds", Column(figures.count(gpus, "GPU"), 6), Column("times", 5), "GB/s",
-        Column("queued", 7), Column("exposed", 8),
+        "on the GPU's streams", "seconds", Column(figures.count(gpus, "GPU"), 6), Column("longest", 4),
+        Column("times", 5), "GB/s", Column("queued", 7), Column("exposed", 8),
     )  # fmt: skip
     rows = _rows(found)
     for work in dict.fromkeys(row.work for row in rows):

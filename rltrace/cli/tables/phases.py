@@ -21,6 +21,7 @@ from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 DRIVER = "driver"
 SLIGHT = 0.001
 """Share of a step below which a phase is no row of the first screen."""
+STARTUP_IDLE = "idle: in no phase, as while packages are imported and processes start"
 MOST_LANES = 4
 """More ranks are shown as their mean, fastest and slowest."""
 
@@ -124,27 +125,27 @@ def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:
     return held
 
 
-def lane_tables(title: str, rows: Sequence[RankStep]) -> Iterator[RenderableType]:
-    """Seconds and share of each phase, one column a rank: a mean over the steps given."""
+def lane_tables(title: str, rows: Sequence[RankStep], also: str = "") -> Iterator[RenderableType]:
+    """Seconds and share of each phase, one column a rank: a mean over the steps given; `also` is said below it."""
     found = lanes(rows)
     if not found:
         return
     if len(found) <= MOST_LANES:
-        yield titled(title, _side_by_side(found), _whole_caption(found, rows))
+        yield titled(title, _side_by_side(found), _whole_caption(found, rows, also))
         return
     if is_without_ranks(rows):
-        yield titled(title, process_phases(rows), "; ".join(filter(None, [CAPTION, _caption(rows)])))
+        yield titled(title, process_phases(rows), "; ".join(filter(None, [CAPTION, _caption(rows), also])))
         return
     ranks = together(found)
-    yield titled(title, _extremes(ranks), _whole_caption(ranks, rows))
+    yield titled(title, _extremes(ranks), _whole_caption(ranks, rows, also))
     if others := [lane for lane in found if lane not in ranks]:
         yield titled(f"{title}: the others", _side_by_side(others))
 
 
-def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep]) -> str:
+def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep], also: str) -> str:
     lengths = [lane.seconds.mean_seconds for lane in found]
     whole = figures.between(figures.seconds(min(lengths)), figures.seconds(max(lengths)))
-    return "; ".join(filter(None, [f"whole: {whole} s", _caption(rows)]))
+    return "; ".join(filter(None, [f"whole: {whole} s", _caption(rows), also]))
 
 
 def _side_by_side(found: Sequence[LaneSteps]) -> Figures:
