@@ -95,6 +95,8 @@ DRIVER_PHASES = frozenset({"reward", "advantage"})
 STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
+RAY_CALL = "ray.call"
+"""A method of an actor, or a task, where it runs; `method` says which."""
 
 MEMORY_EDGE = "memory.edge"
 """A process measures what it owns, and the kernel's totals of all processes on its device; its length is its cost."""

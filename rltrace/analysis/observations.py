@@ -21,6 +21,7 @@ from rltrace.events import (
     MEMORY_MOVES,
     OPERATOR,
     OUT_OF_MEMORY,
+    RAY_CALL,
     REQUEST,
     SAMPLER,
     STEP,
@@ -147,8 +148,8 @@ class Seen:
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
         self.out_of_memory: list[Span] = []
-        self.named: defaultdict[str, Intervalled] = defaultdict(Intervalled)
-        """All other spans, by name."""
+        self.named: defaultdict[tuple[str, str | None], Intervalled] = defaultdict(Intervalled)
+        """All other spans, by name; those of a call by what was called too."""
 
 
 class Observations:
@@ -215,7 +216,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
         elif event.name.startswith(DEVICE_TIME):
             _see_device_span(seen.device_spans[event.name.removeprefix(DEVICE_TIME)], event, shift_ns)
         elif kept is None and not event.name.startswith(_PROFILED):
-            _see_interval(seen.named[event.name], event, shift_ns)
+            method = event.args.get("method") if event.name == RAY_CALL else None
+            _see_interval(seen.named[event.name, None if method is None else str(method)], event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)
     seen.first_ns = process.start_ns + shift_ns

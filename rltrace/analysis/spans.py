@@ -14,9 +14,11 @@ from rltrace.analysis.steps import StepWindows
 
 
 class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All spans of one name in the processes of one role."""
+    """All spans of one name in the processes of one role; calls of each method apart."""
 
     name: str
+    method: str | None
+    """Of a `ray.call`, the actor's method or the task; None of any other span."""
     role: str
     processes: int
     """That have any."""
@@ -47,17 +49,22 @@ def hook_spans(seen: Observations, windows: StepWindows) -> list[SpanFigures]:
 
 
 def _spans(seen: Observations, windows: StepWindows, *, of_hooks: bool) -> list[SpanFigures]:
-    found: dict[tuple[str, str], list[tuple[Seen, Intervalled]]] = {}
+    found: dict[tuple[str, str | None, str], list[tuple[Seen, Intervalled]]] = {}
     for process in seen.processes:
-        for name, kept in process.named.items():
+        for (name, method), kept in process.named.items():
             if (name in seen.made_by_hooks) is of_hooks:
-                found.setdefault((name, process.process.role), []).append((process, kept))
-    spans = [_figures(name, role, members, seen, windows) for (name, role), members in found.items()]
-    return sorted(spans, key=lambda span: (-span.seconds, span.name, span.role))
+                found.setdefault((name, method, process.process.role), []).append((process, kept))
+    spans = [_figures(*key, members, seen, windows) for key, members in found.items()]
+    return sorted(spans, key=lambda span: (-span.seconds, span.name, span.method or "", span.role))
 
 
 def _figures(
-    name: str, role: str, members: list[tuple[Seen, Intervalled]], seen: Observations, windows: StepWindows
+    name: str,
+    method: str | None,
+    role: str,
+    members: list[tuple[Seen, Intervalled]],
+    seen: Observations,
+    windows: StepWindows,
 ) -> SpanFigures:
     ended = np.concatenate([kept.ended() for _, kept in members])
     covered = [
@@ -66,6 +73,7 @@ def _figures(
     count, seconds = len(ended), total_ns(ended) / 1e9
     return SpanFigures(
         name=name,
+        method=method,
         role=role,
         processes=len(members),
         count=count,

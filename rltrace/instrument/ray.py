@@ -20,6 +20,7 @@ from typing import Any
 
 from rltrace import clock, cluster, recorder
 from rltrace.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
+from rltrace.events import RAY_CALL
 from rltrace.patching import (
     Function,
     Hook,
@@ -43,8 +44,8 @@ class Ray:
         patches.around("ray.actor:ActorMethod._remote", begin_submit, end_submit, ("ray.submit",))
         patches.around("ray.remote_function:RemoteFunction._remote", begin_submit_of_task, end_submit, ("ray.submit",))
         manager = "ray._private.function_manager:FunctionActorManager"
-        patches.wrap(f"{manager}._make_actor_method_executor", watch_executor, ("ray.call",))
-        patches.wrap(f"{manager}.get_execution_info", watch_tasks, ("ray.call",))
+        patches.wrap(f"{manager}._make_actor_method_executor", watch_executor, (RAY_CALL,))
+        patches.wrap(f"{manager}.get_execution_info", watch_tasks, (RAY_CALL,))
         # Below `ray.get`, which other modules have imported by name before we could replace it.
         patches.span("ray._private.worker:Worker.get_objects", "ray.get", get_args)
         patches.span("ray._private.worker:wait", "ray.wait", wait_args)
@@ -241,7 +242,7 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
         actor = type(args[0]).__name__
         if executor.name == "__init__":
             recorder.identify(role="worker", name=actor)
-        opened = recorder.span("ray.call", method=f"{actor}.{executor.name}").__enter__()
+        opened = recorder.span(RAY_CALL, method=f"{actor}.{executor.name}").__enter__()
         if executor.name != "__init__":  # an actor's creation is no call that a reference is returned for
             recorder.flow(flow_key(current_task()), "in")
         return opened
@@ -278,7 +279,7 @@ def wrap_task(function: Function, hook: Hook) -> Function:
         recording = recorder.current()
         if recording is not None and recording.who.get("role") in (None, UNSAID_ROLE):
             recording.identify(role="worker")
-        opened = recorder.span("ray.call", method=function.__name__).__enter__()
+        opened = recorder.span(RAY_CALL, method=function.__name__).__enter__()
         recorder.flow(flow_key(current_task()), "in")
         return opened
 

@@ -315,6 +315,25 @@ def test_a_script_without_phases_shows_its_spans_and_those_of_hooks_on_the_first
         assert all(row[-1].endswith("%") for row in rows)
 
 
+def test_calls_of_actors_and_tasks_are_told_apart_by_what_is_called(tmp_path: Path) -> None:
+    """One of them may never end, as of an actor that serves."""
+    calls = [span("ray.call", 0, None, method="Server.serve")]
+    calls += [span("ray.call", at, at + 2, method="Server.answer") for at in (1, 4)]
+    calls += [span("ray.call", 7, 8, method="double"), span("mine", 0, 9, method="by hand")]
+    hooks = (hook(1, "ray:call", emits=["ray.call"]),)
+    written = Written(tmp_path / "run").process("w", *calls, role="worker", ended_s=10, hooks=hooks)
+    found = summarize(written.read())
+    assert [(one.method, one.count, one.open, one.seconds) for one in found.hook_spans] == [
+        ("Server.answer", 2, 0, 4.0),
+        ("double", 1, 0, 1.0),
+        ("Server.serve", 0, 1, 0.0),
+    ]
+    assert [(one.name, one.method) for one in found.own_spans] == [("mine", None)]
+    rows = [line.split()[:2] for line in screen(written.read())]
+    assert ["Server.answer", "worker"] in rows and ["ray.call", "double"] in rows
+    assert "Class.method: ray.call of an actor" in "\n".join(screen(written.read()))
+
+
 def test_where_phases_tell_of_the_seconds_the_spans_of_hooks_are_behind_the_option(
     recorded: dict[str, Recording],
 ) -> None:

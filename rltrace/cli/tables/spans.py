@@ -11,6 +11,7 @@ from rltrace.analysis.spans import SpanFigures
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
+from rltrace.events import RAY_CALL
 
 MOST_OPEN = 20
 FEW = 6
@@ -35,16 +36,26 @@ def _spans(spans: Sequence[SpanFigures], *, of: str, most: int | None) -> tuple[
     table = Figures(
         "span", Column("process", 7, is_left=True), "times", "seconds", "mean", Column("longest", 6), Column(of, 8)
     )
-    for span in spans[:most]:
+    shown = spans[:most]
+    for span in shown:
         who = f"{span.processes} x {span.role}" if span.processes > 1 else span.role
         share = f"{span.share:.1%}" if span.share is not None else ""
         times = f"{span.count:,}" + (f" + {span.open:,} open" if span.open else "")
         seconds = figures.seconds(span.seconds) if span.count else ""
-        table.add_row(span.name, who, times, seconds, _length(span.mean_seconds), _length(span.max_seconds), share)
-    more = len(spans) - len(spans[:most])
+        lengths = _length(span.mean_seconds), _length(span.max_seconds)
+        table.add_row(_called(span), who, times, seconds, *lengths, share)
+    more = len(spans) - len(shown)
     lines = [f"{more} more: see --all"] if more else []
-    lines += ["seconds and mean are of those that are over"] if any(span.open for span in spans[:most]) else []
+    lines += [f"Class.method: {RAY_CALL} of an actor"] if any("." in (span.method or "") for span in shown) else []
+    lines += ["seconds and mean are of those that are over"] if any(span.open for span in shown) else []
     return table, "; ".join(lines)
+
+
+def _called(span: SpanFigures) -> str:
+    """A call of an actor by its method, which says the class; a task's function alone would read like a span's name."""
+    if span.method is None:
+        return span.name
+    return span.method if "." in span.method else f"{span.name} {span.method}"
 
 
 def _length(seconds: float | None) -> str:
