@@ -253,7 +253,18 @@ def test_commands_that_are_said_can_be_copied_whatever_the_folder_is_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "it's [bold]mine[/]"
-    command = [sys.executable, "-m", "rltrace", "exec", "--out", folder / "exec", "--", "true"]
+    command = [
+        sys.executable,
+        "-m",
+        "rltrace",
+        "exec",
+        "--out",
+        folder / "exec",
+        "--",
+        sys.executable,
+        "-c",
+        "import msgspec",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert commands_said(done.stderr) == {str(folder / "exec")}
     two_ranks(folder / "run")

@@ -800,7 +800,8 @@ def test_identity_says_who_and_whose_clock(folder: Path, process_of: ReadProcess
     rltrace.identify(name="the worker", rank=1)
     rltrace.stop()
     process = process_of(folder)
-    assert (process.name, process.role, process.rank) == ("the worker", "worker", 1)
+    assert (process.name, process.role, process.rank) == ("rank 1 worker", "worker", 1)
+    assert process.identity["name"] == "the worker", "readers call a rank by its place"
     assert process.device == {"host": "h", "uuid": "GPU-1"}
     assert (process.host, process.pid) == (socket.gethostname(), os.getpid())
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

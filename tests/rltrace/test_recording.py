@@ -477,9 +477,9 @@ def test_processes_are_ordered_by_host_and_start(folder: Path) -> None:
 def test_a_process_that_said_what_it_is_stays_that_when_a_late_plugin_has_no_word_for_it(tmp_path: Path) -> None:
     folder = tmp_path / "processes" / "host-1-0"
     folder.mkdir(parents=True)
-    said = [{"pid": 1, "role": "process"}, {"role": "engine", "rank": 2}, {"role": "process"}, {"name": "mine"}]
+    said = [{"pid": 1, "role": "process"}, {"role": "engine"}, {"role": "process"}, {"name": "mine"}]
     (folder / "process.jsonl").write_text("".join(json.dumps({"kind": "process", **line}) + "\n" for line in said))
     process = Process(folder)
-    assert (process.role, process.rank, process.name) == ("engine", 2, "mine")
+    assert (process.role, process.rank, process.name) == ("engine", None, "mine")
     (folder / "process.jsonl").write_text(json.dumps({"kind": "process", **said[0]}) + "\n")
     assert Process(folder).role == "process"

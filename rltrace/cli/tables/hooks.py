@@ -16,14 +16,23 @@ _STYLES = {"failed": "bold red", "skipped": "yellow"}
 
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
-    """Whose hooks fired, then which failed, were skipped or never fired, one of each framework by name."""
+    """Whose hooks fired, then which failed, were skipped or never fired, one of each framework by name.
+
+    A framework has several places for one thing, of which a run goes through one: where another hook of it made the
+    spans, or there are none to make, nothing is missing.
+    """
     of = {name: rows for name, rows in _by_instrumentation(hooks) if any(hook.state == "installed" for hook in rows)}
     fired = {name: rows for name, rows in of.items() if not _is_unused(rows)}
     bound = [hook for rows in fired.values() for hook in rows if hook.state == "installed"]
     parts = [f"{', '.join(fired)}: {sum(hook.fired > 0 for hook in bound)} of {len(bound)} fired"] if fired else []
     parts += [f"none of {', '.join(name for name in of if name not in fired)} fired"] if len(fired) < len(of) else []
+    missed, others = _missed(hooks)
+    complaints = list(_complaints(missed))
+    parts += ["no span is missing"] if others and not complaints else []
     line = Text.assemble(("Hooks", "bold"), f" {'; '.join(parts) or 'none: nothing that has any was imported'}")
-    return Group(line, *_complaints(hooks))
+    if others and complaints:
+        complaints.append(Text(f"no span is missing by {others} more that never fired or are in other releases", "dim"))
+    return Group(line, *complaints)
 
 
 def _by_instrumentation(hooks: Sequence[HookFigures]) -> Iterator[tuple[str, list[HookFigures]]]:
@@ -47,12 +56,8 @@ def _is_unused(hooks: Sequence[HookFigures]) -> bool:
     return not any(hook.fired for hook in hooks)
 
 
-def _complaints(hooks: Sequence[HookFigures]) -> Iterator[Text]:
-    """A line of those that failed, of those that were skipped, and of those that never fired; a count of the others.
-
-    A framework has several places for one thing, of which a run goes through one: where another hook of it made the
-    spans, or there are none to make, nothing is missing.
-    """
+def _missed(hooks: Sequence[HookFigures]) -> tuple[dict[str, dict[str, list[str]]], int]:
+    """Those that failed, were skipped and never fired, by framework; and how many more, by which no span is missing."""
     kinds: dict[str, dict[str, list[str]]] = {"failed": {}, "skipped": {}, "never fired": {}}
     made = {span for hook in hooks if hook.fired for span in hook.emits}
     others = 0
@@ -66,12 +71,15 @@ def _complaints(hooks: Sequence[HookFigures]) -> Iterator[Text]:
                 continue
             kind = hook.state if hook.state in _STYLES else "never fired"
             kinds[kind].setdefault(name, []).append(_target(hook))
-    for kind, whose in kinds.items():
+    return kinds, others
+
+
+def _complaints(missed: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Text]:
+    """A line of each kind."""
+    for kind, whose in missed.items():
         if whose:
             said = "; ".join(f"{name} {_first(targets)}" for name, targets in whose.items())
             yield Text(f"{kind}: {said}", _STYLES.get(kind, "yellow"))
-    if others:
-        yield Text(f"no span is missing by {others} more that never fired or are in other releases", "dim")
 
 
 def _first(targets: Sequence[str]) -> str:
