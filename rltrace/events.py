@@ -95,6 +95,8 @@ DRIVER_PHASES = frozenset({"reward", "advantage"})
 STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
+COLLECTION = "python.gc"
+"""Python collects garbage: the process does nothing else meanwhile."""
 RAY_CALL = "ray.call"
 """A method of an actor, or a task, where it runs; `method` says which."""
 

@@ -16,6 +16,7 @@ INSTRUMENTATIONS = {
     "cuda_memory": "rltrace.instrument.cuda_memory:CudaMemory",
     "allocations": "rltrace.instrument.allocations:Allocations",
     "ray": "rltrace.instrument.ray:Ray",
+    "python_gc": "rltrace.instrument.python_gc:PythonGc",
     "vllm": "rltrace.instrument.vllm:Vllm",
     "vllm_allocations": "rltrace.instrument.vllm_allocations:VllmAllocations",
     "sglang": "rltrace.instrument.sglang:Sglang",

@@ -744,6 +744,11 @@ def is_recording() -> bool:
     return _recorder is not None
 
 
+def has_recorded() -> bool:
+    """Whether it records now, and there is an event of it."""
+    return _recorder is not None and bool(_recorder._segments)
+
+
 @contextlib.contextmanager
 def writing_to(segment: Segment) -> Iterator[None]:
     """Let this thread's records go to another segment meanwhile, one that is not of the Recording."""

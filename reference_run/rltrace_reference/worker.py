@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import rltrace
-from rltrace_reference import device
+from rltrace_reference import device, garbage
 from rltrace_reference.actor import Actor, Ref, UpdateStats
 from rltrace_reference.batch import Batch
 from rltrace_reference.config import Config
@@ -71,6 +71,7 @@ class Worker:
             self.sharding_manager.sync_weights()  # once: the initial weights, which the engine then keeps
         self.rollout.sleep(self.config.rollout.sleep_level)
         self.actor.offload()
+        garbage.freeze()
 
     def generate(self, prompts: list[list[int]], step: int) -> Batch:
         """Samples responses from the current policy."""

@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rltrace.errors import RunError
-from rltrace_reference import process_exit
+from rltrace_reference import garbage, process_exit
 from rltrace_reference.config import Config
 from rltrace_reference.reaper import Reaper
 from rltrace_reference.worker import Worker
@@ -83,6 +83,7 @@ class WorkerGroup:
         self.pidfds = [os.pidfd_open(of_rank["worker"]) if _is_here(of_rank) else None for of_rank in self.pids]
         (store,) = self.collect(self.execute([self.workers[0].open_store.remote()]))
         self.call("setup", [store for _ in ranks])
+        garbage.freeze()
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Runs a method on every rank.

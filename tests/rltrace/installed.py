@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from rltrace.events import COLLECTION
 from rltrace.recording import Recording
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +85,6 @@ def make(folder: Path) -> Environment:
 
 
 def span_names(folder: Path) -> list[str]:
-    """Names of all spans of a Recording, process by process."""
+    """Names of all spans of a Recording, process by process; not of garbage collections, which come when they come."""
     events = [event for process in Recording.open(folder).processes for event in process.events()]
-    return [event.name for event in events if hasattr(event, "start_ns")]
+    return [event.name for event in events if hasattr(event, "start_ns") and event.name != COLLECTION]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traced_runs import TracedRun, run_traced
 
-from rltrace.events import Span
+from rltrace.events import COLLECTION, Span
 from rltrace.recording import Process
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -23,8 +23,9 @@ def train(folder: Path, *kinds: str, ranks: int, source: str = TRAIN, **environm
 
 
 def spans_inside(process: Process, name: str, **args: str) -> list[Span]:
-    """The spans of a process inside its only one of this name and arguments, by their start."""
+    """The spans of a process inside its only one of this name and arguments, by their start; no garbage collections."""
     spans = sorted((e for e in process.events() if isinstance(e, Span)), key=lambda span: span.start_ns)
     (around,) = [span for span in spans if span.name == name and span.args == args]
     assert around.end_ns is not None
-    return [s for s in spans if s is not around and around.start_ns <= s.start_ns < around.end_ns]
+    inside = [s for s in spans if s is not around and around.start_ns <= s.start_ns < around.end_ns]
+    return [s for s in inside if s.name != COLLECTION]  # they come when they come

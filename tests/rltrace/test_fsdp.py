@@ -10,7 +10,7 @@ from traced_runs import run_traced
 pytestmark = pytest.mark.run
 
 KINDS = ("fsdp2", "fsdp1", "fsdp1_flat")
-HOOKED = ("fsdp1", "fsdp2", "torch_optim")
+HOOKED = ("fsdp1", "fsdp2", "torch_optim", "python_gc")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -282,6 +282,9 @@ def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_pat
     assert "1 hook failed: TypeError: no: reference fails" in lines[:at]
     fine = Written(tmp_path / "fine").process("p", hooks=(hooks[0], hooks[4], hooks[9]), ended_s=1).read()
     assert screen(fine)[-2] == "Hooks reference: 1 of 2 fired; none of silent fired; no span is missing"
+    of_python = hook(1, "gc:callbacks", instrumentation="python_gc", emits=["python.gc"])
+    tiny = Written(tmp_path / "tiny").process("p", hooks=(of_python,), ended_s=1).read()
+    assert screen(tiny)[-2] == "Hooks none: nothing that has any was imported"
     assert "not traced: refused: torch 1.0 is older than 2.11" in lines[:at], "a framework of which nothing is seen"
     assert not any(line.startswith("not traced: unwanted") for line in lines)
     rows = [" ".join(line.split()) for line in screen(recording, whole=True)]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import rltrace
 from rltrace.errors import RunError
-from rltrace_reference import checksum, device
+from rltrace_reference import checksum, device, garbage
 from rltrace_reference.channel import Channel
 from rltrace_reference.config import Config
 from rltrace_reference.weight_sync import Bucket, Receiver
@@ -123,6 +123,7 @@ class Server:
     def on_start(self) -> None:
         """See `Engine.start`."""
         self.engine.start()
+        garbage.freeze()
         self.on_use_transport(device.transport_name(self.config))
 
     def on_use_transport(self, transport: str) -> None:

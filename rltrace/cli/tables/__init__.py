@@ -33,7 +33,7 @@ from rltrace.cli.tables.memory import (
 from rltrace.cli.tables.phases import STARTUP_IDLE, lane_tables, steady_table, steady_title
 from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
-from rltrace.cli.tables.spans import FEW, hook_span_table, open_span_table, own_span_table
+from rltrace.cli.tables.spans import FEW, collection_line, hook_span_table, open_span_table, own_span_table
 from rltrace.cli.tables.steps import by_lane, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER
@@ -107,6 +107,8 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
         yield sync_line(in_steady(summary.weight_sync, summary.steady))
     if summary.sleeps:
         yield sleep_line(summary.sleeps)
+    if (line := collection_line(summary)) is not None:
+        yield line
     if summary.allocations:
         yield allocation_line(summary.allocations)
     if summary.processes:

@@ -13,6 +13,8 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Figures, titled, words
 
 _STYLES = {"failed": "bold red", "skipped": "yellow"}
+OF_PYTHON = "python_gc"
+"""In every process; it fires where there is enough garbage."""
 
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
@@ -23,6 +25,7 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     """
     of = {name: rows for name, rows in _by_instrumentation(hooks) if any(hook.state == "installed" for hook in rows)}
     fired = {name: rows for name, rows in of.items() if not _is_unused(rows)}
+    of = {name: rows for name, rows in of.items() if name in fired or name != OF_PYTHON}
     bound = [hook for rows in fired.values() for hook in rows if hook.state == "installed"]
     parts = [f"{', '.join(fired)}: {sum(hook.fired > 0 for hook in bound)} of {len(bound)} fired"] if fired else []
     parts += [f"none of {', '.join(name for name in of if name not in fired)} fired"] if len(fired) < len(of) else []

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.spans import SpanFigures
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
-from rltrace.events import RAY_CALL
+from rltrace.events import COLLECTION, RAY_CALL
 
 MOST_OPEN = 20
 FEW = 6
+WORTH_A_LINE = 0.01
+"""Of a step: less garbage collection than that is in the table only."""
 
 
 def own_span_table(summary: Summary, most: int | None = None) -> RenderableType:
@@ -25,6 +28,19 @@ def own_span_table(summary: Summary, most: int | None = None) -> RenderableType:
 def hook_span_table(summary: Summary, most: int | None = None) -> RenderableType:
     """What hooks marked beside phases, weight sync, sleeps and GPU work, which have tables of their own."""
     return titled("Spans of hooks", *_spans(summary.hook_spans, of=_whole(summary), most=most))
+
+
+def collection_line(summary: Summary) -> Text | None:
+    """One line: how much of a step Python collected garbage, and what helps; None where that is too little to tell."""
+    found = [span for span in summary.hook_spans if span.name == COLLECTION and (span.share or 0.0) >= WORTH_A_LINE]
+    if not found or not summary.steps:
+        return None
+    parts = [
+        f"{span.share:.1%} of a step in {_who(span)} (longest {figures.seconds(span.max_seconds or 0.0)} s)"
+        for span in sorted(found, key=lambda span: -(span.share or 0.0))
+    ]
+    said = f" {', '.join(parts)}: `gc.freeze()` behind the start-up leaves out what is alive then"
+    return Text.assemble(("Python's garbage collection", "bold"), said)
 
 
 def _whole(summary: Summary) -> str:
@@ -38,17 +54,20 @@ def _spans(spans: Sequence[SpanFigures], *, of: str, most: int | None) -> tuple[
     )
     shown = spans[:most]
     for span in shown:
-        who = f"{span.processes} x {span.role}" if span.processes > 1 else span.role
         share = f"{span.share:.1%}" if span.share is not None else ""
         times = f"{span.count:,}" + (f" + {span.open:,} open" if span.open else "")
         seconds = figures.seconds(span.seconds) if span.count else ""
         lengths = _length(span.mean_seconds), _length(span.max_seconds)
-        table.add_row(_called(span), who, times, seconds, *lengths, share)
+        table.add_row(_called(span), _who(span), times, seconds, *lengths, share)
     more = len(spans) - len(shown)
     lines = [f"{more} more: see --all"] if more else []
     lines += [f"Class.method: {RAY_CALL} of an actor"] if any("." in (span.method or "") for span in shown) else []
     lines += ["seconds and mean are of those that are over"] if any(span.open for span in shown) else []
     return table, "; ".join(lines)
+
+
+def _who(span: SpanFigures) -> str:
+    return f"{span.processes} x {span.role}" if span.processes > 1 else span.role
 
 
 def _called(span: SpanFigures) -> str:
