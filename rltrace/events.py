@@ -96,7 +96,7 @@ STEP = "step"
 WAIT_DRIVER = "wait.driver"
 REQUEST = "rollout.request"
 COLLECTION = "python.gc"
-"""Python collects garbage: the process does nothing else meanwhile."""
+"""Python collects garbage: no thread of the process runs Python meanwhile."""
 RAY_CALL = "ray.call"
 """A method of an actor, or a task, where it runs; `method` says which."""
 

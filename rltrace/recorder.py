@@ -516,8 +516,9 @@ class Recorder:
 
     def _segment_for(self, held: _Held | None, needed_bytes: int) -> Segment:
         if held is None:
-            for segment in self._returned:
-                if segment.free_bytes > max(needed_bytes, REUSE_BYTES):
+            for segment in list(self._returned):
+                # A signal handler may record here too, and have taken it.
+                if segment.free_bytes > max(needed_bytes, REUSE_BYTES) and segment in self._returned:
                     self._returned.remove(segment)
                     return segment
         first = held is None and needed_bytes < FIRST_BYTES
@@ -629,7 +630,7 @@ def start(
         role: What this process is: "main", "driver", "worker", "engine".
         rank: Of its device in the run.
         device: {"host": ..., "uuid": ...} of the device it works on.
-        name: What a reader calls it.
+        name: What a reader calls it, where it has no rank.
         config: Of the run, kept in the manifest with secrets redacted.
         max_bytes: Bound on what this process keeps; the oldest is dropped when it is reached, and counted.
 
@@ -746,7 +747,7 @@ def is_recording() -> bool:
 
 def has_recorded() -> bool:
     """Whether it records now, and there is an event of it."""
-    return _recorder is not None and bool(_recorder._segments)
+    return _recorder is not None and _recorder.pid == os.getpid() and bool(_recorder._segments)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, BinaryIO, NamedTuple
 
 from rltrace.alignment import Domain
-from rltrace.events import REQUEST, STEP, Counter, Span
+from rltrace.events import COLLECTION, REQUEST, STEP, Counter, Span
 from rltrace.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
 from rltrace_exporters.perfetto_devices import DeviceCounters
@@ -506,6 +506,8 @@ class _ProcessWriter:
             return self._placed(span, "phases", NestedRow, name), False
         if span.name == REQUEST:
             return self._placed(span, "requests", FlatRow, tracks.REQUESTS), False
+        if span.name == COLLECTION:  # of all threads, and written by any
+            return self._placed(span, COLLECTION, FlatRow, COLLECTION), False
         title = tracks.device_row(span)
         if title is not None:
             return self._placed(span, title, NestedRow, title), False

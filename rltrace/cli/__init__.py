@@ -2,7 +2,7 @@
 
 0 done; 1 an error without a code of its own; 2 wrong usage or configuration; 3 no such Recording; 4 the run failed;
 5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 8 the doctor found that
-something would be missing, 9 that it cannot tell; 130 interrupted.
+something would be missing, 9 that it cannot tell; 130 interrupted; 141 nobody reads the output.
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
 from rltrace.cli.runs import (
@@ -14,6 +18,9 @@ from rltrace.cli.runs import (
     say_what_is_lost,
 )
 from rltrace.events import SAMPLER
+
+if TYPE_CHECKING:
+    from rltrace.supervisor import Outcome
 
 
 @click.command(
@@ -32,28 +39,34 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     """
     require_linux("`rltrace exec`")
     from rltrace import supervisor
-    from rltrace.analysis.untraced import untraced
-    from rltrace.cli.tables.processes import bare_line
-    from rltrace.recording import Recording
 
     supervisor.require_program(command[0])
     check_disabled()
     folder = claim(out, list(command), {})
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it
+        _say(folder, outcome)
+    return outcome.exit_code
+
+
+def _say(folder: Path, outcome: Outcome) -> None:
+    """Who died, who was not traced, and how to go on."""
+    from rltrace.analysis.untraced import untraced
+    from rltrace.cli.tables.processes import bare_line
+    from rltrace.recording import Recording
+
     for death in outcome.deaths:
         click.echo(f"rltrace: {death}", err=True)
     found = Recording.open(folder)
     others = untraced(found)
     for missing in (one for one in others if one.missed):
         click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
-    bare = [one for one in others if not one.missed]
-    if bare:
+    if bare := [one for one in others if not one.missed]:
         click.echo(f"rltrace: {bare_line(bare)}", err=True)
     at = in_shell(folder)
     if any(process.role != SAMPLER for process in found.processes):
         say_what_is_lost(found)
         click.echo(f"rltrace: recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`", err=True)
     else:
-        look = "" if bare else "; `rltrace doctor -- COMMAND` looks for the reason"
-        click.echo(f"rltrace: no process was recorded{look}", err=True)
-    return outcome.exit_code
+        look = "" if others else "; `rltrace doctor -- COMMAND` looks for the reason"
+        click.echo(f"rltrace: no process was recorded into {folder}{look}", err=True)

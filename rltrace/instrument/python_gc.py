@@ -1,21 +1,35 @@
-"""Python's garbage collector: `python.gc`, while which no thread of the process runs.
+"""Python's garbage collector: `python.gc`, during which no thread of the process runs Python.
 
 A full collection looks at every container there is. With torch and Ray loaded these are 0.3 million, and take 0.1 to
 0.4 s; ranks collect at different moments, and in the next collective all wait for the one that does.
+
+No bytecode of ours runs at the end of a collection. It would be the first since a signal came, so that Python would run
+the program's signal handler inside of it, and what a callback of `gc` raises is printed and forgotten: a Ctrl-C, or the
+timeout of a reward, would be lost. Times are kept by functions in C, and read at the next edge of a phase.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
-from collections.abc import Callable
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rltrace import clock, recorder
+from rltrace import clock, edges, recorder
 from rltrace.events import COLLECTION
 from rltrace.patching import Hook, PatchSet
 
 WORTH_NS = 5_000_000
 """Shorter ones, as of young objects while packages are imported, are not told."""
+TIMES = 4
+"""Of a collection."""
+MOST_COLLECTIONS = 16_384
+"""Whose times are kept until they are read: the last ones."""
 
 
 class PythonGc:
@@ -31,30 +45,65 @@ class PythonGc:
 
 def watch_collections(hook: Hook) -> Callable[[], None]:
     """Make each long collection a span; returns what undoes it."""
-    start_ns = 0  # of the collection that goes on: there is one at a time in a process
+    times_ns: deque[int] = deque(maxlen=MOST_COLLECTIONS * TIMES)
+    reading = threading.Lock()
 
-    def watch(phase: str, info: dict[str, Any]) -> None:
-        nonlocal start_ns
-        if info["generation"] == 0:  # every 700 new objects
+    def read(_edge: edges.Edge | None = None) -> None:
+        if len(times_ns) < TIMES or not reading.acquire(blocking=False):
             return
         try:
-            if phase == "start":
-                start_ns = clock.now_ns() if hook.live else 0
-            elif start_ns and hook.live:
-                hook.fired()
-                write_if_long(start_ns, clock.now_ns(), info)
+            for start_ns, end_ns in each_collection(times_ns):
+                write_if_long(hook, start_ns, end_ns)
         except Exception as error:
             hook.failed(error)
+        finally:
+            reading.release()
+
+    def forget(_on: bool = True) -> None:
+        for _ in each_collection(times_ns):
+            pass
 
     def take_back() -> None:
+        read()
         if watch in gc.callbacks:
             gc.callbacks.remove(watch)
+        unwatch()
+        atexit.unregister(read)
 
+    watch = two_times(times_ns)
     gc.callbacks.append(watch)
+    unwatch = edges.watch(read, is_last=True)
+    atexit.register(read)
+    recorder.when_switched(forget)
+    os.register_at_fork(after_in_child=forget)
     return take_back
 
 
-def write_if_long(start_ns: int, end_ns: int, info: dict[str, Any]) -> None:
-    """Of which generation it was, and how many objects were unreachable; a process gets no row for that alone."""
-    if end_ns - start_ns >= WORTH_NS and recorder.has_recorded():
-        recorder.span_at(COLLECTION, start_ns, end_ns, generation=info["generation"], collected=info["collected"])
+def two_times(times_ns: deque[int]) -> Callable[[Any, Any], Any]:
+    """What appends the time twice when it is called with two arguments, as callbacks of `gc` are; all of it is in C."""
+    appended = itertools.filterfalse(times_ns.append, iter(clock.now_ns, None))
+    # `max` asks its key of both arguments, and `next` of `partial` takes each of them for what to return at an end.
+    return functools.partial(max, key=functools.partial(next, appended))
+
+
+def each_collection(times_ns: deque[int]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each collection, taken out: it was told of twice, each time with two times."""
+    if len(times_ns) == times_ns.maxlen and is_collecting(times_ns):  # two of the first one's are gone
+        return
+    for _ in range(len(times_ns) // TIMES):  # others may come meanwhile, and are behind these
+        _, start_ns, end_ns, _ = (times_ns.popleft() for _ in range(TIMES))
+        yield start_ns, end_ns
+
+
+def is_collecting(times_ns: deque[int]) -> bool:
+    """Whether this runs in the middle of a collection, in a finalizer or beside one: then no other begins."""
+    last_ns = times_ns[-1]
+    gc.collect(0)
+    return times_ns[-1] == last_ns
+
+
+def write_if_long(hook: Hook, start_ns: int, end_ns: int) -> None:
+    """On a row of its own; a process gets none for that alone."""
+    if hook.live and end_ns - start_ns >= WORTH_NS and recorder.has_recorded():
+        hook.fired()
+        recorder.span_at(COLLECTION, start_ns, end_ns, lane=1)

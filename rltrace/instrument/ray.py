@@ -207,6 +207,8 @@ def task_of(result: Any) -> str | None:
     """The id of the task that a call started; None for one of no results, which has no reference."""
     reference = result[0] if isinstance(result, list) and result else result
     reference = getattr(reference, "_generator_ref", reference)
+    if getattr(reference, "_id_future", None) is not None:  # of a Ray client: to ask would wait for its server
+        return None
     task_id = getattr(reference, "task_id", None)
     return task_id().hex() if task_id is not None else None
 
@@ -222,7 +224,7 @@ def watch_executor(original: Function, hook: Hook) -> Function:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         executor = original(*args, **kwargs)
-        if not hook.live:
+        if not hook.bound:
             return executor
         try:
             return wrap_executor(executor, hook)
@@ -257,7 +259,8 @@ def watch_tasks(original: Function, hook: Hook) -> Function:
     @functools.wraps(original)
     def load(self: Any, job_id: Any, function_descriptor: Any) -> Any:
         info = original(self, job_id, function_descriptor)
-        if not hook.live or function_descriptor.is_actor_method():
+        # Ray keeps what it gets, so a function that is loaded during a pause is watched too.
+        if not hook.bound or function_descriptor.is_actor_method():
             return info
         try:
             known, replacement = watched.get(function_descriptor.function_id, (None, None))

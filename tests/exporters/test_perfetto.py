@@ -350,6 +350,18 @@ def test_each_live_request_has_a_row_to_itself(importer: Importer, recording: Re
     assert trace.one(f"select count(distinct track_id) from slice where name != '{STARTS}'") == 3
 
 
+def test_garbage_collections_have_one_row_whichever_thread_wrote_them(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    process = recording.process(role="worker", rank=0)
+    for number in range(2):
+        process.thread().span_at("python.gc", 10 * number, 10 * number + 5, lane=1)
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    assert {slice["track"] for slice in trace.slices()} == {"python.gc"}
+    assert trace.one("select count(distinct track_id) from slice where name = 'python.gc'") == 1
+
+
 def test_the_rows_of_a_process_come_in_the_order_a_reader_wants(importer: Importer, recording: RecordingFile) -> None:
     thread = recording.process(role="engine", rank=0).thread()
     thread.counter("tokens_per_second", 1, 1.5)

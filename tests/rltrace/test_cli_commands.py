@@ -316,6 +316,12 @@ def test_summary_into_a_pipe_that_closes_is_quiet(run: Path) -> None:
     assert "2 steps" in done.stdout
 
 
+def test_exec_leaves_with_the_code_of_the_command_though_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    program = f"{sys.executable} -c 'import msgspec, sys; sys.exit(3)'"
+    command = f"{sys.executable} -m rltrace exec --out {tmp_path / 'run'} -- {program}"
+    assert subprocess.run(["bash", "-c", f"{command} 2> >(true)"], check=False).returncode == 3
+
+
 @pytest.mark.parametrize("options", ["--all", "--json"])
 def test_what_nobody_reads_ends_by_the_code_of_a_closed_pipe(run: Path, options: str) -> None:
     command = f"{sys.executable} -c 'from rltrace.cli import main; main()' summary {options} {run} | true"

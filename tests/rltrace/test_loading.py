@@ -238,7 +238,7 @@ def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
 ) -> None:
     done = environment.rltrace("exec", "--out", "run", "--", "sleep", "0.1", cwd=tmp_path)
     (line,) = done.stderr.splitlines()  # and nothing to go on with
-    assert line.startswith("rltrace: no process was recorded; `rltrace doctor -- COMMAND`")
+    assert line.startswith("rltrace: no process was recorded into run; `rltrace doctor -- COMMAND`")
 
 
 def test_debians_sitecustomize_still_runs_its_hook(environment: installed.Environment, tmp_path: Path) -> None:

@@ -51,13 +51,13 @@ class _Row:
 
     def cells(self) -> list[str]:
         seconds = [item.seconds for item in self.items] + [0.0] * (self.gpus - len(self.items))
-        spread = figures.between(figures.seconds(min(seconds)), figures.seconds(max(seconds)))
-        longest = max(self.items, key=lambda item: item.seconds).lane
+        least, most = figures.seconds(min(seconds)), figures.seconds(max(seconds))
+        most_on = max(self.items, key=lambda item: item.seconds).lane
         queued = self.mean(lambda item: item.queued_seconds)
         return [
             figures.seconds(self.seconds),
-            spread if self.gpus > 1 else "",
-            longest if "-" in spread else "",
+            figures.between(least, most) if self.gpus > 1 else "",
+            most_on if least != most else "",
             figures.number(self.mean(lambda item: item.count)),
             figures.rate(self.mean(lambda item: item.bytes), self.seconds),
             figures.seconds(queued) if queued else "",
@@ -82,7 +82,7 @@ def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
     """Each kind of work, its phases below it where it is in several."""
     gpus = len({item.lane for item in found})
     table = Figures(
-        "on the GPU's streams", "seconds", Column(figures.count(gpus, "GPU"), 6), Column("longest", 4),
+        "on the GPU's streams", "seconds", Column(figures.count(gpus, "GPU"), 6), Column("most on", 4),
         Column("times", 5), "GB/s", Column("queued", 7), Column("exposed", 8),
     )  # fmt: skip
     rows = _rows(found)
