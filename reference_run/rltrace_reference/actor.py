@@ -90,7 +90,8 @@ class Policy:
                 local.fill_(1.0)
             else:
                 drawn = torch.empty(local.shape, dtype=torch.float32, device=self.device)
-                local.copy_(drawn.normal_(std=self.config.model.initializer_range, generator=generator))
+                drawn.normal_(std=self.config.model.initializer_range, generator=generator)
+                local.copy_(drawn.to(local.dtype))  # half as much goes to the host, none is rounded there
 
     def _place(self) -> None:
         """Gives slices that have shapes only their memory, and computes what nobody sends: the rotary frequencies."""
