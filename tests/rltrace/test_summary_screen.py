@@ -72,7 +72,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
         "gpus": Recording.open(GPUS),
         "verl": Recording.open(VERL),
         "loop": Recording.open(folder / "loop"),
-        "plain": run_traced(folder, PLAIN).recording,
+        "plain": run_traced(folder, PLAIN, RLTRACE_DISABLE="python_gc").recording,
         "killed": killed(folder / "killed"),
     }
 
