@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rltrace
 from rltrace import manifest
-from rltrace.events import Span
+from rltrace.events import COLLECTION, Span
 from rltrace.recording import Recording
 
 ROOT = Path(rltrace.__file__).parents[1]
@@ -26,9 +26,10 @@ class TracedRun:
     recording: Recording
 
     def spans(self, name=None):
-        """All spans of all processes, or those of one name, by their start."""
+        """All spans of all processes but garbage collections, which come when they come; or those of one name."""
         events = [event for process in self.recording.processes for event in process.events()]
-        spans = [event for event in events if isinstance(event, Span) and name in (None, event.name)]
+        spans = [event for event in events if isinstance(event, Span)]
+        spans = [span for span in spans if (span.name != COLLECTION if name is None else span.name == name)]
         return sorted(spans, key=lambda span: span.start_ns)
 
     def hooks(self):
