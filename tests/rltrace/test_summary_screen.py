@@ -51,6 +51,12 @@ def screen(recording: Recording, width: int = 100, *, whole: bool = False) -> li
     return printed(console)
 
 
+def lines_of_figures(recording: Recording, width: int) -> int:
+    """Of the first screen; what is wrong may add to it, for there is no limit to that."""
+    wrong = problems(summarize(recording))
+    return len(screen(recording, width)) - len(console_lines(Group(*wrong), width)) - bool(wrong)
+
+
 def console_lines(shown: RenderableType, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO())
     console.print(shown)
@@ -102,10 +108,7 @@ def test_the_first_screen_holds_the_seconds_and_the_bytes_of_a_step(recorded: di
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("which", ["gpus", "verl", "loop", "plain", "killed"])
 def test_the_first_screen_is_one_screen(recorded: dict[str, Recording], which: str, width: int) -> None:
-    """What is wrong may add to it, for there is no limit to that."""
-    summary = summarize(recorded[which])
-    wrong = len(console_lines(Group(*problems(summary)), width)) + bool(problems(summary))
-    assert len(screen(recorded[which], width)) - wrong <= SCREEN_LINES
+    assert lines_of_figures(recorded[which], width) <= SCREEN_LINES
 
 
 def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording]) -> None:
