@@ -63,9 +63,9 @@ def _say(folder: Path, outcome: Outcome) -> None:
         click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
     if bare := [one for one in others if not one.missed]:
         click.echo(f"rltrace: {bare_line(bare)}", err=True)
-    at = in_shell(folder)
     if any(process.role != SAMPLER for process in found.processes):
         say_what_is_lost(found)
+        at = in_shell(folder)
         click.echo(f"rltrace: recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`", err=True)
     else:
         look = "" if others else "; `rltrace doctor -- COMMAND` looks for the reason"

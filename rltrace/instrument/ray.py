@@ -41,8 +41,11 @@ class Ray:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         patches.around("ray._private.worker:init", keep_address, become_driver)
-        patches.around("ray.actor:ActorMethod._remote", begin_submit, end_submit, ("ray.submit",))
-        patches.around("ray.remote_function:RemoteFunction._remote", begin_submit_of_task, end_submit, ("ray.submit",))
+        for target, attribute in (
+            ("ray.actor:ActorMethod._remote", "_method_name"),
+            ("ray.remote_function:RemoteFunction._remote", "_function_name"),
+        ):
+            patches.around(target, functools.partial(begin_submit, attribute), end_submit, ("ray.submit",))
         manager = "ray._private.function_manager:FunctionActorManager"
         patches.wrap(f"{manager}._make_actor_method_executor", watch_executor, (RAY_CALL,))
         patches.wrap(f"{manager}.get_execution_info", watch_tasks, (RAY_CALL,))
@@ -178,19 +181,12 @@ def wait_args(ray_waitables: Any = None, *, num_returns: int = 1, timeout: float
 # ---- calls ------------------------------------------------------------------------------------------------------
 
 
-def begin_submit(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Open the span that a call's arrow leaves from: the caller may have none of its own."""
-    return recorder.span("ray.submit", method=args[0]._method_name).__enter__()
+def begin_submit(attribute: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Open the span that a call's arrow leaves from: the caller may have none of its own.
 
-
-def begin_submit_of_task(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The same of a task."""
-    return recorder.span("ray.submit", method=function_name(args[0]._function_name)).__enter__()
-
-
-def function_name(qualified: str) -> str:
-    """A task's function without the module that it is from."""
-    return qualified.rpartition(".")[2]
+    The attribute names what is called; a task's function with the module that it is from, which is left out.
+    """
+    return recorder.span("ray.submit", method=getattr(args[0], attribute).rpartition(".")[2]).__enter__()
 
 
 def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
@@ -242,12 +238,10 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
 
     def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         actor = type(args[0]).__name__
-        if executor.name == "__init__":
+        is_creation = executor.name == "__init__"  # no call that a reference is returned for
+        if is_creation:
             recorder.identify(role="worker", name=actor)
-        opened = recorder.span(RAY_CALL, method=f"{actor}.{executor.name}").__enter__()
-        if executor.name != "__init__":  # an actor's creation is no call that a reference is returned for
-            recorder.flow(flow_key(current_task()), "in")
-        return opened
+        return open_call(f"{actor}.{executor.name}", has_arrow=not is_creation)
 
     return wrapper_of(executor.method)(executor, hook, begin, end_call)
 
@@ -282,9 +276,7 @@ def wrap_task(function: Function, hook: Hook) -> Function:
         recording = recorder.current()
         if recording is not None and recording.who.get("role") in (None, UNSAID_ROLE):
             recording.identify(role="worker")
-        opened = recorder.span(RAY_CALL, method=function.__name__).__enter__()
-        recorder.flow(flow_key(current_task()), "in")
-        return opened
+        return open_call(function.__name__, has_arrow=True)
 
     return wrapper_of(function)(function, hook, begin, end_call)
 
@@ -296,6 +288,14 @@ def wrapper_of(function: Function) -> Callable[..., Function]:
     if inspect.isasyncgenfunction(function):
         return wrap_async_generator_function
     return wrap_function
+
+
+def open_call(method: str, *, has_arrow: bool) -> Any:
+    """Open the span of a call, where its arrow arrives."""
+    opened = recorder.span(RAY_CALL, method=method).__enter__()
+    if has_arrow:
+        recorder.flow(flow_key(current_task()), "in")
+    return opened
 
 
 def end_call(opened: Any, _result: Any, error: BaseException | None) -> None:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.steady import Spread
-from rltrace.analysis.steps import Step
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
@@ -34,7 +33,7 @@ from rltrace.cli.tables.phases import STARTUP_IDLE, lane_tables, steady_table, s
 from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, collection_line, hook_span_table, open_span_table, own_span_table
-from rltrace.cli.tables.steps import by_lane, process_table, step_line, step_table
+from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER
 
@@ -206,7 +205,7 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
     """What was run, and whether the Recording of it is whole."""
     ranks = {row.rank for row in summary.processes if row.rank is not None}
     facts = [
-        _steps(summary.steps),
+        figures.count(len(summary.steps), "step") + of_processes(summary.steps) if summary.steps else "no steps",
         f"{run.seconds:.1f} s",
         *([figures.count(len(ranks), "rank")] if ranks else []),
         figures.count(len(summary.processes), "process"),
@@ -216,12 +215,6 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
         line.append(" · nothing lost", "green")
     command = " ".join(run.command if whole else _few_words(run.command))
     return Group(line, Text(run.path, "bold", overflow="fold"), Text(command, "dim", overflow="fold"))
-
-
-def _steps(steps: Sequence[Step]) -> str:
-    many = len(by_lane(steps))
-    whose = f" of {figures.count(many, 'process')}" if many > 1 else ""
-    return figures.count(len(steps), "step") + whose if steps else "no steps"
 
 
 def _few_words(command: Sequence[str]) -> list[str]:

@@ -71,6 +71,11 @@ def between(least: str, most: str) -> str:
     return least if least == most else f"{least}-{most}"
 
 
+def spread(lengths: Sequence[float]) -> str:
+    """From the least of some seconds to the most."""
+    return between(seconds(min(lengths)), seconds(max(lengths)))
+
+
 def ranges(numbers: Sequence[int]) -> str:
     """Numbers in order, those that follow one another as a range: 1-3, 5."""
     parts: list[list[int]] = []

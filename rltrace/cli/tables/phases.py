@@ -15,7 +15,7 @@ from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process_phases
-from rltrace.cli.tables.steps import by_lane
+from rltrace.cli.tables.steps import by_lane, of_processes
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 DRIVER = "driver"
@@ -102,8 +102,7 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
         return f"A step: {figures.count(unfinished, 'step')}, none of them over"
     left_out = f"; {found.unfinished_steps} not over, left out" if found.unfinished_steps else ""
     numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
-    many = len({step.lane for step in summary.steps})
-    numbers += f" of {figures.count(many, 'process')}" if many > 1 else ""
+    numbers += of_processes(summary.steps)
     apart = (
         f", the first one (step {found.first_step}) apart" if found.first_step is not None else ", the first with it"
     )
@@ -143,8 +142,7 @@ def lane_tables(title: str, rows: Sequence[RankStep], also: str = "") -> Iterato
 
 
 def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep], also: str) -> str:
-    lengths = [lane.seconds.mean_seconds for lane in found]
-    whole = figures.between(figures.seconds(min(lengths)), figures.seconds(max(lengths)))
+    whole = figures.spread([lane.seconds.mean_seconds for lane in found])
     return "; ".join(filter(None, [f"whole: {whole} s", _caption(rows), also]))
 
 

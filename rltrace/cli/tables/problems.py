@@ -13,6 +13,7 @@ from rltrace.analysis.summary import Losses, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.hooks import failures, left_out
 from rltrace.cli.tables.processes import untraced_line
+from rltrace.cli.tables.steps import by_lane
 from rltrace.cli.tables.sync import leak_lines, wrong_line
 
 FEW = 3
@@ -93,7 +94,7 @@ def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
 
 
 def _aborted(summary: Summary) -> Iterator[str]:
-    is_of_many = len({step.lane for step in summary.steps}) > 1
+    is_of_many = len(by_lane(summary.steps)) > 1
     for step in (step for step in summary.steps if step.error is not None):
         whose = f" of {step.lane}" if is_of_many else ""
         yield f"step {step.step}{whose} was aborted by {step.error}, {step.start_seconds + step.seconds:.1f} s"

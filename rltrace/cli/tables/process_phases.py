@@ -73,5 +73,5 @@ def _cells(of: Sequence[tuple[str, Share]]) -> tuple[str, ...]:
 
 def _spread(lengths: Sequence[float]) -> str:
     """From the least to the most; nothing where they are alike."""
-    said = figures.between(figures.seconds(min(lengths)), figures.seconds(max(lengths))) if lengths else ""
+    said = figures.spread(lengths) if lengths else ""
     return said if "-" in said else ""

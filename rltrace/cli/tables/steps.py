@@ -55,8 +55,8 @@ def process_table(steps: Sequence[Step], most: int = MOST_PROCESSES) -> Renderab
     own = by_lane(steps)
     for lane, of_lane in list(own.items())[:most]:
         counted = [step.seconds for step in of_lane if step.steady]
-        spread = figures.between(figures.seconds(min(counted)), figures.seconds(max(counted))) if counted else ""
-        table.add_row(lane, f"{len(of_lane):,}", figures.seconds(fmean(counted)) if counted else "", spread)
+        lengths = (figures.seconds(fmean(counted)), figures.spread(counted)) if counted else ("", "")
+        table.add_row(lane, f"{len(of_lane):,}", *lengths)
     more = len(own) - most
     caption = f"{more} more: see --all" if more > 0 else ""
     return titled("Steps of each process", table, caption)
@@ -68,6 +68,12 @@ def by_lane(steps: Sequence[Step]) -> dict[str, list[Step]]:
     for step in steps:
         found.setdefault(step.lane, []).append(step)
     return found
+
+
+def of_processes(steps: Sequence[Step]) -> str:
+    """Whose steps they are, where each of several processes has its own: ` of 3 processes`."""
+    many = len(by_lane(steps))
+    return f" of {figures.count(many, 'process')}" if many > 1 else ""
 
 
 def step_table(steps: Sequence[Step], whose: str = "", most: int = MOST_STEPS) -> RenderableType:
