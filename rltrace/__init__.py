@@ -16,6 +16,7 @@ from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
     counter,
     flow,
+    flush,
     identify,
     join,
     pause,
@@ -36,6 +37,7 @@ __all__ = [
     "Recording",
     "counter",
     "flow",
+    "flush",
     "identify",
     "instrument",
     "join",

@@ -25,7 +25,7 @@ from rltrace.instrument import cuda_time
 from rltrace.recording import Process
 
 ON_THE_HOST = """
-import atexit, time
+import time
 import rltrace
 from rltrace import recorder
 from rltrace.device_time import DeviceTimes
@@ -48,17 +48,21 @@ class HostDevice:
     def elapsed_ms(self, earlier, later):
         return (later[0] - earlier[0]) / 1e6
 
-pairs = cuda_time.CudaPairs()
-pairs._times = DeviceTimes(HostDevice(), cuda_time.write)
+class HostPairs(cuda_time.CudaPairs):
+    def _open(self):
+        if self._times is None:
+            self.measure(HostDevice(), lambda: None)
+        return self._times
+
+pairs = HostPairs()
 patches = PatchSet("on_the_host", recorder.current(), cuda_time.CudaTime.supports)
 cuda_time.name_hooks(patches, pairs, of_layers=True)
-atexit.register(pairs._times.poll, to_the_end=True)
 """
 
 
 def train_on_the_host(folder: Path, ranks: int, before: str = ON_THE_HOST) -> TracedRun:
     ending = "dist.destroy_process_group()"
-    source = before + TRAIN.replace(ending, f"{ending}\n    pairs._times.poll(to_the_end=True)")
+    source = before + TRAIN.replace(ending, f"{ending}\n    pairs.close()")
     return train(folder, "fsdp2", ranks=ranks, source=source)
 
 
@@ -170,7 +174,7 @@ for _ in range(cost.EVENTS):
     assert written == []
     record()
 assert [span.name for span in written] == ["gpu.cost"] * cost.EVENTS
-cost.OTHER_EVENTS["device_span"] = lambda: cuda_time.one_pair(DeviceTimes(HostDevice(), cuda_time.write))
+pairs._open()
 costs = rltrace.measure_cost()
 assert costs["device_span"] > costs["span"] > 0
 """
@@ -179,6 +183,47 @@ assert costs["device_span"] > costs["span"] > 0
     assert run.spans("gpu.cost") == []
     (process,) = (process for process in run.recording.processes if process.costs)
     assert process.costs["device_span"] > 0
+
+
+MANY = """
+import os, signal
+for _ in range(200):
+    with pairs.span("work"):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "returncode"),
+    [
+        ("rltrace.pause()", 0),
+        ("rltrace.flush(); os.kill(os.getpid(), signal.SIGKILL)", -9),
+        ("pairs.reached(Edge()); os.fork() or os._exit(pairs._times is not None); assert os.wait()[1] == 0", 0),
+        ("", 0),
+    ],
+    ids=["before a pause", "when flush returns", "beside a child, which has no such thread", "at the end"],
+)
+def test_what_a_thread_had_still_to_write_is_there(ending: str, returncode: int, tmp_path: Path) -> None:
+    run = run_traced(tmp_path, f"{ON_THE_HOST}from rltrace.edges import Edge\n{MANY}{ending}\n")
+    assert (run.returncode, run.err) == (returncode, "")
+    assert len(run.spans("gpu.work")) == 200
+
+
+def test_what_was_not_measured_is_said_with_the_reason(tmp_path: Path) -> None:
+    lost = """
+with pairs.span("not over"):
+    pass
+HostDevice.has_fired = lambda self, event: False
+for _ in range(2):
+    with pairs.span("ended by an error") as pair:
+        pair.__exit__(ValueError)
+        pair.anchor = None
+"""
+    run = run_traced(tmp_path, ON_THE_HOST + lost)
+    (process,) = run.recording.processes
+    assert process.unavailable == {
+        "GPU time": "2 ended by an error or on another stream; 1 not over when the process ended"
+    }
 
 
 def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_path: Path) -> None:
