@@ -16,7 +16,6 @@ from rltrace.kernels import start_kernels, stop_kernels
 from rltrace.recorder import (
     counter,
     flow,
-    flush,
     identify,
     join,
     pause,
@@ -37,7 +36,6 @@ __all__ = [
     "Recording",
     "counter",
     "flow",
-    "flush",
     "identify",
     "instrument",
     "join",

@@ -3,9 +3,7 @@
 An event is recorded where work is submitted and fires when the stream gets there; the host asks later, and never waits
 for it. A device's clock is related to the host's by anchors: an event on an idle stream, with the host's clock read
 before it was recorded and after it was seen to have fired. Each pair lies between two anchors, so neither the two
-clocks' offset nor their drift enters. Between which two is settled where the program is; the arithmetic, half of what a
-pair costs, may be left to a `Resolver`, a thread. What depends on CUDA is behind `Device`, in
-`instrument/cuda_time.py`.
+clocks' offset nor their drift enters. What depends on CUDA is behind `Device`, in `instrument/cuda_time.py`.
 """
 
 from __future__ import annotations
@@ -13,16 +11,14 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from rltrace import clock
 
-POLL_NS = 500_000_000
-"""When a pair looks which before it are done, if nobody has asked for that."""
+POLL_NS = 1_000_000_000
+"""When a pair resolves those before it, if nobody has asked for that."""
 ANCHOR_NS = 1_000_000_000
 """How long an anchor is used: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
@@ -34,13 +30,6 @@ ANCHOR_LOOK_NS = 200_000
 """How long one try looks for its event to fire: on an idle stream that takes 10 µs; a busy device is asked later."""
 TICK_NS = 500
 """Resolution of an event's own time stamp (CUDA Runtime API, cudaEventElapsedTime)."""
-AT_ONCE = 2
-"""Pairs that a resolver resolves before it lets the program's threads run: 10 to 40 µs."""
-PAUSE_SECONDS = 0.001
-BACKLOG = 4_096
-"""Pairs that wait for a resolver before it makes no more pauses, with which it resolves up to two thousand a second."""
-DRAIN_SECONDS = 10.0
-"""How long a resolver is waited for when all is to be written; 16,384 pairs take 0.2 s."""
 
 Event = Any
 
@@ -86,7 +75,7 @@ class Anchor:
     half_width_ns: int
     """The event fired within that much of `host_ns`."""
     pairs: int = 0
-    """That are measured from here, or up to here, and not resolved yet."""
+    """That are measured from here and not resolved yet."""
 
 
 @dataclass(slots=True)
@@ -144,21 +133,6 @@ class Scale(NamedTuple):
         return cls((closing.host_ns - opening.host_ns) / between_ms, error_bound_ns(opening, closing, between_ms))
 
 
-class Batch(NamedTuple):
-    """Pairs that the device is through with, in the order in which they were submitted."""
-
-    pairs: Sequence[Pair]
-    closing: Anchor
-    """Later than all of them."""
-    scales: dict[Anchor, Scale]
-    """Found so far, from each of their anchors to the closing one."""
-
-    def parts(self) -> Iterator[Batch]:
-        """A few pairs at a time, in their order."""
-        for first in range(0, len(self.pairs), AT_ONCE):
-            yield Batch(self.pairs[first : first + AT_ONCE], self.closing, self.scales)
-
-
 @dataclass
 class Missed:
     """Pairs that were not measured, by why."""
@@ -185,8 +159,6 @@ class DeviceTimes:
     device: Device
     write: Callable[[DeviceSpan], None]
     now_ns: Callable[[], int] = clock.now_ns
-    resolver: Resolver | None = None
-    """Without one, pairs are resolved where the device is asked."""
     missed: Missed = field(default_factory=Missed)
     _pool: list[Event] = field(default_factory=list)
     _waiting: dict[int, list[Pair]] = field(default_factory=dict)
@@ -258,7 +230,7 @@ class DeviceTimes:
         self._count += 1
 
     def poll(self, *, to_the_end: bool = False) -> int:
-        """Have what the device has done resolved; returns how many pairs that are. Never waits for the device.
+        """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
 
         Args:
             to_the_end: Count what is not done yet as missed: there will be no other call.
@@ -273,17 +245,12 @@ class DeviceTimes:
         closing = self._new_anchor() if any(fired.values()) else None
         done = [] if closing is None else self._take(fired)
         if closing is not None:
+            self._resolve(done, closing)
             self._replace_anchor(closing)
-            self._hand_over(Batch(done, closing, {}))
         if to_the_end:
             self.missed.unfinished += self._count
             self._waiting, self._count = {}, 0
         return len(done)
-
-    def _hand_over(self, batch: Batch) -> None:
-        batch.closing.pairs += len(batch.pairs)
-        if self.resolver is None or not self.resolver.take(self, batch):
-            self.resolve(batch)
 
     def _fired(self, pairs: list[Pair]) -> int:
         """How many of a stream's pairs the device is through with: with all up to one that it is not."""
@@ -297,20 +264,19 @@ class DeviceTimes:
         self._count -= len(done)
         return sorted(done, key=lambda pair: pair.number)
 
-    def resolve(self, batch: Batch) -> None:
-        """Write the spans of pairs, and let their events be used again. One thread at a time."""
-        done = 0
+    def _resolve(self, done: list[Pair], closing: Anchor) -> None:
+        scales: dict[Anchor, Scale] = {}
+        resolved = 0
         try:
-            for pair in batch.pairs:
-                self._resolve(pair, batch.closing, batch.scales)
-                done += 1
+            for pair in done:
+                self._resolve_one(pair, closing, scales)
+                resolved += 1
         finally:
-            with self._lock:
-                self.missed.failed += len(batch.pairs) - done
-                for pair in batch.pairs:
-                    self._release(pair, batch.closing)
+            self.missed.failed += len(done) - resolved
+            for pair in done:
+                self._release(pair)
 
-    def _resolve(self, pair: Pair, closing: Anchor, scales: dict[Anchor, Scale]) -> None:
+    def _resolve_one(self, pair: Pair, closing: Anchor, scales: dict[Anchor, Scale]) -> None:
         opening, elapsed_ms = pair.anchor, self.device.elapsed_ms
         assert opening is not None
         scale = scales.get(opening)
@@ -323,12 +289,12 @@ class DeviceTimes:
         else:
             self.missed.no_anchor += 1
 
-    def _release(self, pair: Pair, closing: Anchor) -> None:
+    def _release(self, pair: Pair) -> None:
+        """Let the events of a pair be used again, and its anchor's after the last pair."""
         self._pool += (pair.start, pair.end)
-        for anchor in (pair.anchor, closing):
-            assert anchor is not None
-            anchor.pairs -= 1
-            self._free(anchor)
+        assert pair.anchor is not None
+        pair.anchor.pairs -= 1
+        self._free(pair.anchor)
 
     def _write(self, pair: Pair, start_ns: int, end_ns: int, error_ns: int) -> None:
         if pair.queue:
@@ -339,10 +305,7 @@ class DeviceTimes:
         self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, error_ns, pair.args))
 
     def _give_up(self, pair: Pair) -> None:
-        self._pool += [pair.start, pair.end]
-        assert pair.anchor is not None
-        pair.anchor.pairs -= 1
-        self._free(pair.anchor)
+        self._release(pair)
         pair.anchor = None
 
     # ---- anchors ------------------------------------------------------------------------------------------------
@@ -391,75 +354,6 @@ class DeviceTimes:
 
     def _event(self) -> Event:
         return self._pool.pop() if self._pool else self.device.new_event()
-
-
-class Resolver:
-    """A thread that resolves pairs a few at a time, between them leaving the interpreter to the program's threads.
-
-    A pair's program is on its way meanwhile; most of it is done while a worker waits for the GPU or for its next call.
-    """
-
-    def __init__(self, begin: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        """No thread is started before there is something to resolve.
-
-        Args:
-            begin: Called first on the thread.
-            failed: Told what was raised; the pairs that it was raised for are counted as missed.
-        """
-        self._begin, self._failed = begin, failed
-        self._batches: SimpleQueue[tuple[DeviceTimes, Batch] | threading.Event] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._waited_for = 0
-        self._taken = self._resolved = 0
-        """Pairs; each is counted up by one thread."""
-
-    def take(self, times: DeviceTimes, batch: Batch) -> bool:
-        """Resolve a batch some time soon; false if that cannot be."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._run, name="rltrace", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter ends, or there may be no more threads
-                return False
-            self._thread = thread
-        self._taken += len(batch.pairs)
-        self._batches.put((times, batch))
-        return True
-
-    def drain(self) -> bool:
-        """Wait until all batches taken are written; false if that took too long."""
-        if self._thread is None:
-            return True
-        reached = threading.Event()
-        self._waited_for += 1
-        self._batches.put(reached)
-        try:
-            return reached.wait(DRAIN_SECONDS)
-        finally:
-            self._waited_for -= 1
-
-    def _run(self) -> None:
-        try:
-            self._begin()
-        except Exception as error:
-            self._failed(error)
-        while True:
-            item = self._batches.get()
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            times, batch = item
-            for few in batch.parts():
-                self._resolve(times, few)
-                if not self._waited_for and self._taken - self._resolved < BACKLOG:
-                    time.sleep(PAUSE_SECONDS)
-
-    def _resolve(self, times: DeviceTimes, few: Batch) -> None:
-        try:
-            times.resolve(few)
-        except Exception as error:
-            self._failed(error)
-        self._resolved += len(few.pairs)
 
 
 def error_bound_ns(opening: Anchor, closing: Anchor, between_ms: float) -> int:

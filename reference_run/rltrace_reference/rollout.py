@@ -89,10 +89,6 @@ class Rollout:
         """Lets the engine's process go on recording, or pause."""
         self._call("record", on=on)
 
-    def flush(self) -> None:
-        """Returns when what the engine's process recorded up to now is written."""
-        self._call("flush")
-
     def kernels(self, on: bool) -> None:
         """Lets the engine's process begin or end recording every operator and kernel."""
         self._call("kernels", on=on)

@@ -119,11 +119,6 @@ class Worker:
         (rltrace.resume if on else rltrace.pause)()
         self.rollout.record(on)
 
-    def flush(self) -> None:
-        """Returns when what was recorded up to now is written, here and in the engine."""
-        rltrace.flush()
-        self.rollout.flush()
-
     def kernels(self, on: bool) -> None:
         """Begins or ends recording every operator and kernel, here and in the engine."""
         (rltrace.start_kernels if on else rltrace.stop_kernels)()

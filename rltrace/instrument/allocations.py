@@ -91,7 +91,7 @@ class Known:
 
     def watch_states(self, original: Function, hook: Hook) -> Function:
         """Wrap `FSDPState.init`, to know what is sharded."""
-        forwards = Forwards(hook, lambda *_, **__: allocations.Scope(ACTIVATIONS))
+        forwards = Forwards(hook, lambda *_: allocations.Scope(ACTIVATIONS).__enter__())
 
         @functools.wraps(original)
         def init(*args: Any, **kwargs: Any) -> Any:

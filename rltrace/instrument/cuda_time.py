@@ -5,15 +5,14 @@ collective sit inside FSDP2's own stream, by the classes that it calls: `foreach
 after the copy-in, and an event recorded before it would fire when the stream's work before ends. Instances are left
 alone.
 
-A pair takes some 15 µs of the host, half of them on a thread of ours, so of forwards and backwards those of the model
-have one and, by `RLTRACE_CUDA_TIME=layers`, those of each sharded module. A forward that is repeated for its backward
-is a part of that backward.
+A pair takes some 15 µs of the host, so of forwards and backwards those of the model have one and, by
+`RLTRACE_CUDA_TIME=layers`, those of each sharded module. A forward that is repeated for its backward is a part of that
+backward.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import functools
 import itertools
 import os
@@ -22,12 +21,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace import cost, edges, recorder
-from rltrace.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed, Resolver
+from rltrace.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME
-from rltrace.instrument.fsdp2 import PACKAGE, Backwards, every, keep_group, only_root, watch_forwards
+from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
-from rltrace.patching import Hook, PatchSet
+from rltrace.patching import PatchSet
 
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
@@ -51,7 +50,7 @@ class CudaTime:
 
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
-    patches.use("torch.cuda:is_initialized", pairs.watch_phases)
+    patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(pairs.reached, is_last=True))
     for kind, classes in (("fsdp.all_gather", GATHERS), ("fsdp.reduce_scatter", SCATTERS)):
         for class_name in classes:
             patches.around(
@@ -60,13 +59,12 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
                 end_pair,
                 (DEVICE_TIME + kind,),
             )
-    wanted = every if of_layers else only_root
     patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState.init",
-        functools.partial(watch_forwards, span=pairs.compute, wanted=wanted, waits=False),
+        functools.partial(watch_forwards, opens=pairs.open_forward, root_only=not of_layers, waits=False),
         (f"{DEVICE_TIME}fsdp.forward",),
     )
-    backwards = Backwards(pairs.compute, wanted)
+    backwards = Backwards(pairs.open_backward, root_only=not of_layers)
     patches.around(
         f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
         backwards.look,
@@ -119,7 +117,6 @@ class CudaPairs:
 
     def __init__(self) -> None:
         self._times: DeviceTimes | None = None
-        self._hook: Hook | None = None
         self._lock = threading.Lock()
 
     def span(self, name: str, /, **args: Any) -> Any:
@@ -127,33 +124,25 @@ class CudaPairs:
         times = self._times or self._open()
         return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
 
-    def compute(self, name: str, /, *, module: str, recompute: bool = False) -> Any:
-        """What to enter and leave around a forward or backward of a module; the whole model is the module ""."""
-        return recorder.NoSpan() if recompute else self.span(name, module=module)
+    def open_forward(self, path: str, is_repeated: bool) -> Any:
+        """What to leave behind a forward of the module at a path; the whole model is the module ""."""
+        return recorder.NoSpan() if is_repeated else self.span("fsdp.forward", module=path).__enter__()
 
-    def watch_phases(self, hook: Hook) -> Callable[[], None]:
-        """Look at the end of each phase what is done; returns what undoes it."""
-        self._hook = hook
-        return edges.watch(self.reached, is_last=True)
-
-    def reached(self, edge: edges.Edge) -> None:
-        """Look which pairs are done, where a phase is over."""
-        if self._times is not None and edge.is_end:
-            self._times.poll()
-
-    def flush(self) -> None:
-        """Write what is done by now."""
-        if self._times is not None:
-            self._times.poll()
-            self._resolver.drain()
+    def open_backward(self, path: str) -> Any:
+        """What to leave behind its backward."""
+        return self.span("fsdp.backward", module=path).__enter__()
 
     def close(self) -> None:
-        """Write what is done, and say what never will be."""
+        """Write what is done, and say what was never measured."""
         if self._times is not None:
             self._times.poll(to_the_end=True)
-            self._resolver.drain()
             if reason := why_missed(self._times.missed):
                 recorder.unavailable("GPU time", reason)
+
+    def reached(self, edge: edges.Edge) -> None:
+        """Resolve what the device has done, where a phase is over; 5 ms for as many pairs as one phase has."""
+        if self._times is not None and edge.is_end:
+            self._times.poll()
 
     def _open(self) -> DeviceTimes | None:
         import torch
@@ -163,34 +152,23 @@ class CudaPairs:
             return None
         with self._lock:
             if self._times is None:
-                self.measure(CudaDevice(torch), leave_captures_alone)
+                self.measure(CudaDevice(torch))
         return self._times
 
-    def measure(self, device: Device, begin_thread: Callable[[], None]) -> None:
-        """Make pairs on this device from now on.
-
-        Args:
-            device: That the process uses.
-            begin_thread: Called first on the thread that asks it for times.
-        """
-        self._resolver = Resolver(begin_thread, self._failed)
-        self._times = DeviceTimes(device, write, resolver=self._resolver)
-        recorder.when_flushed(self.flush)
+    def measure(self, device: Device) -> None:
+        """Make pairs on this device from now on."""
+        self._times = DeviceTimes(device, write)
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._forget)  # neither the device nor the thread is there
+        os.register_at_fork(after_in_child=self._forget)  # the device is not there
         cost.OTHER_EVENTS[DEVICE_SPAN] = lambda: one_pair(DeviceTimes(device, write))
 
     def _forget(self) -> None:
         self._times = None
         cost.OTHER_EVENTS.pop(DEVICE_SPAN, None)
 
-    def _failed(self, error: Exception) -> None:
-        if self._hook is not None:
-            self._hook.failed(error)
-
 
 def why_missed(missed: Missed) -> str | None:
-    """In words, what was not measured; captured graphs have their pair at each replay."""
+    """In words, what was not measured; of captured graphs each replay is."""
     reasons = {
         "on another GPU than the process's first": missed.other_device,
         "without an answer of the GPU about its clock": missed.no_anchor,
@@ -200,17 +178,6 @@ def why_missed(missed: Missed) -> str | None:
         "refused by CUDA": missed.failed,
     }
     return "; ".join(f"{count} {reason}" for reason, count in reasons.items() if count) or None
-
-
-def leave_captures_alone() -> None:
-    """Let nothing that this thread asks of CUDA disturb a graph that another thread captures.
-
-    Source: CUDA driver API, cuThreadExchangeStreamCaptureMode: by default an event must not be asked for its time then.
-    """
-    relaxed = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
-    error = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
-    if error:
-        raise OSError(f"cuThreadExchangeStreamCaptureMode: CUDA's error {error}")
 
 
 def one_pair(times: DeviceTimes) -> Callable[[], None]:

@@ -26,7 +26,6 @@ from rltrace.device_time import (
     Anchor,
     DeviceSpan,
     DeviceTimes,
-    Resolver,
     coarseness_ns,
     error_bound_ns,
 )
@@ -437,78 +436,6 @@ def test_threads_do_not_meet_in_a_pair(does: str) -> None:
             done.result()
 
 
-# ---- resolved by a thread -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def raised() -> list[Exception]:
-    return []
-
-
-@pytest.fixture
-def resolver(raised: list[Exception]) -> Resolver:
-    return Resolver(lambda: None, raised.append)
-
-
-def work_of_a_step(device: SimulatedDevice, times: DeviceTimes) -> None:
-    for number in range(100):
-        device.current = 7 + number % 3
-        with times.pair("work", device.current, number=number):
-            device.work(10_000 * (number % 5 + 1))
-    device.host_ns += 10**9
-    times.poll()
-
-
-def test_a_thread_writes_the_spans_that_the_program_itself_would_have_written(
-    resolver: Resolver, raised: list[Exception]
-) -> None:
-    found = []
-    for resolved_by in (None, resolver):
-        device = SimulatedDevice(drift=1e-4)
-        times, written = times_on(device)
-        times.resolver = resolved_by
-        work_of_a_step(device, times)
-        if resolved_by is not None:
-            assert len(written) < 100, "nothing was left to the thread"
-            assert resolver.drain()
-        found.append(written)
-    assert found[0] == found[1] and len(found[0]) == 100
-    assert raised == []
-
-
-def test_nothing_is_measured_by_an_event_that_a_thread_still_needs(resolver: Resolver) -> None:
-    """Round by round, each before the thread is through with the one before."""
-    device = SimulatedDevice()
-    times, written = times_on(device)
-    times.resolver = resolver
-    truth = {}
-    for number in range(300):
-        with times.pair("work", number=number):
-            truth[number] = device.work(50_000)
-        device.host_ns += 60_000_000
-        if number % 10 == 9:
-            times.poll()
-    assert resolver.drain()
-    assert len(written) == 300
-    for span in written:
-        start_ns, end_ns = truth[span.args["number"]]
-        assert abs(span.start_ns - start_ns) <= span.error_ns + device.call_ns
-        assert abs(span.end_ns - end_ns) <= span.error_ns + device.call_ns
-
-
-def test_the_program_is_never_held_up_for_more_than_the_few_pairs_that_are_resolved_at_once(
-    resolver: Resolver, device: SimulatedDevice
-) -> None:
-    times, _ = times_on(device)
-    times.resolver = resolver
-    sizes: list[int] = []
-    resolve = times.resolve
-    times.resolve = lambda batch: (sizes.append(len(batch.pairs)), resolve(batch))  # type: ignore[method-assign]
-    work_of_a_step(device, times)
-    assert resolver.drain()
-    assert sum(sizes) == 100 and max(sizes) == device_time.AT_ONCE
-
-
 class Broken(SimulatedDevice):
     """Which does not say when one event fired."""
 
@@ -520,51 +447,25 @@ class Broken(SimulatedDevice):
         return super().elapsed_ms(earlier, later)
 
 
-def test_what_a_device_refuses_to_say_is_told_once_counted_and_does_not_end_the_thread(
-    resolver: Resolver, raised: list[Exception]
-) -> None:
+def test_what_a_device_refuses_to_say_is_counted_and_its_events_are_used_again() -> None:
     device = Broken()
     times, written = times_on(device)
-    times.resolver = resolver
-    with times.pair("refused") as pair:
-        device.work(1_000)
-    device.broken = pair.start
+    for name in ("told", "refused", "behind it"):
+        with times.pair(name) as pair:
+            device.work(1_000)
+        if name == "refused":
+            device.broken = pair.start
     device.host_ns += 10**8
-    times.poll()
-    assert resolver.drain()
-    assert ([str(error) for error in raised], times.missed.failed, written) == (["the device is lost"], 1, [])
-    device.broken = None
-    work_of_a_step(device, times)
-    assert resolver.drain()
-    assert (len(raised), times.missed.failed, len(written)) == (1, 1, 100)
-    assert device.events < 210, "the events of the refused pair are used again"
-
-
-def test_where_no_thread_can_be_started_the_program_resolves_its_pairs_itself(
-    resolver: Resolver, device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    times, written = times_on(device)
-    times.resolver = resolver
-    work_of_a_step(device, times)
-    assert len(written) == 100
-    assert resolver.drain()
-
-
-def test_a_thread_that_could_not_be_prepared_says_so_and_resolves(device: SimulatedDevice) -> None:
-    raised: list[Exception] = []
-
-    def begin() -> None:
-        raise OSError("no libcuda")
-
-    times, written = times_on(device)
-    times.resolver = Resolver(begin, raised.append)
-    work_of_a_step(device, times)
-    assert times.resolver.drain()
-    assert ([str(error) for error in raised], len(written)) == (["no libcuda"], 100)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        times.poll()
+    assert ([span.name for span in written], times.missed.failed) == (["told"], 2)
+    device.broken, events = None, device.events
+    for _ in range(3):
+        with times.pair("later"):
+            device.work(1_000)
+    device.host_ns += 10**8
+    assert times.poll() == 3
+    assert device.events <= events + 1, "the closing look at its clock"
 
 
 def test_what_the_process_does_not_live_to_see_is_counted(device: SimulatedDevice) -> None:

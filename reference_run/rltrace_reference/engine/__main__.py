@@ -136,10 +136,6 @@ class Server:
         """Goes on recording, or pauses."""
         (rltrace.resume if on else rltrace.pause)()
 
-    def on_flush(self) -> None:
-        """Returns when what was recorded up to now is written."""
-        rltrace.flush()
-
     def on_kernels(self, on: bool) -> None:
         """Begins or ends recording every operator and kernel."""
         (rltrace.start_kernels if on else rltrace.stop_kernels)()
