@@ -13,8 +13,9 @@ def run_next_sitecustomize():
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import PathFinder
 
-    here = os.path.dirname(os.path.realpath(__file__))
-    behind = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != here]
+    ran = vars(sys).setdefault("_rltrace_startups", set())  # two copies of rltrace would find each other for ever
+    ran.add(os.path.dirname(os.path.realpath(__file__)))
+    behind = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) not in ran]
     spec = PathFinder.find_spec("sitecustomize", behind)
     if spec is None or spec.loader is None:
         return

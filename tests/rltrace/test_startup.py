@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 
@@ -89,6 +90,16 @@ def test_the_next_sitecustomize_runs_as_python_would_have_run_it(tmp_path):
     for path in (f"{STARTUP}:{ROOT}:{theirs}", f"{STARTUP}:{STARTUP}/:{ROOT}:{theirs}"):
         ours = python("-c", code, tmp_path=tmp_path, PYTHONPATH=path)
         assert (ours.returncode, ours.stdout, ours.stderr) == (0, bare.stdout, bare.stderr)
+
+
+def test_two_copies_of_ours_hand_on_to_the_next_one_and_not_to_each_other(tmp_path):
+    """As where a command is traced by another installation than its own."""
+    theirs = site_folder(tmp_path, "marker = 'theirs'")
+    other = shutil.copytree(STARTUP, tmp_path / "other")
+    path = f"{STARTUP}:{ROOT}:{other}:{STARTUP}:{theirs}"
+    run = run_traced(tmp_path, "import msgspec, sitecustomize; print(sitecustomize.marker)", PYTHONPATH=path)
+    assert (run.returncode, run.out, run.err) == (0, "theirs\n", "")
+    assert len(run.recording.processes) == 1
 
 
 @pytest.mark.parametrize("error", ["ValueError('theirs')", "ImportError('theirs')"])

@@ -1,0 +1,69 @@
+"""What hooks on a training step cost, in calls of functions: the same on every machine, busy or idle.
+
+A step of a large model on a GPU is bound by what its host runs in Python, so what hooks run is the step's time. Their
+own bookkeeping does not see it: it counts spans.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sharded_runs import TRAIN, train
+
+pytestmark = pytest.mark.run
+
+COUNT = """
+import json, sys
+
+def calls_of(function):
+    calls = 0
+    def count(_frame, event, _arg):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+def train(kind):
+    torch.manual_seed(0)
+    model = sharded(Model(), kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.arange(10).reshape(2, 5)
+    def step():
+        model(tokens).float().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    step()
+    step()
+    recorded = min(calls_of(step) for _ in range(3))  # a cache of torch's may fill in one of them
+    rltrace.pause()
+    paused = min(calls_of(step) for _ in range(3))
+    rltrace.resume()
+    return json.dumps({"recorded": recorded, "paused": paused})
+
+"""
+RECORDED_STEPS = 5
+SOURCE = TRAIN.replace("def work(", f"{COUNT}\ndef work(")
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Of a step on one of two ranks, above those of a step without hooks, for each span of it."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("hooked", "bare")]
+    hooked = train(folders[0], "fsdp2", ranks=2, source=SOURCE)
+    bare = train(folders[1], "fsdp2", ranks=2, source=SOURCE, RLTRACE_DISABLE="fsdp2,torch_optim")
+    without = json.loads(bare.out)["recorded"]
+    spans = sum(span.name != "training" for span in hooked.spans()) / RECORDED_STEPS / 2
+    return {kind: (count - without) / spans for kind, count in json.loads(hooked.out).items()}
+
+
+def test_a_span_is_two_dozen_calls_with_all_that_its_hooks_find_out(calls: dict[str, float]) -> None:
+    assert 8 < calls["recorded"] < 32
+
+
+def test_a_paused_hook_is_a_few_calls(calls: dict[str, float]) -> None:
+    assert 0 < calls["paused"] < 6
