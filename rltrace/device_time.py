@@ -78,21 +78,30 @@ class Anchor:
     """That are measured from here and not resolved yet."""
 
 
-@dataclass(slots=True)
 class Pair:
     """Work on one stream between two events."""
 
-    name: str
-    args: dict[str, Any]
-    times: DeviceTimes
-    queue: int = 0
-    """Work of one queue follows one another on the device, whatever streams it is submitted from; 0 is none."""
-    number: int = 0
+    __slots__ = ("anchor", "args", "end", "name", "number", "queue", "start", "stream", "times")
+
+    anchor: Anchor | None
+    """None before it has begun, and where it cannot be measured."""
+    number: int
     """Counts what was submitted."""
-    anchor: Anchor | None = None
-    stream: int = 0
-    start: Event = None
-    end: Event = None
+    stream: int
+    start: Event
+    end: Event
+
+    def __init__(self, name: str, args: dict[str, Any], times: DeviceTimes, queue: int = 0) -> None:
+        """Nothing is measured yet.
+
+        Args:
+            name: Of its span.
+            args: Of its span.
+            times: That measure it.
+            queue: Work of one queue follows one another on the device, whatever streams it is submitted from; 0: none.
+        """
+        self.name, self.args, self.times, self.queue = name, args, times, queue
+        self.anchor = None
 
     def __enter__(self) -> Pair:
         self.times.begin(self)
@@ -169,6 +178,8 @@ class DeviceTimes:
     """When the last resolved work of each queue ended."""
     _anchor: Anchor | None = None
     _polled_ns: int = 0
+    _look_ns: int = -1
+    """Behind this something is due: to resolve, or to renew the anchor."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def pair(self, name: str, /, queue: int = 0, **args: Any) -> Pair:
@@ -178,34 +189,40 @@ class DeviceTimes:
     def begin(self, pair: Pair) -> None:
         """Record the first event, unless it cannot be."""
         with self._lock:
-            self._begin(pair)
+            anchor = self._anchor
+            if self.now_ns() > self._look_ns:
+                anchor = self._look()
+            if anchor is None:
+                return
+            if self._count >= MOST_PAIRS:
+                self.missed.too_many += 1
+                return
+            event = self._pool.pop() if self._pool else self.device.new_event()
+            stream = self.device.record(event)
+            if stream <= 0:
+                self._pool.append(event)
+                self._count_missed(stream)
+                return
+            self._submitted += 1
+            pair.number, pair.anchor, pair.stream, pair.start = self._submitted, anchor, stream, event
+            anchor.pairs += 1
 
-    def _begin(self, pair: Pair) -> None:
+    def _look(self) -> Anchor | None:
+        """Do what is due: resolve what is done, renew the anchor; None where that cannot be, and is counted."""
         now_ns = self.now_ns()
-        is_poll_due = now_ns - self._polled_ns > POLL_NS
         is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
         if is_anchor_due and self.device.is_capturing():
             self.missed.capturing += 1  # to ask the device anything now would make the capture invalid
-            return
-        if is_poll_due:
+            return None
+        if now_ns - self._polled_ns > POLL_NS:
             self.poll()
-        if self._count >= MOST_PAIRS:
-            self.missed.too_many += 1
-            return
         if is_anchor_due:
             self._renew_anchor()
         if self._anchor is None:
             self.missed.no_anchor += 1
-            return
-        event = self._event()
-        stream = self.device.record(event)
-        if stream <= 0:
-            self._pool.append(event)
-            self._count_missed(stream)
-            return
-        self._submitted += 1
-        pair.number, pair.anchor, pair.stream, pair.start = self._submitted, self._anchor, stream, event
-        pair.anchor.pairs += 1
+            return None
+        self._look_ns = min(self._polled_ns + POLL_NS, self._anchor.host_ns + ANCHOR_NS)
+        return self._anchor
 
     def _count_missed(self, stream: int) -> None:
         if stream == CAPTURING:
@@ -218,16 +235,13 @@ class DeviceTimes:
         if pair.anchor is None:
             return
         with self._lock:
-            self._finish(pair, failed)
-
-    def _finish(self, pair: Pair, failed: bool) -> None:
-        pair.end = self._event()
-        if failed or self.device.record(pair.end) != pair.stream:
-            self.missed.other_stream += 1
-            self._give_up(pair)
-            return
-        self._waiting.setdefault(pair.stream, []).append(pair)
-        self._count += 1
+            pair.end = self._pool.pop() if self._pool else self.device.new_event()
+            if failed or self.device.record(pair.end) != pair.stream:
+                self.missed.other_stream += 1
+                self._give_up(pair)
+                return
+            self._waiting.setdefault(pair.stream, []).append(pair)
+            self._count += 1
 
     def poll(self, *, to_the_end: bool = False) -> int:
         """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
@@ -343,7 +357,7 @@ class DeviceTimes:
         return best
 
     def _try_anchor(self) -> Anchor | None:
-        event = self._event()
+        event = self._pool.pop() if self._pool else self.device.new_event()
         before_ns = self.now_ns()
         self.device.record_idle(event)
         while not self.device.has_fired(event):
@@ -351,9 +365,6 @@ class DeviceTimes:
                 return None  # and the event is left to the device
         after_ns = self.now_ns()
         return Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
-
-    def _event(self) -> Event:
-        return self._pool.pop() if self._pool else self.device.new_event()
 
 
 def error_bound_ns(opening: Anchor, closing: Anchor, between_ms: float) -> int:

@@ -28,6 +28,7 @@ from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
 
+GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
 """The last of each is torch 2.13's."""
@@ -51,7 +52,7 @@ class CudaTime:
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
     patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(pairs.reached, is_last=True))
-    for kind, classes in (("fsdp.all_gather", GATHERS), ("fsdp.reduce_scatter", SCATTERS)):
+    for kind, classes in ((GATHER, GATHERS), (SCATTER, SCATTERS)):
         for class_name in classes:
             patches.around(
                 f"{PACKAGE}._fsdp_collectives:{class_name}.__call__",
@@ -96,7 +97,7 @@ def begin_collective(pairs: CudaPairs, kind: str, args: tuple[Any, ...], kwargs:
     ranks = 1 if group is None else group.size()
     if ranks == 1 or kwargs.get("async_op"):
         return None
-    whole = kwargs.get("output_tensor" if kind == "fsdp.all_gather" else "input_tensor")
+    whole = kwargs.get("output_tensor" if kind == GATHER else "input_tensor")
     size_bytes = 0 if whole is None else whole.numel() * whole.element_size()
     return pairs.span(kind, queue=id(group), bytes=size_bytes, ranks=ranks).__enter__()
 
