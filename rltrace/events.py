@@ -114,6 +114,8 @@ OUT_OF_MEMORY = "memory.out_of_memory"
 
 DEVICE_TIME = "gpu."
 """Before the name of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
+GPU_TIME = "GPU time"
+"""What a process says is unavailable, with the reasons, where some of a GPU's work was not timed."""
 DEVICE_SPAN = "device_span"
 """Such a span, where costs are told by kind of event."""
 

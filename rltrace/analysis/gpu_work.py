@@ -13,7 +13,7 @@ from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import DeviceSpans, Observations
 from rltrace.analysis.phases import in_order
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import WEIGHT_SYNC_STAGES
+from rltrace.events import GPU_TIME, WEIGHT_SYNC_STAGES
 
 FORWARD, BACKWARD = PASSES = ("fsdp.forward", "fsdp.backward")
 OPTIMIZER = "optimizer.step"
@@ -78,6 +78,12 @@ def gpu_work(seen: Observations, windows: StepWindows) -> list[GpuWork]:
         for lane, steps in steady.items()
         for row in _of_lane(lane, of_lane[lane], _phases(lane, steps, seen), steps, seen.end_ns)
     ]
+
+
+def gpu_work_missed(seen: Observations) -> dict[str, str]:
+    """By process, what its GPU did and nobody timed, with the reasons."""
+    said = {process.process.name: process.process.unavailable.get(GPU_TIME) for process in seen.processes}
+    return {name: reason for name, reason in said.items() if reason is not None}
 
 
 def _of_lane(

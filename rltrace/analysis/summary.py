@@ -6,7 +6,7 @@ import msgspec
 
 from rltrace.analysis.allocations import AllocationPeak, allocation_peaks
 from rltrace.analysis.clocks import ClockFigures, clocks
-from rltrace.analysis.gpu_work import GpuWork, gpu_work
+from rltrace.analysis.gpu_work import GpuWork, gpu_work, gpu_work_missed
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
@@ -69,6 +69,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     own_spans: list[SpanFigures]
     hook_spans: list[SpanFigures]
     gpu_work: list[GpuWork]
+    gpu_work_missed: dict[str, str]
+    """What was not timed, by process."""
     weight_sync: list[RankSync]
     memory: list[DeviceMemory]
     allocations: list[AllocationPeak]
@@ -108,6 +110,7 @@ def summarize(recording: Recording) -> Summary:
         own_spans=own_spans(seen, windows),
         hook_spans=hook_spans(seen, windows),
         gpu_work=gpu_work(seen, windows),
+        gpu_work_missed=gpu_work_missed(seen),
         weight_sync=rank_syncs(seen, windows),
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),

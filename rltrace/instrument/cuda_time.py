@@ -22,7 +22,7 @@ from typing import Any
 
 from rltrace import cost, edges, recorder
 from rltrace.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed
-from rltrace.events import DEVICE_SPAN, DEVICE_TIME
+from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME
 from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
@@ -138,7 +138,7 @@ class CudaPairs:
         if self._times is not None:
             self._times.poll(to_the_end=True)
             if reason := why_missed(self._times.missed):
-                recorder.unavailable("GPU time", reason)
+                recorder.unavailable(GPU_TIME, reason)
 
     def reached(self, edge: edges.Edge) -> None:
         """Resolve what the device has done, where a phase is over; 5 ms for as many pairs as one phase has."""

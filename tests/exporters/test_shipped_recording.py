@@ -1,4 +1,4 @@
-"""The Recordings that ship with the repository: the 8B run on 4 GPUs and on 2, and verl's, as they were recorded."""
+"""The Recordings that ship with the repository, as they were recorded: the 8B run on two hosts, and verl's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from rltrace.recording import Recording
 
 RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 RUN = RECORDINGS / "qwen3_8b_4gpu.zip"
-STREAMS = RECORDINGS / "qwen3_8b_2gpu.zip"
-"""With the time on the GPUs' own streams."""
+OTHER_HOST = RECORDINGS / "qwen3_8b_4gpu_other_host.zip"
 VERL = RECORDINGS / "verl_8b_4gpu.zip"
 README = Path(__file__).parents[2] / "README.md"
 PARAMETERS = 8_190_735_360
@@ -32,12 +31,17 @@ def summary() -> Summary:
 
 
 @pytest.fixture(scope="module")
+def other_host() -> Summary:
+    return summarize(Recording.open(OTHER_HOST))
+
+
+@pytest.fixture(scope="module")
 def verl() -> Summary:
     return summarize(Recording.open(VERL))
 
 
 def test_they_are_small_enough_to_ship() -> None:
-    assert {RUN, STREAMS, VERL} == set(RECORDINGS.iterdir())
+    assert {RUN, OTHER_HOST, VERL} == set(RECORDINGS.iterdir())
     for file in RECORDINGS.iterdir():
         assert file.stat().st_size <= 5_000_000
 
@@ -57,16 +61,20 @@ def test_every_phase_of_every_step_is_there_and_none_overlap(summary: Summary) -
         assert row.overlaps == []
 
 
-@pytest.mark.parametrize("column", ["summary", "verl"])
+COLUMNS = ["summary", "other_host", "verl"]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
 def test_the_readmes_table_is_what_the_summary_says_of_rank_0(column: str, request: pytest.FixtureRequest) -> None:
-    """Two columns, a Recording each: the least and the most of the steps after the first."""
+    """Three columns, a Recording each: the least and the most of the steps after the first."""
     steady = request.getfixturevalue(column).steady
-    assert steady is not None and steady.first_step == (0 if column == "summary" else 1)
+    assert steady is not None and steady.first_step == (1 if column == "verl" else 0)
     rank = next(lane for lane in steady.lanes if lane.rank == 0)
     spreads = {"step": rank.seconds, **rank.phases}
     figure = r" ([\d.]+)(?:-([\d.]+))? \|"
-    rows = re.findall(rf"^\| `?([\w.]+)`?[^|]* \|{figure}{figure}", README.read_text(), re.MULTILINE)
-    said = {name: figures[:2] if column == "summary" else figures[2:] for name, *figures in rows if name in spreads}
+    rows = re.findall(rf"^\| `?([\w.]+)`?[^|]* \|{3 * figure}", README.read_text(), re.MULTILINE)
+    place = 2 * COLUMNS.index(column)
+    said = {name: figures[place : place + 2] for name, *figures in rows if name in spreads}
     assert set(said) >= (set(STEP_PHASES) - {"reward", "advantage"}) | {"idle", "step"}
     for name, (least, most) in said.items():
         decimals = len(least.partition(".")[2])
@@ -77,7 +85,9 @@ def test_the_readmes_table_is_what_the_summary_says_of_rank_0(column: str, reque
 
 def test_the_readmes_table_of_memory_is_what_the_summary_says_of_rank_0(summary: Summary, verl: Summary) -> None:
     """Two columns, a Recording each: who held what at rank 0's peak."""
-    rows = re.findall(r"^\| `([\w.]+)`[^|]* \| ([\d.]+) \| ([\d.]+) \|", README.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w.]+)`[^|]* \| (-?[\d.]+) \| (-?[\d.]+) \| -?[\d.]+ \| -?[\d.]+ \|$", README.read_text(), re.MULTILINE
+    )
     for column, found in enumerate((summary, verl)):
         (rank,) = [memory for memory in found.memory if memory.rank == 0]
         peak = {**rank.at_peak_bytes, "used_bytes": rank.peak_bytes}
@@ -170,14 +180,9 @@ def test_every_sleep_freed_and_every_wake_up_took_what_was_expected(summary: Sum
     assert summary.leaks == []
 
 
-@pytest.fixture(scope="module")
-def streams() -> Summary:
-    return summarize(Recording.open(STREAMS))
-
-
 def test_every_collective_of_a_worker_has_its_time_on_the_gpu() -> None:
-    workers = [process for process in Recording.open(STREAMS).processes if process.role == "worker"]
-    assert len(workers) == 2
+    workers = [process for process in Recording.open(RUN).processes if process.role == "worker"]
+    assert len(workers) == 4
     for worker in workers:
         spans = [event for event in worker.events() if isinstance(event, Span)]
         for name in ("fsdp.all_gather", "fsdp.reduce_scatter", "weight_sync.pack"):
@@ -187,19 +192,35 @@ def test_every_collective_of_a_worker_has_its_time_on_the_gpu() -> None:
             assert all(span.args["error_ns"] < 100_000 and span.end_ns is not None for span in on_gpu)
 
 
-def test_the_readme_says_what_the_gpus_did_in_a_step(streams: Summary) -> None:
-    assert streams.steady is not None
+def test_the_readme_says_what_the_gpus_did_in_a_step(summary: Summary) -> None:
+    assert summary.steady is not None
     seconds = {
-        work: mean(row.seconds for row in streams.gpu_work if (row.work, row.phase) == (work, None))
+        work: mean(row.seconds for row in summary.gpu_work if (row.work, row.phase) == (work, None))
         for work in ("fsdp.forward", "fsdp.backward", "collectives")
     }
-    step = mean(lane.seconds.mean_seconds for lane in streams.steady.lanes)
+    step = mean(lane.seconds.mean_seconds for lane in summary.steady.lanes)
     said = re.sub(r"\s+", " ", README.read_text())
     forward, backward, collectives = (f"{of_work:.2f} s in" for of_work in seconds.values())
     assert f"first take {step:.2f} s; in one of them the GPUs spent {forward} forwards, {backward} backwards" in said
     assert f"and {collectives} collectives" in said
 
 
-def test_every_byte_of_it_has_an_owner_within_the_bound(streams: Summary) -> None:
-    residuals = [rank.residual for rank in streams.memory if rank.residual is not None]
-    assert [(found.edges, found.unsettled_edges, found.edges_over_allowed) for found in residuals] == [(86, 0, 0)] * 2
+def test_the_readme_says_that_each_worker_has_a_processor_to_itself_while_it_learns() -> None:
+    """By the sampler: of every worker, the mean of its samples in the updates after the first."""
+    recording = Recording.open(RUN)
+    workers = {process.key for process in recording.processes if process.role == "worker"}
+    updates = [
+        (event.start_ns, event.end_ns)
+        for process in recording.processes
+        if process.role == "worker" and process.rank == 0
+        for event in process.events()
+        if isinstance(event, Span) and event.name == "actor.update" and event.end_ns
+    ][1:]
+    (sampler,) = (process for process in recording.processes if process.role == "sampler")
+    samples: dict[str, list[float]] = {}
+    for event in sampler.events():
+        if isinstance(event, Counter) and any(start <= event.ts_ns < end for start, end in updates):
+            samples.setdefault(event.name, []).append(event.value)
+    assert [round(mean(samples[f"process.cpu_percent/{key}"])) for key in sorted(workers)] == [101] * 4
+    watts = [mean(values) for name, values in samples.items() if name.startswith("gpu.power_watts/")]
+    assert len(watts) == 4 and round(mean(watts)) == 276

@@ -6,6 +6,7 @@ one of a GPU, and only `CudaDevice` is replaced.
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from rich.console import Console
 from sharded_runs import TRAIN, train
 from traced_runs import TracedRun, run_traced
 
 from rltrace import recorder
+from rltrace.analysis import summarize
+from rltrace.cli.tables import show
 from rltrace.edges import Edge
 from rltrace.events import Span
 from rltrace.instrument import cuda_time
@@ -215,9 +219,12 @@ for _ in range(2):
 """
     run = run_traced(tmp_path, ON_THE_HOST + lost)
     (process,) = run.recording.processes
-    assert process.unavailable == {
-        "GPU time": "2 ended by an error or on another stream; 1 not over when the process ended"
-    }
+    reason = "2 ended by an error or on another stream; 1 not over when the process ended"
+    summary = summarize(run.recording)
+    assert summary.gpu_work_missed == {process.name: reason}
+    console = Console(width=140, file=io.StringIO())
+    show(summary, console, whole=True)
+    assert f"GPU work of {process.name} that was not timed: {reason}" in cast(io.StringIO, console.file).getvalue()
 
 
 def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ from rltrace.process import append_exit
 from rltrace.recording import Recording
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-GPUS = EXAMPLES / "recordings" / "qwen3_8b_4gpu.zip"
+GPUS = EXAMPLES / "recordings" / "qwen3_8b_4gpu_other_host.zip"
+STREAMS = EXAMPLES / "recordings" / "qwen3_8b_4gpu.zip"
+"""With the time on the GPUs' own streams."""
 VERL = EXAMPLES / "recordings" / "verl_8b_4gpu.zip"
 TOY = Path(__file__).parent / "toy_run.py"
 PLAIN = """
@@ -76,6 +78,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
     subprocess.run([sys.executable, loop, folder / "loop"], check=True, capture_output=True)
     return {
         "gpus": Recording.open(GPUS),
+        "streams": Recording.open(STREAMS),
         "verl": Recording.open(VERL),
         "loop": Recording.open(folder / "loop"),
         "plain": run_traced(folder, PLAIN, RLTRACE_DISABLE="python_gc").recording,
@@ -106,7 +109,7 @@ def test_the_first_screen_holds_the_seconds_and_the_bytes_of_a_step(recorded: di
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("which", ["gpus", "verl", "loop", "plain", "killed"])
+@pytest.mark.parametrize("which", ["gpus", "streams", "verl", "loop", "plain", "killed"])
 def test_the_first_screen_is_one_screen(recorded: dict[str, Recording], which: str, width: int) -> None:
     assert lines_of_figures(recorded[which], width) <= SCREEN_LINES
 
@@ -116,7 +119,7 @@ def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording
     text = " ".join(" ".join(screen(recorded["gpus"], 80)).split())
     assert "below 0.1%: wait.driver 0.002, reward 0.002, advantage 0.000" in text
     assert "below 1% each, 1.28 GiB at this peak: actor.activations, rollout.graphs, rollout.activations, nccl" in text
-    assert "--all shows each step, each rank, each process, each hook, each sleep, the start-up, the host" in text
+    assert "--all shows each step, rank, process, hook, sleep, the start-up, the host" in text
     assert "--all shows" not in "".join(screen(recorded["gpus"], 80, whole=True))
     (command,) = [line for line in screen(recorded["verl"], 80) if "verl.trainer.main_ppo" in line]
     assert command.endswith("... and 36 words more")

@@ -16,7 +16,7 @@ from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
-from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_table
+from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
 from rltrace.cli.tables.memory import (
     allocation_line,
@@ -121,12 +121,14 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
 
 def _left_out(summary: Summary) -> list[str]:
     """What the first screen does not show of this Recording."""
+    single = {
+        "step": len(summary.steps) > 1,
+        "rank": len({row.rank for row in summary.phases if row.rank is not None}) > 1,
+        "process": True,
+        "hook": bool(summary.hooks),
+        "sleep": bool(summary.sleeps),
+    }
     parts = {
-        "each step": len(summary.steps) > 1,
-        "each rank": len({row.rank for row in summary.phases if row.rank is not None}) > 1,
-        "each process": True,
-        "each hook": bool(summary.hooks),
-        "each sleep": bool(summary.sleeps),
         "the start-up": bool(summary.steps),
         "the host": bool(summary.samples or summary.host_memory),
         "spans of hooks": bool(summary.hook_spans and summary.phases),
@@ -135,7 +137,8 @@ def _left_out(summary: Summary) -> list[str]:
         "memory by phase": bool(summary.memory),
         "peaks of all allocations": len(summary.allocations) > 1,
     }
-    return [what for what, is_there in parts.items() if is_there]
+    each = [what for what, is_there in single.items() if is_there]
+    return [f"each {', '.join(each)}", *(what for what, is_there in parts.items() if is_there)]
 
 
 def _whole(summary: Summary) -> Iterator[RenderableType]:
@@ -153,6 +156,8 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
         yield hook_span_table(summary)
     if summary.gpu_work:
         yield gpu_work_table(summary.gpu_work)
+    if summary.gpu_work_missed:
+        yield gpu_work_missed_lines(summary.gpu_work_missed)
     if summary.weight_sync:
         yield sync_table(in_steady(summary.weight_sync, summary.steady))
     for device in summary.memory:

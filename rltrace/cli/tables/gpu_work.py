@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.gpu_work import COLLECTIVES, GATHERS_AND_SCATTERS, PASSES, GpuWork
@@ -92,6 +92,11 @@ def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
         for row in phases if len(phases) > 1 else ():
             table.add_row(f"  {row.phase}", *row.cells(), style="dim")
     return titled("GPU work: a steady step, mean over the GPUs; what overlaps counts once", table, _caption(found))
+
+
+def gpu_work_missed_lines(missed: Mapping[str, str]) -> RenderableType:
+    """What is not in the table, a line a process."""
+    return Group(*(Text(f"GPU work of {process} that was not timed: {reason}") for process, reason in missed.items()))
 
 
 def _rows(found: Sequence[GpuWork]) -> list[_Row]:
