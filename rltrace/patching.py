@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from types import CoroutineType, FunctionType, MethodType, ModuleType
@@ -19,8 +20,15 @@ from typing import Any, Protocol
 
 from wrapt import register_post_import_hook
 
-from rltrace import edges, recorder
+from rltrace import clock, edges, recorder
 from rltrace.versions import unmet_support
+
+TIME_VARIABLE = "RLTRACE_TIME_HOOKS"
+"""Environment variable: 1 has every hook measure how long it holds its program up, for two readings of the clock more.
+
+`rltrace.measure_cost` measures spans in a loop; it sees neither what a hook finds out for their arguments nor what a
+cold cache adds.
+"""
 
 Function = Callable[..., Any]
 Describe = Callable[..., "dict[str, Any] | None"]
@@ -36,6 +44,9 @@ class HookRow(Protocol):
 
     def fired(self) -> None:
         """Count one more time that the hook ran."""
+
+    def spent(self, spent_ns: int, /) -> None:
+        """Add how long it took; called where hooks are timed."""
 
 
 class HookRegister(Protocol):
@@ -55,8 +66,8 @@ class Hook:
     """
 
     __slots__ = (
-        "_held", "_register", "_wanted", "bound", "emits", "failures", "fired", "instrumentation", "live", "state",
-        "target",
+        "_held", "_register", "_row", "_wanted", "bound", "emits", "failures", "fired", "instrumentation", "live",
+        "state", "target",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +79,7 @@ class Hook:
         self.fired: Callable[[], None] = _nothing
         self.failures = 0
         self.live = self.bound = self._held = False
+        self._row: HookRow | None = None
         self._wanted = True
         self._register = register
         self.report("waiting", f"{target.partition(':')[0]} is not imported")
@@ -86,8 +98,8 @@ class Hook:
         if state != "failed":  # one bad call does not silence the hook
             self.bind(state == "installed")
         if self._register is not None:
-            row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
-            self.fired = row.fired
+            self._row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
+            self.fired = self._row.fired
 
     def bind(self, on: bool) -> None:
         """Say whether it is in place: only then it can be live."""
@@ -106,6 +118,21 @@ class Hook:
 
     def _decide(self) -> None:
         self.live = self.bound and self._wanted and not self._held
+
+    def timed(self, function: Function) -> Function:
+        """The same, and where that is asked for the time that it takes is kept."""
+        if os.environ.get(TIME_VARIABLE) != "1":
+            return function
+
+        def call(*args: Any) -> Any:
+            start_ns = clock.now_ns()
+            try:
+                return function(*args)
+            finally:
+                if self._row is not None:
+                    self._row.spent(clock.now_ns() - start_ns)
+
+        return call
 
     def failed(self, error: Exception) -> None:
         """Count an error of our own; the first one is printed and reported."""
@@ -540,7 +567,7 @@ class PatchSet:
         What emits a phase, a sleep or a wake-up is an edge of memory on both sides.
         """
         before, after = _at_edges(before, after, emits)
-        self.wrap(target, lambda original, hook: wrap_same_kind(original, hook, before, after), emits)
+        self._wrap(wrap_same_kind, target, before, after, emits)
 
     def span(
         self,
@@ -567,7 +594,12 @@ class PatchSet:
 
         wrap = wrap_each_item if each_item else wrap_same_kind
         before, after = _at_edges(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
-        self.wrap(target, lambda original, hook: wrap(original, hook, before, after), (name,))
+        self._wrap(wrap, target, before, after, (name,))
+
+    def _wrap(
+        self, wrap: Callable[..., Function], target: str, before: Before, after: After, emits: tuple[str, ...]
+    ) -> None:
+        self.wrap(target, lambda original, hook: wrap(original, hook, hook.timed(before), hook.timed(after)), emits)
 
     def arguments(self, target: str, change: ChangeArguments, emits: tuple[str, ...] = ()) -> None:
         """Let `change(hook, args, kwargs)` replace the arguments of every call of `target`.

@@ -355,6 +355,13 @@ class Hook:
         except Exception:  # the recorder has stopped
             pass
 
+    def spent(self, spent_ns: int) -> None:
+        """Add what it took."""
+        try:
+            self._recorder._counts[COUNT_SLOTS + self._slot] += spent_ns
+        except Exception:
+            pass
+
     def settle(self) -> None:
         """Write the last number: two threads may have stored theirs in the other order."""
         self._recorder._counts[self._slot] = self._next() - 1
@@ -399,7 +406,7 @@ class Recorder:
         self.start_ns = _now_ns() if start_ns is None else start_ns
         self.key = process_key(self.start_ns)
         self._lock = threading.RLock()  # re-entrant: a signal handler may record too
-        self._counts = memoryview(bytearray(COUNT_SLOTS * 8)).cast("Q")
+        self._counts = memoryview(bytearray(2 * COUNT_SLOTS * 8)).cast("Q")
         for hook in self._hooks.values():
             hook.restart()
         self._segments: list[Segment] = []

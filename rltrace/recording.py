@@ -22,7 +22,7 @@ from rltrace.alignment import Alignment, Domain
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Args, Counter, Span
 from rltrace.manifest import LINES
-from rltrace.process import COUNTS, LOST, UNSAID_ROLE
+from rltrace.process import COUNT_SLOTS, COUNTS, LOST, UNSAID_ROLE
 
 Event = Span | Counter
 
@@ -138,7 +138,7 @@ class Process:
         """How its clock's times became those of the run; None where they are as it wrote them."""
         self._aligned_to: Domain = ("", "")
         self.hooks: list[dict[str, Any]] = []
-        """As last reported, each with `fired`."""
+        """As last reported, each with `fired`, and with `spent_ns`, None where nobody asked for it."""
         self.end_ns: int | None = None
         """When it ended its part in good order; None if it is alive or was killed."""
         self.killed_by: int | None = None
@@ -287,7 +287,10 @@ class Process:
                 self._read_line(line, hooks)
             except (KeyError, TypeError, ValueError):  # damaged
                 continue
-        self.hooks = [{**hook, "fired": self._fired(hook["slot"])} for hook in hooks.values()]
+        self.hooks = [
+            {**hook, "fired": self._count(hook["slot"]), "spent_ns": self._count(COUNT_SLOTS + hook["slot"]) or None}
+            for hook in hooks.values()
+        ]
 
     def _read_line(self, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         kind = line.pop("kind", None)
@@ -318,7 +321,7 @@ class Process:
             if self.killed_by is None and self.end_ns is None:
                 self.end_ns = self.gone_ns
 
-    def _fired(self, slot: int) -> int:
+    def _count(self, slot: int) -> int:
         return self._counts[slot] if slot < len(self._counts) else 0
 
 

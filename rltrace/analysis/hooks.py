@@ -24,6 +24,8 @@ class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
     processes: dict[str, int]
     """Number of processes by the hook's state in them."""
     fired: int
+    seconds: float | None
+    """That it held the program up, in all processes; None where nobody asked for that (RLTRACE_TIME_HOOKS)."""
     emits: list[str]
     """Names of the spans it makes."""
     not_applicable: str | None
@@ -63,6 +65,7 @@ def _hook(
     state = next((state for state in STATES if state in counts), next(iter(counts)))
     reasons = [str(report["reason"]) for report in reports if report["state"] == state and report.get("reason")]
     fired = sum(int(str(report["fired"])) for report in reports)
+    spent_ns = [int(str(report["spent_ns"])) for report in reports if report["spent_ns"] is not None]
     emits = sorted({str(name) for report in reports for name in report.get("emits") or ()})  # type: ignore[attr-defined]
     missing = [inapplicable.get(name) for name in emits]
     inapplicable_reason = missing[0] if missing and all(missing) else None
@@ -73,6 +76,7 @@ def _hook(
         reason=reasons[0] if reasons else None,
         processes=counts,
         fired=fired,
+        seconds=sum(spent_ns) / 1e9 if spent_ns else None,
         emits=emits,
         not_applicable=inapplicable_reason,
         never_fired=state == "installed" and fired == 0 and inapplicable_reason is None,

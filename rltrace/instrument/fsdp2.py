@@ -234,8 +234,8 @@ class Forwards:
 
         for module in modules:
             # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
-            handles.append(module.register_forward_pre_hook(outside_graphs(before), prepend=self._waits))
-            handles.append(module.register_forward_hook(outside_graphs(after), always_call=True))
+            handles.append(module.register_forward_pre_hook(outside_graphs(hook.timed(before)), prepend=self._waits))
+            handles.append(module.register_forward_hook(outside_graphs(hook.timed(after)), always_call=True))
         return handles
 
 

@@ -6,10 +6,18 @@ own bookkeeping does not see it: it counts spans.
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from pathlib import Path
+from typing import cast
 
 import pytest
+from rich.console import Console
 from sharded_runs import TRAIN, train
+
+from rltrace.analysis import summarize
+from rltrace.cli.tables import show
 
 pytestmark = pytest.mark.run
 
@@ -67,3 +75,23 @@ def test_a_span_is_two_dozen_calls_with_all_that_its_hooks_find_out(calls: dict[
 
 def test_a_paused_hook_is_a_few_calls(calls: dict[str, float]) -> None:
     assert 0 < calls["paused"] < 6
+
+
+def test_how_long_each_hook_holds_its_program_up_is_said_where_that_is_asked_for(tmp_path: Path) -> None:
+    run = train(tmp_path, "fsdp2", ranks=2, RLTRACE_TIME_HOOKS="1")
+    hooks = {hook.target.rpartition(":")[2]: hook for hook in summarize(run.recording).hooks if hook.fired}
+    for target in ("foreach_all_gather", "foreach_reduce", "FSDPState.init", "FSDPState._pre_backward"):
+        assert hooks[target].seconds is not None and 1e-6 < hooks[target].seconds / hooks[target].fired < 1e-3
+    spans = sum(span.seconds for span in run.spans("fsdp.all_gather"))
+    assert hooks["foreach_all_gather"].seconds < spans, "what is around a call, and not the call itself"
+    console = Console(width=140, file=io.StringIO())
+    show(summarize(run.recording), console, whole=True)
+    text = cast(io.StringIO, console.file).getvalue()
+    assert re.search(r"hook +fired +seconds +each", text) and re.search(
+        r"foreach_all_gather +\d+ +0\.\d+ +[\d.]+ µs", text
+    )
+
+
+def test_nobody_times_hooks_unasked(tmp_path: Path) -> None:
+    run = train(tmp_path, "fsdp2", ranks=1)
+    assert {hook.seconds for hook in summarize(run.recording).hooks} == {None}

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rltrace.analysis.hooks import HookFigures
 from rltrace.cli.tables import figures
-from rltrace.cli.tables.fit import Figures, titled, words
+from rltrace.cli.tables.fit import Column, Figures, titled, words
 
 _STYLES = {"failed": "bold red", "skipped": "yellow"}
 OF_PYTHON = "python_gc"
@@ -114,13 +114,20 @@ def failures(hooks: Sequence[HookFigures]) -> dict[str, list[str]]:
 
 def hook_table(hooks: Sequence[HookFigures]) -> RenderableType:
     """Every hook whose module was imported, what it fired, and what is wrong with it."""
-    table = Figures("hook", "fired", words())
+    table = Figures("hook", "fired", Column("seconds", 5), Column("each", 6), words())
     for name, rows in _by_instrumentation(hooks):
         in_common = _said_of_all(rows)
-        table.add_row(Text(name, "bold"), "", in_common or "")
+        table.add_row(Text(name, "bold"), "", "", "", in_common or "")
         if in_common is None:
             _add_hooks(table, rows)
     return titled("Hooks", table)
+
+
+def _seconds(hook: HookFigures) -> tuple[str, str]:
+    """All that it took, and each time; nothing where that was not asked for."""
+    if hook.seconds is None or not hook.fired:
+        return "", ""
+    return figures.seconds(hook.seconds), figures.short(hook.seconds / hook.fired)
 
 
 def _add_hooks(table: Figures, hooks: Sequence[HookFigures]) -> None:
@@ -129,9 +136,11 @@ def _add_hooks(table: Figures, hooks: Sequence[HookFigures]) -> None:
         silent = [hook for hook in listed if hook.state == "installed"]
         listed = [hook for hook in listed if hook.state != "installed"]
         if silent:
-            table.add_row(f"  {figures.count(len(silent), 'hook')}", "0", Text("imported, nothing fired", "dim"))
+            table.add_row(
+                f"  {figures.count(len(silent), 'hook')}", "0", "", "", Text("imported, nothing fired", "dim")
+            )
     for hook in listed:
-        table.add_row(f"  {_target(hook)}", f"{hook.fired:,}", _remark(hook))
+        table.add_row(f"  {_target(hook)}", f"{hook.fired:,}", *_seconds(hook), _remark(hook))
     waiting = sum(hook.state == "waiting" for hook in hooks)
     if waiting:
         waits = "waits for a module that was" if waiting == 1 else "wait for modules that were"
