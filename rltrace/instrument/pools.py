@@ -42,10 +42,9 @@ class Pools:
 
     def begin_unmap(self, tags: Collection[str] | None = None, kept: Collection[str] = ()) -> Any:
         """Open the span with the bytes that are to go, of all tags without `tags`; `kept` are copied to the host."""
-        self.sample()
         going = {
             tag: held
-            for tag, size in self._bytes_by_tag().items()
+            for tag, size in self.sample().items()
             if ((held := self._held_bytes(tag, size)) or tag not in self._asleep) and (tags is None or tag in tags)
         }
         host_bytes = sum(size for tag, size in going.items() if tag in kept)
@@ -64,8 +63,7 @@ class Pools:
 
     def begin_map(self, tags: Collection[str] | None = None) -> Any:
         """Open the span with the bytes that come back."""
-        self.sample()
-        coming = {t: size for t, size in self._bytes_by_tag().items() if t in self._asleep and (not tags or t in tags)}
+        coming = {t: size for t, size in self.sample().items() if t in self._asleep and (not tags or t in tags)}
         opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming)
         self._arrived = dict.fromkeys(coming, 0)
         return opened.__enter__(), coming, self._free_bytes()
@@ -87,15 +85,23 @@ class Pools:
         if tag in self._arrived:
             self._arrived[tag] += size_bytes
 
-    def sample(self) -> None:
-        """Write the bytes of each owner that have memory behind them now."""
-        for name, size in self.bytes_by_owner().items():
+    def sample(self) -> dict[str, int]:
+        """Write the bytes of each owner that have memory behind them now; returns those of every pool.
+
+        Asked once for both: vLLM has hundreds of segments to add up, and torch lists every block of a pool.
+        """
+        sizes = self._bytes_by_tag()
+        for name, size in self._rows(sizes).items():
             recorder.counter(name, size)
+        return sizes
 
     def bytes_by_owner(self) -> dict[str, int]:
         """Bytes of each owner that have memory behind them now, and of the copies in the host's memory."""
+        return self._rows(self._bytes_by_tag())
+
+    def _rows(self, sizes: dict[str, int]) -> dict[str, int]:
         rows = {}
-        for tag, size in self._bytes_by_tag().items():
+        for tag, size in sizes.items():
             if tag in OWNERS:
                 rows[f"{OWNERS[tag]}_bytes"] = self._held_bytes(tag, size)
                 if tag in self._on_host:

@@ -283,3 +283,25 @@ def test_a_call_of_a_worker_group_waits_only_if_it_blocks_and_ends_where_it_rais
     assert found[0].args == {"method": "update_actor", "blocking": blocking, "calls": 3}
     assert all(span.end_ns is not None for span in found)
     assert ["error" in span.args for span in found][1:] == [fails] * (len(wanted) - 1)
+
+
+def test_a_call_of_a_worker_group_in_a_pause_makes_no_class_of_its_own():
+    made = []
+
+    def func_generator(_group, method_name, _dispatch_fn, collect_fn, execute_fn, _blocking):
+        class Functor:
+            def __call__(self, *args):
+                return collect_fn(execute_fn(method_name, *args))
+
+        made.append(Functor)
+        return type(method_name, (Functor,), {})()
+
+    hook = Hook("verl", "a:b")
+    hook.bind(True)
+    call = dispatch.watch_callable(func_generator, hook)(
+        None, "update_actor", None, sum, lambda _name, n: [n] * 3, True
+    )
+    hook.hold(True)
+    assert (call(1), len(made)) == (3, 1)
+    hook.hold(False)
+    assert (call(2), len(made)) == (6, 2)
