@@ -561,12 +561,21 @@ class PatchSet:
         named += self.hooks[first:]
         switch(False)
 
-    def around(self, target: str, before: Before, after: After, emits: tuple[str, ...] = ()) -> None:
+    def around(
+        self, target: str, before: Before, after: After, emits: tuple[str, ...] = (), *, at_edges: bool = True
+    ) -> None:
         """Call `before` and `after` around every call of `target`, of whatever kind it is.
 
-        What emits a phase, a sleep or a wake-up is an edge of memory on both sides.
+        Args:
+            target: "module:Class.attr".
+            before: Called with the call's (args, kwargs); returns a token.
+            after: Called with the token, the result (None after an error) and the error (None without one).
+            emits: Names of the spans that the two write.
+            at_edges: What emits a phase, a sleep or a wake-up is an edge of memory on both sides; False: the two tell
+                of edges themselves, because not every call is one.
         """
-        before, after = _at_edges(before, after, emits)
+        if at_edges:
+            before, after = _at_edges(before, after, emits)
         self._wrap(wrap_same_kind, target, before, after, emits)
 
     def span(

@@ -5,10 +5,11 @@ Source read: TRL 1.16. Every process is a rank: it generates, scores and learns,
 
 from __future__ import annotations
 
+import functools
 import socket
 from typing import Any
 
-from rltrace import recorder
+from rltrace import edges, recorder
 from rltrace.events import STEP
 from rltrace.patching import PatchSet
 
@@ -31,23 +32,24 @@ class Trl:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         step = StepPhases()
+        around = functools.partial(patches.around, at_edges=False)  # most profiles and log-probs are no phase
         patches.around(f"{TRAINER}.__init__", keep_self, identify_rank)
         patches.around(f"{CALLBACKS}.on_step_begin", step.begin, nothing, (STEP,))
         patches.around(f"{CALLBACKS}.on_step_end", nothing_before, step.end)
-        patches.around(f"{PROFILED}.__enter__", step.begin_generate, nothing, ("rollout.generate",))
-        patches.around(f"{PROFILED}.__exit__", step.end_generate, nothing)
+        around(f"{PROFILED}.__enter__", step.begin_generate, nothing, ("rollout.generate",))
+        around(f"{PROFILED}.__exit__", step.end_generate, nothing)
         patches.span(f"{VLLM}.sync_weights", "weight_sync")
         patches.span(f"{VLLM}._iter_named_params", "weight_sync.gather", late_args=tensor_args, each_item=True)
         patches.around(f"{TRAINER}._generate_and_score_completions", step.begin_batch, step.end_batch)
-        patches.around(
+        around(
             f"{TRAINER}._get_per_token_logps_and_entropies",
             step.begin_log_prob,
-            end_span,
+            step.end_log_prob,
             ("actor.old_log_prob", "ref.log_prob"),
         )
         patches.around(USE_ADAPTER, step.begin_adapter, step.end_adapter)
-        patches.around(f"{TRAINER}._calculate_rewards", step.begin_reward, step.end_reward, ("reward", "advantage"))
-        patches.around(f"{TRAINER}.compute_loss", step.begin_update, nothing, ("actor.update", "actor.micro_batch"))
+        around(f"{TRAINER}._calculate_rewards", step.begin_reward, step.end_reward, ("reward", "advantage"))
+        around(f"{TRAINER}.compute_loss", step.begin_update, nothing, ("actor.update", "actor.micro_batch"))
         patches.around(f"{TRAINER}.training_step", nothing_before, step.end_micro_batch)
 
 
@@ -144,13 +146,17 @@ class StepPhases:
         """It is the actor again."""
         self._is_ref = False
 
-    def begin_log_prob(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def begin_log_prob(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Log-probs of a batch are a phase, of the actor or of the ref; those of a loss belong to the update."""
-        if not self._makes_batch:
-            return None
-        trainer, model = args[0], kwargs["model"] if "model" in kwargs else args[1]
-        is_ref = self._is_ref or (trainer.ref_model is not None and model is trainer.ref_model)
-        return recorder.phase("ref.log_prob" if is_ref else "actor.old_log_prob").__enter__()
+        if self._makes_batch:
+            trainer, model = args[0], kwargs["model"] if "model" in kwargs else args[1]
+            is_ref = self._is_ref or (trainer.ref_model is not None and model is trainer.ref_model)
+            name = "ref.log_prob" if is_ref else "actor.old_log_prob"
+            self._begin(name, recorder.phase(name))
+
+    def end_log_prob(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """They are known."""
+        self._close("ref.log_prob", "actor.old_log_prob", error=error)
 
     def begin_reward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The answers of a batch are scored."""
@@ -176,6 +182,8 @@ class StepPhases:
         self._close("actor.micro_batch", error=error)
 
     def _begin(self, name: str, span: Any) -> None:
+        if name in edges.NAMES:
+            edges.reached(edges.Edge((name,), is_end=False))
         self._open[name] = span.__enter__()
 
     def _close(self, *names: str, error: BaseException | None = None) -> None:
@@ -183,12 +191,8 @@ class StepPhases:
             opened = self._open.pop(name, None)
             if opened is not None:
                 opened.__exit__(None if error is None else type(error))
-
-
-def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """Close what was opened, if anything."""
-    if opened is not None:
-        opened.__exit__(None if error is None else type(error))
+                if name in edges.NAMES:
+                    edges.reached(edges.Edge((name,), is_end=True, error=error))
 
 
 def nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
