@@ -189,10 +189,7 @@ class DeviceTimes:
     def begin(self, pair: Pair) -> None:
         """Record the first event, unless it cannot be."""
         with self._lock:
-            anchor = self._anchor
-            if self.now_ns() > self._look_ns:
-                anchor = self._look()
-            if anchor is None:
+            if self.now_ns() > self._look_ns and not self._look():
                 return
             if self._count >= MOST_PAIRS:
                 self.missed.too_many += 1
@@ -204,25 +201,26 @@ class DeviceTimes:
                 self._count_missed(stream)
                 return
             self._submitted += 1
-            pair.number, pair.anchor, pair.stream, pair.start = self._submitted, anchor, stream, event
-            anchor.pairs += 1
+            pair.number, pair.anchor, pair.stream, pair.start = self._submitted, self._anchor, stream, event
+            assert pair.anchor is not None
+            pair.anchor.pairs += 1
 
-    def _look(self) -> Anchor | None:
-        """Do what is due: resolve what is done, renew the anchor; None where that cannot be, and is counted."""
+    def _look(self) -> bool:
+        """Do what is due: resolve what is done, renew the anchor; false where there is none, which is counted."""
         now_ns = self.now_ns()
         is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
         if is_anchor_due and self.device.is_capturing():
             self.missed.capturing += 1  # to ask the device anything now would make the capture invalid
-            return None
+            return False
         if now_ns - self._polled_ns > POLL_NS:
             self.poll()
         if is_anchor_due:
             self._renew_anchor()
         if self._anchor is None:
             self.missed.no_anchor += 1
-            return None
+            return False
         self._look_ns = min(self._polled_ns + POLL_NS, self._anchor.host_ns + ANCHOR_NS)
-        return self._anchor
+        return True
 
     def _count_missed(self, stream: int) -> None:
         if stream == CAPTURING:
@@ -243,16 +241,22 @@ class DeviceTimes:
             self._waiting.setdefault(pair.stream, []).append(pair)
             self._count += 1
 
-    def poll(self, *, to_the_end: bool = False) -> int:
-        """Resolve what the device has done; returns how many pairs that were. Never waits for the device.
-
-        Args:
-            to_the_end: Count what is not done yet as missed: there will be no other call.
-        """
+    def poll(self) -> int:
+        """Resolve what the device has done; returns how many pairs that were. Never waits for the device."""
         with self._lock:
-            return 0 if self.device.is_capturing() else self._poll(to_the_end)
+            return 0 if self.device.is_capturing() else self._poll()
 
-    def _poll(self, to_the_end: bool) -> int:
+    def end(self) -> None:
+        """Resolve what the device has done, and count what it has not, or does not say: there will be no other call."""
+        with self._lock:
+            try:
+                self.poll()
+                self.missed.unfinished += self._count
+            except Exception:  # an error of a device stays with it: it was told of where it came first
+                self.missed.failed += self._count
+            self._waiting, self._count = {}, 0
+
+    def _poll(self) -> int:
         self._polled_ns = self.now_ns()
         fired = {stream: self._fired(pairs) for stream, pairs in self._waiting.items()}
         # Taken after everything that it is to bound.
@@ -261,9 +265,6 @@ class DeviceTimes:
         if closing is not None:
             self._resolve(done, closing)
             self._replace_anchor(closing)
-        if to_the_end:
-            self.missed.unfinished += self._count
-            self._waiting, self._count = {}, 0
         return len(done)
 
     def _fired(self, pairs: list[Pair]) -> int:

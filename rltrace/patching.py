@@ -24,7 +24,7 @@ from rltrace import clock, edges, recorder
 from rltrace.versions import unmet_support
 
 TIME_VARIABLE = "RLTRACE_TIME_HOOKS"
-"""Environment variable: 1 has every hook measure how long it holds its program up, for two readings of the clock more.
+"""Environment variable: 1 has hooks around calls and forwards measure how long they hold their program up.
 
 `rltrace.measure_cost` measures spans in a loop; it sees neither what a hook finds out for their arguments nor what a
 cold cache adds.

@@ -356,10 +356,11 @@ class Hook:
             pass
 
     def spent(self, spent_ns: int) -> None:
-        """Add what it took."""
+        """Add what it took; not of the hooks that share the last slot."""
         try:
-            self._recorder._counts[COUNT_SLOTS + self._slot] += spent_ns
-        except Exception:
+            if self._slot < COUNT_SLOTS - 1:
+                self._recorder._counts[COUNT_SLOTS + self._slot] += spent_ns
+        except Exception:  # the recorder has stopped
             pass
 
     def settle(self) -> None:

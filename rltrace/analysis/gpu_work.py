@@ -81,9 +81,12 @@ def gpu_work(seen: Observations, windows: StepWindows) -> list[GpuWork]:
 
 
 def gpu_work_missed(seen: Observations) -> dict[str, str]:
-    """By process, what its GPU did and nobody timed, with the reasons."""
-    said = {process.process.name: process.process.unavailable.get(GPU_TIME) for process in seen.processes}
-    return {name: reason for name, reason in said.items() if reason is not None}
+    """By process, what its GPU did and nobody timed, with the reasons; one after the other of those with one name."""
+    found: dict[str, list[str]] = {}
+    for process in seen.processes:
+        if (reason := process.process.unavailable.get(GPU_TIME)) is not None:
+            found.setdefault(process.process.name, []).append(reason)
+    return {name: "; ".join(reasons) for name, reasons in found.items()}
 
 
 def _of_lane(

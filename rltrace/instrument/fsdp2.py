@@ -185,8 +185,7 @@ def watch_forwards(
 class Forwards:
     """The open forward spans of each thread, innermost last.
 
-    A step has a thousand of them and the host is what it waits for, so the hooks are written out: 1.6 µs for both, of
-    which 0.7 are the span.
+    A step has a thousand of them and may wait for its host, so the hooks are written out.
     """
 
     def __init__(
@@ -264,7 +263,8 @@ def outside_graphs(hook: Function) -> Function:
     import torch
 
     of_compiled: Function = torch._disable_dynamo(hook)
-    compiles = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    dynamo = torch._C._dynamo.eval_frame
+    compiles = getattr(dynamo, "get_eval_frame_callback", None)
     if compiles is None:
         return of_compiled
 
@@ -275,7 +275,22 @@ def outside_graphs(hook: Function) -> Function:
             of_compiled(*args)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # a graph ends here, as at `of_compiled`
-    return call
+    return call if skip_frames(dynamo, call.__code__) else of_compiled
+
+
+def skip_frames(dynamo: Any, code: Any) -> bool:
+    """Have dynamo run frames of this code as they are; false where this torch has no word for that.
+
+    Source: torch/csrc/dynamo/eval_frame.c and torch/_dynamo/eval_frame.py, of torch 2.6 and 2.13.
+    """
+    if hasattr(dynamo, "set_code_exec_strategy"):
+        action = dynamo._FrameAction
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    elif hasattr(dynamo, "skip_code"):
+        dynamo.skip_code(code)
+    else:
+        return False
+    return True
 
 
 def remove(handles: list[Any]) -> None:

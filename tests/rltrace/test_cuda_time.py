@@ -215,7 +215,6 @@ HostDevice.has_fired = lambda self, event: False
 for _ in range(2):
     with pairs.span("ended by an error") as pair:
         pair.__exit__(ValueError)
-        pair.anchor = None
 """
     run = run_traced(tmp_path, ON_THE_HOST + lost)
     (process,) = run.recording.processes
@@ -225,6 +224,21 @@ for _ in range(2):
     console = Console(width=140, file=io.StringIO())
     show(summary, console, whole=True)
     assert f"GPU work of {process.name} that was not timed: {reason}" in cast(io.StringIO, console.file).getvalue()
+
+
+def test_a_device_that_is_lost_is_said_at_the_end_and_breaks_nothing(tmp_path: Path) -> None:
+    lost = """
+def refuse(*_):
+    raise RuntimeError("the device is lost")
+for _ in range(3):
+    with pairs.span("work"):
+        pass
+HostDevice.has_fired = refuse
+"""
+    run = run_traced(tmp_path, ON_THE_HOST + lost)
+    assert (run.returncode, run.err) == (0, "")
+    (process,) = run.recording.processes
+    assert process.unavailable == {"GPU time": "3 refused by CUDA"}
 
 
 def test_the_numbers_learned_are_the_same(trained: tuple[int, TracedRun], tmp_path: Path) -> None:

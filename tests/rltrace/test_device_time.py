@@ -472,7 +472,7 @@ def test_what_the_process_does_not_live_to_see_is_counted(device: SimulatedDevic
     times, written = times_on(device)
     with times.pair("long"):
         device.work(10**12)
-    times.poll(to_the_end=True)
+    times.end()
     assert (written, times.missed.unfinished) == ([], 1)
 
 

@@ -250,6 +250,7 @@ def test_a_compiled_model_is_not_disturbed(tmp_path):
     run = run_traced(tmp_path, ONE_RANK + COMPILED)
     assert (run.returncode, bare.returncode) == (0, 0), run.err
     assert run.out == bare.out
+    assert "get_eval_frame_callback" not in run.err, "dynamo looked into our hook"
     (process,) = run.recording.processes
     for kind in ("fsdp1", "fsdp2"):
         assert names(spans_inside(process, "compiled", kind=kind)) == ["fsdp.backward", "fsdp.forward"]
