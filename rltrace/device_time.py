@@ -194,7 +194,7 @@ class DeviceTimes:
             if self._count >= MOST_PAIRS:
                 self.missed.too_many += 1
                 return
-            event = self._pool.pop() if self._pool else self.device.new_event()
+            event = self._event()
             stream = self.device.record(event)
             if stream <= 0:
                 self._pool.append(event)
@@ -233,7 +233,7 @@ class DeviceTimes:
         if pair.anchor is None:
             return
         with self._lock:
-            pair.end = self._pool.pop() if self._pool else self.device.new_event()
+            pair.end = self._event()
             if failed or self.device.record(pair.end) != pair.stream:
                 self.missed.other_stream += 1
                 self._give_up(pair)
@@ -358,7 +358,7 @@ class DeviceTimes:
         return best
 
     def _try_anchor(self) -> Anchor | None:
-        event = self._pool.pop() if self._pool else self.device.new_event()
+        event = self._event()
         before_ns = self.now_ns()
         self.device.record_idle(event)
         while not self.device.has_fired(event):
@@ -366,6 +366,9 @@ class DeviceTimes:
                 return None  # and the event is left to the device
         after_ns = self.now_ns()
         return Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
+
+    def _event(self) -> Event:
+        return self._pool.pop() if self._pool else self.device.new_event()
 
 
 def error_bound_ns(opening: Anchor, closing: Anchor, between_ms: float) -> int:

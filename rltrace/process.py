@@ -21,6 +21,7 @@ COUNTS = "counts.u64"
 COUNT_SLOTS = 1024
 """uint64 slots of `counts.u64`: slot 0 counts lost events, the others how often each hook fired. As many behind them:
 nanoseconds that each hook took, where that was asked for."""
+COUNTS_BYTES = 2 * COUNT_SLOTS * 8
 
 LOST = 0
 
@@ -44,7 +45,7 @@ class ProcessFolder:
         self.path = recording / PROCESSES / key
         self.path.mkdir(parents=True)
         try:
-            self._map = _map_file(self.path / COUNTS, 2 * COUNT_SLOTS * 8)
+            self._map = _map_file(self.path / COUNTS, COUNTS_BYTES)
             self._lines = os.open(self.path / LINES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError:  # leave nothing behind: it is tried again under the same name
             shutil.rmtree(self.path, ignore_errors=True)

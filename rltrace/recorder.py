@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from rltrace import clock, cluster, manifest
-from rltrace.process import COUNT_SLOTS, LOST, ProcessFolder, identity, process_key
+from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
 if sys.version_info < (3, 14):
@@ -407,7 +407,7 @@ class Recorder:
         self.start_ns = _now_ns() if start_ns is None else start_ns
         self.key = process_key(self.start_ns)
         self._lock = threading.RLock()  # re-entrant: a signal handler may record too
-        self._counts = memoryview(bytearray(2 * COUNT_SLOTS * 8)).cast("Q")
+        self._counts = memoryview(bytearray(COUNTS_BYTES)).cast("Q")
         for hook in self._hooks.values():
             hook.restart()
         self._segments: list[Segment] = []

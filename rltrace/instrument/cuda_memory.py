@@ -17,7 +17,7 @@ from typing import Any
 
 from rltrace import edges, nvml, recorder
 from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
-from rltrace.instrument.fsdp2 import PACKAGE, remove
+from rltrace.instrument.fsdp2 import PACKAGE, outside_graphs, remove
 from rltrace.instrument.sharded_models import Models, keep_first, watch_optimizers
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
@@ -220,7 +220,7 @@ def watch_root(state: Any, ledger: CudaLedger, loading: Loading, hook: Hook) -> 
 
     Which one that is shows in its first forward; the others are left alone from then on.
     """
-    from torch import _disable_dynamo, is_grad_enabled
+    from torch import is_grad_enabled
 
     known = weakref.ref(state)
     opened: list[Any] = []
@@ -244,8 +244,8 @@ def watch_root(state: Any, ledger: CudaLedger, loading: Loading, hook: Hook) -> 
             hook.leave(lambda *_: ledger.end_forward(), None, None, None)
 
     for module in state._modules:
-        handles.append(module.register_forward_pre_hook(_disable_dynamo(before)))
-        handles.append(module.register_forward_hook(_disable_dynamo(after)))
+        handles.append(module.register_forward_pre_hook(outside_graphs(before)))
+        handles.append(module.register_forward_hook(outside_graphs(after)))
 
 
 # ---- the device -------------------------------------------------------------------------------------------------

@@ -97,9 +97,11 @@ def test_the_readmes_table_of_memory_is_what_the_summary_says_of_rank_0(summary:
             assert gibibytes == round(peak[name] / 2**30, 2), name
 
 
-def test_every_byte_of_the_run_has_an_owner_within_the_bound(summary: Summary) -> None:
-    assert len(summary.memory) == 4
-    for rank in summary.memory:
+@pytest.mark.parametrize("run", ["summary", "other_host"])
+def test_every_byte_of_the_run_has_an_owner_within_the_bound(run: str, request: pytest.FixtureRequest) -> None:
+    ranks = request.getfixturevalue(run).memory
+    assert len(ranks) == 4
+    for rank in ranks:
         assert rank.residual is not None and rank.residual.edges == 86
         assert (rank.residual.unsettled_edges, rank.residual.edges_over_allowed) == (0, 0)
         assert rank.unknown == {}

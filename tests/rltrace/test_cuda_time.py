@@ -6,7 +6,6 @@ one of a GPU, and only `CudaDevice` is replaced.
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -16,13 +15,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from rich.console import Console
 from sharded_runs import TRAIN, train
+from test_summary_screen import screen
 from traced_runs import TracedRun, run_traced
 
 from rltrace import recorder
 from rltrace.analysis import summarize
-from rltrace.cli.tables import show
 from rltrace.edges import Edge
 from rltrace.events import Span
 from rltrace.instrument import cuda_time
@@ -219,11 +217,8 @@ for _ in range(2):
     run = run_traced(tmp_path, ON_THE_HOST + lost)
     (process,) = run.recording.processes
     reason = "2 ended by an error or on another stream; 1 not over when the process ended"
-    summary = summarize(run.recording)
-    assert summary.gpu_work_missed == {process.name: reason}
-    console = Console(width=140, file=io.StringIO())
-    show(summary, console, whole=True)
-    assert f"GPU work of {process.name} that was not timed: {reason}" in cast(io.StringIO, console.file).getvalue()
+    assert summarize(run.recording).gpu_work_missed == {process.name: reason}
+    assert f"GPU work of {process.name} that was not timed: {reason}" in screen(run.recording, 140, whole=True)
 
 
 def test_a_device_that_is_lost_is_said_at_the_end_and_breaks_nothing(tmp_path: Path) -> None:

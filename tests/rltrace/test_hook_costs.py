@@ -6,18 +6,15 @@ spans. torch's own calls differ by a hundred from process to process, one for ea
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
-from typing import cast
 
 import pytest
-from rich.console import Console
 from sharded_runs import TRAIN, train
+from test_summary_screen import screen
 
 from rltrace.analysis import summarize
-from rltrace.cli.tables import show
 
 pytestmark = pytest.mark.run
 
@@ -86,9 +83,7 @@ def test_how_long_each_hook_holds_its_program_up_is_said_where_that_is_asked_for
         assert hooks[target].seconds is not None and hooks[target].seconds / hooks[target].fired > 1e-6
     spans = sum(span.seconds for span in run.spans("fsdp.all_gather"))
     assert hooks["foreach_all_gather"].seconds < spans, "what is around a call, and not the call itself"
-    console = Console(width=140, file=io.StringIO())
-    show(summarize(run.recording), console, whole=True)
-    text = cast(io.StringIO, console.file).getvalue()
+    text = "\n".join(screen(run.recording, 140, whole=True))
     assert re.search(r"hook +fired +seconds +each", text) and re.search(
         r"foreach_all_gather +\d+ +0\.\d+ +[\d.]+ µs", text
     )
