@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ import rltrace
 from rltrace.errors import RltraceError
 from rltrace_reference.__main__ import checked, leave_out_what_ray_does_not_know
 from rltrace_reference.config import Config
-from rltrace_reference.progress import Display
+from rltrace_reference.progress import PHASE_OF_CALL, Display
 
 if TYPE_CHECKING:  # torch and Ray take seconds, in sight of the display
     from rltrace_reference.worker_group import WorkerGroup
@@ -38,6 +39,30 @@ class TimedStep(msgspec.Struct, frozen=True):
     recorded: bool
     pair: int | None
     """Of two steps next to each other, one recorded and one not; None while the run warms up."""
+    phases: dict[str, float] = {}
+    """Seconds of each phase, by the same clock: those of a step that is not recorded are nowhere else."""
+
+
+class TimedDisplay(Display):
+    """Notes when each phase of a step begins, which it is told of anyway."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(steps)
+        self.begun: list[tuple[str, float]] = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.begun = []
+
+    def phase(self, name: str) -> None:
+        """Shows a phase, and ends the one before."""
+        super().phase(name)
+        self.begun.append((PHASE_OF_CALL.get(name, name), time.monotonic()))
+
+    def end(self) -> dict[str, float]:
+        """The step is over: seconds of each of its phases, of which each lasted until the next one began."""
+        ends = [at_s for _, at_s in self.begun[1:]] + [time.monotonic()]
+        return {name: end_s - at_s for (name, at_s), end_s in zip(self.begun, ends, strict=True)}
 
 
 def plan(pairs: int, seed: int) -> list[tuple[int | None, bool]]:
@@ -60,13 +85,13 @@ def with_fixed_length(config: Config, pairs: int) -> Config:
     return replace(config, steps=steps, rollout=replace(config.rollout, ignore_eos=True))
 
 
-def measure(config: Config, pairs: int, display: Display, on_step: Callable[[TimedStep], None]) -> None:
+def measure(config: Config, pairs: int, display: TimedDisplay, on_step: Callable[[TimedStep], None]) -> None:
     """Runs all steps.
 
     Args:
         config: The run.
         pairs: Of steps that are compared.
-        display: Shows where it is.
+        display: Shows where it is, and times the phases.
         on_step: Given each step's time when it is done.
 
     Raises:
@@ -79,11 +104,13 @@ def measure(config: Config, pairs: int, display: Display, on_step: Callable[[Tim
         for step, (pair, recorded) in enumerate(plan(pairs, config.seed)):
             with rltrace.span("step", step=step, recorded=recorded) as span:
                 _record(workers, recorded)
+                display.begin()
                 done = train_step(config, workers, display, step)
+                phases = display.end()
                 _record(workers, True)
                 span.set(**done.figures())
             display.step(done)
-            on_step(TimedStep(step, done.seconds, recorded, pair))
+            on_step(TimedStep(step, done.seconds, recorded, pair, phases))
         workers.call("measure_cost", [()] * config.ranks)
         rltrace.measure_cost()
 
@@ -108,7 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = with_fixed_length(checked(options.config, options.force), options.pairs)
         leave_out_what_ray_does_not_know()
-        with options.times.open("xb") as lines, Display(config.steps) as display:
+        display = TimedDisplay(config.steps)
+        with options.times.open("xb") as lines, display:
             measure(config, options.pairs, display, lambda step: _keep(step, lines))
     except RltraceError as error:
         print(f"rltrace: {error}", file=sys.stderr)

@@ -61,6 +61,8 @@ class TimedStep(msgspec.Struct, frozen=True):
     seconds: float
     recorded: bool
     pair: int | None
+    phases: dict[str, float] = {}
+    """Seconds of each, which the driver saw; empty where it did not say."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +114,8 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     measurement: Measurement
     limit: float
     comparisons: list[Comparison]
+    phases: list[Comparison]
+    """Of the first comparison, each phase of the driver on its own: where the cost of a step is, and its noise."""
     bookkeeping: list[ProcessCost]
     bookkept_cost: float | None
     """Of a step, relative: the driver and the slowest rank, whose processes wait for each other; None where no process
@@ -212,9 +216,9 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
         raise RecordingError(
             f"{folder}: a damaged measurement of overhead: {error}; make one with `rltrace overhead CONFIG`"
         ) from None
-    pairs = [
-        pair for arm, steps in zip(measurement.arms, times, strict=True) if arm.recording for pair in step_pairs(steps)
-    ]
+    traced = [steps for arm, steps in zip(measurement.arms, times, strict=True) if arm.recording]
+    pairs = [pair for steps in traced for pair in step_pairs(steps)]
+    in_phases = [pair for steps in traced for pair in phase_pairs(steps)]
     recordings = [folder / arm.recording for arm in measurement.arms if arm.recording]
     bookkeeping = [costs for made in recordings if made.exists() and (costs := process_costs(Recording.open(made)))]
     plain_s = float(np.mean([off_s for _, off_s in pairs])) if pairs else 0.0
@@ -231,6 +235,10 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
                 limit,
             ),
         ],
+        phases=[
+            compare(phase, "pair of steps", LEAST_PAIRS, [pair[phase] for pair in in_phases if phase in pair], limit)
+            for phase in dict.fromkeys(phase for pair in in_phases for phase in pair)
+        ],
         bookkeeping=bookkeeping[-1] if bookkeeping else [],
         bookkept_cost=bookkept_cost(bookkeeping[-1], plain_s) if bookkeeping else None,
     )
@@ -245,10 +253,23 @@ def _times(file: Path) -> list[TimedStep]:
 
 def step_pairs(steps: Sequence[TimedStep]) -> list[tuple[float, float]]:
     """Seconds of the recorded and of the other step of each pair that is whole."""
-    of_pair: dict[int, dict[bool, float]] = {}
+    return [(on.seconds, off.seconds) for on, off in _whole_pairs(steps)]
+
+
+def phase_pairs(steps: Sequence[TimedStep]) -> list[dict[str, tuple[float, float]]]:
+    """The same of each phase that both steps of a pair had."""
+    return [
+        {phase: (seconds, off.phases[phase]) for phase, seconds in on.phases.items() if phase in off.phases}
+        for on, off in _whole_pairs(steps)
+    ]
+
+
+def _whole_pairs(steps: Sequence[TimedStep]) -> list[tuple[TimedStep, TimedStep]]:
+    """The recorded and the other step of each pair of which both came to their end."""
+    of_pair: dict[int, dict[bool, TimedStep]] = {}
     for step in steps:
         if step.pair is not None:
-            of_pair.setdefault(step.pair, {})[step.recorded] = step.seconds
+            of_pair.setdefault(step.pair, {})[step.recorded] = step
     return [(both[True], both[False]) for both in of_pair.values() if len(both) == 2]
 
 

@@ -27,14 +27,21 @@ def show(found: Overhead, screen: Console) -> None:
 
 
 def comparison_table(found: Overhead) -> RenderableType:
-    """One row a comparison."""
+    """One row a comparison, and beneath the steps of one run their phases."""
     table = Figures("compared", "pairs", "ms with", "ms without", "cost", "95 % interval")
-    for row in found.comparisons:
-        interval = f"{_percent(row.low)} to {_percent(row.high)}" if row.low is not None else "too few"
-        seconds = row.with_seconds, row.without_seconds
-        means = ["" if mean_s is None else f"{1e3 * mean_s:,.1f}" for mean_s in seconds]
-        table.add_row(row.what, str(row.count), *means, _percent(row.cost), interval)
+    of_steps, *of_runs = found.comparisons
+    table.add_row(*_cells(of_steps, of_steps.what))
+    for phase in found.phases:
+        table.add_row(*_cells(phase, f"  {phase.what}"))
+    for row in of_runs:
+        table.add_row(*_cells(row, row.what))
     return titled(f"What tracing costs of a step of {found.measurement.config}", table)
+
+
+def _cells(row: Comparison, what: str) -> list[str]:
+    interval = f"{_percent(row.low)} to {_percent(row.high)}" if row.low is not None else "too few"
+    means = ["" if mean_s is None else f"{1e3 * mean_s:,.1f}" for mean_s in (row.with_seconds, row.without_seconds)]
+    return [what, str(row.count), *means, _percent(row.cost), interval]
 
 
 def verdict_line(row: Comparison, limit: float) -> str:

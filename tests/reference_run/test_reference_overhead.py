@@ -79,6 +79,15 @@ def test_every_process_measured_its_own_costs_and_the_run_without_hooks_recorded
     assert len([msgspec.json.decode(line) for line in lines]) == 2 * PAIRS + measure_overhead.WARM_UP_STEPS
 
 
+def test_the_phases_of_a_step_that_is_not_recorded_are_timed_too_and_add_up_to_it(measured: Path) -> None:
+    phases = ["rollout", "reward", "actor.old_log_prob", "ref.log_prob", "advantage", "actor.update"]
+    for times in ("1-traced.jsonl", "1-bare.jsonl"):
+        for step in map(msgspec.json.decode, (measured / times).read_bytes().splitlines()):
+            assert list(step["phases"]) == phases
+            assert step["seconds"] * 0.9 < sum(step["phases"].values()) < step["seconds"] + 0.01
+    assert [row.what for row in read_overhead(measured, limit=0.005).phases] == phases
+
+
 def test_of_a_measurement_that_was_stopped_the_pairs_that_are_whole_count(measured: Path, tmp_path: Path) -> None:
     stopped = tmp_path / "stopped"
     stopped.mkdir()

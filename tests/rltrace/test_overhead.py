@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from recordings import SECOND, Written, sample, span
+from rich.console import Console
 
 from rltrace.analysis import overhead
 from rltrace.analysis.overhead import (
@@ -25,9 +27,17 @@ from rltrace.analysis.overhead import (
     step_pairs,
 )
 from rltrace.cli.overhead import plan
-from rltrace.cli.overhead_tables import verdict_line
+from rltrace.cli.overhead_tables import show, verdict_line
 from rltrace.errors import RecordingError
 from rltrace.events import MEMORY_EDGE
+
+
+def write_measurement(folder: Path, steps: list[TimedStep]) -> None:
+    """A folder as `rltrace overhead` leaves it, of one traced run whose Recording is gone."""
+    arm = Arm(round=1, times="1.jsonl", recording="run", load_before=0.0)
+    measured = Measurement(config="c", command=[], host="h", cores=2, created_unix_ns=0, arms=[arm])
+    (folder / overhead.FILE).write_bytes(msgspec.json.encode(measured))
+    (folder / arm.times).write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
 
 
 def pairs_of(cost: float, count: int, *, noise: float, seed: int) -> list[tuple[float, float]]:
@@ -109,6 +119,30 @@ def test_a_step_without_its_partner_and_a_step_of_the_warm_up_are_not_compared()
         TimedStep(3, 9.0, True, 1),
     ]
     assert step_pairs(steps) == [(3.0, 2.0)]
+
+
+def test_a_cost_that_lies_in_one_phase_is_found_there_and_in_no_other(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    steps = []
+    for pair in range(20):
+        for recorded in (True, False):
+            rollout_s, update_s = generator.normal(1, 0.001), generator.normal(2, 0.1) * (1.2 if recorded else 1)
+            phases = {"rollout": rollout_s, "update": update_s}
+            steps.append(TimedStep(len(steps), rollout_s + update_s, recorded, pair, phases))
+    write_measurement(tmp_path, steps)
+    rollout, update = read_overhead(tmp_path, limit=0.005).phases
+    assert (rollout.what, rollout.verdict) == ("rollout", "established")
+    assert (update.what, update.verdict) == ("update", "exceeded")
+    assert update.low is not None and update.high is not None and update.low < 0.2 < update.high
+    screen = Console(width=120, record=True, file=io.StringIO())
+    show(read_overhead(tmp_path, limit=0.005), screen)
+    rows = {row.split("  ")[1]: row for row in screen.export_text().splitlines() if row.startswith("  ")}
+    assert " 20 " in rows["rollout"] and f"{100 * update.low:+.2f} % to {100 * update.high:+.2f} %" in rows["update"]
+
+
+def test_a_measurement_whose_steps_did_not_say_their_phases_has_none(tmp_path: Path) -> None:
+    write_measurement(tmp_path, [TimedStep(0, 1.0, True, 0), TimedStep(1, 1.0, False, 0)])
+    assert read_overhead(tmp_path, limit=0.005).phases == []
 
 
 def test_a_round_compares_the_same_steps_of_both_runs_as_far_as_both_came() -> None:
