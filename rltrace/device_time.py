@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from rltrace import clock
 
 POLL_NS = 1_000_000_000
@@ -78,34 +80,19 @@ class Anchor:
     """That are measured from here and not resolved yet."""
 
 
-class Pair:
-    """Work on one stream between two events."""
+class Pair(msgspec.Struct, gc=False, eq=False):
+    """Work on one stream that has begun, and when it has ended the two events around it."""
 
-    __slots__ = ("anchor", "args", "end", "name", "number", "queue", "start", "stream", "times")
-
-    anchor: Anchor | None
-    """None before it has begun, and where it cannot be measured."""
+    name: str
+    args: dict[str, Any]
+    times: DeviceTimes
+    queue: int
     number: int
     """Counts what was submitted."""
+    anchor: Anchor
     stream: int
     start: Event
-    end: Event
-
-    def __init__(self, name: str, args: dict[str, Any], times: DeviceTimes, queue: int = 0) -> None:
-        """Nothing is measured yet.
-
-        Args:
-            name: Of its span.
-            args: Of its span.
-            times: That measure it.
-            queue: Work of one queue follows one another on the device, whatever streams it is submitted from; 0: none.
-        """
-        self.name, self.args, self.times, self.queue = name, args, times, queue
-        self.anchor = None
-
-    def __enter__(self) -> Pair:
-        self.times.begin(self)
-        return self
+    end: Event = None
 
     def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         self.times.finish(self, failed=kind is not None)
@@ -113,6 +100,26 @@ class Pair:
     def set(self, **late_args: Any) -> None:
         """Add arguments that are known only at the end."""
         self.args |= late_args
+
+
+class Work:
+    """Work that begins when this is entered."""
+
+    def __init__(self, begin: Callable[[], Any]) -> None:
+        """Nothing has begun.
+
+        Args:
+            begin: Begins it, and returns what is left behind it, a `Pair`; or None.
+        """
+        self._begin = begin
+
+    def __enter__(self) -> Any:
+        self._opened = self._begin()
+        return self._opened
+
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
+        if self._opened is not None:
+            self._opened.__exit__(kind)
 
 
 class DeviceSpan(NamedTuple):
@@ -182,28 +189,37 @@ class DeviceTimes:
     """Behind this something is due: to resolve, or to renew the anchor."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def pair(self, name: str, /, queue: int = 0, **args: Any) -> Pair:
+    def pair(self, name: str, /, queue: int = 0, **args: Any) -> Work:
         """Work between entering and leaving this, on the current stream."""
-        return Pair(name, args, self, queue)
+        return Work(lambda: self.begin(name, args, queue))
 
-    def begin(self, pair: Pair) -> None:
-        """Record the first event, unless it cannot be."""
+    # A step has a thousand pairs, each between calls that leave nothing of this in the processor's caches: no function
+    # and no object here that is not needed.
+    def begin(self, name: str, args: dict[str, Any], queue: int = 0) -> Pair | None:
+        """Record the first event; None where it cannot be, which is counted.
+
+        Args:
+            name: Of the span.
+            args: Of the span.
+            queue: Work of one queue follows one another on the device, whatever streams it is submitted from; 0: none.
+        """
         with self._lock:
             if self.now_ns() > self._look_ns and not self._look():
-                return
+                return None
             if self._count >= MOST_PAIRS:
                 self.missed.too_many += 1
-                return
-            event = self._event()
+                return None
+            event = self._pool.pop() if self._pool else self.device.new_event()
             stream = self.device.record(event)
             if stream <= 0:
                 self._pool.append(event)
                 self._count_missed(stream)
-                return
+                return None
+            anchor = self._anchor
+            assert anchor is not None
+            anchor.pairs += 1
             self._submitted += 1
-            pair.number, pair.anchor, pair.stream, pair.start = self._submitted, self._anchor, stream, event
-            assert pair.anchor is not None
-            pair.anchor.pairs += 1
+            return Pair(name, args, self, queue, self._submitted, anchor, stream, event)
 
     def _look(self) -> bool:
         """Do what is due: resolve what is done, renew the anchor; false where there is none, which is counted."""
@@ -230,13 +246,11 @@ class DeviceTimes:
 
     def finish(self, pair: Pair, *, failed: bool = False) -> None:
         """Record the second event, and let the pair wait for the device."""
-        if pair.anchor is None:
-            return
         with self._lock:
-            pair.end = self._event()
+            pair.end = self._pool.pop() if self._pool else self.device.new_event()
             if failed or self.device.record(pair.end) != pair.stream:
                 self.missed.other_stream += 1
-                self._give_up(pair)
+                self._release(pair)
                 return
             self._waiting.setdefault(pair.stream, []).append(pair)
             self._count += 1
@@ -293,7 +307,6 @@ class DeviceTimes:
 
     def _resolve_one(self, pair: Pair, closing: Anchor, scales: dict[Anchor, Scale]) -> None:
         opening, elapsed_ms = pair.anchor, self.device.elapsed_ms
-        assert opening is not None
         scale = scales.get(opening)
         if scale is None:
             scale = scales[opening] = Scale.between(opening, closing, elapsed_ms(opening.event, closing.event))
@@ -307,7 +320,6 @@ class DeviceTimes:
     def _release(self, pair: Pair) -> None:
         """Let the events of a pair be used again, and its anchor's after the last pair."""
         self._pool += (pair.start, pair.end)
-        assert pair.anchor is not None
         pair.anchor.pairs -= 1
         self._free(pair.anchor)
 
@@ -318,10 +330,6 @@ class DeviceTimes:
             if start_ns > ready_ns:
                 pair.args["queued_ns"] = start_ns - ready_ns
         self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, error_ns, pair.args))
-
-    def _give_up(self, pair: Pair) -> None:
-        self._release(pair)
-        pair.anchor = None
 
     # ---- anchors ------------------------------------------------------------------------------------------------
 
@@ -358,7 +366,7 @@ class DeviceTimes:
         return best
 
     def _try_anchor(self) -> Anchor | None:
-        event = self._event()
+        event = self._pool.pop() if self._pool else self.device.new_event()
         before_ns = self.now_ns()
         self.device.record_idle(event)
         while not self.device.has_fired(event):
@@ -366,9 +374,6 @@ class DeviceTimes:
                 return None  # and the event is left to the device
         after_ns = self.now_ns()
         return Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
-
-    def _event(self) -> Event:
-        return self._pool.pop() if self._pool else self.device.new_event()
 
 
 def error_bound_ns(opening: Anchor, closing: Anchor, between_ms: float) -> int:

@@ -42,11 +42,25 @@ ChangeArguments = Callable[["Hook", tuple[Any, ...], dict[str, Any]], Call]
 class HookRow(Protocol):
     """A hook's place in `counts.u64`."""
 
-    def fired(self) -> None:
-        """Count one more time that the hook ran."""
+    @property
+    def fired(self) -> Callable[[], object]:
+        """Called each time that the hook ran."""
 
     def spent(self, spent_ns: int, /) -> None:
         """Add how long it took; called where hooks are timed."""
+
+
+class Nobody:
+    """Counts nothing: the row of a hook that reports to nobody."""
+
+    def fired(self) -> None:
+        """Do nothing."""
+
+    def spent(self, spent_ns: int, /) -> None:
+        """Do nothing."""
+
+
+NOBODY = Nobody()
 
 
 class HookRegister(Protocol):
@@ -66,8 +80,8 @@ class Hook:
     """
 
     __slots__ = (
-        "_held", "_register", "_row", "_wanted", "bound", "emits", "failures", "fired", "instrumentation", "live",
-        "state", "target",
+        "_held", "_register", "_wanted", "bound", "emits", "failures", "instrumentation", "live", "row", "state",
+        "target",
     )  # fmt: skip
 
     def __init__(
@@ -76,10 +90,9 @@ class Hook:
         self.instrumentation = instrumentation
         self.target = target
         self.emits = emits
-        self.fired: Callable[[], None] = _nothing
         self.failures = 0
         self.live = self.bound = self._held = False
-        self._row: HookRow | None = None
+        self.row: HookRow = NOBODY
         self._wanted = True
         self._register = register
         self.report("waiting", f"{target.partition(':')[0]} is not imported")
@@ -98,8 +111,7 @@ class Hook:
         if state != "failed":  # one bad call does not silence the hook
             self.bind(state == "installed")
         if self._register is not None:
-            self._row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
-            self.fired = self._row.fired
+            self.row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
 
     def bind(self, on: bool) -> None:
         """Say whether it is in place: only then it can be live."""
@@ -129,8 +141,7 @@ class Hook:
             try:
                 return function(*args)
             finally:
-                if self._row is not None:
-                    self._row.spent(clock.now_ns() - start_ns)
+                self.row.spent(clock.now_ns() - start_ns)
 
         return call
 
@@ -151,7 +162,7 @@ class Hook:
         if not self.live:
             return _NOT_ENTERED
         try:
-            self.fired()
+            self.row.fired()
             return before(args, kwargs)
         except Exception as error:
             self.failed(error)
@@ -170,10 +181,6 @@ class Hook:
 _NOT_ENTERED = object()
 
 
-def _nothing() -> None:
-    """Count for nobody."""
-
-
 # ---- wrappers, one per kind -------------------------------------------------------------------------------------
 
 
@@ -186,7 +193,7 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
         if not hook.live:
             return original(*args, **kwargs)
         try:
-            hook.fired()
+            hook.row.fired()
             token = before(args, kwargs)
         except Exception as error:
             hook.failed(error)
@@ -298,7 +305,7 @@ def wrap_arguments(original: Function, hook: Hook, change: ChangeArguments) -> F
         if not hook.live:
             return args, kwargs
         try:
-            hook.fired()
+            hook.row.fired()
             return change(hook, args, kwargs)
         except Exception as error:
             hook.failed(error)
@@ -362,6 +369,9 @@ def wrap_async_context_manager(original: Function, hook: Hook, before: Before, a
 
 
 # The code object that every function made by these decorators shares tells it from other wrapped functions.
+def _nothing() -> None: ...
+
+
 _CONTEXT_MANAGER_CODE = contextlib.contextmanager(_nothing).__code__  # type: ignore[arg-type]
 _ASYNC_CONTEXT_MANAGER_CODE = contextlib.asynccontextmanager(_nothing).__code__  # type: ignore[arg-type]
 

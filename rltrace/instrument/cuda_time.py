@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace import cost, edges, recorder
-from rltrace.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed
+from rltrace.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed, Work
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME
-from rltrace.instrument.fsdp2 import PACKAGE, Backwards, keep_group, watch_forwards
+from rltrace.instrument.fsdp2 import PACKAGE, Backwards, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
@@ -33,6 +33,9 @@ GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
 """The last of each is torch 2.13's."""
 
+
+FORWARD, BACKWARD = f"{DEVICE_TIME}fsdp.forward", f"{DEVICE_TIME}fsdp.backward"
+NOTHING = recorder.NoSpan()
 
 VARIABLE, LAYERS = "RLTRACE_CUDA_TIME", "layers"
 
@@ -52,27 +55,27 @@ class CudaTime:
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
     patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(pairs.reached, is_last=True))
-    for kind, classes in ((GATHER, GATHERS), (SCATTER, SCATTERS)):
+    for kind, whole, classes in ((GATHER, "output_tensor", GATHERS), (SCATTER, "input_tensor", SCATTERS)):
         for class_name in classes:
             patches.around(
                 f"{PACKAGE}._fsdp_collectives:{class_name}.__call__",
-                functools.partial(begin_collective, pairs, kind),
+                functools.partial(begin_collective, pairs, DEVICE_TIME + kind, whole),
                 end_pair,
                 (DEVICE_TIME + kind,),
             )
     patches.wrap(
         f"{PACKAGE}._fsdp_state:FSDPState.init",
         functools.partial(watch_forwards, opens=pairs.open_forward, root_only=not of_layers, waits=False),
-        (f"{DEVICE_TIME}fsdp.forward",),
+        (FORWARD,),
     )
     backwards = Backwards(pairs.open_backward, root_only=not of_layers)
     patches.around(
         f"{PACKAGE}._fsdp_state:FSDPState._pre_backward",
         backwards.look,
         backwards.begin_unsharded,
-        (f"{DEVICE_TIME}fsdp.backward",),
+        (BACKWARD,),
     )
-    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", keep_group, backwards.end)
+    patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         functools.partial(watch_optimizer_steps, span=pairs.span),
@@ -81,13 +84,15 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     for method, stage in (("Sender.pack", "weight_sync.pack"), ("Receiver.load", "weight_sync.load")):
         patches.around(
             f"rltrace_reference.weight_sync:{method}",
-            functools.partial(begin_bucket, pairs, stage),
+            functools.partial(begin_bucket, pairs, DEVICE_TIME + stage),
             end_pair,
             (DEVICE_TIME + stage,),
         )
 
 
-def begin_collective(pairs: CudaPairs, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def begin_collective(
+    pairs: CudaPairs, name: str, whole_name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Open the pair of a collective: called as `comm(output_tensor=..., input_tensor=..., group=..., async_op=...)`.
 
     At one rank nothing moves. An asynchronous one ends on NCCL's stream, which an event on this one does not wait for.
@@ -97,14 +102,14 @@ def begin_collective(pairs: CudaPairs, kind: str, args: tuple[Any, ...], kwargs:
     ranks = 1 if group is None else group.size()
     if ranks == 1 or kwargs.get("async_op"):
         return None
-    whole = kwargs.get("output_tensor" if kind == GATHER else "input_tensor")
+    whole = kwargs.get(whole_name)
     size_bytes = 0 if whole is None else whole.numel() * whole.element_size()
-    return pairs.span(kind, queue=id(group), bytes=size_bytes, ranks=ranks).__enter__()
+    return pairs.begin(name, {"bytes": size_bytes, "ranks": ranks}, id(group))
 
 
-def begin_bucket(pairs: CudaPairs, stage: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+def begin_bucket(pairs: CudaPairs, name: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the pair of the copies of one bucket."""
-    return pairs.span(stage, bucket=args[1].key).__enter__()
+    return pairs.begin(name, {"bucket": args[1].key})
 
 
 def end_pair(opened: Any, _result: Any, error: BaseException | None) -> None:
@@ -120,18 +125,22 @@ class CudaPairs:
         self._times: DeviceTimes | None = None
         self._lock = threading.Lock()
 
-    def span(self, name: str, /, **args: Any) -> Any:
-        """What to enter and leave around the work."""
+    def begin(self, name: str, args: dict[str, Any], queue: int = 0) -> Any:
+        """What to leave behind work that begins now, as `DeviceTimes.begin`; None where nothing is measured."""
         times = self._times or self._open()
-        return recorder.NoSpan() if times is None else times.pair(DEVICE_TIME + name, **args)
+        return None if times is None else times.begin(name, args, queue)
+
+    def span(self, name: str, /, **args: Any) -> Work:
+        """What to enter and leave around the work."""
+        return Work(lambda: self.begin(DEVICE_TIME + name, args))
 
     def open_forward(self, path: str, is_repeated: bool) -> Any:
         """What to leave behind a forward of the module at a path; the whole model is the module ""."""
-        return recorder.NoSpan() if is_repeated else self.span("fsdp.forward", module=path).__enter__()
+        return (None if is_repeated else self.begin(FORWARD, {"module": path})) or NOTHING
 
     def open_backward(self, path: str) -> Any:
         """What to leave behind its backward."""
-        return self.span("fsdp.backward", module=path).__enter__()
+        return self.begin(BACKWARD, {"module": path}) or NOTHING
 
     def close(self) -> None:
         """Write what is done, and say what was never measured."""

@@ -48,41 +48,98 @@ class Fsdp2:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         # The names that FSDPParamGroup calls are those in its own module.
-        patches.span(f"{PACKAGE}._fsdp_param_group:foreach_all_gather", "fsdp.all_gather", gather_args, gather_bytes)
-        patches.span(f"{PACKAGE}._fsdp_param_group:foreach_reduce", "fsdp.reduce_scatter", reduce_args, reduce_bytes)
+        gathers, group = Gathers(), f"{PACKAGE}._fsdp_param_group"
+        patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",))
+        patches.around(f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",))
         patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_forwards, ("fsdp.forward",))
         backwards = Backwards()
         patches.around(
             f"{PACKAGE}._fsdp_state:FSDPState._pre_backward", backwards.begin, leave_open, ("fsdp.backward",)
         )
-        patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", keep_group, backwards.end)
+        patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
 
 
 # ---- collectives ------------------------------------------------------------------------------------------------
 
 
-def gather_args(fsdp_params: list[Any], group: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
-    """Arguments of an all-gather; none at one rank, where nothing moves."""
-    ranks = group.size()
-    return {"module": module_of(fsdp_params), "tensors": len(fsdp_params), "ranks": ranks} if ranks > 1 else None
+class Gathers:
+    """All-gathers, each of which says what the first one of its parameters did.
+
+    A step has six hundred, each between calls that leave nothing of a hook in the processor's caches: every function
+    and every attribute that it does without counts.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[str, int, int, int, str]]] = {}
+        """By the list of parameters, which belongs to a parameter group: its first one, and the span's arguments."""
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Open the span; none at one rank, where nothing moves."""
+        fsdp_params = args[0] if args else kwargs["fsdp_params"]
+        known = self._known.get(id(fsdp_params))
+        if known is not None and known[0]() is fsdp_params[0]:
+            return _all_gather(*known[1]).__enter__()
+        group = args[1] if len(args) > 1 else kwargs["group"]
+        return FirstGather.begin(fsdp_params, group.size()) if group.size() > 1 else None
+
+    def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
+        """Close it, the first one with the size of the gathered tensors, all ranks' shards together."""
+        if opened is None:
+            return
+        if isinstance(opened, FirstGather):
+            if error is None:
+                opened.learn(result.all_gather_output, self._known)
+            opened = opened.span
+        opened.__exit__(None if error is None else type(error))
 
 
-def gather_bytes(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Size of the gathered tensors, all ranks' shards together."""
-    return tensor_args(result.all_gather_output)
+_all_gather = recorder.typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
 
 
-def reduce_args(
+@dataclass
+class FirstGather:
+    """The first all-gather of a list of parameters, whose size is known when it is over."""
+
+    span: Any
+    fsdp_params: list[Any]
+    said: dict[str, Any]
+
+    @classmethod
+    def begin(cls, fsdp_params: list[Any], ranks: int) -> FirstGather:
+        """Open the span."""
+        said = {"module": module_of(fsdp_params), "tensors": len(fsdp_params), "ranks": ranks}
+        return cls(recorder.span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
+
+    def learn(self, gathered: Any, known: dict[int, Any]) -> None:
+        """Keep what the next ones say."""
+        size = tensor_args(gathered)
+        self.span.set(**size)
+        known[id(self.fsdp_params)] = weakref.ref(self.fsdp_params[0]), (*self.said.values(), *size.values())
+
+
+def begin_reduce(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Open the span of a reduce-scatter; none at one rank."""
+    return open_reduce(*args, **kwargs)
+
+
+def open_reduce(
     fsdp_params: list[Any], unsharded_grads: list[Any], reduce_scatter_group: Any, *_: Any, **__: Any
-) -> dict[str, Any] | None:
-    """Arguments of a reduce-scatter; none at one rank, where nothing moves."""
+) -> Any:
+    """The same, of the arguments of the call."""
     ranks = 1 if reduce_scatter_group is None else reduce_scatter_group.size()
-    return {"module": module_of(fsdp_params), "tensors": len(unsharded_grads), "ranks": ranks} if ranks > 1 else None
+    return _reduce_scatter(module_of(fsdp_params), len(unsharded_grads), ranks).__enter__() if ranks > 1 else None
 
 
-def reduce_bytes(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Size of the unsharded gradients that go in."""
-    return tensor_args(result[0])
+_reduce_scatter = recorder.typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
+
+
+def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
+    """Close it with the size of the unsharded gradients that went in, of which a backward need not have all."""
+    if opened is None:
+        return
+    if error is None:
+        opened.args = tensor_args(result[0])
+    opened.__exit__(None if error is None else type(error))
 
 
 def tensor_args(tensor: Any) -> dict[str, Any]:
@@ -215,7 +272,7 @@ class Forwards:
             if not hook.live:
                 return
             try:
-                hook.fired()
+                hook.row.fired()
                 known = known or path()
                 if known and self._root_only:
                     remove(handles)
@@ -312,30 +369,43 @@ class Backwards:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open the span of a state that is about to unshard for its backward."""
-        self._begin(*self.look(args, kwargs))
+        self._begin(self.look(args, kwargs))
 
-    def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool] | None:
         """The state, and whether it is told a second time: a module with several outputs is told once per output."""
-        return args[0], args[0]._training_state._name_ == "PRE_BACKWARD"
+        state = args[0]
+        return None if self._root_only and not state._is_root else (state, _is_told_again(state))
 
-    def begin_unsharded(self, looked: tuple[Any, bool], _result: Any, error: BaseException | None) -> None:
+    def begin_unsharded(self, looked: tuple[Any, bool] | None, _result: Any, error: BaseException | None) -> None:
         """Open the span of a state that has just unsharded."""
         if error is None:
-            self._begin(*looked)
+            self._begin(looked)
 
-    def _begin(self, state: Any, is_told_again: bool) -> None:
-        if self._root_only and not state._is_root:
-            return
-        groups = groups_of(state)
-        if not groups:
+    def _begin(self, looked: tuple[Any, bool] | None) -> None:
+        groups = groups_of(looked[0]) if looked is not None else []
+        if looked is None or not groups:
             return
         if (unfinished := self._open.get(id(groups[0]))) is not None:
-            if is_told_again:
+            if looked[1]:
                 return
             unfinished.span.__exit__(RuntimeError)  # a backward that raised left it open
         opened = UnfinishedBackward(self._opens(module_of_groups(groups)), len(groups))
         for group in groups:
             self._open[id(group)] = opened
+
+    def watch_ends(self, original: Function, hook: Hook) -> Function:
+        """Wrap `FSDPParamGroup.post_backward`, behind which a backward is over."""
+        is_open, end = self._open, hook.timed(self.end)
+
+        @functools.wraps(original)
+        def post_backward(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if is_open and hook.live:
+                    hook.leave(end, hook.enter(keep_group, args, kwargs), None, None)
+
+        return post_backward
 
     def end(self, group: Any, _result: Any, _error: BaseException | None) -> None:
         """Close the span once all groups of its state have reduced their gradients."""
@@ -345,6 +415,10 @@ class Backwards:
         opened.groups -= 1
         if opened.groups == 0:
             opened.span.__exit__(None)
+
+
+def _is_told_again(state: Any) -> bool:
+    return bool(state._training_state._name_ == "PRE_BACKWARD")
 
 
 @dataclass(slots=True)

@@ -105,5 +105,5 @@ def is_collecting(times_ns: deque[int]) -> bool:
 def write_if_long(hook: Hook, start_ns: int, end_ns: int) -> None:
     """On a row of its own; a process gets none for that alone."""
     if hook.live and end_ns - start_ns >= WORTH_NS and recorder.has_recorded():
-        hook.fired()
+        hook.row.fired()
         recorder.span_at(COLLECTION, start_ns, end_ns, lane=1)

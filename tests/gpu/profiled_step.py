@@ -59,12 +59,6 @@ class Marked:
     def __init__(self, pair: Any, number: int) -> None:
         self.pair, self.number = pair, number
 
-    def __enter__(self) -> Marked:
-        with record_function(f"begin {self.number}"):
-            pass
-        self.pair.__enter__()
-        return self
-
     def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         self.pair.__exit__(kind)
         with record_function(f"end {self.number}"):
@@ -80,12 +74,15 @@ class MarkedPairs(CudaPairs):
         self.are_wanted = False
         self.count = 0
 
-    def span(self, name: str, /, **args: Any) -> Any:
-        """What to enter and leave around the work."""
+    def begin(self, name: str, args: dict[str, Any], queue: int = 0) -> Any:
+        """What to leave behind work that begins now."""
         if not self.are_wanted:
-            return recorder.NoSpan()
+            return None
         self.count += 1
-        return Marked(super().span(name, number=self.count, **args), self.count)
+        with record_function(f"begin {self.count}"):
+            pass
+        pair = super().begin(name, {**args, "number": self.count}, queue)
+        return None if pair is None else Marked(pair, self.count)
 
 
 class Layer(torch.nn.Module):

@@ -15,15 +15,16 @@ from typing import Any, cast
 
 import pytest
 import torch
+from rltrace_reference import weight_sync
 from sharded_runs import TRAIN, train
 from test_summary_screen import screen
 from traced_runs import TracedRun, run_traced
 
-from rltrace import recorder
 from rltrace.analysis import summarize
 from rltrace.edges import Edge
 from rltrace.events import Span
 from rltrace.instrument import cuda_time
+from rltrace.patching import NOBODY, Nobody, PatchSet
 from rltrace.recording import Process
 
 ON_THE_HOST = """
@@ -128,11 +129,19 @@ class Pairs:
     """What would be measured."""
 
     def __init__(self) -> None:
-        self.opened: list[tuple[str, dict[str, object]]] = []
+        self.opened: list[tuple[str, dict[str, object], int]] = []
 
-    def span(self, name: str, /, **args: object) -> recorder.NoSpan:
-        self.opened.append((name, args))
-        return recorder.NoSpan()
+    open_forward = open_backward = span = reached = None
+
+    def begin(self, name: str, args: dict[str, object], queue: int = 0) -> None:
+        self.opened.append((name, args, queue))
+
+
+class Register:
+    """Of hooks, whose reports nobody asks for here."""
+
+    def hook(self, *_: object) -> Nobody:
+        return NOBODY
 
 
 class Group:
@@ -145,17 +154,33 @@ def test_collectives_of_one_group_are_one_queue_and_an_asynchronous_one_is_left_
     pairs, groups = Pairs(), [Group(2), Group(4), Group(1)]
     small, large = torch.zeros(3), torch.zeros(12)
     for group in groups:
-        for kind, args in (("fsdp.all_gather", (large, small)), ("fsdp.reduce_scatter", (small, large))):
+        for whole, other in (("output_tensor", "input_tensor"), ("input_tensor", "output_tensor")):
             for is_async in (False, True):
-                tensors = dict(zip(("output_tensor", "input_tensor"), args, strict=True))
-                cuda_time.begin_collective(
-                    cast(Any, pairs), kind, (), {**tensors, "group": group, "async_op": is_async}
-                )
+                kwargs = {whole: large, other: small, "group": group, "async_op": is_async}
+                cuda_time.begin_collective(cast(Any, pairs), f"of the {whole}", whole, (), kwargs)
     assert pairs.opened == [
-        (kind, {"queue": id(group), "bytes": 48, "ranks": group.size()})
+        (f"of the {whole}", {"bytes": 48, "ranks": group.size()}, id(group))
         for group in groups[:2]
-        for kind in ("fsdp.all_gather", "fsdp.reduce_scatter")
+        for whole in ("output_tensor", "input_tensor")
     ]
+
+
+def test_the_copies_of_a_bucket_are_gpu_spans_that_name_it_whether_they_end_well_or_not() -> None:
+    pairs, bucket = Pairs(), SimpleNamespace(key="3.0.7")
+    patches = PatchSet("test", Register())
+    cuda_time.name_hooks(patches, cast(Any, pairs), of_layers=False)
+    packing = SimpleNamespace(places=[torch.zeros(2)], pieces=[torch.ones(2)], summands=SimpleNamespace(add_to=max))
+    try:
+        weight_sync.Sender.pack(cast(Any, SimpleNamespace(sums=[1])), cast(Any, bucket), cast(Any, packing))
+        with pytest.raises(AttributeError):
+            weight_sync.Receiver.load(cast(Any, SimpleNamespace()), cast(Any, bucket))
+    finally:
+        assert patches.undo() == []
+    args = {"bucket": "3.0.7"}
+    assert pairs.opened == [("gpu.weight_sync.pack", args, 0), ("gpu.weight_sync.load", args, 0)]
+    emitted = {name for hook in patches.hooks for name in hook.emits}
+    assert {name for name, _, _ in pairs.opened} <= emitted
+    assert packing.places[0].tolist() == [1, 1]
 
 
 def test_the_device_is_asked_where_something_has_ended_and_not_where_it_begins() -> None:
@@ -210,9 +235,10 @@ def test_what_was_not_measured_is_said_with_the_reason(tmp_path: Path) -> None:
 with pairs.span("not over"):
     pass
 HostDevice.has_fired = lambda self, event: False
+import contextlib
 for _ in range(2):
-    with pairs.span("ended by an error") as pair:
-        pair.__exit__(ValueError)
+    with contextlib.suppress(ValueError), pairs.span("ended by an error"):
+        raise ValueError
 """
     run = run_traced(tmp_path, ON_THE_HOST + lost)
     (process,) = run.recording.processes

@@ -708,6 +708,6 @@ def test_a_hook_travels_without_its_register(rows):
     hook = Hook("test", "a:b", ("x",), rows)
     copy = pickle.loads(pickle.dumps(hook))
     assert (copy.target, copy.emits, copy.live) == ("a:b", ("x",), False)
-    hook.fired()
-    copy.fired()
+    hook.row.fired()
+    copy.row.fired()
     assert rows.rows["a:b"].count == 1

@@ -88,7 +88,7 @@ IN_SPANS = ("args", "late_args", "flow_out", "flow_in")
 
 CASES = [
     *(("asyncio_service", place, "service") for place in (*IN_SPANS, *EVERYWHERE)),
-    *(("fsdp2_training", place, "fsdp2") for place in ("args", "late_args", *EVERYWHERE)),
+    *(("fsdp2_training", place, "fsdp2") for place in EVERYWHERE),
     *(("ray_driver", place, "ray") for place in EVERYWHERE),
 ]
 

@@ -70,7 +70,7 @@ def test_a_forked_child_that_records_nothing_leaves_nothing(folder: Path) -> Non
 
 
 def test_hooks_of_a_forked_child_count_from_the_start(folder: Path) -> None:
-    """What fired before the child's first record counts too."""
+    """What fired before the child's first record counts too; it leaves as after a kill, so what fired later may not."""
     rltrace.start(folder)
     hook = recorder.current().hook("fsdp2", "m:A.f", "installed")
 
@@ -86,7 +86,7 @@ def test_hooks_of_a_forked_child_count_from_the_start(folder: Path) -> None:
     hook.fired()
     rltrace.stop()
     parent, (forked,) = _processes(folder)
-    assert [process.hooks[0]["fired"] for process in (parent, forked)] == [6, 3]
+    assert [process.hooks[0]["fired"] for process in (parent, forked)] == [6, 2]
     assert parent.lost_events == forked.lost_events == 0
 
 

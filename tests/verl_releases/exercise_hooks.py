@@ -45,14 +45,18 @@ class Fired:
     def __init__(self, hooks):
         self.counts = {}
         for hook in hooks:
-            hook.fired = self._counted(hook.target, hook.fired)
+            hook.row = CountedRow(hook.target, hook.row, self.counts)
 
-    def _counted(self, target, fired):
-        def count():
-            self.counts[target] = self.counts.get(target, 0) + 1
-            fired()
 
-        return count
+class CountedRow:
+    """The row of a hook in the Recording, counted here too."""
+
+    def __init__(self, target, row, counts):
+        self.target, self.row, self.counts = target, row, counts
+
+    def fired(self):
+        self.counts[self.target] = self.counts.get(self.target, 0) + 1
+        self.row.fired()
 
 
 def import_targets(patches):

@@ -36,7 +36,7 @@ def install_release(patches: PatchSet, hook: Hook) -> Callable[[], None]:
     for point in HOOK_POINTS:
         if point.is_in(line):
             point.name_hook(patches, point.target)
-    hook.fired()
+    hook.row.fired()
     return nothing
 
 
