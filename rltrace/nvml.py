@@ -52,6 +52,24 @@ def gpus() -> list[Gpu]:
     return found
 
 
+def whole_gpu(uuid: str) -> Gpu:
+    """The GPU of a process that has all of it.
+
+    Raises:
+        UnavailableError: as `gpus`, or the process has a part of one (MIG), of which NVML's figures for it are not.
+    """
+    shown = gpus()
+    for gpu in shown:
+        if gpu.uuid == uuid and not gpu.is_divided():
+            return gpu
+    # A part has a uuid of its own, or that of its whole, which depends on the driver.
+    if any(gpu.is_divided() for gpu in shown):
+        raise UnavailableError(
+            f"{uuid} is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
+        )
+    raise UnavailableError(f"NVML does not show {uuid} here, but {', '.join(gpu.uuid for gpu in shown)}")
+
+
 class Memory(NamedTuple):
     """How a GPU's memory is divided, in bytes."""
 
@@ -103,6 +121,14 @@ class Gpu:
                 self.unavailable[what] = f"NVML: {error}"
             # else it may answer the next time
         return []
+
+    def is_divided(self) -> bool:
+        """Whether processes get parts of it (MIG)."""
+        try:
+            current_mode, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
+        except self._nvml.NVMLError:  # it cannot be divided
+            return False
+        return bool(current_mode == self._nvml.NVML_DEVICE_MIG_ENABLE)
 
     def memory(self) -> Memory:
         """How its memory is divided (4 us).

@@ -11,6 +11,7 @@ import os
 import re
 from pathlib import Path
 
+from rltrace.lineage import parent_of
 from rltrace.manifest import PROCESSES, UNTRACED, redact_command
 from rltrace.recorder import DIR_VARIABLE
 from rltrace.recording import Recording
@@ -59,7 +60,7 @@ class ProcessTree:
         running = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         new = running - self._seen
         self._seen = running
-        while born := {pid for pid in new - self._members if _parent(pid) in self._members}:
+        while born := {pid for pid in new - self._members if parent_of(pid) in self._members}:
             self._members |= born
         self._looks += 1
         self._young = {pid: look for pid, look in self._young.items() if self._looks - look < LOOKS_OF_THE_YOUNG}
@@ -178,10 +179,3 @@ def _parsed(command: list[str]) -> tuple[str, list[str]]:
 
 def _words(pid: int, file: str) -> list[str]:
     return [os.fsdecode(word) for word in Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")[:-1]]
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return None

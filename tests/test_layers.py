@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "rltrace.archive": {"rltrace.errors", "rltrace.manifest"},
     "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive"},
     "rltrace.versions": set(),
+    "rltrace.lineage": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.edges": EVENTS,
     "rltrace.patching": LOW | {"rltrace.recorder", "rltrace.edges"},
@@ -52,7 +53,8 @@ MAY_IMPORT = {
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
     | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml", "rltrace.cost"}
-    | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.announcement"},
+    | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.announcement"}
+    | {"rltrace.lineage"},
     "rltrace.announcement": {"rltrace.manifest"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import order
 from rltrace.analysis.ledger import FREE, Ledger, ledgers
-from rltrace.analysis.memory import DeviceMemory, device_memory
+from rltrace.analysis.memory import DeviceMemory, Residual, device_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import OWNER_COLORS, OWNERS
@@ -194,9 +194,13 @@ def _joined(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
 
 
 def _note(memory: DeviceMemory) -> str:
-    found = memory.residual
+    unknown = f"not known here, so not drawn: {', '.join(memory.unknown)}" if memory.unknown else ""
+    return "; ".join(filter(None, (_ownerless(memory.residual), unknown)))
+
+
+def _ownerless(found: Residual | None) -> str:
     if found is None:
-        return f"not known here, so not drawn: {', '.join(memory.unknown)}"
+        return ""
     return (
         f"at {found.edges - found.unsettled_edges} settled phase edges of the run at most "
         f"{found.worst_bytes / _MIB:.1f} MiB have no owner ({found.worst_allowed_bytes / _MIB:.1f} MiB allowed)"

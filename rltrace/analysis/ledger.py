@@ -12,6 +12,7 @@ they said is not older than it was; and where the driver says what each of them 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,10 @@ class Ledger:
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How long the process that read it took for it."""
+        self.held_bytes: list[dict[str, int]] = [{} for _ in times_ns]
+        """What a GPU's driver said of each process, by pid; empty where nobody knows."""
+        self.is_of_gpu = False
+        """Whether a driver read the total; else the kernel did, and the host's memory is the device's."""
 
     @property
     def has_total(self) -> bool:
@@ -75,9 +80,13 @@ def ledgers(seen: Observations) -> dict[Lane, Ledger]:
     """One a device: by the edges where its processes recorded any, else by their counters alone."""
     members: dict[Lane, list[Seen]] = {}
     for process in seen.processes:
-        if process.owners:
+        if process.owners or process.edges:  # a server sees its engine's card, and holds nothing there
             members.setdefault(process.lane, []).append(process)
-    return {lane: edge_ledger(processes) or counter_ledger(processes) for lane, processes in members.items()}
+    return {
+        lane: edge_ledger(processes) or counter_ledger(processes)
+        for lane, processes in members.items()
+        if any(process.owners for process in processes)
+    }
 
 
 # ---- by counters ------------------------------------------------------------------------------------------------
@@ -163,9 +172,10 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
         for edge in seen.edges
         if edge.end_ns is not None and _totals(edge)
     ]
-    of_all = {owner for edge, _ in edges for owner in _rows_of_all(edge)}
+    pids = {str(seen.process.pid) for seen in processes if seen.owners}
+    of_all = {owner for edge, _ in edges for owner in _rows_of_all(edge, pids)}
     named = sorted({owner for process in processes for owner in process.owners} | of_all, key=OWNERS.index)
-    known = {process.pid: process for process in (_Process(seen, named) for seen in processes)}
+    known = {process.pid: process for process in (_Process(seen, named) for seen in processes if seen.owners)}
     if not edges:
         return None
     edges.sort(key=lambda edge: _end_ns(edge[0]))
@@ -182,8 +192,10 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
     ledger.cost_ns = np.array([_end_ns(edge) - edge.start_ns for edge, _ in edges], np.float64)
+    ledger.held_bytes = [_held_bytes(edge) for edge, _ in edges]
     ledger.is_settled = ledger.apart_ns <= SETTLED_NS
-    if all(_is_of_gpu(edge) for edge, _ in edges):
+    ledger.is_of_gpu = all(_is_of_gpu(edge) for edge, _ in edges)
+    if ledger.is_of_gpu:
         ledger.is_settled = settled(ledger.apart_ns, unexplained)
     return ledger
 
@@ -240,7 +252,7 @@ def _moment(
         last: What each writer's last edge took of each process; updated.
     """
     rows = np.zeros(len(owners))
-    for owner, size_bytes in _rows_of_all(edge).items():
+    for owner, size_bytes in _rows_of_all(edge, known).items():
         rows[owners.index(owner)] += size_bytes
     apart_ns = 0.0
     for pid, held_bytes in _processes(edge, known).items():
@@ -252,8 +264,9 @@ def _moment(
             index, age_ns = said.sample, said.age_ns
         if process is not None and index is not None:
             rows += process.rows[index]
-        elif _is_of_gpu(edge):  # of one that is not traced nobody knows what it holds
-            rows[owners.index(CONTEXT)] += 0 if process is None or not np.isfinite(held_bytes) else held_bytes
+        elif _is_of_gpu(edge):
+            if process is not None and pid in _held_bytes(edge):  # what one holds that is not traced has no owner
+                rows[owners.index(CONTEXT)] += held_bytes
         else:
             rows[owners.index(INTERPRETER)] += held_bytes
         apart_ns = max(apart_ns, age_ns)
@@ -264,12 +277,21 @@ def _is_of_gpu(edge: Span) -> bool:
     return DRIVER_RESERVED in _totals(edge)
 
 
-def _rows_of_all(edge: Span) -> dict[str, float]:
-    """Rows that the totals tell of themselves; processes without a sample fall to the last one of each."""
+def _rows_of_all(edge: Span, pids: Collection[str]) -> dict[str, float]:
+    """Rows that the totals tell of themselves; processes (`pids`) without a sample fall to the last one of each.
+
+    On a GPU that is so only if its driver says what any of them holds: else nobody knows their contexts.
+    """
     if not _is_of_gpu(edge):
         return {INTERPRETER: 0.0}
     reserved_bytes, free_bytes = _totals(edge)[DRIVER_RESERVED], float(edge.args.get("free_bytes", 0))
-    return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, CONTEXT: 0.0}
+    contexts = {} if _held_bytes(edge).keys().isdisjoint(pids) else {CONTEXT: 0.0}
+    return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, **contexts}
+
+
+def _held_bytes(edge: Span) -> dict[str, int]:
+    said = edge.args.get("held_bytes")
+    return said if isinstance(said, dict) else {}
 
 
 def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:

@@ -13,6 +13,8 @@ from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
     ALLOWED_GPU_BYTES,
     ALLOWED_SHARE,
+    CONTEXT,
+    DRIVER_RESERVED,
     FREE,
     SETTLED_NS,
     UNEXPLAINED,
@@ -76,6 +78,16 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
     """Of a step, all its samples together; None without a finished step."""
 
 
+class Others(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes on a GPU that are not of the Recording, at the moment when they held most together."""
+
+    at_seconds: float
+    unexplained_bytes: int
+    """Of the device then; what they held is a part of it."""
+    held_bytes: dict[str, int]
+    """By pid, as the driver said, the largest first."""
+
+
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A device's bytes by owner, over all processes that sampled them."""
 
@@ -105,6 +117,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """None where nobody read the device's total."""
     unknown: dict[str, str]
     """Rows that cannot be known here, each with the reason."""
+    others: Others | None
+    """None where the driver named none that held anything, or nobody asked it."""
 
 
 OF_GPUS = ("actor.activations", "rollout.graphs", "allocator.cached", "cuda.context", "nccl", "driver.reserved")
@@ -150,6 +164,7 @@ class _Device:
             edges=edges,
             residual=self.residual(edges) if self.ledger.has_total else None,
             unknown=self.unknown(),
+            others=self.others(),
         )
 
     def moment(self, index: int, phase: str | None = None) -> Moment:
@@ -211,13 +226,26 @@ class _Device:
         for start_ns, end_ns, name in self.spans:
             for edge, at_ns in (("begin", start_ns), ("end", end_ns)):
                 index = self.nearest(at_ns)
+                away_ns = self.away_ns(index, at_ns)
                 moment = msgspec.structs.asdict(self.moment(index, name))
                 moment["step"] = _step_at(self.windows, start_ns)
-                yield Edge(**moment, edge=edge, away_seconds=abs(int(self.ledger.times_ns[index]) - at_ns) / 1e9)
+                if away_ns > SETTLED_NS and moment["is_settled"]:  # of that moment, which tells little of this edge
+                    moment["is_settled"] = False
+                yield Edge(**moment, edge=edge, away_seconds=away_ns / 1e9)
 
     def nearest(self, at_ns: int) -> int:
-        """The moment that is nearest to an instant."""
-        return int(np.argmin(np.abs(self.ledger.times_ns - at_ns)))
+        """The moment that tells most of an instant: the nearest one, or where that is not near the last one before.
+
+        Nobody looked then, so what was there is what was there last; what comes next may be after memory has moved.
+        """
+        index = int(np.argmin(np.abs(self.ledger.times_ns - at_ns)))
+        before = int(np.searchsorted(self.ledger.times_ns, at_ns, side="right")) - 1
+        return max(before, 0) if self.away_ns(index, at_ns) > SETTLED_NS else index
+
+    def away_ns(self, index: int, at_ns: int) -> int:
+        """How far an instant is from the sampling of a moment, which takes a while on a busy machine; 0 inside it."""
+        end_ns = int(self.ledger.times_ns[index])
+        return max(self.sampling_began_ns(end_ns) - at_ns, at_ns - end_ns, 0)
 
     def owner_peaks(self) -> dict[str, OwnerPeak]:
         """Each owner's most, by all its samples."""
@@ -250,11 +278,33 @@ class _Device:
 
     def unknown(self) -> dict[str, str]:
         """Rows that this device has and that nobody could tell; never a zero."""
-        unknown = {} if self.ledger.has_total else {UNEXPLAINED: NO_TOTAL}
-        if (self.lane.device or "").startswith("GPU"):
-            unknown |= {row: NOT_SAMPLED for row in OF_GPUS if row not in self.ledger.owners}
         of_lane = [process.process.unavailable for process in self.seen.processes if process.lane == self.lane]
-        return unknown | {row: reason for said in of_lane for row, reason in said.items() if row in OWNERS}
+        said = {row: reason for one in of_lane for row, reason in one.items() if row in OWNERS}
+        has_total, is_gpu = self.ledger.has_total, (self.lane.device or "").startswith("GPU")
+        unknown: dict[str, str] = {}
+        if is_gpu:  # who read its total has told of the other rows too: what it did not meet is not there
+            rows = (CONTEXT,) if has_total else OF_GPUS
+            unknown = {row: NOT_SAMPLED for row in rows if row not in self.ledger.owners}
+        if not has_total:  # whoever reads it reads these together
+            of_total = (DRIVER_RESERVED, UNEXPLAINED, FREE) if is_gpu else (UNEXPLAINED,)
+            unknown |= dict.fromkeys(of_total, said.get(UNEXPLAINED, NO_TOTAL))
+        return unknown | said
+
+    def others(self) -> Others | None:
+        """What the driver says of processes that are not of the Recording."""
+        hosts = {process.process.host for process in self.seen.processes if process.lane == self.lane}
+        ours = {str(process.process.pid) for process in self.seen.processes if process.process.host in hosts}
+        held = [
+            {pid: size for pid, size in said.items() if size and pid not in ours} for said in self.ledger.held_bytes
+        ]
+        most = max(range(len(held)), key=lambda index: sum(held[index].values()))
+        if not held[most]:
+            return None
+        return Others(
+            at_seconds=(int(self.ledger.times_ns[most]) - self.seen.start_ns) / 1e9,
+            unexplained_bytes=int(self.ledger.row(UNEXPLAINED)[most]),
+            held_bytes=dict(sorted(held[most].items(), key=lambda one: -one[1])),
+        )
 
     def allowed_bytes(self, moment: Moment) -> int:
         """How much may have no owner."""

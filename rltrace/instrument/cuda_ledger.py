@@ -61,10 +61,8 @@ class Held(NamedTuple):
     """What was used besides."""
 
 
-class Device(Protocol):
-    """The GPU that this process uses."""
-
-    uuid: str
+class Card(Protocol):
+    """A GPU, as anybody sees it."""
 
     def card(self) -> Memory:
         """What the driver says now.
@@ -74,7 +72,17 @@ class Device(Protocol):
         """
 
     def held(self) -> dict[int, int]:
-        """Bytes of each process, by pid, which takes much longer; empty where it cannot be told."""
+        """Bytes of each process, by pid, which takes much longer; empty where it cannot be told.
+
+        Raises:
+            UnavailableError: The same, with the reason.
+        """
+
+
+class Device(Card, Protocol):
+    """The GPU that this process uses."""
+
+    uuid: str
 
     def torch(self) -> Reserved:
         """All that torch's allocator has, pools included, whether they have memory behind them or not."""
@@ -96,8 +104,16 @@ class Pools(Protocol):
 class CudaLedger:
     """The sources of this process's rows."""
 
-    def __init__(self, open_device: Callable[[], Device | None]) -> None:
-        """A ledger of the device that `open_device` gives; None while this process does not use one."""
+    def __init__(
+        self, open_device: Callable[[], Device | None], open_engines_card: Callable[[], Card | None] = lambda: None
+    ) -> None:
+        """A ledger of one device.
+
+        Args:
+            open_device: Gives it; None while this process does not use one.
+            open_engines_card: Gives the one that an engine below this process uses, or None: a server has no memory
+                there, but begins and ends the phases in which it moves.
+        """
         self.tensors: dict[object, Callable[[], Rows]] = {}
         """Sources whose bytes come from torch's allocator; rows of one name add up."""
         self.engine: Pools | None = None
@@ -110,6 +126,9 @@ class CudaLedger:
         self._open_device = open_device
         self._device: Device | None = None
         self._retry_ns = 0
+        self._open_engines_card = open_engines_card
+        self._engines_card: Card | None = None
+        self._engines_retry_ns = 0
         self._outside: Rows = {}
         self._named: tuple[Any, Rows] = None, {}
         self._sampled: tuple[State | None, int] = None, 0
@@ -141,7 +160,9 @@ class CudaLedger:
                 who = recorder.current()
                 if who is not None and not who.who.get("device"):
                     recorder.identify(device={"host": socket.gethostname(), "uuid": self._device.uuid})
-                self.give(CONTEXT, max(0, self.ownerless_bytes() or 0))
+                context_bytes = self.ownerless_bytes()
+                if context_bytes is not None:  # else it is unknown, which is not 0
+                    self.give(CONTEXT, max(0, context_bytes))
         return self._device
 
     def reached(self, edge: Edge) -> None:
@@ -159,6 +180,16 @@ class CudaLedger:
             state = self.state(device)
             if not self._is_known(state, is_phase, of_processes):
                 self._sample(device, state, of_card=is_phase, of_processes=of_processes)
+        elif is_phase and is_engines and (card := self.engines_card()) is not None:
+            with recorder.span(MEMORY_EDGE) as sampled:
+                self._set_totals(sampled, card, {}, of_processes)
+
+    def engines_card(self) -> Card | None:
+        """The card of the engine below this process; looked for once a second until there is one."""
+        if self._engines_card is None and now_ns() >= self._engines_retry_ns:
+            self._engines_card = self._open_engines_card()
+            self._engines_retry_ns = now_ns() + RETRY_NS
+        return self._engines_card
 
     def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
         """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""
@@ -193,7 +224,7 @@ class CudaLedger:
                 edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
         self._sampled = state, now_ns()
 
-    def _set_totals(self, edge: Any, device: Device, rows: Rows, of_processes: bool) -> None:
+    def _set_totals(self, edge: Any, device: Card, rows: Rows, of_processes: bool) -> None:
         try:
             card = device.card()
         except UnavailableError as reason:
@@ -209,7 +240,7 @@ class CudaLedger:
         )
         known = self._held
         if known is None or (of_processes and known.others_bytes != others_bytes):
-            self._held = known = Held(device.held(), mine_bytes, others_bytes)
+            self._held = known = Held(self._holders(device)[0], mine_bytes, others_bytes)
         self._knows_holders = known.others_bytes == others_bytes
         if self._knows_holders:
             by_pid = dict(known.by_pid)
@@ -325,15 +356,23 @@ class CudaLedger:
 
     def _outside_bytes(self, device: Device) -> int | None:
         """What the driver counts of this process and torch's allocator does not; None where it cannot be told."""
-        held_bytes = device.held().get(os.getpid())
+        by_pid, reason = self._holders(device)
+        held_bytes = by_pid.get(os.getpid())
         if held_bytes is None:
             for owner in OUTSIDE:
-                self._say(owner, "NVML does not say what this process holds")
+                self._say(owner, reason)
             return None
         state = self.state(device)
         pools = self._in_pools(device, state.torch.reserved_bytes)[0]
         awake_bytes = sum((state.engine or {}).values())
         return held_bytes - (state.torch.reserved_bytes - pools.reserved_bytes) - awake_bytes
+
+    def _holders(self, device: Card) -> tuple[dict[int, int], str]:
+        """Bytes of each process by pid, and why one is not among them."""
+        try:
+            return device.held(), "NVML does not say what this process holds"
+        except UnavailableError as reason:
+            return {}, str(reason)
 
     def _in_pools(self, device: Device, reserved_bytes: int) -> tuple[Reserved, Reserved]:
         """What lies in an engine's pools and graphs; they are made once, so a new one shows in the most ever reserved.

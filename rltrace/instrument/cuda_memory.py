@@ -16,10 +16,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rltrace import edges, nvml, recorder
+from rltrace.instrument import cuda_ledger
 from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
 from rltrace.instrument.fsdp2 import PACKAGE, outside_graphs, remove
 from rltrace.instrument.sharded_models import Models, keep_first, watch_optimizers
 from rltrace.instrument.torch_optim import watch_optimizer_steps
+from rltrace.instrument.uncaught import watch_uncaught
+from rltrace.lineage import is_below
 from rltrace.nvml import DRIVER
 from rltrace.patching import Function, Hook, PatchSet
 
@@ -74,6 +77,7 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
     ledger.tensors[models] = models
     ledger.trains = lambda: models.met
     patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(ledger.reached))
+    watch_uncaught(patches, ledger.out_of_memory)
     loading = Loading(ledger)
     patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", functools.partial(meet_state, models, ledger, loading))
     patches.around("torch.autograd:backward", loading.begin_backward, leave)
@@ -88,8 +92,7 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
     )
     watch_optimizers(patches)
     for method in COLLECTIVES:
-        first = FirstCollectives(ledger)
-        patches.around(f"{PROCESS_GROUP}.{method}", first.begin, first.end)
+        patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger).watch)
     eager = EagerConnections(ledger, on_device)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
     splits = Splits(ledger)
@@ -119,12 +122,30 @@ class FirstCollectives(Growing):
         super().__init__(ledger, "nccl")
         self._known: set[str] = set()
 
+    def watch(self, original: Function, hook: Hook) -> Function:
+        """Wrap a collective; every later call passes at once, for a step has seven hundred of them."""
+        known = self._known
+
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if not hook.live or args[0].group_name in known:
+                return original(*args, **kwargs)
+            growth = hook.enter(self.begin, args, kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                hook.leave(self.end, growth, None, error)
+                raise
+            hook.leave(self.end, growth, result, None)
+            return result
+
+        return collective
+
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Growth | None:
-        """Look before the first one only; one of the host's tensors needs no communicator of GPUs."""
-        group = args[0].group_name
-        if group in self._known or not any(map(is_on_gpu, args[1:])):
+        """Look before; one of the host's tensors needs no communicator of GPUs."""
+        if not any(map(is_on_gpu, (*args[1:], *kwargs.values()))):
             return None
-        self._known.add(group)
+        self._known.add(args[0].group_name)
         return super().begin(args, kwargs)
 
 
@@ -251,22 +272,40 @@ def watch_root(state: Any, ledger: CudaLedger, loading: Loading, hook: Hook) -> 
 # ---- the device -------------------------------------------------------------------------------------------------
 
 
-class CudaDevice:
-    """The current CUDA device, as `cuda_ledger.Device` says."""
+class Card:
+    """A GPU that others use, as `cuda_ledger.Card` says."""
 
-    def __init__(self, torch: Any, gpu: nvml.Gpu) -> None:
-        self._cuda, self._gpu = torch.cuda, gpu
-        self._index = torch.cuda.current_device()
-        self.uuid = gpu.uuid
+    def __init__(self, gpu: nvml.Gpu) -> None:
+        self._gpu = gpu
 
     def card(self) -> nvml.Memory:
         return self._gpu.memory()
 
     def held(self) -> dict[int, int]:
-        try:
-            return self._gpu.bytes_by_pid()
-        except nvml.UnavailableError:
-            return {}
+        return self._gpu.bytes_by_pid()
+
+
+class UnseenCard:
+    """A GPU of which NVML says nothing that holds for this process; the same reason at every question."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def card(self) -> nvml.Memory:
+        raise nvml.UnavailableError(self._reason)
+
+    def held(self) -> dict[int, int]:
+        raise nvml.UnavailableError(self._reason)
+
+
+class CudaDevice:
+    """The current CUDA device, as `cuda_ledger.Device` says."""
+
+    def __init__(self, torch: Any, uuid: str, card: cuda_ledger.Card) -> None:
+        self._cuda = torch.cuda
+        self._index = torch.cuda.current_device()
+        self.uuid = uuid
+        self.card, self.held = card.card, card.held
 
     def torch(self) -> Reserved:
         stats = self._cuda.memory_stats_as_nested_dict(self._index)
@@ -299,9 +338,25 @@ def open_device() -> CudaDevice | None:
     # Never wakes CUDA up: a process that does not use it shall not hold a context of half a gigabyte.
     if torch is None or not torch.cuda.is_initialized():
         return None
-    current = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    found = [gpu for gpu in nvml.gpus() if gpu.uuid == current]
-    return CudaDevice(torch, found[0]) if found and has_context(found[0]) else None
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    try:
+        gpu = nvml.whole_gpu(uuid)
+    except nvml.UnavailableError as reason:  # torch knows its own rows all the same
+        return CudaDevice(torch, uuid, UnseenCard(str(reason)))
+    # NVML's list may be empty, in a container too: who has memory of torch's has a context.
+    return CudaDevice(torch, uuid, Card(gpu)) if has_context(gpu) or torch.cuda.memory_reserved() else None
+
+
+def open_engines_card() -> Card | None:
+    """The one GPU that processes below this one use; None where there are several, or NVML does not say.
+
+    Nor of a part of one: the engine itself says why its card's totals are unknown.
+    """
+    try:
+        used = [gpu for gpu in nvml.gpus() if any(is_below(pid, os.getpid()) for pid in gpu.bytes_by_pid())]
+    except nvml.UnavailableError:
+        return None
+    return Card(used[0]) if len(used) == 1 and not used[0].is_divided() else None
 
 
 def has_context(gpu: nvml.Gpu) -> bool:
@@ -312,5 +367,5 @@ def has_context(gpu: nvml.Gpu) -> bool:
         return True
 
 
-LEDGER = CudaLedger(open_device)
+LEDGER = CudaLedger(open_device, open_engines_card)
 """Of this process."""

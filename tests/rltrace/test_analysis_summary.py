@@ -599,7 +599,7 @@ def keys(value: object, path: str = "") -> set[str]:
         for key, item in value.items():
             last = path.rpartition(".")[2]
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
-            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "peak_owner_bytes", "counters")
+            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "held_bytes", "peak_owner_bytes", "counters")
             named = last in by_name or path.endswith(("phases[].phases", "lanes[].phases"))
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
@@ -630,6 +630,9 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
         span("gpu.fsdp.forward", 22, 23),
     ]
     written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
+    card = {"totals": {"used": 7, "driver.reserved": 0}, "held_bytes": {"77": 7}}
+    on_gpu = [span("memory.edge", 1, 2, **card), sample("actor.params_bytes", 1, 0)]
+    written.process("gpu", *on_gpu, device={"host": "here", "uuid": "GPU-1"}, pid=10, ended_s=11)
     own = [span("own", 0, 1), span("rollout.request", 0, 1)]
     written.process("torn", *step, *own, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"

@@ -7,11 +7,13 @@ tests/gpu/test_gpu_memory.py asks real ones.
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,13 +26,21 @@ from rltrace.analysis import summarize
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
+from rltrace.cli import main
 from rltrace.edges import Edge
 from rltrace.events import Counter, Span
-from rltrace.instrument import cuda_ledger
-from rltrace.instrument.cuda_ledger import CudaLedger, Reserved
-from rltrace.instrument.cuda_memory import EagerConnections, FirstCollectives, Loading, name_hooks
-from rltrace.nvml import Memory, UnavailableError
-from rltrace.patching import PatchSet
+from rltrace.instrument import cuda_ledger, cuda_memory
+from rltrace.instrument.cuda_ledger import CudaLedger, Growth, Reserved
+from rltrace.instrument.cuda_memory import (
+    EagerConnections,
+    FirstCollectives,
+    Loading,
+    name_hooks,
+    open_device,
+    open_engines_card,
+)
+from rltrace.nvml import Gpu, Memory, UnavailableError
+from rltrace.patching import Hook, PatchSet
 from rltrace.recording import Recording
 
 MIB = 1 << 20
@@ -662,6 +672,33 @@ def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothi
     assert (rows["nccl"], rows.get("rollout.graphs"), rows["unexplained"]) == (100 * MIB, None, -30 * MIB)
 
 
+def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begin_and_end(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """The engine's rows are those that it wrote itself: here both are this process, one after the other."""
+    looks: list[Simulated | None] = [None, gpu]
+    server = CudaLedger(lambda: None, lambda: looks.pop(0) if looks else pytest.fail("it has one"))
+
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, 300 * MIB, 200 * MIB)
+        ledger.sample()
+        for name, is_end in (("rollout.generate", False), ("rollout.generate", False), ("rollout.sleep", True)):
+            server._engines_retry_ns = 0
+            server.reached(Edge((name,), is_end=is_end))
+        server.reached(Edge(("actor.update",), is_end=True))
+        server.reached(Edge(("cumem.unmap",), is_end=True))
+
+    rltrace.start(folder, role="worker", rank=0)
+    work()
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    sampled = [event for event in process.events() if isinstance(event, Span) and event.name == "memory.edge"]
+    assert len(sampled) == 1 + 2, "the first look found no card; no engine's memory moves in the others"
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert found.at(-1) == found.at(0) and found.is_settled.all()
+    assert found.at(-1)["rollout.kv_cache"] == 200 * MIB
+
+
 def test_a_device_that_a_process_was_told_stays_its_device(folder: Path, ledger: CudaLedger) -> None:
     told = {"host": "here", "uuid": "GPU-of-its-rank"}
     rltrace.start(folder, role="worker", rank=0, device=told)
@@ -672,15 +709,36 @@ def test_a_device_that_a_process_was_told_stays_its_device(folder: Path, ledger:
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
-    gpu: Simulated, ledger: CudaLedger, device: torch.device | None
+    gpu: Simulated, ledger: CudaLedger, device: torch.device | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager_connections = EagerConnections(ledger, lambda _: pytest.fail("nobody asked for a context"))
     assert eager_connections.begin((None, device), {}) is None
-    first, group = FirstCollectives(ledger), SimpleNamespace(group_name="0")
-    on_gpu = SimpleNamespace(is_cuda=True)
-    assert first.begin((group, [torch.ones(1)]), {}) is None
-    assert first.begin((group, [[on_gpu]]), {}) is not None
-    assert first.begin((group, [[on_gpu]]), {}) is None
+    looked: list[str] = []
+
+    def growth(owner: str) -> Growth:
+        looked.append(owner)
+        return Growth(ledger, owner)
+
+    monkeypatch.setattr(ledger, "growth", growth)
+    hook, on_gpu = Hook("test", "a:b"), SimpleNamespace(is_cuda=True)
+    hook.bind(True)
+    send = FirstCollectives(ledger).watch(lambda group, tensors: (group.group_name, tensors), hook)
+    group, other, later = (SimpleNamespace(group_name=name) for name in "012")
+    assert send(group, [cpu := torch.ones(1)]) == ("0", [cpu]) and looked == []
+    assert send(group, [[on_gpu]]) == ("0", [[on_gpu]]) and looked == ["nccl"]
+    assert send(group, [[on_gpu]]) == ("0", [[on_gpu]]) and looked == ["nccl"]
+    assert send(other, tensors=[on_gpu]) == ("1", [on_gpu]) and looked == ["nccl"] * 2
+    hook.bind(False)
+    assert send(later, [on_gpu]) == ("2", [on_gpu]) and looked == ["nccl"] * 2
+
+
+def test_a_first_collective_that_fails_raises_what_it_raised(gpu: Simulated, ledger: CudaLedger) -> None:
+    hook = Hook("test", "a:b")
+    hook.bind(True)
+    fail = FirstCollectives(ledger).watch(lambda group, tensors: 1 // 0, hook)
+    with pytest.raises(ZeroDivisionError):
+        fail(SimpleNamespace(group_name="0"), [SimpleNamespace(is_cuda=True)])
+    assert hook.failures == 0
 
 
 def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:
@@ -728,3 +786,285 @@ def test_an_edges_sample_lies_just_outside_of_its_phase_and_belongs_to_it(
     ledger.sample()
     rltrace.stop()
     assert of_device(folder).peak_phase == "actor.update"
+
+
+# ---------------------------------------------------------------- what the driver does not tell
+
+
+def screens(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What `rltrace summary` shows of a Recording, at first and with `--all`."""
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = []
+    for options in ([], ["--all"]):
+        main(["summary", *options, str(folder)], standalone_mode=False)
+        shown.append(capsys.readouterr().out)
+    return shown
+
+
+def cells(text: str, owner: str) -> set[str]:
+    """What stands beside an owner in the tables."""
+    rows = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [owner]]
+    return {" ".join(row) for row in rows}
+
+
+class Refusing(Simulated):
+    """Its card's totals are told; what each process holds is not, with a reason or without."""
+
+    why: str | None = None
+
+    def held(self) -> dict[int, int]:
+        if self.why is not None:
+            raise UnavailableError(self.why)
+        return {}
+
+
+UNTOLD = "NVML does not say what this process holds"
+
+
+@pytest.mark.parametrize(("why", "reason"), [(None, UNTOLD), ("NVML: No Permission", "NVML: No Permission")])
+def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_no_zero(
+    why: str | None,
+    reason: str,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = Refusing()
+    gpu.why = why
+    ledger = CudaLedger(lambda: gpu)
+
+    def work() -> None:
+        actor(gpu, ledger)
+        ledger.reached(Edge(("actor.update",)))
+        with rltrace.span("actor.update"):
+            pass
+        with ledger.growth("nccl"):
+            gpu.context_bytes += 9 * MIB
+        ledger.sample()
+
+    assert recorded(folder, work)["unexplained"] == 509 * MIB, "the total is known"
+    found = of_device(folder)
+    assert found.residual is not None
+    assert found.unknown == dict.fromkeys(cuda_ledger.OUTSIDE, reason)
+    assert not found.unknown.keys() & found.at_peak_bytes.keys()
+    for text in screens(folder, capsys, monkeypatch):
+        assert f"unknown, {reason}: rollout.graphs, cuda.context, nccl" in text.splitlines()
+        for owner in found.unknown:
+            assert {cell.split()[0] for cell in cells(text, owner)} == {"unknown"}
+
+
+def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs: torch knows their pools, and only the driver knows what they take besides."""
+    gpu = Refusing()
+    ledger = CudaLedger(lambda: gpu)
+    ledger.engine = SleepingPools(gpu, weights_bytes=100 * MIB, kv_cache_bytes=0)
+    gpu.in_pools = gpu.in_pools[0], Reserved(32 * MIB, 30 * MIB)
+    gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
+
+    def work() -> None:
+        ledger.reached(Edge(("actor.update",)))
+        with rltrace.span("actor.update"):
+            pass
+
+    assert recorded(folder, work)["rollout.graphs"] == 32 * MIB
+    whole = screens(folder, capsys, monkeypatch)[1]
+    assert {cell[:6] for cell in cells(whole, "rollout.graphs")} == {"≥ 32.0"}
+
+
+def test_a_context_that_no_process_measured_is_unknown_beside_a_total(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    totals = {"used": 100 * MIB, "driver.reserved": 0}
+    said = [sample("actor.params_bytes", 1, 90 * MIB), span("memory.edge", 1, 1.001, totals=totals)]
+    written.process("w", *said, pid=1, rank=0, device={"host": "here", "uuid": "GPU-1"}, ended_s=2)
+    (found,) = summarize(written.read()).memory
+    assert found.unknown == {"cuda.context": "no process of the run measured it"}
+
+
+def nvml_of(*cards: dict[str, Any]) -> Any:
+    """A module as pynvml, of cards by what they answer: `uuid`, whether they are `divided`, `pids` with bytes."""
+
+    class NVMLError(Exception):
+        value = 3
+
+    def mig_mode(card: dict[str, Any]) -> tuple[int, int]:
+        if "divided" not in card:
+            raise NVMLError("Not Supported")
+        return int(card["divided"]), 0
+
+    def processes(card: dict[str, Any]) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in card.get("pids", {}).items()]
+
+    def init() -> None:
+        asked.append("init")
+        if not cards:
+            raise NVMLError("NVML Shared Library Not Found")
+
+    asked: list[str] = []
+    total = SimpleNamespace(used=7 * MIB, reserved=DRIVER_BYTES, free=MIB)
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_DEVICE_MIG_ENABLE=1,
+        nvmlMemory_v2=2,
+        asked=asked,
+        nvmlInit=init,
+        nvmlDeviceGetCount=lambda: len(cards),
+        nvmlDeviceGetHandleByIndex=lambda at: cards[at],
+        nvmlDeviceGetUUID=lambda card: card["uuid"],
+        nvmlDeviceGetMigMode=mig_mode,
+        nvmlDeviceGetMemoryInfo=lambda _card, version: total,
+        nvmlDeviceGetComputeRunningProcesses=processes,
+    )
+
+
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Give this process a CUDA of torch's with so many bytes on the device GPU-mine."""
+
+    def allocate(size_bytes: int) -> None:
+        stats = {
+            "reserved_bytes": {"all": {"current": size_bytes}},
+            "allocated_bytes": {"all": {"current": size_bytes}},
+            "allocation": {"all": {"allocated": 1, "freed": 0}},
+        }
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _at: SimpleNamespace(uuid="mine"))
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _at: stats)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: size_bytes)
+
+    return allocate
+
+
+NO_LIBRARY = "NVML: NVML Shared Library Not Found"
+A_PART = "GPU-mine is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
+NOT_SHOWN = "NVML does not show GPU-mine here, but GPU-other, GPU-more"
+OF_TOTAL = ("driver.reserved", "unexplained", "free")
+
+
+@pytest.mark.parametrize(
+    ("cards", "reason"),
+    [
+        ([], NO_LIBRARY),
+        ([{"uuid": "GPU-whole", "divided": True}], A_PART),
+        ([{"uuid": "GPU-mine", "divided": True, "pids": {os.getpid(): 5}}], A_PART),
+        ([{"uuid": "GPU-other", "divided": False}, {"uuid": "GPU-more"}], NOT_SHOWN),
+    ],
+)
+def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unknown_with_the_reason(
+    cards: list[dict[str, Any]],
+    reason: str,
+    folder: Path,
+    allocated: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nvml = nvml_of(*cards)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    allocated(300 * MIB)
+    ledger = CudaLedger(open_device, open_engines_card)
+    ledger.tensors["params"] = lambda: {"actor.params_bytes": 290 * MIB}
+    rltrace.start(folder, role="worker", rank=0)
+    for _ in range(3):
+        ledger.sample()
+        assert ledger.free_bytes() is None
+    with rltrace.span("actor.update"):
+        pass
+    rltrace.stop()
+    assert len(nvml.asked) == 1, "once it has not answered it is not asked again"
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count('"unavailable"') == 4, "each row's reason is said once"
+    found = of_device(folder)
+    assert (found.device, found.residual) == ("GPU-mine", None)
+    assert {owner: size for owner, size in found.at_peak_bytes.items() if size} == {
+        "actor.params": 290 * MIB,
+        "unattributed": 10 * MIB,
+    }
+    assert found.unknown == dict.fromkeys((*OF_TOTAL, *cuda_ledger.OUTSIDE), reason)
+    for text in screens(folder, capsys, monkeypatch):
+        rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unexplained"
+        assert f"unknown, {reason}: {rows}" in " ".join(text.split())
+        assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unexplained")), text
+
+
+def test_a_device_of_which_the_driver_names_no_process_is_ours_once_torch_has_memory_there(
+    allocated: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in many a container; without memory of torch's it may be that no context was made yet."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of({"uuid": "GPU-mine"}))
+    allocated(0)
+    assert open_device() is None
+    allocated(MIB)
+    device = open_device()
+    assert device is not None and device.card().used_bytes == 7 * MIB
+    assert device.held() == {}
+
+
+@pytest.mark.parametrize("cards", [[], [{"uuid": "GPU-mine", "divided": True, "pids": {1: 5}}]])
+def test_a_server_says_nothing_of_an_engines_card_whose_totals_it_cannot_have(
+    cards: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of(*cards))
+    monkeypatch.setattr(cuda_memory, "is_below", lambda *_: True)
+    monkeypatch.setattr(Gpu, "_is_certain", lambda *_: True)
+    ledger = CudaLedger(lambda: None, open_engines_card)
+    rltrace.start(folder, role="server")
+    ledger.reached(Edge(("rollout.generate",)))
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    assert process.unavailable == {}
+    assert edges_of(folder) == []
+
+
+def test_whose_the_bytes_are_that_a_card_has_of_strangers_is_said_beside_what_is_unexplained(
+    folder: Path,
+    gpu: Simulated,
+    ledger: CudaLedger,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        gpu.context_bytes += 3 * MIB  # of nobody whom we know, and no stranger's
+        for gpu.other_bytes in (70 * MIB, 900 * MIB, 0):
+            ledger.sample()
+
+    recorded(folder, work)
+    others = of_device(folder).others
+    assert others is not None
+    assert (others.unexplained_bytes, others.held_bytes) == (903 * MIB, {str(ENGINE_PID): 900 * MIB})
+    line = f"900.0 MiB are of processes that are not of this Recording: pid {ENGINE_PID} 900.0 MiB"
+    for text in screens(folder, capsys, monkeypatch):
+        assert "of 903.0 MiB unexplained at " in text
+        assert line in text
+
+
+def test_of_many_strangers_the_largest_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Written(tmp_path / "run")
+    held = {str(pid): pid * MIB for pid in (11, 13, 12, 10, 14, 15)}
+    card = {"totals": {"used": 80 * MIB, "driver.reserved": 0}, "held_bytes": held | {"1": 5 * MIB, "16": 0}}
+    said = [sample("actor.params_bytes", 1, 5 * MIB), span("memory.edge", 1, 1.001, **card)]
+    written.process("w", *said, pid=1, rank=0, device={"host": "here", "uuid": "GPU-1"}, ended_s=2)
+    line = (
+        "of 75.0 MiB unexplained at 1.0 s, 75.0 MiB are of processes that are not of this Recording: "
+        "pid 15 15.0 MiB, pid 14 14.0 MiB, pid 13 13.0 MiB, pid 12 12.0 MiB, and 2 more"
+    )
+    for text in screens(written.folder, capsys, monkeypatch):
+        assert line in text
+
+
+def test_a_process_of_the_recording_is_no_stranger_on_another_ranks_card(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+
+    def rank(number: int) -> None:
+        card = {"totals": {"used": 100, "driver.reserved": 0}, "held_bytes": {"1": 60, "2": 40}}
+        said = [sample("actor.params_bytes", 1, 50), span("memory.edge", 1, 1.001, **card)]
+        device = {"host": "here", "uuid": f"GPU-{number}"}
+        written.process(f"w{number}", *said, pid=number, rank=number, device=device, ended_s=2)
+
+    rank(1)
+    rank(2)
+    assert [found.others for found in summarize(written.read()).memory] == [None, None]

@@ -83,7 +83,7 @@ def test_what_has_no_owner_may_be_one_percent_or_a_floor_whatever_its_sign(
         sample("actor.params_bytes", 1, (used_mib - unexplained_mib - unattributed_mib) * MIB),
         sample("unattributed_bytes", 1, unattributed_mib * MIB),
     ]
-    worker = [*rows, sampled(2, {WORKER: 0}, **total), span("actor.update", 2.0005, 3)]
+    worker = [*rows, sampled(2, {WORKER: 0}, **total), span("actor.update", 2.0005, 2.004)]
     found = read(tmp_path / "run", worker, [], device)
     assert found.residual is not None
     assert (found.residual.edges, found.residual.unsettled_edges) == (2, 0)
@@ -96,7 +96,7 @@ def test_an_edge_that_is_not_settled_is_counted_and_not_judged(tmp_path: Path) -
     worker = [
         sample("actor.params_bytes", 1, 100 * MIB),
         sampled(2, {WORKER: 0, ENGINE: 0}, totals=totals_mib(of_1=101, of_2=50)),
-        span("ref.log_prob", 2.0005, 2.1),
+        span("ref.log_prob", 2.0005, 2.004),
         sampled(5, {WORKER: 0, ENGINE: 900}, totals=totals_mib(of_1=300, of_2=50)),
         span("actor.update", 5.0005, 5.1),
     ]
@@ -105,6 +105,31 @@ def test_an_edge_that_is_not_settled_is_counted_and_not_judged(tmp_path: Path) -
     assert found.residual is not None
     assert (found.residual.unsettled_edges, found.residual.edges_over_allowed) == (2, 0)
     assert (found.residual.worst_bytes, found.residual.worst_phase) == (1 * MIB, "ref.log_prob")
+
+
+def test_an_edge_that_nobody_sampled_is_not_settled_and_has_what_was_there_last(tmp_path: Path) -> None:
+    """A server begins and ends a phase of an engine that says nothing until it sleeps, 2 s later."""
+    total = {"used": 500 * MIB, "driver.reserved": 0}
+    worker = [
+        sample("rollout.kv_cache_bytes", 1, 500 * MIB),
+        sampled(2, {WORKER: 0}, totals=total),
+        span("rollout.generate", 2.004, 4),
+        span("ref.log_prob", 6.003, 6.1),
+        sample("rollout.kv_cache_bytes", 5.9, 0),
+        sampled(6, {WORKER: 0}, totals=total | {"used": 0}),
+    ]
+    found = read(tmp_path / "run", worker, [], GPU)
+    edges = {(edge.phase, edge.edge): edge for edge in found.edges}
+    held = {at: (edge.is_settled, edge.bytes["rollout.kv_cache"] // MIB) for at, edge in edges.items()}
+    assert held == {
+        ("rollout.generate", "begin"): (True, 500),
+        ("rollout.generate", "end"): (False, 500),
+        ("ref.log_prob", "begin"): (True, 0),
+        ("ref.log_prob", "end"): (False, 0),
+    }
+    assert found.residual is not None and found.residual.unsettled_edges == 2
+    most = {moment.phase: moment.used_bytes // MIB for moment in found.phases}
+    assert most["rollout.generate"] == 500
 
 
 def test_samples_cost_a_share_of_the_steps_that_are_over(tmp_path: Path) -> None:

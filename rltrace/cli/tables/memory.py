@@ -13,13 +13,16 @@ from rltrace.analysis.ledger import FREE, UNEXPLAINED
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
-from rltrace.events import UNATTRIBUTED
+from rltrace.events import OWNERS, UNATTRIBUTED
 
 MOST_CHANGES = 8
 
 SMALL = 0.01
 """Share of a device's peak below which an owner is no row of the first screen."""
 NOBODYS = (UNATTRIBUTED, UNEXPLAINED, FREE)
+UNKNOWN = "unknown"
+"""Where a figure would be."""
+MOST_OTHERS = 4
 
 LEGEND = {
     UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
@@ -31,12 +34,14 @@ SETTLED = "settled: no sample of that edge is older than 5 ms, or nothing has mo
 def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
     """Who held the bytes of the fullest device: those that held much, and what is nobody's."""
     fullest = max(devices, key=lambda device: device.peak_bytes)
-    named = [owner for owner in fullest.at_peak_bytes if owner not in NOBODYS]
-    small = [owner for owner in named if _most(owner, fullest) < SMALL * fullest.peak_bytes]
+    owners = _owners(fullest)
+    named = [owner for owner in owners if owner not in NOBODYS]
+    known = [owner for owner in named if owner not in fullest.unknown]
+    small = [owner for owner in known if _most(owner, fullest) < SMALL * fullest.peak_bytes]
     table = _table()
     for owner in (owner for owner in named if owner not in small):
         _add_owner(table, owner, fullest)
-    for owner in (owner for owner in NOBODYS if owner in fullest.at_peak_bytes):
+    for owner in (owner for owner in NOBODYS if owner in owners):
         _add_owner(table, owner, fullest)
     others = [device.peak_bytes for device in devices if device is not fullest]
     remarks = _short_remarks(fullest, [owner for owner in small if _most(owner, fullest)])
@@ -46,7 +51,7 @@ def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
 def device_table(device: DeviceMemory) -> RenderableType:
     """Who held the bytes of one device when it held most, and how far its own peak is above that."""
     table = _table()
-    for owner in device.at_peak_bytes:
+    for owner in _owners(device):
         _add_owner(table, owner, device)
     return titled(_title(device), table, "\n".join(_remarks(device)))
 
@@ -55,13 +60,29 @@ def _table() -> Figures:
     return Figures("owner", "at this peak", bars(1), Column("own peak", 6), words("in", 5))
 
 
+def _owners(device: DeviceMemory) -> list[str]:
+    """All that the device has, those that nobody could tell of too; `unexplained` is last."""
+    return sorted({**device.at_peak_bytes, **device.unknown}, key=lambda row: (row == UNEXPLAINED, OWNERS.index(row)))
+
+
 def _add_owner(table: Figures, owner: str, device: DeviceMemory) -> None:
-    size, own = device.at_peak_bytes[owner], device.owner_peaks.get(owner)
+    size, own = device.at_peak_bytes.get(owner, 0), device.owner_peaks.get(owner)
     share = size / device.peak_bytes if device.peak_bytes and owner != FREE else 0.0  # of what is used
-    most = figures.size(own.bytes) if own is not None else ""
+    most = _said(owner, own.bytes, device) if own is not None else ""
     phase = "" if own is None or not own.bytes else own.phase or "no phase"
     style = None if size else "dim"
-    table.add_row(owner, figures.size(size), figures.bar(share), most, phase, style=style)
+    table.add_row(owner, _said(owner, size, device), figures.bar(share), most, phase, style=style)
+
+
+def _said(owner: str, size: int, device: DeviceMemory) -> str:
+    """Bytes; of an owner of which some are unknown, at least those that are known."""
+    if owner not in device.unknown:
+        return figures.size(size)
+    return f"{_at_least(owner)}{figures.size(size)}" if size else UNKNOWN
+
+
+def _at_least(owner: str) -> str:
+    return "" if owner in NOBODYS else "≥ "  # those are of the whole device: somebody read its total
 
 
 def _most(owner: str, device: DeviceMemory) -> int:
@@ -74,7 +95,8 @@ def _short_title(device: DeviceMemory, others: Sequence[int]) -> str:
     where = f"in {device.peak_phase}" if device.peak_phase else "in no phase"
     step = f", step {device.peak_step}" if device.peak_step is not None else ""
     title = f"Memory of {device.lane}: peak {figures.size(device.peak_bytes)} {where}{step}"
-    return title + (f"; others {_between(others)}" if others else "")
+    alike = {figures.size(size) for size in others} == {figures.size(device.peak_bytes)}
+    return title + (f"; others {'alike' if alike else _between(others)}" if others else "")
 
 
 def _short_remarks(device: DeviceMemory, small: Sequence[str]) -> Iterator[str]:
@@ -83,6 +105,7 @@ def _short_remarks(device: DeviceMemory, small: Sequence[str]) -> Iterator[str]:
         together = figures.size(sum(device.at_peak_bytes[owner] for owner in small))
         yield f"below {SMALL:.0%} each, {together} at this peak: {', '.join(small)}"
     yield from _unknown(device)
+    yield from _others(device)
     if (found := device.residual) is not None and (judged := found.edges - found.unsettled_edges):
         most = f"at most {figures.size(found.worst_bytes)}, {figures.size(found.worst_allowed_bytes)} allowed"
         yield f"without an owner: {most}, at {judged} of {figures.count(found.edges, 'edge')}"
@@ -115,6 +138,7 @@ def legend(devices: Sequence[DeviceMemory]) -> Text:
 def _remarks(device: DeviceMemory) -> Iterator[str]:
     """What is not known, and how much nobody holds."""
     yield from _unknown(device)
+    yield from _others(device)
     if (found := device.residual) is not None:
         judged = found.edges - found.unsettled_edges
         line = f"without an owner at {judged} settled phase edges: at most {figures.size(found.worst_bytes)}"
@@ -126,10 +150,21 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
 
 
 def _unknown(device: DeviceMemory) -> Iterator[str]:
-    """Rows that nobody could tell, by reason, where nobody told of the whole device either."""
-    reasons = dict.fromkeys(device.unknown.values()) if device.residual is None else {}
-    for reason in reasons:
-        yield f"unknown, {reason}: " + ", ".join(row for row in device.unknown if device.unknown[row] == reason)
+    """Rows that nobody could tell, by reason."""
+    for reason in dict.fromkeys(device.unknown.values()):
+        rows = [row for row in _owners(device) if device.unknown.get(row) == reason]
+        yield f"unknown, {reason}: {', '.join(rows)}"
+
+
+def _others(device: DeviceMemory) -> Iterator[str]:
+    """Who is on the card besides, and of how much of what is unexplained."""
+    if (found := device.others) is None:
+        return
+    held = [f"pid {pid} {figures.size(size)}" for pid, size in found.held_bytes.items()]
+    named = ", ".join(held[:MOST_OTHERS]) + (f", and {len(held) - MOST_OTHERS} more" if held[MOST_OTHERS:] else "")
+    together = figures.size(sum(found.held_bytes.values()))
+    unexplained = f"of {figures.size(found.unexplained_bytes)} unexplained at {found.at_seconds:.1f} s"
+    yield f"{unexplained}, {together} are of processes that are not of this Recording: {named}"
 
 
 def allocation_line(peaks: Sequence[AllocationPeak]) -> Text:
@@ -162,15 +197,21 @@ def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
 def phase_table(device: DeviceMemory) -> RenderableType:
     """Owners by phases, each at the phase's peak; MiB, or GiB where a GPU's memory would be too wide."""
     phases = [moment for moment in device.phases if moment.step is not None] or device.phases
-    owners = [owner for owner in device.at_peak_bytes if any(moment.bytes[owner] for moment in phases)]
+    held = [owner for owner in device.at_peak_bytes if any(moment.bytes[owner] for moment in phases)]
+    owners = [owner for owner in _owners(device) if owner in held or (phases and owner in device.unknown)]
     unit, divisor = ("GiB", 1 << 30) if device.peak_bytes >= 10 << 30 else ("MiB", 1 << 20)
 
     def size_of(size: int) -> str:
         return f"{size / divisor:,.1f}" if size else "·"
 
+    def of_owner(owner: str, size: int) -> str:
+        if owner not in device.unknown:
+            return size_of(size)
+        return f"{_at_least(owner)}{size_of(size)}" if size else UNKNOWN
+
     table = Figures("owner", *(str(number) for number in range(1, len(phases) + 1)))
     for owner in owners:
-        table.add_row(owner, *(size_of(moment.bytes[owner]) for moment in phases))
+        table.add_row(owner, *(of_owner(owner, moment.bytes.get(owner, 0)) for moment in phases))
     table.add_section()
     table.add_row("used", *(size_of(moment.used_bytes) for moment in phases), style="bold")
     names = "  ".join(f"{number} {moment.phase}" for number, moment in enumerate(phases, 1))

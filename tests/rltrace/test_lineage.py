@@ -1,0 +1,28 @@
+"""Who is below whom is the kernel's word."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from rltrace.lineage import is_below, parent_of
+
+GRANDCHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+input()
+child.communicate(b"\\n")
+"""
+
+
+def test_a_childs_child_is_below_and_no_process_is_below_itself_or_one_that_is_not_above_it() -> None:
+    child = subprocess.Popen([sys.executable, "-c", GRANDCHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    assert (parent_of(grandchild), parent_of(child.pid)) == (child.pid, os.getpid())
+    assert is_below(grandchild, child.pid) and is_below(grandchild, os.getpid()) and is_below(child.pid, 1)
+    assert not is_below(child.pid, grandchild) and not is_below(os.getpid(), os.getpid())
+    child.communicate(b"\n")
+    assert parent_of(child.pid) is None and not is_below(child.pid, os.getpid())
