@@ -14,6 +14,7 @@ import re
 import resource
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -227,6 +228,9 @@ class _Mallinfo2(ctypes.Structure):
     ]  # fmt: skip
 
 
+CONTROL_GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
 class Room(NamedTuple):
     """How much more a process can have, and what sets that bound."""
 
@@ -234,14 +238,19 @@ class Room(NamedTuple):
     bound: str
 
 
-def room() -> Room:
-    """The tightest of this process's limits and the machine's memory.
+def room(groups: Path = CONTROL_GROUPS, of_process: Path = GROUPS_OF_PROCESS) -> Room:
+    """The tightest of this process's limits, its control groups' and the machine's memory.
+
+    Args:
+        groups: Where control groups are mounted.
+        of_process: The file that names those of this process.
 
     Raises:
         OSError: /proc is not there.
     """
     data_bytes, address_bytes = _kilobytes("/proc/self/status", ("VmData:", "VmSize:"))
     rooms = [Room(_kilobytes("/proc/meminfo", ("MemAvailable:",))[0], "the machine's memory")]
+    rooms += _rooms_of_groups(groups, of_process)
     for used_bytes, limit, name in (
         (data_bytes, resource.RLIMIT_DATA, "RLIMIT_DATA"),
         (address_bytes, resource.RLIMIT_AS, "RLIMIT_AS"),
@@ -250,6 +259,60 @@ def room() -> Room:
         if limit_bytes != resource.RLIM_INFINITY:
             rooms.append(Room(limit_bytes - used_bytes, f"{name} of {limit_bytes / (1 << 20):,.0f} MiB"))
     return min(rooms)
+
+
+class _Version(NamedTuple):
+    """How a version of control groups names its files on memory."""
+
+    limit: str
+    used: str
+    reclaimable: str
+    """Row of memory.stat: pages of files that nobody has looked at lately, of the groups below too."""
+
+
+_VERSION_1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = _Version("memory.max", "memory.current", "inactive_file")
+
+
+def _rooms_of_groups(mounted: Path, of_process: Path) -> Iterator[Room]:
+    """What each control group around this process leaves it; those without a limit apart."""
+    with contextlib.suppress(OSError):
+        for line in of_process.read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                for mount in (mounted, mounted / "unified"):  # beside version 1, which has the memory then
+                    yield from _rooms_of(_VERSION_2, mount, path)
+            elif "memory" in controllers.split(","):
+                yield from _rooms_of(_VERSION_1, mounted / "memory", path)
+
+
+def _rooms_of(version: _Version, mount: Path, path: str) -> Iterator[Room]:
+    """What a group leaves, and those around it up to the one that is mounted."""
+    names = [name for name in path.split("/") if name not in ("", "..")]
+    # A container sees its own group as the mounted one, and often is told its path on the host.
+    while names and not (mount / "/".join(names)).is_dir():
+        del names[0]
+    for length in range(len(names), -1, -1):
+        group = "/" + "/".join(names[:length])
+        with contextlib.suppress(OSError, ValueError):  # no limit, as the outermost of version 2, or "max"
+            yield _room_of(version, mount / group[1:], group)
+
+
+def _room_of(version: _Version, folder: Path, group: str) -> Room:
+    limit_bytes = int((folder / version.limit).read_text())
+    used_bytes = int((folder / version.used).read_text())
+    # The kernel takes these back before it says that there is no room.
+    reclaimable_bytes = _row_of(folder / "memory.stat", version.reclaimable)
+    free_bytes = max(0, limit_bytes - used_bytes + reclaimable_bytes)
+    return Room(free_bytes, f"{version.limit} of {limit_bytes / (1 << 20):,.0f} MiB of the control group {group}")
+
+
+def _row_of(file: Path, name: str) -> int:
+    """A row of a control group's figures; 0 where it has none."""
+    with contextlib.suppress(OSError):
+        rows = dict(line.split(" ", 1) for line in file.read_text().splitlines())
+        return int(rows.get(name, 0))
+    return 0
 
 
 _ASKED = (

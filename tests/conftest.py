@@ -75,3 +75,20 @@ def spans_of() -> Callable[..., list[Span]]:
         return sorted(spans, key=lambda span: span.start_ns)
 
     return read
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """The file with the limit on memory of a control group of the kernel's, version 1 or 2."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / f"rltrace-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / limit).exists():
+            yield group / limit
+            group.rmdir()
+            return
+        group.rmdir()
+    pytest.skip("no control group with a limit on memory can be made here: that needs root, and cgroup's memory")

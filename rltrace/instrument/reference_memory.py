@@ -12,6 +12,7 @@ from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.fsdp2 import Shards
 from rltrace.instrument.process_ledger import ProcessLedger
 from rltrace.instrument.sharded_models import by_place
+from rltrace.instrument.uncaught import watch_uncaught
 from rltrace.patching import PatchSet
 
 RUN = "rltrace_reference"
@@ -101,6 +102,7 @@ class ReferenceMemory:
         micro_batch = MicroBatch(sampler)
         patches.around(f"{RUN}.actor:Actor.micro_batch", micro_batch.begin, micro_batch.end)
         patches.around(f"{RUN}.actor:Actor.forward", micro_batch.begin_forward, micro_batch.end_forward)
+        watch_uncaught(patches, sampler.tell_uncaught)
 
 
 class Sampler:
@@ -128,6 +130,11 @@ class Sampler:
         if is_more:
             self.most_inside[what] = size
         return is_more
+
+    def tell_uncaught(self, error: BaseException) -> None:
+        """Say who held what when an error about memory ended this process; one that uses a GPU has another ledger."""
+        if LEDGER.device() is None:
+            self.ledger.out_of_memory(error)
 
     def _begin_ledger(self, owner: Any) -> None:
         """Here, before the model exists, what the process holds is its interpreter."""

@@ -26,6 +26,7 @@ FRAMEWORKS = (
 )
 
 REPLACE_NOTHING = (
+    "torch:OutOfMemoryError",
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "gc:callbacks",
     "torch.cuda:is_initialized",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,10 @@ from rltrace.cli.tables.sync import leak_lines
 PLANTED_ENGINE = """
 import mmap, os, torch
 from wrapt import register_post_import_hook
+
+class NoRoom:
+    def fill_(self, value):
+        torch.empty(1 << 50, dtype=torch.uint8)
 
 def plant(module):
     sleep, wake_up, forward = module.Engine.sleep, module.Engine.wake_up, module.Engine._forward
@@ -38,6 +40,10 @@ def plant(module):
             region.bytes = torch.frombuffer(region._map, dtype=torch.uint8)[page : page + region.size_bytes]
             region.address = region.bytes.data_ptr()
             region.bytes.fill_(1)
+        elif tags == ["no room"]:
+            engine.pool.regions["kv_cache"].bytes = NoRoom()
+        elif tags == ["a mistake"]:
+            engine.pool.regions.pop("kv_cache")
         elif tags == ["like vllm"]:
             engine.is_like_vllm = True
         elif tags == ["like a compiler"]:
@@ -275,23 +281,6 @@ def test_good_steps_leak_nothing(summary: Summary) -> None:
     assert summary.leaks == []  # the last steps leaked no more
 
 
-@pytest.fixture
-def memory_group(tmp_path: Path) -> Iterator[Path]:
-    """A control group of the kernel's with a limit on memory, version 1 or 2."""
-    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        group = Path(root) / f"rltrace-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        if (group / limit).exists():
-            yield group / limit
-            group.rmdir()
-            return
-        group.rmdir()
-    pytest.skip("no control group with a limit on memory can be made here: that needs root, and cgroup's memory")
-
-
 def test_a_wake_up_whose_room_was_not_there_is_named_though_the_kernel_killed_the_engine(
     tmp_path: Path, memory_group: Path
 ) -> None:
@@ -313,6 +302,33 @@ def test_a_wake_up_whose_room_was_not_there_is_named_though_the_kernel_killed_th
     moves = [move for move in summarize(run.recording).sleeps if move.step == 0]
     assert [(move.name, move.verdict) for move in moves][-1] == ("cumem.map", "never ended")
     assert moves[-1].reason.startswith("cumem.map of kv_cache was under way") and "out of memory" in moves[-1].reason
+
+
+def test_only_a_wake_up_that_ran_out_of_memory_had_no_room_and_another_error_is_named(tmp_path: Path) -> None:
+    body = """
+    rollout.sleep(2)
+    for number, planted in enumerate(["no room", "a mistake"]):
+        with rltrace.span("step", step=number):
+            rollout.wake_up([planted])
+            try:
+                rollout.wake_up(["weights", "kv_cache"])
+            except Exception as error:
+                print(error)
+            rollout.sleep(2)
+    rollout.close()
+    dist.destroy_process_group()
+    """
+    run = run_engine(tmp_path, body)
+    assert "tried to allocate 1125899906842624 bytes" in run.out and "KeyError: 'kv_cache'" in run.out, run.err
+    found = summarize(run.recording)
+    woken = [(move.step, move.verdict, move.reason) for move in found.sleeps if move.name == "cumem.map"]
+    failed = [(step, verdict) for step, verdict, reason in woken if "kv_cache failed" in reason]
+    assert failed == [(0, "no room"), (1, "failed: KeyError")]
+    assert [(step, verdict) for step, verdict, _ in woken if verdict == "ok" and step is not None] == [
+        (0, "ok"), (1, "ok"),
+    ], "the weights came back both times"  # fmt: skip
+    (told,) = found.out_of_memory
+    assert (told.process, told.asked_bytes) == ("rank 0 engine", 1 << 50)
 
 
 @pytest.mark.parametrize(("left_mib", "verdict"), [(0, "ok"), (12, "freed nothing")])

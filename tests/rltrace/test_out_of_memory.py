@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
 
 import msgspec
 import pytest
@@ -109,3 +113,70 @@ def test_other_errors_are_about_memory_by_their_kind(error: Exception, is_about_
 def test_the_figures_can_be_said_as_json(run: TracedRun) -> None:
     value = msgspec.json.decode(msgspec.json.encode(summarize(run.recording)))
     assert value["out_of_memory"][0]["moment"]["bytes"]["rollout.kv_cache"] == 128 * MIB
+
+
+# ---- control groups ---------------------------------------------------------------------------------------------
+
+
+def group(folder: Path, **files: object) -> None:
+    """A control group with files, whose names have `_` for the first dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+
+def room_in(tmp_path: Path, said: str) -> memory.Room:
+    """The room of a process of which the kernel says so, in the groups of a folder."""
+    (tmp_path / "of_process").write_text(said)
+    return memory.room(tmp_path, tmp_path / "of_process")
+
+
+def test_the_room_in_a_container_is_what_its_control_group_leaves(tmp_path: Path) -> None:
+    group(tmp_path, memory_max=80 * MIB, memory_current=70 * MIB)
+    assert room_in(tmp_path, "0::/\n") == (10 * MIB, "memory.max of 80 MiB of the control group /")
+
+
+def test_the_tightest_of_the_groups_around_a_process_is_its_room(tmp_path: Path) -> None:
+    group(tmp_path / "job" / "task", memory_max="max", memory_current=60 * MIB)
+    group(tmp_path / "job", memory_max=80 * MIB, memory_current=75 * MIB)
+    found = room_in(tmp_path, "0::/job/task\n")
+    assert found == (5 * MIB, "memory.max of 80 MiB of the control group /job")
+    group(tmp_path / "job" / "task", memory_max=61 * MIB, memory_current=60 * MIB)
+    assert room_in(tmp_path, "0::/job/task\n").bound == "memory.max of 61 MiB of the control group /job/task"
+
+
+def test_what_the_kernel_takes_back_from_files_first_is_free(tmp_path: Path) -> None:
+    group(
+        tmp_path,
+        memory_max=80 * MIB,
+        memory_current=79 * MIB,
+        memory_stat=f"anon {39 * MIB}\nfile {40 * MIB}\ninactive_file {30 * MIB}",
+    )
+    assert room_in(tmp_path, "0::/\n").free_bytes == 31 * MIB
+
+
+def test_groups_of_version_1_have_limits_too_and_a_container_may_be_told_its_path_on_the_host(tmp_path: Path) -> None:
+    limit = {"memory_limit_in_bytes": 80 * MIB, "memory_usage_in_bytes": 90 * MIB}
+    group(tmp_path / "memory", **limit)
+    group(tmp_path / "memory" / "task", **limit | {"memory_limit_in_bytes": (1 << 63) - 4096})
+    said = "9:cpu,cpuacct:/docker/1f\n8:memory:/docker/1f/task\n0::/docker/1f/task\n"
+    assert room_in(tmp_path, said) == (0, "memory.limit_in_bytes of 80 MiB of the control group /")
+
+
+@pytest.mark.parametrize("said", ["", "0::/\n", "8:memory:/../..\n", "0::/gone\n"])
+def test_without_a_limit_the_room_is_the_machines(tmp_path: Path, said: str) -> None:
+    group(tmp_path, memory_stat="anon 0")
+    assert room_in(tmp_path, said).bound == "the machine's memory"
+
+
+def test_the_kernels_own_control_group_is_the_room_of_a_process_in_it(memory_group: Path) -> None:
+    program = f"""
+    open({str(memory_group.parent / "cgroup.procs")!r}, "w").write("0")
+    from rltrace import memory
+    print(*memory.room(), sep=",")
+    """
+    memory_group.write_text(str(512 * MIB))
+    said = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, check=True).stdout
+    free_bytes, _, bound = said.partition(",")
+    assert 400 * MIB < int(free_bytes) < 512 * MIB
+    assert bound.startswith(f"{memory_group.name} of 512 MiB of the control group /")

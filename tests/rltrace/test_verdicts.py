@@ -16,11 +16,15 @@ WEIGHTS, KV_CACHE = "weights", "kv_cache"
 Mib = dict[str, float]
 
 
-def looked(at_s: float, held: Mib, total_mib: float) -> list[list[list[Any]]]:
-    """An edge that was over at a time, with what the engine's tags held and what the kernel counted."""
+def looked(
+    at_s: float, held: Mib, total_mib: float, *, of_gpu: bool = False, trainers_cpu_s: float = 0
+) -> list[list[list[Any]]]:
+    """An edge that was over at a time, with what the engine's tags held and what the driver or the kernel counted."""
+    total = round(total_mib * MIB)
+    totals = {"used": total, "driver.reserved": 0} if of_gpu else {"1": total, "2": 0}
     return [
         *(sample(f"rollout.{tag}_bytes", at_s, round(size * MIB)) for tag, size in held.items()),
-        span("memory.edge", at_s - 0.01, at_s, totals={"1": round(total_mib * MIB)}, cpu_ns={"1": 0}),
+        span("memory.edge", at_s - 0.01, at_s, totals=totals, cpu_ns={"1": 0, "2": round(trainers_cpu_s * 1e9)}),
     ]
 
 
@@ -35,13 +39,15 @@ def read(folder: Path, *records: list[list[Any]]) -> list[Transaction]:
     return summarize(written.read()).sleeps
 
 
-def sleep(folder: Path, before: Mib, moved: Mib, after: Mib, *, level: int = 2, fell_mib: float) -> Transaction:
+def sleep(
+    folder: Path, before: Mib, moved: Mib, after: Mib, *, level: int = 2, fell_mib: float, of_gpu: bool = False
+) -> Transaction:
     """One sleep of a second, in half of which the engine moved; the kernel's total fell by so much from 1000 MiB."""
     records = [
-        *looked(1, before, 1000),
+        *looked(1, before, 1000, of_gpu=of_gpu),
         span("rollout.sleep", 1, 2, level=level),
         said("cumem.unmap", 1.2, 1.7, **moved),
-        *looked(2, after, 1000 - fell_mib),
+        *looked(2, after, 1000 - fell_mib, of_gpu=of_gpu),
     ]
     (found,) = read(folder, *records)
     return found
@@ -59,13 +65,60 @@ def test_a_sleep_is_given_the_moments_just_before_and_just_behind_it(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("fell_mib", "verdict"), [(300, "ok"), (151, "ok"), (149, "freed nothing"), (0, "freed nothing")]
+    ("fell_mib", "verdict"),
+    [
+        (300, "ok"),
+        (268, "ok"),  # what others load meanwhile
+        (267, "freed less than it said"),
+        (160, "freed less than it said"),
+        (149, "freed nothing"),
+        (0, "freed nothing"),
+    ],
 )
-def test_a_sleep_of_which_the_kernel_saw_less_than_half_freed_nothing_whatever_the_engine_says(
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("of_gpu", [False, True])
+def test_a_sleep_by_which_the_device_did_not_fall_is_named_at_every_level_whatever_the_engine_says(
+    tmp_path: Path, fell_mib: float, verdict: str, level: int, of_gpu: bool
+) -> None:
+    found = sleep(tmp_path / "run", ALL, ALL, NOTHING, level=level, fell_mib=fell_mib, of_gpu=of_gpu)
+    assert (found.verdict, found.changed_bytes) == (verdict, fell_mib * MIB)
+    if verdict != "ok":
+        assert found.reason == f"300.0 MiB were unmapped, the device's total fell by {fell_mib:.1f} MiB"
+
+
+def test_weights_that_stayed_on_a_gpu_are_no_copy_on_the_host(tmp_path: Path) -> None:
+    stayed = {WEIGHTS: 100, KV_CACHE: 0}
+    found = sleep(tmp_path / "run", ALL, ALL, stayed, level=1, fell_mib=200, of_gpu=True)
+    assert (found.verdict, found.reason) == ("left bytes behind", "rollout.weights 100.0 MiB")
+
+
+@pytest.mark.parametrize(("fell_mib", "verdict"), [(160, "ok"), (149, "freed nothing")])
+def test_where_processes_have_run_since_their_samples_only_half_of_a_sleep_is_a_shortfall(
     tmp_path: Path, fell_mib: float, verdict: str
 ) -> None:
-    found = sleep(tmp_path / "run", ALL, ALL, NOTHING, fell_mib=fell_mib)
-    assert (found.verdict, found.changed_bytes) == (verdict, fell_mib * MIB)
+    """A trainer whose last word is a second old may have given back, or taken, what it did not say."""
+    edges = [*looked(1, ALL, 1000), *looked(2, NOTHING, 1000 - fell_mib, trainers_cpu_s=1)]
+    written = Written(tmp_path / "run")
+    device = {"host": "h", "uuid": "cpu-0"}
+    moves = [span("rollout.sleep", 1, 2, level=2), said("cumem.unmap", 1.2, 1.7, **ALL)]
+    written.process("e", *edges, *moves, role="engine", rank=0, device=device, pid=1, ended_s=99)
+    trainer = [sample("actor.params_bytes", 0.15, 5 * MIB), *looked(0.2, {}, 5)]
+    written.process("t", *trainer, role="worker", rank=0, device=device, pid=2, ended_s=99)
+    (found,) = summarize(written.read()).sleeps
+    assert found.verdict == verdict
+
+
+def test_a_sleep_behind_which_nobody_looked_at_the_device_is_not_said_to_have_left_it_as_it_was(
+    tmp_path: Path,
+) -> None:
+    (found,) = read(
+        tmp_path / "run",
+        *looked(1, ALL, 1000),
+        span("rollout.sleep", 1, 2, level=2),
+        said("cumem.unmap", 1.2, 1.7, **ALL),
+        *(sample(f"rollout.{tag}_bytes", 1.8, 0) for tag in ALL),
+    )
+    assert found.changed_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -75,6 +128,9 @@ def test_a_sleep_of_which_the_kernel_saw_less_than_half_freed_nothing_whatever_t
         (2, {WEIGHTS: 0, KV_CACHE: 0.5}, 399.5, "ok"),
         (2, {WEIGHTS: 300, KV_CACHE: 0}, 100, "freed nothing"),
         (1, {WEIGHTS: 300, KV_CACHE: 0}, 100, "ok"),  # the copy lies in the same memory
+        (1, {WEIGHTS: 300, KV_CACHE: 0}, 60, "freed less than it said"),
+        (1, {WEIGHTS: 300, KV_CACHE: 0}, 0, "freed nothing"),
+        (1, {WEIGHTS: 600, KV_CACHE: 0}, -200, "freed nothing"),  # beside the copy the weights themselves
         (1, {WEIGHTS: 300, KV_CACHE: 100}, 0, "left bytes behind"),
         (0, {WEIGHTS: 300, KV_CACHE: 100}, 0, "ok"),  # it keeps everything
     ],
@@ -135,12 +191,37 @@ def test_a_wake_up_of_which_the_kernel_saw_less_than_half_took_less(
     assert (wake.verdict, wake.changed_bytes) == (verdict, rose_mib * MIB)
 
 
-def test_a_wake_up_that_failed_moved_nothing_and_had_no_room(tmp_path: Path) -> None:
-    wake = span("rollout.wake_kv_cache", 1, 2, error="RuntimeError")
-    mapping = span("cumem.map", 1.2, 1.7, tags={KV_CACHE: 200 * MIB}, error="RuntimeError")
-    (found,) = read(tmp_path / "run", *looked(0.9, NOTHING, 700), wake, mapping)
-    assert (found.verdict, found.moved_bytes) == ("no room", {})
-    assert found.reason == "rollout.wake_kv_cache of kv_cache failed after 1.000 s: RuntimeError"
+@pytest.mark.parametrize(
+    ("error", "told_s", "verdict"),
+    [
+        ("OutOfMemoryError", None, "no room"),
+        ("MemoryError", None, "no room"),
+        ("RuntimeError", 1.65, "no room"),  # CUDA's, of which the innermost hook said what it was
+        ("OSError", 2.001, "no room"),
+        ("RuntimeError", None, "failed: RuntimeError"),
+        ("RuntimeError", 0.9, "failed: RuntimeError"),  # that was another one
+        ("RuntimeError", 4, "failed: RuntimeError"),
+        ("KeyError", None, "failed: KeyError"),
+    ],
+)
+def test_a_wake_up_that_failed_moved_nothing_and_had_no_room_only_if_the_error_is_about_memory(
+    tmp_path: Path, error: str, told_s: float | None, verdict: str
+) -> None:
+    wake = span("rollout.wake_kv_cache", 1, 2, error="RayTaskError")
+    mapping = span("cumem.map", 1.2, 1.7, tags={KV_CACHE: 200 * MIB}, error=error)
+    told = [] if told_s is None else [span("memory.out_of_memory", told_s, told_s + 0.01, reason="out of memory")]
+    (found,) = read(tmp_path / "run", *looked(0.9, NOTHING, 700), wake, mapping, *told)
+    assert (found.verdict, found.moved_bytes) == (verdict, {})
+    assert found.reason == f"rollout.wake_kv_cache of kv_cache failed after 1.000 s: {error}"
+
+
+def test_a_sleep_that_an_error_ended_is_named_by_the_error(tmp_path: Path) -> None:
+    failed = span("rollout.sleep", 1, 2, level=2, error="KeyError")
+    (found,) = read(tmp_path / "run", *looked(1, ALL, 1000), failed, *looked(2, ALL, 1000))
+    assert (found.verdict, found.reason) == (
+        "failed: KeyError",
+        "rollout.sleep of memory failed after 1.000 s: KeyError",
+    )
 
 
 def test_of_a_wake_up_that_was_cut_short_nobody_says_that_there_was_no_room(tmp_path: Path) -> None:
