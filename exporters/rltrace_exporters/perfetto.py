@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any, BinaryIO, NamedTuple
 
 from rltrace.alignment import Domain
-from rltrace.events import COLLECTION, REQUEST, STEP, Counter, Span
+from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span
 from rltrace.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
 from rltrace_exporters.perfetto_devices import DeviceCounters
@@ -92,7 +92,7 @@ def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> Non
         found: dict[str, _Track] = {}
         for total in totals:
             if total.name not in found:
-                uuid = trace.track(partial(tracks.counter_track, parent=group, name=total.name, shown=total.name))
+                uuid = trace.track(partial(tracks.device_counter, parent=group, name=total.name))
                 found[total.name] = _Track(uuid, trusted)
             track = found[total.name]
             head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value))
@@ -491,6 +491,8 @@ class _ProcessWriter:
 
     def _begin(self, span: Span) -> _Begin:
         """Find or make the row of a span, and the bytes that begin it there."""
+        if span.name == MEMORY_EDGE:  # looked for here, not in the loop over all events: its bytes are never kept
+            self.devices.add_edge(self.process, span, self.offset_ns)
         track, follows_from_key = self._track_of(span)
         event = _TYPE_BEGIN + track.uuid + b"\x50" + self.names.number(_EVENT_NAMES, span.name)
         begin = _Begin(track, track.sequence, event, *track.around(event), track.end_head, track.end_tail)
@@ -514,7 +516,7 @@ class _ProcessWriter:
         if span.lane is None:
             return self._placed(span, (span.thread, span.task), NestedRow, span.name), False
         key = (span.thread, span.task, span.lane)
-        return self.tracks.get(key) or self._thread_row(*key), True
+        return self.tracks.get(key) or self._thread_row(*key), span.name != MEMORY_EDGE
 
     def _placed(self, span: Span, group: Hashable, kind: type[Row], name: str) -> _Track:
         """The first row of a group that has room for a span."""

@@ -1,21 +1,43 @@
-"""The memory of each device as one group of counters: every owner's bytes over all processes, and the total.
+"""The memory of each device as one group of counters: the ledger over all processes, its total, and NVML's own line.
 
-A process's own counters are beside its threads; here the worker's and the engine's are one ledger. 16 bytes a sample
-are kept until the trace ends.
+A process's own counters are beside its threads; here the worker's and the engine's are one ledger. What is counted at
+edges (`unexplained` among it) comes from `analysis.ledger`, as in `rltrace summary`: an edge needs what each process
+said before and behind it, so all is kept until the trace ends: 16 bytes a sample, and some 270 an edge, packed.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import NamedTuple
 
+import msgspec
+
 from rltrace.analysis.lanes import Lane, lanes, order
-from rltrace.events import OWNERS, owner_of_counter
+from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNEXPLAINED, edge_ledger
+from rltrace.analysis.observations import Samples, Seen
+from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
 from rltrace.recording import Process
 
 USED = "used_bytes"
-"""The kernel's total of a device: not a sum, whoever read it last is right."""
+"""The kernel's total of a device, read at edges: not a sum, whoever read it last is right."""
+
+OWNED = "owned_bytes"
+"""The total as the owners count it: without `free`, and without what is `unexplained`."""
+
+NVML = "gpu.used_bytes"
+"""What NVML told the host's sampler, which knows nothing of owners; the driver's own bytes are not in it."""
+
+TOTALS = (USED, OWNED, NVML)
+"""In the order of their rows, above the owners'."""
+
+AT_EDGES = (DRIVER_RESERVED, UNEXPLAINED, FREE)
+"""Rows of the ledger that no process samples."""
+
+_OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "age_ns")
+"""The arguments that the ledger is made of."""
+
+_encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(dict).decode
 
 
 class Total(NamedTuple):
@@ -26,20 +48,38 @@ class Total(NamedTuple):
     value: float
 
 
-class _Samples:
-    """Of one counter in one process."""
+class _Kept:
+    """Of one process, in the trace's time."""
 
-    def __init__(self) -> None:
-        self.times_ns = array("q")
-        self.values = array("d")
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.owners: dict[str, Samples] = {}
+        self.used = Samples()
+        self.edges: list[bytes] = []
+        self.edges_ns = Samples().times_ns
+        self.end_ns: int | None = None
+
+    def seen(self, lane: Lane) -> Seen:
+        """As the ledger wants it: its edges unpacked, some 1.6 kB each, so of one device at a time."""
+        seen = Seen(self.process, lane)
+        seen.owners.update(self.owners)
+        seen.edges = [
+            Span(MEMORY_EDGE, 0, 0, end_ns, end_ns, _decode(args))
+            for end_ns, args in zip(self.edges_ns, self.edges, strict=True)
+        ]
+        known_ns = (*self.edges_ns[-1:], *(samples.times_ns[-1] for samples in self.owners.values()))
+        seen.last_ns = max(known_ns, default=0) if self.end_ns is None else self.end_ns
+        return seen
 
 
 class DeviceCounters:
-    """Samples of what processes own, by the device that they own it on."""
+    """What processes own, by the device that they own it on."""
 
     def __init__(self, processes: Iterable[Process]) -> None:
         self._lanes = lanes(list(processes))
-        self._samples: dict[Lane, dict[tuple[str, str], _Samples]] = {}
+        self._kept: dict[Lane, dict[str, _Kept]] = {}
+        self._sampled: dict[str, Samples] = {}
+        """NVML's, by the GPU's uuid."""
 
     def add(self, process: Process, name: str, ts_ns: int, value: float) -> None:
         """Keep a sample, if it is of a device's memory.
@@ -50,50 +90,106 @@ class DeviceCounters:
             ts_ns: In the trace's time.
             value: In bytes.
         """
-        lane = self._lanes[process.key]
-        if lane.device is None or not (name == USED or owner_of_counter(name)):
+        if not isfinite(value):  # nobody knows how many bytes
             return
-        kept = self._samples.setdefault(lane, {}).setdefault((name, process.key), _Samples())
-        kept.times_ns.append(ts_ns)
-        kept.values.append(value)
+        if process.role == SAMPLER:
+            counter, of = subjects(name)
+            if counter == NVML:
+                self._sampled.setdefault(of[0], Samples()).add(ts_ns, value)
+            return
+        owner = owner_of_counter(name)
+        if self._lanes[process.key].device is None or not (name == USED or owner):
+            return
+        kept = self._of(process)
+        samples = kept.owners.setdefault(owner, Samples()) if owner else kept.used
+        samples.add(ts_ns, value)
+
+    def add_edge(self, process: Process, edge: Span, offset_ns: int) -> None:
+        """Keep what a process read at an edge.
+
+        Args:
+            process: Who wrote it.
+            edge: An open one says nothing yet.
+            offset_ns: From its times to the trace's.
+        """
+        if edge.end_ns is None or self._lanes[process.key].device is None:
+            return
+        kept = self._of(process)
+        kept.edges_ns.append(edge.end_ns + offset_ns)
+        kept.edges.append(_encode({name: edge.args[name] for name in _OF_EDGES if name in edge.args}))
 
     def end(self, process: Process, ts_ns: int) -> None:
         """With the process, its bytes go."""
-        for (_, key), kept in self._samples.get(self._lanes[process.key], {}).items():
-            if key == process.key:
-                kept.times_ns.append(ts_ns)
-                kept.values.append(0.0)
+        kept = self._kept.get(self._lanes[process.key], {}).get(process.key)
+        if kept is not None:
+            kept.end_ns = ts_ns
 
     def devices(self) -> Iterator[tuple[str, list[Total]]]:
-        """Name of each device's group, and its counters in the order of the ledger, each in time."""
-        for lane in sorted(self._samples, key=order):
-            of_lane = self._samples[lane]
-            names = sorted({name for name, _ in of_lane}, key=_in_order)
-            totals = [
-                total
-                for name in names
-                for total in _sums(name, [kept for (other, _), kept in of_lane.items() if other == name])
-            ]
-            yield f"Memory · {lane.name} · {lane.device}", totals
+        """Name of each device's group, and its counters, totals first and then the ledger, each in time."""
+        for lane in sorted(self._kept, key=order):
+            processes = list(self._kept[lane].values())
+            if any(kept.owners or kept.used.times_ns for kept in processes):
+                yield f"Memory · {lane.name} · {lane.device}", list(self._totals(lane, processes))
+
+    def _of(self, process: Process) -> _Kept:
+        of_lane = self._kept.setdefault(self._lanes[process.key], {})
+        return of_lane.setdefault(process.key, _Kept(process))
+
+    def _totals(self, lane: Lane, processes: list[_Kept]) -> Iterator[Total]:
+        at_edges = _at_edges(lane, processes)
+        yield from _changes(USED, sorted(pair for kept in processes for pair in _pairs(kept.used)))
+        yield from at_edges.get(OWNED) or _sums(OWNED, [held for kept in processes for held in _held(kept)])
+        yield from _changes(NVML, sorted(_pairs(self._sampled.get(str(lane.device), Samples()))))
+        for owner in OWNERS:
+            name = f"{owner}_bytes"
+            of_owner = [held for kept in processes for held in _held(kept, owner)]
+            yield from _sums(name, of_owner) if of_owner else at_edges.get(name, [])
 
 
-def _in_order(name: str) -> int:
-    owner = owner_of_counter(name)
-    return OWNERS.index(owner) if owner else -1
+_Pairs = list[tuple[int, float]]
+"""Times and values."""
 
 
-def _sums(name: str, processes: list[_Samples]) -> Iterator[Total]:
-    """What all processes hold together, wherever one of them says something else than before."""
-    held = [0.0] * len(processes)
+def _pairs(samples: Samples) -> _Pairs:
+    return list(zip(samples.times_ns, samples.values, strict=True))
+
+
+def _held(kept: _Kept, owner: str | None = None) -> Iterator[_Pairs]:
+    """What a process holds for one owner, or for each of them, until it ends."""
+    for name, samples in kept.owners.items():
+        if owner in (None, name):
+            yield _pairs(samples) + ([] if kept.end_ns is None else [(kept.end_ns, 0.0)])
+
+
+def _at_edges(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
+    """What only edges tell, by counter; each keeps its last value, for nobody looked after the last edge."""
+    seen = [kept.seen(lane) for kept in processes if kept.owners or kept.edges]
+    ledger = edge_ledger(seen) if any(process.owners for process in seen) else None
+    if ledger is None:
+        return {}
+    rows = {f"{owner}_bytes": ledger.row(owner) for owner in AT_EDGES if owner in ledger.owners}
+    rows[OWNED] = ledger.used - ledger.row(UNEXPLAINED)
+    times_ns = ledger.times_ns.tolist()
+    return {name: list(_changes(name, zip(times_ns, row.tolist(), strict=True))) for name, row in rows.items()}
+
+
+def _sums(name: str, series: list[_Pairs]) -> Iterator[Total]:
+    """What is held together, wherever one of the series says something else than before."""
+    held = [0.0] * len(series)
+    events = sorted((ts_ns, index, value) for index, pairs in enumerate(series) for ts_ns, value in pairs)
+
+    def sums() -> Iterator[tuple[int, float]]:
+        for ts_ns, index, value in events:
+            held[index] = value
+            yield ts_ns, sum(held)
+
+    return _changes(name, sums())
+
+
+def _changes(name: str, pairs: Iterable[tuple[int, float]]) -> Iterator[Total]:
+    """The pairs that differ from the one before."""
     last: float | None = None
-    events = sorted(
-        (ts_ns, index, value)
-        for index, kept in enumerate(processes)
-        for ts_ns, value in zip(kept.times_ns, kept.values, strict=True)
-    )
-    for ts_ns, index, value in events:
-        held[index] = value
-        total = value if name == USED else sum(held)
-        if total != last:
-            last = total
-            yield Total(name, ts_ns, total)
+    for ts_ns, value in pairs:
+        if value != last:
+            last = value
+            yield Total(name, ts_ns, value)

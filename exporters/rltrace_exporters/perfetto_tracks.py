@@ -25,6 +25,7 @@ from rltrace.events import (
     subjects,
 )
 from rltrace.recording import Process
+from rltrace_exporters.perfetto_devices import TOTALS
 from rltrace_exporters.protobuf import data, integer, text
 
 MAX_LINUX_PID = 1 << 22
@@ -136,4 +137,15 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
     in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner and owner != "interpreter" else "totals")
     unit = in_bytes if counter.endswith("_bytes") else text(6, counter.rpartition("_")[2])
     position = OWNERS.index(owner) if owner else len(OWNERS)
+    return _counter(uuid, parent, shown, unit, position)
+
+
+def device_counter(uuid: int, parent: int, name: str) -> bytes:
+    """The descriptor of a counter of a device: totals above owners, and all on one scale, so that heights compare."""
+    owner = owner_of_counter(name)
+    position = TOTALS.index(name) if owner is None else len(TOTALS) + OWNERS.index(owner)
+    return _counter(uuid, parent, name, integer(3, _SIZE_BYTES) + text(7, "owners"), position)
+
+
+def _counter(uuid: int, parent: int, shown: str, unit: bytes, position: int) -> bytes:
     return integer(1, uuid) + integer(5, parent) + text(2, shown) + data(8, unit) + integer(12, position)

@@ -65,6 +65,11 @@ class ProcessFile:
         self.pid = pid
         self.segments = 0
 
+    def ends(self, at: int) -> None:
+        """Say that the process ended in good order."""
+        with (self.folder / "process.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "end", "end_ns": 1000 * SECOND + at}) + "\n")
+
     def thread(self, number: int | None = None, name: str = "MainThread") -> ThreadFile:
         self.segments += 1
         return ThreadFile(self.folder / f"{self.segments:06d}.seg", self.pid if number is None else number, name)

@@ -489,14 +489,95 @@ def test_a_device_is_one_group_of_what_its_processes_hold_together(
     engine.counter("used_bytes", 22, 80)
     worker.counter("loss", 40, 0.5)
     trace = load(importer, recording)
-    trace.check_clean(slices=0, counters=9 + 5 + 2)
-    sql = """
-        select above.name as above, t.name as row, c.value as value from counter c join track t on t.id = c.track_id
-        join track above on above.id = t.parent_id where above.name like 'Memory ·%' order by t.name, c.ts
-    """
-    name = "Memory · rank 0 · cpu-0"
-    cached = [(name, "allocator.cached_bytes", value) for value in (1, 3, 6, 9, 4)]
-    assert trace.query(sql) == [*cached, (name, "used_bytes", 70), (name, "used_bytes", 80)]
+    trace.check_clean(slices=0, counters=9 + 5 + 5 + 2)
+    held = [1, 3, 6, 9, 4]
+    assert device_groups(trace) == {
+        "Memory · rank 0 · cpu-0": {"allocator.cached_bytes": held, "owned_bytes": held, "used_bytes": [70, 80]}
+    }
+
+
+DEVICE_COUNTERS = """
+    select above.name as above, t.name as row, c.ts as ts, c.value as value from counter c
+    join track t on t.id = c.track_id join track above on above.id = t.parent_id
+    where above.name like 'Memory ·%' order by row, ts
+"""
+
+
+def device_groups(trace: Trace) -> dict[str, dict[str, list[float]]]:
+    """Values of each counter of each device's group."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for group, row, _, value in trace.query(DEVICE_COUNTERS):
+        found.setdefault(group, {}).setdefault(row, []).append(value)
+    return found
+
+
+def device_scales(trace: Trace) -> set[tuple[str, str]]:
+    """The axes that counters of devices' groups are on, and their units."""
+    return set(
+        trace.query("""
+            select extract_arg(c.source_arg_set_id, 'y_axis_share_key') as scale, c.unit as unit from counter_track c
+            join track t on t.id = c.id join track above on above.id = t.parent_id where above.name like 'Memory ·%'
+        """)
+    )
+
+
+def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_the_owners_scale(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    """Two edges: at the first the worker's 60 and the driver's 10 are of 90 bytes, at the second 80 and 10 of 95."""
+    device = {"host": "node", "uuid": "GPU-1"}
+    worker = recording.process(100, role="worker", rank=0, device=device).thread()
+    for ts, params, used in ((10, 60, 80), (20, 80, 85)):
+        worker.begin("memory.edge", ts)
+        worker.counter("actor.params_bytes", ts + 1, params)
+        worker.counter("used_bytes", ts + 2, used + 10)
+        totals = {"used": used, "driver.reserved": 10}
+        worker.end(ts, ts + 3, totals=totals, free_bytes=100 - used, held_bytes={"100": used}, cpu_ns={"100": ts})
+    sampler = recording.process(300, role="sampler").thread()
+    for uuid, used in (("GPU-1", 81), ("GPU-2", 7)):
+        sampler.counter(f"gpu.used_bytes/{uuid}", 15, used)
+    trace = load(importer, recording)
+    assert device_groups(trace) == {
+        "Memory · rank 0 · GPU-1": {
+            "used_bytes": [90, 95],
+            "owned_bytes": [70, 90],
+            "gpu.used_bytes": [81],
+            "actor.params_bytes": [60, 80],
+            "driver.reserved_bytes": [10],
+            "unexplained_bytes": [20, 5],
+            "free_bytes": [20, 15],
+        }
+    }
+    assert device_scales(trace) == {("owners", "bytes")}
+    times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unexplained_bytes"}
+    assert times == {13, 23}, "where the edges end"
+    shown = [row for row in group_rows(trace) if row != "gpu.used_bytes"]
+    assert shown[0] == "used_bytes" and shown[-3:] == ["driver.reserved_bytes", "unexplained_bytes", "free_bytes"]
+
+
+def group_rows(trace: Trace) -> list[str]:
+    """Rows of all devices' groups in the order of the UI."""
+    trace.query("include perfetto module viz.summary.track_event")
+    rows = trace.query("""
+        select g.name as row from _track_event_tracks_ordered_groups g join track above on above.id = g.parent_id
+        where above.name like 'Memory ·%' order by g.order_id
+    """)
+    return [name for (name,) in rows]
+
+
+def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    device = {"host": "node", "uuid": "GPU-1"}
+    engine = recording.process(200, role="engine", rank=0, device=device)
+    thread = engine.thread()
+    thread.counter("rollout.weights_bytes", 10, 5)
+    thread.counter("used_bytes", 11, 9)
+    engine.ends(20)
+    found = device_groups(load(importer, recording))
+    assert found == {
+        "Memory · rank 0 · GPU-1": {"rollout.weights_bytes": [5, 0], "owned_bytes": [5, 0], "used_bytes": [9]}
+    }
 
 
 def test_one_counter_sampled_by_two_threads_is_one_row(importer: Importer, recording: RecordingFile) -> None:
@@ -532,7 +613,7 @@ def test_exact_balances_are_tracks_of_their_own_beside_the_sampled_ones_and_the_
     thread.counter("allocations.ref.params_bytes", 10, 1)
     thread.counter("actor.params_bytes", 15, 6)
     trace = load(importer, recording)
-    trace.check_clean(slices=1, counters=6 + 1)  # the sampled one is in its device's group too
+    trace.check_clean(slices=1, counters=6 + 2)  # the sampled one is in its device's group too, and in its sum
     sql = """
         select above.name as above, t.name as row, c.ts as ts, c.value as value from counter c
         join track t on t.id = c.track_id join track above on above.id = t.parent_id
