@@ -227,6 +227,6 @@ def test_what_it_takes_of_a_step_is_a_line_where_it_is_worth_one(tmp_path: Path,
     written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=30)
     written.process("w", *pauses, role="worker", rank=0, ended_s=30, hooks=hooks)
     said = " ".join(" ".join(screen(written.read())).split())
-    line = "Python's garbage collection 5.0% of a step in worker (longest of the run 0.500 s): `gc.freeze()`"
+    line = "Garbage collection 5.0% of a step in worker (longest 0.500 s): `gc.freeze()`"
     assert (line in said) is (seconds == 0.5)
-    assert ("garbage collection" in said) is (seconds == 0.5)
+    assert ("Garbage collection" in said) is (seconds == 0.5)

@@ -122,7 +122,7 @@ def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording
     assert "--all shows each step, rank, process, hook, sleep, the start-up, the host" in text
     assert "--all shows" not in "".join(screen(recorded["gpus"], 80, whole=True))
     (command,) = [line for line in screen(recorded["verl"], 80) if "verl.trainer.main_ppo" in line]
-    assert command.endswith("... and 36 words more")
+    assert command.endswith("... and 34 words more")
     assert "trainer.use_v1=False" in "".join(screen(recorded["verl"], 80, whole=True))
 
 
@@ -140,6 +140,35 @@ def test_equal_ranks_are_one_row_with_their_least_and_most(recorded: dict[str, R
     assert not any("rank 3" in line and "GPU-" in line for line in lines)
     whole = screen(recorded["gpus"], whole=True)
     assert sum(line.startswith("Memory of rank ") and "by phase" in line for line in whole) == 4
+
+
+def test_the_table_of_owners_by_phases_says_what_each_held_at_the_phases_peak(recorded: dict[str, Recording]) -> None:
+    """Of each GPU: a row an owner that held something, a column a phase, in GiB; the last row is all that is used."""
+    devices = summarize(recorded["streams"]).memory
+    lines = screen(recorded["streams"], 160, whole=True)
+    assert len(devices) == 4
+    for device in devices:
+        at = lines.index(f"Memory of {device.lane} by phase, each at its peak, GiB")
+        rows, numbered = table_below(lines, at)
+        phases = [moment for moment in device.phases if moment.step is not None]
+        assert numbered == {str(number): moment.phase for number, moment in enumerate(phases, 1)}
+        assert {"actor.optimizer", "rollout.weights", "rollout.kv_cache", "driver.reserved", "free"} <= rows.keys()
+        for owner in device.at_peak_bytes:
+            held = [moment.bytes[owner] for moment in phases]
+            assert rows.get(owner) == (in_gib(held) if any(held) else None), owner
+        assert rows["used"] == in_gib([moment.used_bytes for moment in phases])
+
+
+def table_below(lines: list[str], at: int) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Cells by row, and what the numbers of the columns stand for."""
+    end = lines.index("", lines.index("", at) + 1)  # the first empty line is above the table's last row
+    rows = {name: cells for name, *cells in map(str.split, filter(None, lines[at + 3 : end - 1]))}
+    return rows, dict(re.findall(r"(\d+) (\S+)", lines[end - 1]))
+
+
+def in_gib(sizes: list[int]) -> list[str]:
+    """As the cells show them."""
+    return [f"{size / 2**30:.1f}" if size else "·" for size in sizes]
 
 
 def test_what_the_driver_did_while_the_ranks_waited_is_below_the_waiting(tmp_path: Path) -> None:
@@ -278,12 +307,11 @@ def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_pat
     recording = Written(tmp_path / "run").process("p", hooks=hooks, ended_s=1).read()
     lines = screen(recording)
     at = next(number for number, line in enumerate(lines) if line.startswith("Hooks "))
-    assert lines[at : at + 5] == [
+    assert lines[at : at + 4] == [
         "Hooks reference: 1 of 5 fired; none of silent fired",
         "failed: reference fails",
         "skipped: reference old; refused a; unwanted a",
-        "never fired: reference idle and 1 more",
-        "no span is missing by 3 more that never fired or are in other releases",
+        "never fired: reference idle and 1 more; 3 more miss no span",
     ]
     assert "1 hook failed: TypeError: no: reference fails" in lines[:at]
     fine = Written(tmp_path / "fine").process("p", hooks=(hooks[0], hooks[4], hooks[9]), ended_s=1).read()
@@ -393,7 +421,8 @@ def figures_in(lines: list[str]) -> set[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_phase_keeps_its_seconds_and_share(recorded: dict[str, Recording], width: int) -> None:
     table = screen(recorded["gpus"], width)
-    rows = {line.split()[0]: line.split() for line in table[: table.index("", table.index("") + 1)] if line}
+    at = next(number for number, line in enumerate(table) if line.startswith("phase "))
+    rows = {line.split()[0]: line.split() for line in table[at : table.index("", at)]}
     summary = summarize(recorded["gpus"])
     assert summary.steady is not None
     phases = summary.steady.lanes[1].phases
@@ -433,7 +462,7 @@ def test_processes_that_died_and_had_recorded_nothing_are_one_line_behind_those_
     written.process("between", span("rollout.generate", 0, 1), name="between")
     written.process("inside", span("actor.update", 0, None), name="inside")
     lines = screen(written.read(), 100, whole=False)
-    assert "between" in lines[0] and lines[0].endswith("and 1 more · nothing lost")
+    assert lines[0].endswith("7 processes · 2 died · nothing lost")
     assert [line.split()[0] for line in lines if " died" in line][1:4] == ["inside", "between", "5"]
 
 

@@ -246,6 +246,10 @@ def _state(run: Run, summary: Summary) -> Text:
 
 
 def _died(died: Sequence[ProcessFigures]) -> str:
-    killed = f" by {died[0].killed_by}" if died[0].killed_by else ""
-    others = f", and {len(died) - 1} more" if len(died) > 1 else ""
-    return f"{died[0].name} (pid {died[0].pid}) died{killed}{others}"
+    """One by its name; of several, who they are stands below."""
+    if len(died) > 1:
+        causes = sorted({process.killed_by for process in died if process.killed_by})
+        by = f" by {', '.join(causes)}" if causes else ""
+        return f"{len(died)} died{by}"
+    (process,) = died
+    return f"{process.name} (pid {process.pid}) died" + (f" by {process.killed_by}" if process.killed_by else "")

@@ -34,7 +34,7 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     parts += ["no span is missing"] if others and not complaints else []
     line = Text.assemble(("Hooks", "bold"), f" {'; '.join(parts) or 'none: nothing that has any was imported'}")
     if others and complaints:
-        complaints.append(Text(f"no span is missing by {others} more that never fired or are in other releases", "dim"))
+        complaints[-1].append(f"; {others} more miss no span", "dim")
     return Group(line, *complaints)
 
 

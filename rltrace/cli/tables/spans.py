@@ -36,11 +36,10 @@ def collection_line(summary: Summary) -> Text | None:
     if not found or not summary.steps:
         return None
     parts = [
-        f"{span.share:.1%} of a step in {_who(span)} (longest of the run {figures.seconds(span.max_seconds or 0.0)} s)"
+        f"{span.share:.1%} of a step in {_who(span)} (longest {figures.seconds(span.max_seconds or 0.0)} s)"
         for span in sorted(found, key=lambda span: -(span.share or 0.0))
     ]
-    said = f" {', '.join(parts)}: `gc.freeze()` behind the start-up leaves out what is alive then"
-    return Text.assemble(("Python's garbage collection", "bold"), said)
+    return Text.assemble(("Garbage collection", "bold"), f" {', '.join(parts)}: `gc.freeze()`")
 
 
 def _whole(summary: Summary) -> str:
