@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from recording_file import SECOND, RecordingFile
 from rltrace_exporters.memory import Memory
-from rltrace_exporters.memory_picture import picture
+from rltrace_exporters.memory_picture import _note, picture
 from screenshot import browser_page, chromium
 
 from rltrace.analysis import summarize
@@ -63,12 +65,37 @@ def test_layers_add_up_to_what_the_summary_says() -> None:
         assert (device.seconds[1:] >= device.seconds[:-1]).all()
 
 
-def test_engines_of_one_device_that_generate_at_once_are_one_band() -> None:
+def test_engines_of_one_device_that_generate_at_once_are_one_band(tmp_path: Path) -> None:
+    device = {"host": "node", "uuid": "GPU-1"}
+    written = RecordingFile(tmp_path / "run")
+    written.process(1, role="driver").thread().span("step", 0, 10 * SECOND, step=0)
+    worker = written.process(2, role="worker", rank=0, device=device).thread()
+    worker.counter("actor.params_bytes", 1, 5)
+    for at in (SECOND // 2, 4 * SECOND, 6 * SECOND):
+        worker.span("memory.edge", at, at + 1000, totals={"used": 5, "driver.reserved": 0})
+        worker.span("weight_sync", at + 1000, at + SECOND)
+    for pid, start, end in ((3, 2 * SECOND, 3 * SECOND), (4, 5 * SECOND // 2, 7 * SECOND // 2)):
+        written.process(pid, role="server", device=device).thread().span("rollout.generate", start, end)
+    bands = picture(Recording.open(written.path)).devices[0].bands
+    assert [(band.name, round(band.start, 3), band.end) for band in bands] == [
+        ("weight_sync", 0.5, 1.5), ("rollout.generate", 2, 3.5), ("weight_sync", 4, 5), ("weight_sync", 6, 7)
+    ], "those that do not overlap stay apart"  # fmt: skip
+
+
+def test_a_device_of_verl_has_the_phases_of_its_server_and_its_worker() -> None:
     bands = picture(Recording.open(VERL)).devices[0].bands
     (generate,) = [band for band in bands if band.name == "rollout.generate"]
-    assert generate.end - generate.start == pytest.approx(2.49, abs=0.01)
-    assert [band.name for band in bands][:3] == ["rollout.generate", "rollout.sleep", "reward"]
-    assert len([band for band in bands if band.name == "weight_sync"]) == 3, "those that do not overlap stay apart"
+    assert generate.end - generate.start == pytest.approx(2.38, abs=0.01)
+    assert [band.name for band in bands][:3] == ["rollout.generate", "rollout.sleep", "actor.old_log_prob"]
+    assert len([band for band in bands if band.name == "weight_sync"]) == 3
+
+
+def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() -> None:
+    known = summarize(Recording.open(RECORDING)).memory[0]
+    assert "not drawn" not in _note(known)
+    refused = replace(known, unknown={"cuda.context": "NVML: No Permission", "nccl": "NVML: No Permission"})
+    assert _note(refused) == f"{_note(known)}; not known here, so not drawn: cuda.context, nccl"
+    assert _note(replace(refused, residual=None)) == "not known here, so not drawn: cuda.context, nccl"
 
 
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from pathlib import Path
 from statistics import mean
 
 import pytest
-from test_perfetto import export
+from test_perfetto import device_groups, device_scales, export
 from trace_processor import Importer
 
+from rltrace.analysis.ledger import ledgers
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.events import STEP_PHASES, Counter, Span
 from rltrace.recording import Recording
@@ -97,24 +100,44 @@ def test_the_readmes_table_of_memory_is_what_the_summary_says_of_rank_0(summary:
             assert gibibytes == round(peak[name] / 2**30, 2), name
 
 
-@pytest.mark.parametrize("run", ["summary", "other_host"])
-def test_every_byte_of_the_run_has_an_owner_within_the_bound(run: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("run", "edges", "unsettled"), [("summary", 86, 0), ("other_host", 86, 3), ("verl", 108, 18)])
+def test_every_byte_of_the_run_has_an_owner_within_the_bound(
+    run: str, edges: int, unsettled: int, request: pytest.FixtureRequest
+) -> None:
     ranks = request.getfixturevalue(run).memory
     assert len(ranks) == 4
     for rank in ranks:
-        assert rank.residual is not None and rank.residual.edges == 86
-        assert (rank.residual.unsettled_edges, rank.residual.edges_over_allowed) == (0, 0)
+        found = rank.residual
+        assert found is not None and (found.edges, found.unsettled_edges, found.edges_over_allowed) == (
+            edges,
+            unsettled,
+            0,
+        )
         assert rank.unknown == {}
+
+
+def test_of_verl_the_edges_that_nobody_sampled_are_those_that_its_servers_begin_and_end(verl: Summary) -> None:
+    """`rollout.generate` and `rollout.sleep`, which were awake before and are not taken for what came after."""
+    for rank in verl.memory:
+        unsettled = [edge for edge in rank.edges if not edge.is_settled]
+        assert {edge.phase for edge in unsettled} == {"rollout.generate", "rollout.sleep"}
+        assert all(edge.away_seconds > 0.005 for edge in unsettled)
+        (generate,) = (moment for moment in rank.phases if moment.phase == "rollout.generate")
+        assert generate.bytes["rollout.kv_cache"] == 20_008_927_232
+
+
+def test_verls_communicators_are_in_its_ledger(verl: Summary) -> None:
+    assert all(800 << 20 < rank.at_peak_bytes["nccl"] < 1 << 30 for rank in verl.memory)
 
 
 def test_verl_sends_every_parameter_in_four_bytes(verl: Summary) -> None:
     syncs = [sync for sync in verl.weight_sync if sync.step is not None]
-    assert len(syncs) == 4 * len(verl.steps) == 12
+    assert len(syncs) == 4 * len(verl.steps) == 16
     assert {sync.bytes for sync in syncs} == {4 * PARAMETERS}
 
 
 def test_verls_engines_gave_back_all_that_they_had_at_each_sleep(verl: Summary) -> None:
-    """Though three servers call the first device theirs, and were ready before its engine was."""
+    """Though they were ready before their engines were."""
     sleeps = [sleep for sleep in verl.sleeps if sleep.name in ("rollout.sleep", "cumem.unmap")]
     assert len(sleeps) == 4 * (1 + len(verl.steps))
     assert {sum(sleep.moved_bytes.values()) for sleep in sleeps} == {34_882 << 20}
@@ -123,7 +146,7 @@ def test_verls_engines_gave_back_all_that_they_had_at_each_sleep(verl: Summary) 
 
 def test_steps_of_verl_are_those_of_its_own_timer(verl: Summary) -> None:
     """`timing_s/step` that its console showed."""
-    assert [step.seconds for step in verl.steps] == pytest.approx([27.6565, 10.7151, 11.2152], abs=1e-4)
+    assert [step.seconds for step in verl.steps] == pytest.approx([43.4181, 14.6889, 11.6645, 11.9183], abs=1e-4)
     assert not verl.losses and not verl.open_spans and verl.lost_events == 0
 
 
@@ -170,6 +193,36 @@ OF_DEVICES = """
     where above.name like 'Memory · rank %'
 """
 """Counters that no process wrote: what the processes of a device hold together."""
+
+
+def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_line_on_one_axis(
+    importer: Importer,
+) -> None:
+    trace = importer.load(export(RUN))
+    groups, recording = device_groups(trace), Recording.open(RUN)
+    ledger_of = {
+        f"Memory · {lane.name} · {lane.device}": found for lane, found in ledgers(Observations(recording)).items()
+    }
+    assert len(groups) == 4 and groups.keys() == ledger_of.keys()
+    for name, ledger in ledger_of.items():
+        unexplained = ledger.row("unexplained")
+        rows = {owner: ledger.row(owner) for owner in ("driver.reserved", "unexplained", "free")}
+        for row, expected in (rows | {"owned": ledger.used - unexplained, "used": ledger.used}).items():
+            assert groups[name][f"{row}_bytes"] == changes(expected.tolist()), row
+        assert groups[name]["gpu.used_bytes"] == changes(sampled(recording, f"gpu.used_bytes/{name.split()[-1]}"))
+        assert max(map(abs, groups[name]["unexplained_bytes"])) > 0, "all explained: nothing was compared"
+    assert device_scales(trace) == {("owners", "bytes")}
+
+
+def changes(values: list[float]) -> list[float]:
+    """Without those that are equal to the one before."""
+    return [value for value, _ in groupby(values)]
+
+
+def sampled(recording: Recording, name: str) -> list[float]:
+    """What the sampler of the host has of a counter."""
+    (sampler,) = (process for process in recording.processes if process.role == "sampler")
+    return [event.value for event in sampler.events() if isinstance(event, Counter) and event.name == name]
 
 
 def test_every_sleep_freed_and_every_wake_up_took_what_was_expected(summary: Summary) -> None:
