@@ -171,6 +171,12 @@ def in_gib(sizes: list[int]) -> list[str]:
     return [f"{size / 2**30:.1f}" if size else "·" for size in sizes]
 
 
+def test_processes_without_a_phase_have_no_table_of_phases(recorded: dict[str, Recording]) -> None:
+    """verl's driver does nothing before the first step that is a phase, and computes rewards in the steps."""
+    titles = [line for line in screen(recorded["verl"], 120, whole=True) if line.endswith(": the others")]
+    assert titles and not any(title.startswith("Start-up") for title in titles)
+
+
 def test_what_the_driver_did_while_the_ranks_waited_is_below_the_waiting(tmp_path: Path) -> None:
     lines = screen(two_ranks(tmp_path / "run").read())
     at = next(number for number, line in enumerate(lines) if line.startswith("wait.driver"))

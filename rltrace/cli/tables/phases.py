@@ -137,7 +137,8 @@ def lane_tables(title: str, rows: Sequence[RankStep], also: str = "") -> Iterato
         return
     ranks = together(found)
     yield titled(title, _extremes(ranks), _whole_caption(ranks, rows, also))
-    if others := [lane for lane in found if lane not in ranks]:
+    others = [lane for lane in found if lane not in ranks and any(any(_lane_cells(name, lane)) for name in lane.phases)]
+    if others:
         yield titled(f"{title}: the others", _side_by_side(others))
 
 
