@@ -97,10 +97,6 @@ class Pair(msgspec.Struct, gc=False, eq=False):
     def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         self.times.finish(self, failed=kind is not None)
 
-    def set(self, **late_args: Any) -> None:
-        """Add arguments that are known only at the end."""
-        self.args |= late_args
-
 
 class Work:
     """Work that begins when this is entered."""

@@ -7,6 +7,7 @@ said before and behind it, so all is kept until the trace ends: 16 bytes a sampl
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from math import isfinite
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class _Kept:
         self.owners: dict[str, Samples] = {}
         self.used = Samples()
         self.edges: list[bytes] = []
-        self.edges_ns = Samples().times_ns
+        self.edges_ns = array("q")
         self.end_ns: int | None = None
 
     def seen(self, lane: Lane) -> Seen:

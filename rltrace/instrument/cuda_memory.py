@@ -24,7 +24,7 @@ from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.instrument.uncaught import watch_uncaught
 from rltrace.lineage import is_below
 from rltrace.nvml import DRIVER
-from rltrace.patching import Function, Hook, PatchSet
+from rltrace.patching import Function, Hook, PatchSet, wrap_function
 
 PROCESS_GROUP = "torch.distributed.distributed_c10d:ProcessGroup"
 
@@ -124,20 +124,13 @@ class FirstCollectives(Growing):
 
     def watch(self, original: Function, hook: Hook) -> Function:
         """Wrap a collective; every later call passes at once, for a step has seven hundred of them."""
-        known = self._known
+        known, watched = self._known, wrap_function(original, hook, self.begin, self.end)
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
             if not hook.live or args[0].group_name in known:
                 return original(*args, **kwargs)
-            growth = hook.enter(self.begin, args, kwargs)
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as error:
-                hook.leave(self.end, growth, None, error)
-                raise
-            hook.leave(self.end, growth, result, None)
-            return result
+            return watched(*args, **kwargs)
 
         return collective
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -74,11 +74,11 @@ def _add_owner(table: Figures, owner: str, device: DeviceMemory) -> None:
     table.add_row(owner, _said(owner, size, device), figures.bar(share), most, phase, style=style)
 
 
-def _said(owner: str, size: int, device: DeviceMemory) -> str:
+def _said(owner: str, size: int, device: DeviceMemory, size_of: Callable[[int], str] = figures.size) -> str:
     """Bytes; of an owner of which some are unknown, at least those that are known."""
     if owner not in device.unknown:
-        return figures.size(size)
-    return f"{_at_least(owner)}{figures.size(size)}" if size else UNKNOWN
+        return size_of(size)
+    return f"{_at_least(owner)}{size_of(size)}" if size else UNKNOWN
 
 
 def _at_least(owner: str) -> str:
@@ -204,14 +204,9 @@ def phase_table(device: DeviceMemory) -> RenderableType:
     def size_of(size: int) -> str:
         return f"{size / divisor:,.1f}" if size else "·"
 
-    def of_owner(owner: str, size: int) -> str:
-        if owner not in device.unknown:
-            return size_of(size)
-        return f"{_at_least(owner)}{size_of(size)}" if size else UNKNOWN
-
     table = Figures("owner", *(str(number) for number in range(1, len(phases) + 1)))
     for owner in owners:
-        table.add_row(owner, *(of_owner(owner, moment.bytes.get(owner, 0)) for moment in phases))
+        table.add_row(owner, *(_said(owner, moment.bytes.get(owner, 0), device, size_of) for moment in phases))
     table.add_section()
     table.add_row("used", *(size_of(moment.used_bytes) for moment in phases), style="bold")
     names = "  ".join(f"{number} {moment.phase}" for number, moment in enumerate(phases, 1))
