@@ -1,7 +1,8 @@
 """What hooks on a training step cost, in calls of functions, which a busy machine has no more of than an idle one.
 
 Where a step waits for its host, what hooks run is the step's time, and our own bookkeeping does not see it: it counts
-spans. torch's own calls differ by a hundred from process to process, one for each span of these 17 modules.
+spans. Not counted are torch's comparisons of DTensorSpecs: a dictionary asks for one wherever hashes collide, and these
+come from addresses, so processes differ by up to four for each span of these 17 modules.
 """
 
 from __future__ import annotations
@@ -20,12 +21,21 @@ pytestmark = pytest.mark.run
 
 COUNT = """
 import json, sys
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import _dtensor_spec
+
+COMPARISONS = {
+    function.__code__
+    for kind in (_dtensor_spec.DTensorSpec, DeviceMesh)
+    for name, function in vars(kind).items()
+    if name in ("__eq__", "_check_equals")
+}
 
 def calls_of(function):
     calls = 0
-    def count(_frame, event, _arg):
+    def count(frame, event, _arg):
         nonlocal calls
-        calls += event in ("call", "c_call")
+        calls += event in ("call", "c_call") and frame.f_code not in COMPARISONS
     sys.setprofile(count)
     try:
         function()
@@ -69,11 +79,11 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 
 def test_a_span_is_two_dozen_calls_with_all_that_its_hooks_find_out(calls: dict[str, float]) -> None:
-    assert 8 < calls["recorded"] < 32
+    assert 8 < calls["recorded"] < 24
 
 
 def test_a_paused_hook_is_a_few_calls(calls: dict[str, float]) -> None:
-    assert 0 < calls["paused"] < 6
+    assert 0 < calls["paused"] < 4
 
 
 def test_how_long_each_hook_holds_its_program_up_is_said_where_that_is_asked_for(tmp_path: Path) -> None:
