@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.phases import RankStep, in_order
 from rltrace.analysis.steps import FIRST, Step, StepWindows
 
@@ -80,6 +81,12 @@ def _lane(rows: list[RankStep]) -> LaneSteps:
         share = sum(seconds) / whole if whole else 0.0
         phases[name] = PhaseSpread(**msgspec.structs.asdict(spread(seconds)), share=share)
     return LaneSteps(lane=rows[0].lane, rank=rows[0].rank, seconds=spread([row.seconds for row in rows]), phases=phases)
+
+
+def together(shown: Sequence[LaneSteps]) -> list[LaneSteps]:
+    """The lanes that one figure can stand for: the ranks; without any, the other processes."""
+    ranks = [lane for lane in shown if lane.rank is not None]
+    return ranks or [lane for lane in shown if lane.lane != DRIVER_ROLE] or list(shown)
 
 
 def spread(seconds: Sequence[float]) -> Spread:

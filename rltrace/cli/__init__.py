@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from rltrace.cli.collect import collect
+from rltrace.cli.diff import diff
 from rltrace.cli.doctor import doctor
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
@@ -70,7 +71,7 @@ def main() -> None:
     """Where every second and every byte of a colocated RL step went."""
 
 
-for command in (run, view, summary, export, exec_, collect, overhead, doctor):
+for command in (run, view, summary, diff, export, exec_, collect, overhead, doctor):
     main.add_command(command)
 
 

@@ -20,6 +20,12 @@ def seconds(length: float) -> str:
     return f"{length:,.1f}" if length >= 100 else f"{length:.3f}"
 
 
+def change(length: float) -> str:
+    """Of seconds, with its sign; none where nothing of it is left to the millisecond."""
+    written = seconds(abs(length))
+    return written if not float(written.replace(",", "")) else f"{'+' if length > 0 else '-'}{written}"
+
+
 def short(length_seconds: float) -> str:
     """A small time in milliseconds, microseconds below one of them."""
     return f"{length_seconds * 1e3:.1f} ms" if length_seconds >= 1e-3 else f"{length_seconds * 1e6:.0f} µs"

@@ -8,9 +8,10 @@ from statistics import fmean
 
 from rich.console import RenderableType
 
+from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.phases import IDLE, RankStep, in_order
-from rltrace.analysis.steady import LaneSteps, Steady, lanes
+from rltrace.analysis.steady import LaneSteps, Steady, lanes, together
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
@@ -18,7 +19,6 @@ from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process
 from rltrace.cli.tables.steps import by_lane, of_processes
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
-DRIVER = "driver"
 SLIGHT = 0.001
 """Share of a step below which a phase is no row of the first screen."""
 STARTUP_IDLE = "idle: in no phase, as while packages are imported and processes start"
@@ -46,7 +46,7 @@ def steady_table(summary: Summary, *, whole: bool = False) -> RenderableType | N
         return titled(title, processes, "; ".join(filter(None, [CAPTION, wrong])))
     ranks = together(shown)
     table, slight = _rank_table(shown, lanes(of_first), most_held(summary.memory), whole=whole)
-    others = [lane.lane for lane in shown if lane not in ranks and lane.lane != DRIVER]
+    others = [lane.lane for lane in shown if lane not in ranks and lane.lane != DRIVER_ROLE]
     also = f"phases of {', '.join(others)} too: see --all" if others else ""
     less = f"below {SLIGHT:.1%}: {', '.join(slight)}" if slight else ""
     return titled(title, table, "; ".join(filter(None, [less, wrong, also])))
@@ -83,12 +83,12 @@ def _named_rows(
 ) -> Iterator[tuple[str, Sequence[LaneSteps], Sequence[LaneSteps], bool]]:
     """Phases in their order, whose they are, the same of the first step; what the driver did below the waiting."""
     ranks, first_ranks = together(shown), together(first)
-    driver = [lane for lane in shown if lane.lane == DRIVER]
+    driver = [lane for lane in shown if lane.lane == DRIVER_ROLE]
     for name in _names(ranks):
         yield name, ranks, first_ranks, False
         if name == WAIT_DRIVER:
             for own in (own for lane in driver for own in lane.phases if own in DRIVER_PHASES):
-                yield own, driver, [lane for lane in first if lane.lane == DRIVER], True
+                yield own, driver, [lane for lane in first if lane.lane == DRIVER_ROLE], True
 
 
 def _whole(shown: Sequence[LaneSteps]) -> str:
@@ -107,12 +107,6 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
         f", the first one (step {found.first_step}) apart" if found.first_step is not None else ", the first with it"
     )
     return f"A step: {numbers}{apart}{left_out}"
-
-
-def together(shown: Sequence[LaneSteps]) -> list[LaneSteps]:
-    """The lanes that one row can stand for: the ranks; without any, the other processes."""
-    ranks = [lane for lane in shown if lane.rank is not None]
-    return ranks or [lane for lane in shown if lane.lane != DRIVER] or list(shown)
 
 
 def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:
@@ -203,7 +197,9 @@ def _spread_cells(name: str, ranks: Sequence[LaneSteps]) -> tuple[str, str]:
 
 def _lane_cells(name: str, lane: LaneSteps) -> tuple[str, str, str]:
     found = lane.phases.get(name)
-    if found is None or found.mean_seconds <= 0 or (lane.lane == DRIVER and name == IDLE):  # it waits for its workers
+    if (
+        found is None or found.mean_seconds <= 0 or (lane.lane == DRIVER_ROLE and name == IDLE)
+    ):  # it waits for its workers
         return "", "", ""
     return figures.seconds(found.mean_seconds), f"{found.share:.0%}", figures.bar(found.share)
 

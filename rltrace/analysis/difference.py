@@ -1,0 +1,262 @@
+"""`rltrace diff`: two runs beside each other, phase by phase and owner by owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from rltrace.analysis.lanes import DRIVER_ROLE
+from rltrace.analysis.ledger import FREE
+from rltrace.analysis.phases import RankStep, in_order
+from rltrace.analysis.steady import Spread, lanes, spread, together
+from rltrace.analysis.summary import Run, Summary
+from rltrace.analysis.weight_sync import RankSync
+from rltrace.events import DRIVER_PHASES, OWNERS, WEIGHT_SYNC_STAGES
+
+VERSION = 1
+"""Of the JSON, as `Summary`'s."""
+STEP = "step"
+LEAST_STEPS = 2
+"""Of a run, to know how far its steps lie apart."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two runs."""
+
+    run: Run
+    steps: list[int]
+    """The numbers of those that are compared: `Steady`'s."""
+    ranks: int
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What the runs were made with, where that differs."""
+
+    name: str
+    """A package, a key of the configuration, or the name of a word `name=value` of the command."""
+    a: str | None
+    b: str | None
+    """None: this run has nothing of that name."""
+
+
+class Seconds(msgspec.Struct, frozen=True, kw_only=True):
+    """A length in both runs: over the steps of each, a step's being the mean of its ranks."""
+
+    name: str
+    a: Spread | None
+    b: Spread | None
+    """None: none of its steps has it."""
+    difference_seconds: float
+    """b's mean less a's; who lacks it counts as 0."""
+    ratio: float | None
+    """b's mean by a's; None where one lacks it."""
+    overlapping: bool | None
+    """Whether some step of one lies among those of the other: then they may differ by chance. None where a run has
+    fewer than two steps."""
+
+
+class Bytes(msgspec.Struct, frozen=True):
+    """The most that an owner held on any device."""
+
+    owner: str
+    a_bytes: int | None
+    b_bytes: int | None
+    """None: no device of the run has it."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """Two runs, `a` the one to compare with."""
+
+    version: int
+    a: Side
+    b: Side
+    settings: list[Setting]
+    step: Seconds | None
+    """None where neither run has a step that is over."""
+    phases: list[Seconds]
+    """Of the ranks, in the order of a step, then `wait.driver` and `idle`."""
+    driver: list[Seconds]
+    """What the driver did while they waited."""
+    weight_sync: list[Seconds]
+    """By stage, overlapping spans of one rank once."""
+    weight_sync_bytes: Bytes | None
+    """Sent to a rank's engine in a sync; None where neither run has any."""
+    peak: Bytes | None
+    """Of the fullest device, all owners together."""
+    memory: list[Bytes]
+    """By owner, each at its own peak."""
+
+
+def difference(a: Summary, b: Summary, settings: Sequence[Setting] = ()) -> Difference:
+    """Set two runs beside each other.
+
+    Args:
+        a: The figures of the run to compare with.
+        b: The figures of the other one.
+        settings: As `settings` gives them.
+    """
+    rows = [_of_ranks(summary) for summary in (a, b)]
+    driver = [_of_driver(summary) for summary in (a, b)]
+    stages = [_stages(summary) for summary in (a, b)]
+    steps = [_step_seconds(summary, of_ranks) for summary, of_ranks in zip((a, b), rows, strict=True)]
+    held = [_held(summary) for summary in (a, b)]
+    return Difference(
+        version=VERSION,
+        a=_side(a),
+        b=_side(b),
+        settings=list(settings),
+        step=_seconds(STEP, *steps) if any(steps) else None,
+        phases=_by_name([_phases(of_ranks) for of_ranks in rows]),
+        driver=_by_name([_phases(of_driver) for of_driver in driver]),
+        weight_sync=_by_name(stages),
+        weight_sync_bytes=_bytes("weight_sync", [_sent(summary) for summary in (a, b)]),
+        peak=_bytes("all", [_peak(summary) for summary in (a, b)]),
+        memory=[Bytes(owner, *(of_run.get(owner) for of_run in held)) for owner in OWNERS if any(_of(held, owner))],
+    )
+
+
+def _side(summary: Summary) -> Side:
+    ranks = {row.rank for row in summary.processes if row.rank is not None}
+    return Side(run=summary.run, steps=summary.steady.steps if summary.steady else [], ranks=len(ranks))
+
+
+# ---- seconds ----------------------------------------------------------------------------------------------------
+
+_BySteps = Mapping[str, Sequence[float]]
+"""Of each name, seconds of each steady step."""
+
+
+def _of_ranks(summary: Summary) -> list[RankStep]:
+    rows = [row for row in summary.phases if row.steady]
+    names = {lane.lane for lane in together(lanes(rows))}
+    return [row for row in rows if row.lane in names]
+
+
+def _of_driver(summary: Summary) -> list[RankStep]:
+    rows = [row for row in summary.phases if row.steady and row.lane == DRIVER_ROLE]
+    own = [{name: share for name, share in row.phases.items() if name in DRIVER_PHASES} for row in rows]
+    return [msgspec.structs.replace(row, phases=phases) for row, phases in zip(rows, own, strict=True)]
+
+
+def _phases(rows: Sequence[RankStep]) -> dict[str, list[float]]:
+    names = in_order(name for row in rows for name in row.phases)
+    of_name = {
+        name: _by_step((row.step, row.phases[name].seconds if name in row.phases else 0.0) for row in rows)
+        for name in names
+    }
+    return {name: seconds for name, seconds in of_name.items() if any(seconds)}
+
+
+def _step_seconds(summary: Summary, rows: Sequence[RankStep]) -> list[float]:
+    if rows:
+        return _by_step((row.step, row.seconds) for row in rows)
+    return _by_step((step.step, step.seconds) for step in summary.steps if step.steady)
+
+
+def _stages(summary: Summary) -> dict[str, list[float]]:
+    syncs = _steady_syncs(summary)
+    names = [name for name in WEIGHT_SYNC_STAGES if any(name in sync.stages for sync in syncs)]
+    return {
+        name: _by_step((sync.step, sync.stages[name].seconds if name in sync.stages else 0.0) for sync in syncs)
+        for name in names
+    }
+
+
+def _steady_syncs(summary: Summary) -> list[RankSync]:
+    return [sync for sync in summary.weight_sync if summary.steady is not None and sync.step in summary.steady.steps]
+
+
+def _by_step(seconds: Iterable[tuple[int | None, float]]) -> list[float]:
+    """The mean of each step."""
+    of_step: dict[int | None, list[float]] = {}
+    for step, length in seconds:
+        of_step.setdefault(step, []).append(length)
+    return [fmean(lengths) for lengths in of_step.values()]
+
+
+def _by_name(runs: Sequence[_BySteps]) -> list[Seconds]:
+    names = in_order(name for run in runs for name in run)
+    return [_seconds(name, *(run.get(name, ()) for run in runs)) for name in names]
+
+
+def _seconds(name: str, a: Sequence[float], b: Sequence[float]) -> Seconds:
+    mean_a, mean_b = (fmean(seconds) if seconds else 0.0 for seconds in (a, b))
+    return Seconds(
+        name=name,
+        a=spread(a) if a else None,
+        b=spread(b) if b else None,
+        difference_seconds=mean_b - mean_a,
+        ratio=mean_b / mean_a if mean_a and b else None,
+        overlapping=min(a) <= max(b) and min(b) <= max(a) if min(len(a), len(b)) >= LEAST_STEPS else None,
+    )
+
+
+# ---- bytes ------------------------------------------------------------------------------------------------------
+
+
+def _sent(summary: Summary) -> int | None:
+    sent = [sync.bytes for sync in _steady_syncs(summary)]
+    return round(fmean(sent)) if sent else None
+
+
+def _peak(summary: Summary) -> int | None:
+    return max((device.peak_bytes for device in summary.memory), default=None)
+
+
+def _held(summary: Summary) -> dict[str, int]:
+    """By owner; what was free is nobody's."""
+    held: dict[str, int] = {}
+    for device in summary.memory:
+        peaks = device.at_peak_bytes | {owner: peak.bytes for owner, peak in device.owner_peaks.items()}
+        for owner in (owner for owner in peaks if owner != FREE and owner not in device.unknown):
+            held[owner] = max(held.get(owner, 0), peaks[owner])
+    return held
+
+
+def _of(held: Sequence[Mapping[str, int]], owner: str) -> list[int]:
+    return [of_run.get(owner, 0) for of_run in held]
+
+
+def _bytes(name: str, sizes: Sequence[int | None]) -> Bytes | None:
+    return Bytes(name, *sizes) if any(size is not None for size in sizes) else None
+
+
+# ---- settings ---------------------------------------------------------------------------------------------------
+
+
+def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Setting]:
+    """What differs between two manifests: packages, then the configuration, then `name=value` of the command."""
+    found = [*_differing(_versions(a), _versions(b)), *_differing(_config(a), _config(b))]
+    return found + _differing(_words(a), _words(b))
+
+
+def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[Setting]:
+    """Nothing where a side says nothing at all: one is not configured as the other is."""
+    if not a or not b:
+        return []
+    return [Setting(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)]
+
+
+def _versions(manifest: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(version) for name, version in (manifest.get("versions") or {}).items()}
+
+
+def _config(manifest: Mapping[str, Any]) -> dict[str, str]:
+    return _flat(manifest.get("config") or {})
+
+
+def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Keys joined by dots."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        name = f"{before}{key}"
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: str(value)}
+    return flat
+
+
+def _words(manifest: Mapping[str, Any]) -> dict[str, str]:
+    words = (str(word).partition("=") for word in manifest.get("command") or ())
+    return {name.lstrip("+-"): value for name, equals, value in words if equals}

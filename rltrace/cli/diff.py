@@ -1,0 +1,38 @@
+"""`rltrace diff`: two runs beside each other."""
+
+from __future__ import annotations
+
+import click
+
+from rltrace.errors import RecordingError
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
+def diff(a: str, b: str, as_json: bool) -> None:
+    """Set run B beside run A: seconds by phase, bytes by owner.
+
+    What differs between their versions and settings; then the steps after the first of each, and who held the memory.
+    A and B are folders of Recordings or archives of them, of any program: another configuration, another host, verl.
+    """
+    from rltrace.analysis import summarize
+    from rltrace.analysis.difference import difference, settings
+    from rltrace.recording import Recording
+
+    run_a, run_b = Recording.open(a), Recording.open(b)
+    found = difference(summarize(run_a), summarize(run_b), settings(run_a.manifest, run_b.manifest))
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        return
+    if found.step is None and found.peak is None:
+        raise RecordingError(
+            f"{a}, {b}: neither has a step that is over or a sample of memory; `rltrace summary` shows what there is"
+        )
+    from rltrace.cli.tables import console
+    from rltrace.cli.tables.difference import show_difference
+
+    show_difference(found, console())

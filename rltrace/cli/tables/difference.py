@@ -1,0 +1,148 @@
+"""Two runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from rltrace.analysis.difference import Bytes, Difference, Seconds, Setting, Side
+from rltrace.analysis.steady import Spread
+from rltrace.cli.tables import figures
+from rltrace.cli.tables.fit import Column, Figures, titled, words
+from rltrace.events import WAIT_DRIVER
+
+SLIGHT = 0.001
+"""Share of both steps below which a phase is no row."""
+MOST_SETTINGS = 12
+SMALL = 0.01
+"""Share of both peaks below which an owner is no row."""
+
+
+def show_difference(found: Difference, screen: Console) -> None:
+    """Print two runs beside each other."""
+    screen.print(Group(_who("A", found.a), _who("B", found.b)))
+    for section in _sections(found):
+        screen.print()
+        screen.print(section)
+
+
+def _sections(found: Difference) -> Iterator[RenderableType]:
+    if found.settings:
+        yield setting_table(found.settings)
+    if found.step is not None:
+        yield phase_table(found)
+    if found.weight_sync:
+        yield sync_table(found)
+    if found.peak is not None:
+        yield memory_table(found)
+
+
+def _who(name: str, side: Side) -> Text:
+    """Which run, and what is compared of it."""
+    steps = f"{'step' if len(side.steps) == 1 else 'mean of steps'} {figures.ranges(side.steps)}"
+    facts = [steps if side.steps else "no step is over", *([figures.count(side.ranks, "rank")] if side.ranks else [])]
+    return Text.assemble((f"{name}  ", "bold"), side.run.path, (f"  {', '.join(facts)}", "dim"), overflow="fold")
+
+
+def setting_table(settings: Sequence[Setting]) -> RenderableType:
+    """What the two runs were made with."""
+    table = Figures("made with", words("A"), words("B"))
+    for setting in settings[:MOST_SETTINGS]:
+        table.add_row(setting.name, setting.a or "", setting.b or "")
+    more = len(settings) - MOST_SETTINGS
+    return titled("What differs", table, f"and {more} more: see --json" if more > 0 else "")
+
+
+def phase_table(found: Difference) -> RenderableType:
+    """A step of each, phase by phase; the driver's below the ranks' waiting for it."""
+    table = _seconds_table("phase")
+    slight = []
+    for row, is_of_driver in _phase_rows(found):
+        if _share(row, found.step) < SLIGHT:
+            slight.append(row.name)
+        else:
+            _add_seconds(table, row, f"  {row.name}" if is_of_driver else row.name)
+    table.add_section()
+    if found.step is not None:
+        _add_seconds(table, found.step, found.step.name, "bold")
+    captions = [f"below {SLIGHT:.1%} of both: {', '.join(slight)}"] if slight else []
+    if any(row.overlapping for row, _ in _phase_rows(found)) or (found.step is not None and found.step.overlapping):
+        captions.append("~: the ranges of their steps overlap, it may be chance")
+    return titled("A step", table, "; ".join(captions))
+
+
+def _phase_rows(found: Difference) -> Iterator[tuple[Seconds, bool]]:
+    waits = False
+    for row in found.phases:
+        yield row, False
+        if row.name == WAIT_DRIVER:
+            waits = True
+            yield from ((own, True) for own in found.driver)
+    if not waits:
+        yield from ((own, True) for own in found.driver)
+
+
+def _share(row: Seconds, step: Seconds | None) -> float:
+    """The larger of both."""
+    sides = [] if step is None else [(row.a, step.a), (row.b, step.b)]
+    return max((own.mean_seconds / of.mean_seconds for own, of in sides if own and of and of.mean_seconds), default=1.0)
+
+
+def sync_table(found: Difference) -> RenderableType:
+    """Stages of the sync."""
+    table = _seconds_table("stage")
+    for row in found.weight_sync:
+        _add_seconds(table, row, row.name.partition(".")[2])
+    sent = found.weight_sync_bytes
+    sizes = [figures.megabytes(size or 0) or "0" for size in (sent.a_bytes, sent.b_bytes)] if sent is not None else []
+    said = f": {' and '.join(sizes)} MB" if sizes else ""
+    return titled(f"Weight sync of a rank{said}", table)
+
+
+def _seconds_table(what: str) -> Figures:
+    return Figures(what, "A", Column("A's steps", 4), "B", Column("B's steps", 4), "B - A", Column("", 5), "B / A")
+
+
+def _add_seconds(table: Figures, row: Seconds, name: str, style: str | None = None) -> None:
+    change, ratio = figures.change(row.difference_seconds), "" if row.ratio is None else f"{row.ratio:.2f}"
+    doubt = "~" if row.overlapping else ""
+    cells = _mean(row.a), _steps(row.a), _mean(row.b), _steps(row.b), change, doubt, ratio
+    table.add_row(name, *cells, style=style or ("dim" if row.overlapping else None))
+
+
+def _mean(seconds: Spread | None) -> str:
+    return "" if seconds is None else figures.seconds(seconds.mean_seconds)
+
+
+def _steps(seconds: Spread | None) -> str:
+    if seconds is None:
+        return ""
+    return figures.between(figures.seconds(seconds.least_seconds), figures.seconds(seconds.most_seconds))
+
+
+def memory_table(found: Difference) -> RenderableType:
+    """Owners, each at its own most on any device."""
+    table = Figures("owner", "A", "B", "B - A")
+    small = []
+    for row in found.memory:
+        if max(abs(row.a_bytes or 0), abs(row.b_bytes or 0)) < SMALL * _most(found.peak):
+            small.append(row.owner)
+        else:
+            _add_bytes(table, row, row.owner)
+    table.add_section()
+    if found.peak is not None:
+        _add_bytes(table, found.peak, "all, at their peak", "bold")
+    caption = f"below {SMALL:.0%} of both: {', '.join(small)}" if small else ""
+    return titled("Memory: the most that each owner held on any device", table, caption)
+
+
+def _most(peak: Bytes | None) -> int:
+    return max(peak.a_bytes or 0, peak.b_bytes or 0) if peak is not None else 0
+
+
+def _add_bytes(table: Figures, row: Bytes, name: str, style: str | None = None) -> None:
+    sizes = ["" if size is None else figures.size(size) for size in (row.a_bytes, row.b_bytes)]
+    change = (row.b_bytes or 0) - (row.a_bytes or 0)
+    table.add_row(name, *sizes, f"{'+' if change > 0 else ''}{figures.size(change)}", style=style)

@@ -1,0 +1,161 @@
+"""Two runs beside each other: what takes longer, who holds more, what they were made with, and what may be chance."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from recordings import Written, sample, span
+from test_analysis_summary import DOCUMENTED, keys
+
+from rltrace.analysis import summarize
+from rltrace.analysis.difference import Difference, Seconds, Setting, difference, settings
+from rltrace.cli import main
+from rltrace.recording import Recording
+
+STEPS = range(4)
+"""Of which the first is left out."""
+
+
+def made(folder: Path, *, update: list[float], ranks: int = 2, kv_bytes: int = 400, **config: object) -> Path:
+    """A run whose updates last so long, of rank 1 half a second longer; the driver rewards for a second behind them."""
+    written = Written(folder, ranks=ranks, **config)
+    starts = [10.0 * step for step in STEPS]
+    driver = [span("step", start, start + 9, step=step) for step, start in zip(STEPS, starts, strict=True)]
+    written.process(
+        "driver", *driver, *(span("reward", start + 7, start + 8) for start in starts), role="driver", ended_s=40
+    )
+    for rank in range(ranks):
+        device = {"host": "here", "uuid": f"GPU-{rank}"}
+        events = [
+            span("actor.update", start + 1, start + 1 + seconds + rank / 2)
+            for start, seconds in zip(starts, update, strict=True)
+        ]
+        events += [span("weight_sync", start, start + 1) for start in starts]
+        events += [span("weight_sync.send", start, start + 0.5, bytes=10**9) for start in starts]
+        events += [sample("rollout.kv_cache_bytes", start + 1, kv_bytes + rank) for start in starts]
+        events += [sample("ref.params_bytes", start + 1, 7) for start in starts if kv_bytes == 400]
+        written.process(f"worker-{rank}", *events, role="worker", rank=rank, device=device, pid=rank + 1, ended_s=40)
+    return folder
+
+
+def between(a: Path, b: Path) -> Difference:
+    run_a, run_b = Recording.open(a), Recording.open(b)
+    return difference(summarize(run_a), summarize(run_b), settings(run_a.manifest, run_b.manifest))
+
+
+def of(name: str, rows: list[Seconds]) -> Seconds:
+    (row,) = (row for row in rows if row.name == name)
+    return row
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """B updates for a second more, with a larger KV cache and no ref."""
+    a = made(tmp_path / "a", update=[5, 1, 2, 1.5], actor={"lr": 1, "clip": 2})
+    return a, made(tmp_path / "b", update=[5, 2.5, 2.25, 2.75], kv_bytes=600, actor={"lr": 1, "clip": 3})
+
+
+def test_a_phase_is_the_mean_of_the_ranks_over_the_steps_after_the_first(runs: tuple[Path, Path]) -> None:
+    update = of("actor.update", between(*runs).phases)
+    assert update.a is not None and update.b is not None
+    assert (update.a.mean_seconds, update.a.least_seconds, update.a.most_seconds) == pytest.approx((1.75, 1.25, 2.25))
+    assert update.b.mean_seconds == pytest.approx(2.75)
+    assert update.difference_seconds == pytest.approx(1.0)
+    assert update.ratio == pytest.approx(2.75 / 1.75)
+
+
+def test_what_lies_apart_is_told_from_what_may_be_chance(tmp_path: Path) -> None:
+    a = made(tmp_path / "a", update=[5, 1, 2, 1.5])
+    within = made(tmp_path / "b", update=[5, 1.75, 2.5, 3])
+    apart = made(tmp_path / "c", update=[5, 2.25, 2.5, 3])
+    assert of("actor.update", between(a, within).phases).overlapping is True
+    assert of("actor.update", between(a, apart).phases).overlapping is False
+    assert of("actor.update", between(apart, a).phases).overlapping is False
+
+
+def test_one_step_says_nothing_about_chance(tmp_path: Path) -> None:
+    written = Written(tmp_path / "one")
+    one = written.process("driver", span("step", 0, 9, step=0), role="driver", pid=9, ended_s=40).folder
+    found = between(made(tmp_path / "a", update=[5, 1, 2, 1.5]), one)
+    assert found.step is not None and found.step.overlapping is None
+    assert of("actor.update", found.phases).b is None and of("actor.update", found.phases).ratio is None
+
+
+def test_the_step_the_driver_and_the_sync_are_beside_each_other_too(runs: tuple[Path, Path]) -> None:
+    found = between(*runs)
+    assert found.step is not None and (found.step.difference_seconds, found.step.ratio) == pytest.approx((0, 1))
+    assert of("reward", found.driver).difference_seconds == pytest.approx(0)
+    send = of("weight_sync.send", found.weight_sync)
+    assert send.a is not None and send.a.mean_seconds == pytest.approx(0.5)
+    assert found.weight_sync_bytes is not None and found.weight_sync_bytes.a_bytes == 10**9
+
+
+def test_an_owner_is_compared_at_its_most_on_any_device(runs: tuple[Path, Path]) -> None:
+    found = between(*runs)
+    of_owner = {row.owner: (row.a_bytes, row.b_bytes) for row in found.memory}
+    assert of_owner == {"rollout.kv_cache": (401, 601), "ref.params": (7, None)}
+    assert found.peak is not None and (found.peak.a_bytes, found.peak.b_bytes) == (408, 601)
+
+
+def test_what_the_runs_were_made_with_is_said_where_it_differs(runs: tuple[Path, Path]) -> None:
+    assert between(*runs).settings == [Setting("actor.clip", "2", "3")]
+    verl = {"command": ["python", "-m", "verl", "+data.size=8", "trainer.steps=4"], "versions": {"vllm": "0.24"}}
+    other = {"command": ["python", "-m", "verl", "data.size=16", "trainer.steps=4"], "versions": {"vllm": "0.26"}}
+    assert settings(verl, other) == [Setting("vllm", "0.24", "0.26"), Setting("data.size", "8", "16")]
+    assert settings(verl, {"config": {"ranks": 4}, "versions": {}}) == [], "one is not configured as the other is"
+
+
+# ---- the command ------------------------------------------------------------------------------------------------
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "100"})
+
+
+def test_the_tables_show_both_and_mark_what_may_be_chance(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    text = call(*runs).stdout
+    assert re.search(r"A  \S+/a  mean of steps 1-3, 2 ranks", text)
+    assert re.search(r"actor\.clip +2 +3", text)
+    assert re.search(r"actor\.update +1\.750 +1\.250-2\.250 +2\.750 +2\.500-3\.000 +\+1\.000 +1\.57", text)
+    assert re.search(r"step +9\.000 +9\.000 +9\.000 +9\.000 +0\.000 +~ +1\.00", text)
+    assert re.search(r"rollout\.kv_cache +401 B +601 B +\+200 B", text)
+    assert "~: the ranges of their steps overlap, it may be chance" in text
+
+
+def test_a_run_beside_itself_differs_in_nothing(runs: tuple[Path, Path]) -> None:
+    found = between(runs[0], runs[0])
+    rows = [*found.phases, *found.driver, *found.weight_sync]
+    assert rows and {row.difference_seconds for row in rows} == {0.0}
+    assert all(row.a_bytes == row.b_bytes for row in found.memory) and found.settings == []
+
+
+def test_real_runs_of_two_programs_are_compared() -> None:
+    recordings = Path(__file__).parents[2] / "examples" / "recordings"
+    result = call(recordings / "qwen3_8b_4gpu.zip", recordings / "verl_8b_4gpu.zip")
+    assert result.exit_code == 0
+    assert "What differs" not in result.stdout, "the same packages, and settings that nobody can compare"
+    assert re.search(r"weight_sync +0\.10\d .*0\.80\d .*\+0\.70\d +7\.\d\d", result.stdout)
+    assert re.search(r"Weight sync of a rank: 16,381\.47 and 32,762\.94 MB", result.stdout)
+    assert re.search(r"all, at their peak +62\.86 GiB +60\.06 GiB +-2\.80 GiB", result.stdout)
+
+
+def test_no_recording_and_nothing_to_compare_are_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    missing = call(runs[0], tmp_path / "nothing")
+    assert missing.exit_code == 3 and "nothing: no Recording here" in missing.stderr
+    empty = Written(tmp_path / "empty").folder
+    neither = call(empty, empty)
+    assert neither.exit_code == 3 and "neither has a step that is over or a sample of memory" in neither.stderr
+    assert call(runs[0], empty).exit_code == 0
+
+
+def test_the_keys_of_the_json_are_those_that_the_documentation_lists(runs: tuple[Path, Path]) -> None:
+    value = json.loads(call(*runs, "--json").stdout)
+    assert value == json.loads(msgspec.json.encode(between(*runs)))
+    listed = set(re.findall(r"^\| `([^`]+)` \|", DOCUMENTED.read_text().partition("## Two runs")[2], re.MULTILINE))
+    alike = ("a.run.", "b.", "step.", "driver[].", "weight_sync[].", "weight_sync_bytes.", "peak.", "phases[].b.")
+    assert {key for key in keys(value) if not key.startswith(alike)} == listed
