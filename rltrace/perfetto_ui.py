@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rltrace.errors import MissingExtraError, ViewError
-from rltrace.recording import Process, in_order
+from rltrace.recording import LEADING, Process, in_order
 
 HOST = "127.0.0.1"
 TRACE = "/rltrace/trace.pftrace"
@@ -52,21 +52,30 @@ def find_ui() -> Path:
 
 
 def startup_commands(processes: Iterable[Process]) -> list[Command]:
-    """What the UI does once the trace is there: put the processes in order, open them, pin the phases of each.
+    """What the UI does once the trace is there: put the processes in order, open the first, pin the phases of each.
 
-    Left alone, the UI puts the process with most spans first; a workspace of its own keeps the order of copying.
+    Left alone, the UI puts the process with most spans first; a workspace of its own keeps the order of copying. Ranks
+    are alike: of several the first is opened, with the driver; where there are none, every process.
     """
-    names = [_escaped(process.name) for process in in_order(processes)]
+    shown = in_order(processes)
+    ranks = [process.rank for process in shown if process.rank is not None]
+    opened = [process for process in shown if not ranks or process.rank == min(ranks) or process.role in LEADING]
+    names, opened_names = _names(shown), _names(opened)
     return [
         _command("CreateWorkspace", WORKSPACE),
-        *(_command("CopyTracksToWorkspaceByRegex", f"^{name} · ", WORKSPACE) for name in dict.fromkeys(names)),
-        _command("CopyTracksToWorkspaceByRegex", "^Memory · ", WORKSPACE),  # of each device
+        *(_command("CopyTracksToWorkspaceByRegex", f"^{name} · ", WORKSPACE) for name in names),
+        _command("CopyTracksToWorkspaceByRegex", "^ Memory · ", WORKSPACE),  # of each device
         _command("SwitchWorkspace", WORKSPACE),
-        *(_command("ExpandTracksByRegex", f"^{name} · ") for name in dict.fromkeys(names)),
+        *(_command("ExpandTracksByRegex", f"^{name} · ") for name in opened_names),
         _command("ExpandTracksByRegex", "^memory$"),
-        _command("ExpandTracksByRegex", "^Memory · "),
-        *(_command("PinTracksByRegex", f"^Phases · {name}( · CLOCK NOT ALIGNED)?$") for name in dict.fromkeys(names)),
+        _command("ExpandTracksByRegex", f"^ Memory · rank {min(ranks)} · " if ranks else "^ Memory · "),
+        *(_command("PinTracksByRegex", f"^Phases · {name}( · CLOCK NOT ALIGNED)?$") for name in names),
     ]
+
+
+def _names(processes: Iterable[Process]) -> list[str]:
+    """Each once, as a regular expression."""
+    return list(dict.fromkeys(_escaped(process.name) for process in processes))
 
 
 def _command(name: str, *args: str) -> Command:

@@ -580,10 +580,12 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _seniority(process: Process) -> tuple[bool, int]:
     """The driver first, then by when they began."""
-    return process.role not in ("driver", "main"), process.start_ns + process.unix_offset_ns
+    return process.role not in LEADING, process.start_ns + process.unix_offset_ns
 
 
-_ROLES = ("driver", "main", "worker", "engine")
+LEADING = ("driver", "main")
+"""Roles of processes that begin the steps of a run."""
+_ROLES = (*LEADING, "worker", "engine")
 
 
 def in_order(processes: Iterable[Process]) -> list[Process]:
@@ -595,7 +597,7 @@ def _position(process: Process) -> tuple[int, int, int, int]:
     role = _ROLES.index(process.role) if process.role in _ROLES else len(_ROLES)
     if process.rank is not None:
         return 1, process.rank, role, process.start_ns
-    return (0 if process.role in ("driver", "main") else 2), 0, role, process.start_ns
+    return (0 if process.role in LEADING else 2), 0, role, process.start_ns
 
 
 def newest(runs: Path) -> Path:

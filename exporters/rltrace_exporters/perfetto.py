@@ -28,9 +28,6 @@ BLOCK_PIECES = 65_536
 MOST_NAMES = 20_000
 """Names that one process's sequence of packets refers to by number; then it starts numbering afresh."""
 
-STARTS = "recording starts"
-"""Name of the instant at which the first process began: the UI, like `rltrace summary`, counts seconds from it."""
-
 _REALTIME, _MONOTONIC = 1, 3
 _TYPE_BEGIN, _TYPE_END, _TYPE_INSTANT, _TYPE_COUNTER = (integer(9, kind) for kind in (1, 2, 3, 4))
 _EVENT_NAMES, _ARG_NAMES = 2, 3
@@ -400,7 +397,7 @@ class _ProcessWriter:
         self.names.restart()
         if is_first:
             start_ns = self.process.start_ns
-            mark = Span(STARTS, self.process.pid, 0, start_ns, start_ns, {"phase": True})
+            mark = Span(tracks.STARTS, self.process.pid, 0, start_ns, start_ns, {"phase": True})
             self._rare(mark, self._begin(mark))
         packets = self.trace.packets
         append = packets.extend
@@ -504,8 +501,8 @@ class _ProcessWriter:
         """The row of a span, and whether every span of its thread, task, lane and name is on it."""
         if span.is_phase or span.name == STEP:
             span.args.pop("phase", None)
-            name = tracks.phases(self.process, is_clock_known=self.is_clock_known)
-            return self._placed(span, "phases", NestedRow, name), False
+            name = tracks.phases(self.process, span.name, is_clock_known=self.is_clock_known)
+            return self._placed(span, name, NestedRow, name), False
         if span.name == REQUEST:
             return self._placed(span, "requests", FlatRow, tracks.REQUESTS), False
         if span.name == COLLECTION:  # of all threads, and written by any

@@ -35,6 +35,10 @@ TOTALS = (USED, OWNED, NVML)
 AT_EDGES = (DRIVER_RESERVED, UNEXPLAINED, FREE)
 """Rows of the ledger that no process samples."""
 
+GROUP = " Memory"
+"""Begins the names of devices' groups. The UI puts groups and threads in the order of their names, and processes behind
+the fiftieth: with the space, the groups are above the processes however many threads there are."""
+
 _OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "age_ns")
 """The arguments that the ledger is made of."""
 
@@ -130,7 +134,7 @@ class DeviceCounters:
         for lane in sorted(self._kept, key=order):
             processes = list(self._kept[lane].values())
             if any(kept.owners or kept.used.times_ns for kept in processes):
-                yield f"Memory · {lane.name} · {lane.device}", list(self._totals(lane, processes))
+                yield f"{GROUP} · {lane.name} · {lane.device}", list(self._totals(lane, processes))
 
     def _of(self, process: Process) -> _Kept:
         of_lane = self._kept.setdefault(self._lanes[process.key], {})

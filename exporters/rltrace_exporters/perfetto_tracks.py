@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from rltrace.analysis.ledger import FREE
 from rltrace.events import (
     ALLOCATIONS,
     DEVICE_TIME,
@@ -20,6 +21,7 @@ from rltrace.events import (
     OPERATOR,
     OWNERS,
     SAMPLER,
+    STARTUP_PHASES,
     Span,
     owner_of_counter,
     subjects,
@@ -36,9 +38,18 @@ COUNTERS = "other counters"
 REQUESTS = "requests"
 
 
-def phases(process: Process, *, is_clock_known: bool) -> str:
-    """Name of the row of phases; it says whose they are, for it is pinned to the top, away from its process."""
-    return f"Phases · {process.name}" + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
+STARTS = "recording starts"
+"""Name of the instant at which the first process began: the UI, like `rltrace summary`, counts seconds from it."""
+
+
+def phases(process: Process, phase: str, *, is_clock_known: bool) -> str:
+    """Name of the row of a phase; it says whose it is, for they are pinned to the top, away from their process.
+
+    An engine's start-up and the Recording's have a row apart: pinned, it would be empty in every step.
+    """
+    is_apart = phase == STARTS or (process.role == "engine" and phase in STARTUP_PHASES)
+    named = f"{'Start-up' if is_apart else 'Phases'} · {process.name}"
+    return named + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
 
 
 def device_row(span: Span) -> str | None:
@@ -141,10 +152,14 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
 
 
 def device_counter(uuid: int, parent: int, name: str) -> bytes:
-    """The descriptor of a counter of a device: totals above owners, and all on one scale, so that heights compare."""
+    """The descriptor of a counter of a device: totals on one scale above owners on another, so that heights compare.
+
+    What is free has a scale of its own: most of a card may be, and beside it all others would be too flat to see.
+    """
     owner = owner_of_counter(name)
     position = TOTALS.index(name) if owner is None else len(TOTALS) + OWNERS.index(owner)
-    return _counter(uuid, parent, name, integer(3, _SIZE_BYTES) + text(7, "owners"), position)
+    scale = b"" if owner == FREE else text(7, "totals" if owner is None else "owners")
+    return _counter(uuid, parent, name, integer(3, _SIZE_BYTES) + scale, position)
 
 
 def _counter(uuid: int, parent: int, shown: str, unit: bytes, position: int) -> bytes:

@@ -373,9 +373,29 @@ def test_the_rows_of_a_process_come_in_the_order_a_reader_wants(importer: Import
     trace = load(importer, recording)
     trace.check_clean(slices=3, counters=3)
     assert row_names(trace, "rank 0 engine") == [
-        "Phases · rank 0 engine", "memory", "other counters", "requests",
+        "Phases · rank 0 engine", "Start-up · rank 0 engine", "memory", "other counters", "requests",
         "rollout.weights_bytes", "rollout.kv_cache_bytes", "tokens_per_second",
     ]  # fmt: skip
+
+
+def test_the_start_up_of_an_engine_is_not_among_the_rows_that_are_pinned(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    recording.process(1, role="sampler", start_ns=1)
+    worker = recording.process(2, role="worker", rank=0).thread()
+    engine = recording.process(3, role="engine", rank=0).thread()
+    worker.span("actor.build", 1, 2)
+    worker.span("actor.update", 5, 6)
+    engine.span("rollout.load", 1, 2)
+    engine.span("rollout.sleep", 5, 6)
+    trace = load(importer, recording)
+    assert trace.one(
+        "select t.name from slice s join track t on s.track_id = t.id where s.name = 'recording starts'"
+    ) == ("Start-up · sampler")
+    assert {(row["name"], row["track"]) for row in trace.slices()} == {
+        ("actor.build", "Phases · rank 0 worker"), ("actor.update", "Phases · rank 0 worker"),
+        ("rollout.load", "Start-up · rank 0 engine"), ("rollout.sleep", "Phases · rank 0 engine"),
+    }  # fmt: skip
 
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple), max_size=60)
@@ -492,14 +512,14 @@ def test_a_device_is_one_group_of_what_its_processes_hold_together(
     trace.check_clean(slices=0, counters=9 + 5 + 5 + 2)
     held = [1, 3, 6, 9, 4]
     assert device_groups(trace) == {
-        "Memory · rank 0 · cpu-0": {"allocator.cached_bytes": held, "owned_bytes": held, "used_bytes": [70, 80]}
+        " Memory · rank 0 · cpu-0": {"allocator.cached_bytes": held, "owned_bytes": held, "used_bytes": [70, 80]}
     }
 
 
 DEVICE_COUNTERS = """
     select above.name as above, t.name as row, c.ts as ts, c.value as value from counter c
     join track t on t.id = c.track_id join track above on above.id = t.parent_id
-    where above.name like 'Memory ·%' order by row, ts
+    where above.name like ' Memory ·%' order by row, ts
 """
 
 
@@ -511,17 +531,24 @@ def device_groups(trace: Trace) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def device_scales(trace: Trace) -> set[tuple[str, str]]:
-    """The axes that counters of devices' groups are on, and their units."""
-    return set(
-        trace.query("""
-            select extract_arg(c.source_arg_set_id, 'y_axis_share_key') as scale, c.unit as unit from counter_track c
-            join track t on t.id = c.id join track above on above.id = t.parent_id where above.name like 'Memory ·%'
-        """)
-    )
+SCALES = {"used_bytes": "totals", "owned_bytes": "totals", "gpu.used_bytes": "totals", "free_bytes": None}
+"""Of a device's group, the axes of what no owner has; owners share one."""
 
 
-def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_the_owners_scale(
+def device_scales(trace: Trace) -> dict[str, str | None]:
+    """The axes that counters of devices' groups are on, those of owners apart, which are all on the owners'."""
+    rows = trace.query("""
+        select t.name as name, extract_arg(c.source_arg_set_id, 'y_axis_share_key') as scale, c.unit as unit
+        from counter_track c join track t on t.id = c.id join track above on above.id = t.parent_id
+        where above.name like ' Memory ·%'
+    """)
+    assert {unit for _, _, unit in rows} == {"bytes"}
+    owners = {scale for name, scale, _ in rows if name not in SCALES}
+    assert owners == {"owners"}
+    return {name: scale for name, scale, _ in rows if name in SCALES}
+
+
+def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scales_that_can_be_read(
     importer: Importer, recording: RecordingFile
 ) -> None:
     """Two edges: at the first the worker's 60 and the driver's 10 are of 90 bytes, at the second 80 and 10 of 95."""
@@ -538,7 +565,7 @@ def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_the_o
         sampler.counter(f"gpu.used_bytes/{uuid}", 15, used)
     trace = load(importer, recording)
     assert device_groups(trace) == {
-        "Memory · rank 0 · GPU-1": {
+        " Memory · rank 0 · GPU-1": {
             "used_bytes": [90, 95],
             "owned_bytes": [70, 90],
             "gpu.used_bytes": [81],
@@ -548,7 +575,7 @@ def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_the_o
             "free_bytes": [20, 15],
         }
     }
-    assert device_scales(trace) == {("owners", "bytes")}
+    assert device_scales(trace) == SCALES
     times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unexplained_bytes"}
     assert times == {13, 23}, "where the edges end"
     shown = [row for row in group_rows(trace) if row != "gpu.used_bytes"]
@@ -560,7 +587,7 @@ def group_rows(trace: Trace) -> list[str]:
     trace.query("include perfetto module viz.summary.track_event")
     rows = trace.query("""
         select g.name as row from _track_event_tracks_ordered_groups g join track above on above.id = g.parent_id
-        where above.name like 'Memory ·%' order by g.order_id
+        where above.name like ' Memory ·%' order by g.order_id
     """)
     return [name for (name,) in rows]
 
@@ -576,7 +603,7 @@ def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(
     engine.ends(20)
     found = device_groups(load(importer, recording))
     assert found == {
-        "Memory · rank 0 · GPU-1": {"rollout.weights_bytes": [5, 0], "owned_bytes": [5, 0], "used_bytes": [9]}
+        " Memory · rank 0 · GPU-1": {"rollout.weights_bytes": [5, 0], "owned_bytes": [5, 0], "used_bytes": [9]}
     }
 
 

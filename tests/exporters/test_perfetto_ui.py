@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Route
+from playwright.sync_api import Page, Route
 from recording_file import RecordingFile
 from rltrace_exporters.perfetto import Perfetto
 from screenshot import browser_page, chromium, show
@@ -179,9 +179,7 @@ def test_a_browser_without_internet_shows_the_phases_pinned_and_the_driver_first
     with browser_page() as page:
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
-        show(page, server.url)
-        names = page.evaluate("[...document.querySelectorAll('.pf-track__title')].map((title) => title.innerText)")
-        titles = [" ".join(name.replace("\n", "").split()) for name in names]
+        titles = rows(page, server)
         assert errors == []
     text = "|".join(titles)
     positions = [
@@ -190,6 +188,42 @@ def test_a_browser_without_internet_shows_the_phases_pinned_and_the_driver_first
     ]
     assert -1 not in positions, titles
     assert positions == sorted(positions), titles
+
+
+def rows(page: Page, server: perfetto_ui.Server) -> list[str]:
+    """Titles of the rows that the page shows, from above."""
+    show(page, server.url)
+    names = page.evaluate("[...document.querySelectorAll('.pf-track__title')].map((title) => title.innerText)")
+    return [" ".join(name.replace("\n", "").split()) for name in names]
+
+
+@browser
+def test_the_memory_of_devices_is_above_the_processes_and_the_first_of_several_ranks_is_open(tmp_path: Path) -> None:
+    file = RecordingFile(tmp_path / "run")
+    driver = file.process(1, role="driver")
+    for number in range(60):  # rows of more names than the UI puts before processes
+        driver.thread(10 + number, f"Async {number}").span("work", 0, 10)
+    for rank in range(2):
+        worker = file.process(
+            2 + rank, role="worker", rank=rank, device={"host": "node", "uuid": f"GPU-{rank}"}
+        ).thread()
+        worker.begin("actor.update", 5, phase=True)
+        worker.counter("actor.params_bytes", 6, 100 + rank)
+        worker.end(5, 9)
+    recording = Recording.open(tmp_path / "run")
+    with (tmp_path / "trace").open("wb") as out:
+        Perfetto().write(recording, out)
+    server = perfetto_ui.serve(
+        tmp_path / "trace", perfetto_ui.find_ui(), commands=perfetto_ui.startup_commands(recording.processes)
+    ).start()
+    with browser_page(1600, 4000) as page:
+        titles = rows(page, server)
+    server.close()
+    groups = [title for title in titles if title.startswith(("Memory · rank", "driver · ", "rank "))]
+    assert [name.partition(" ·")[0] + name.partition(" ·")[2][:7] for name in groups] == [
+        "Memory rank 0", "Memory rank 1", "driver node 1", "rank 0 worker node 2", "rank 1 worker node 3",
+    ]  # fmt: skip
+    assert sum(title.startswith("actor.params_bytes") for title in titles) == 2, "of rank 0's device and of its worker"
 
 
 @browser

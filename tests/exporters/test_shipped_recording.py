@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from test_perfetto import device_groups, device_scales, export
+from test_perfetto import SCALES, device_groups, device_scales, export
 from trace_processor import Importer
 
 from rltrace.analysis.ledger import ledgers
@@ -190,7 +190,7 @@ def test_perfetto_imports_it_whole(importer: Importer) -> None:
 
 OF_DEVICES = """
     select count(*) from counter c join track t on t.id = c.track_id join track above on above.id = t.parent_id
-    where above.name like 'Memory · rank %'
+    where above.name like ' Memory · rank %'
 """
 """Counters that no process wrote: what the processes of a device hold together."""
 
@@ -201,7 +201,7 @@ def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_l
     trace = importer.load(export(RUN))
     groups, recording = device_groups(trace), Recording.open(RUN)
     ledger_of = {
-        f"Memory · {lane.name} · {lane.device}": found for lane, found in ledgers(Observations(recording)).items()
+        f" Memory · {lane.name} · {lane.device}": found for lane, found in ledgers(Observations(recording)).items()
     }
     assert len(groups) == 4 and groups.keys() == ledger_of.keys()
     for name, ledger in ledger_of.items():
@@ -211,7 +211,7 @@ def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_l
             assert groups[name][f"{row}_bytes"] == changes(expected.tolist()), row
         assert groups[name]["gpu.used_bytes"] == changes(sampled(recording, f"gpu.used_bytes/{name.split()[-1]}"))
         assert max(map(abs, groups[name]["unexplained_bytes"])) > 0, "all explained: nothing was compared"
-    assert device_scales(trace) == {("owners", "bytes")}
+    assert device_scales(trace) == SCALES
 
 
 def changes(values: list[float]) -> list[float]:
