@@ -23,6 +23,13 @@ class Edge(NamedTuple):
     is_end: bool = True
     error: BaseException | None = None
     """What ended it, if anything did."""
+    is_own: bool = False
+    """Of a phase that the program marks itself, by whatever name."""
+
+    @property
+    def is_phase(self) -> bool:
+        """Whether it is the edge of a phase."""
+        return self.is_own or not PHASES.isdisjoint(self.names)
 
 
 Watcher = Callable[[Edge], None]

@@ -254,6 +254,10 @@ def subjects(name: str) -> tuple[str, list[str]]:
     return counter, of
 
 
+ALLOCATED_PEAK = "allocated_peak_bytes"
+"""Counter: the most that torch's allocator has handed out of a GPU at once, by its own count; where that changed."""
+
+
 def owner_of_counter(name: str) -> str | None:
     """The owner whose bytes a counter samples: `actor.params_bytes` gives `actor.params`; None for another counter."""
     owner = name.removesuffix("_bytes")

@@ -88,6 +88,17 @@ class Others(msgspec.Struct, frozen=True, kw_only=True):
     """By pid, as the driver said, the largest first."""
 
 
+class AllocatedPeak(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that a process's torch had handed out at once, between two samples too."""
+
+    process: str
+    bytes: int
+    at_seconds: float
+    """When that was first known: it was since the sample before."""
+    step: int | None
+    phase: str | None
+
+
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A device's bytes by owner, over all processes that sampled them."""
 
@@ -115,6 +126,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Both edges of every phase, the start-up's included."""
     residual: Residual | None
     """None where nobody read the device's total."""
+    allocated_peaks: list[AllocatedPeak]
+    """One item a process with a torch of which that is known; engines are not among them."""
     unknown: dict[str, str]
     """Rows that cannot be known here, each with the reason."""
     others: Others | None
@@ -163,6 +176,7 @@ class _Device:
             phases=list(self.phase_peaks()),
             edges=edges,
             residual=self.residual(edges) if self.ledger.has_total else None,
+            allocated_peaks=list(self.allocated_peaks()),
             unknown=self.unknown(),
             others=self.others(),
         )
@@ -275,6 +289,20 @@ class _Device:
             sample_seconds=float(np.median(self.ledger.cost_ns)) / 1e9,
             sample_share=self.sample_share(),
         )
+
+    def allocated_peaks(self) -> Iterator[AllocatedPeak]:
+        """By torch's own count: what came and went between two edges was at none."""
+        for process in self.seen.processes:
+            if process.lane == self.lane and (values := process.allocated_peak.values):
+                place = int(np.argmax(values))
+                at_ns = process.allocated_peak.times_ns[place]
+                yield AllocatedPeak(
+                    process=process.process.name,
+                    bytes=int(values[place]),
+                    at_seconds=(at_ns - self.seen.start_ns) / 1e9,
+                    step=_step_at(self.windows, at_ns),
+                    phase=self.phase_at(at_ns),
+                )
 
     def unknown(self) -> dict[str, str]:
         """Rows that this device has and that nobody could tell; never a zero."""

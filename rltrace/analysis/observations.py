@@ -13,6 +13,7 @@ from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import Lane, lanes
 from rltrace.events import (
+    ALLOCATED_PEAK,
     ALLOCATIONS,
     ALLOCATIONS_KEPT,
     DEVICE_TIME,
@@ -136,6 +137,8 @@ class Seen:
         """Bytes of owners that lie in the host's memory, beside a GPU."""
         self.resident = Samples()
         """Bytes of the whole process in the host's memory."""
+        self.allocated_peak = Samples()
+        """The most that torch's allocator had handed out at once, whenever that changed."""
         self.figures: defaultdict[str, Samples] = defaultdict(Samples)
         self.sampled: defaultdict[str, Samples] = defaultdict(Samples)
         """Of the sampler of a host: everything."""
@@ -276,9 +279,10 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
         if exact is not None and isfinite(sample.value):
             seen.balances.add(exact, sample.ts_ns + shift_ns, sample.value)
-    elif name == RESIDENT:
+    elif name in (RESIDENT, ALLOCATED_PEAK):
         if isfinite(sample.value):
-            seen.resident.add(sample.ts_ns + shift_ns, sample.value)
+            kept = seen.resident if name == RESIDENT else seen.allocated_peak
+            kept.add(sample.ts_ns + shift_ns, sample.value)
     elif (on_host := owner_of_counter(name.replace("_host_bytes", "_bytes"))) is not None:
         if isfinite(sample.value):
             seen.on_host[on_host].add(sample.ts_ns + shift_ns, sample.value)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from rltrace import memory, recorder
 from rltrace.clock import now_ns
 from rltrace.edges import Edge
-from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY, PHASES, SLEEP, WAKE_UPS
+from rltrace.events import ALLOCATED_PEAK, MEMORY_EDGE, OUT_OF_MEMORY, SLEEP, WAKE_UPS
 from rltrace.instrument.sharded_models import Rows, add
 from rltrace.nvml import Memory, UnavailableError
 
@@ -41,6 +41,8 @@ class Reserved(NamedTuple):
     """Of it, handed out and not yet freed."""
     changes: int = 0
     """How often it has handed out and got back any: while that is the same, every tensor is where it was."""
+    peak_bytes: int = 0
+    """The most that it has handed out at once since the process began, or its program set that back."""
 
 
 class State(NamedTuple):
@@ -137,6 +139,7 @@ class CudaLedger:
         """Whether that still holds at the last sample."""
         self._pooled: tuple[int, tuple[Reserved, Reserved]] | None = None
         self._unattributed_bytes = 0
+        self._peak_bytes = 0
         self._on_host: set[str] = set()
         self._process = memory.ProcessMemory()
         self._errors = memory.MemoryErrors()
@@ -172,7 +175,7 @@ class CudaLedger:
         if edge.error is not None:
             self.out_of_memory(edge.error)
         self.activation_bytes = self._most_forward_bytes = 0
-        device, is_phase = self.device(), not PHASES.isdisjoint(edge.names)
+        device, is_phase = self.device(), edge.is_phase
         is_engines = not ENGINES_PHASES.isdisjoint(edge.names)
         # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
         of_processes = not is_engines or (not edge.is_end and self._knows_holders)
@@ -218,11 +221,18 @@ class CudaLedger:
             for name, size in rows.items():
                 recorder.counter(name, size)
             recorder.counter("resident_bytes", self._process.resident_bytes())
+            self._say_peak(state)
             if of_card:
                 self._set_totals(edge, device, rows, of_processes)
             else:
                 edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
         self._sampled = state, now_ns()
+
+    def _say_peak(self, state: State) -> None:
+        """What was handed out between two looks; not of an engine, whose pools count asleep as awake."""
+        if state.engine is None and state.torch.peak_bytes != self._peak_bytes:
+            self._peak_bytes = state.torch.peak_bytes
+            recorder.counter(ALLOCATED_PEAK, self._peak_bytes)
 
     def _set_totals(self, edge: Any, device: Card, rows: Rows, of_processes: bool) -> None:
         try:

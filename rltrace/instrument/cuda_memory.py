@@ -302,11 +302,12 @@ class CudaDevice:
 
     def torch(self) -> Reserved:
         stats = self._cuda.memory_stats_as_nested_dict(self._index)
-        times = stats["allocation"]["all"]
+        allocated, times = stats["allocated_bytes"]["all"], stats["allocation"]["all"]
         return Reserved(
             stats["reserved_bytes"]["all"]["current"],
-            stats["allocated_bytes"]["all"]["current"],
+            allocated["current"],
             times["allocated"] + times["freed"],
+            allocated["peak"],
         )
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:

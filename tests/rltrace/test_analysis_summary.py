@@ -633,7 +633,11 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     ]
     written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
     card = {"totals": {"used": 7, "driver.reserved": 0}, "held_bytes": {"77": 7}}
-    on_gpu = [span("memory.edge", 1, 2, **card), sample("actor.params_bytes", 1, 0)]
+    on_gpu = [
+        span("memory.edge", 1, 2, **card),
+        sample("actor.params_bytes", 1, 0),
+        sample("allocated_peak_bytes", 1, 9),
+    ]
     written.process("gpu", *on_gpu, device={"host": "here", "uuid": "GPU-1"}, pid=10, ended_s=11)
     own = [span("own", 0, 1), span("rollout.request", 0, 1)]
     written.process("torn", *step, *own, span("reward", 4, None), span("torn", 4, 5), rank=3)

@@ -28,7 +28,7 @@ from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
 from rltrace.cli import main
 from rltrace.edges import Edge
-from rltrace.events import Counter, Span
+from rltrace.events import ALLOCATED_PEAK, Counter, Span
 from rltrace.instrument import cuda_ledger, cuda_memory
 from rltrace.instrument.cuda_ledger import CudaLedger, Growth, Reserved
 from rltrace.instrument.cuda_memory import (
@@ -62,6 +62,7 @@ class Simulated:
         self.other_bytes = 0
         self.answers: str | None = None
         self.changes = 0
+        self.peak_bytes = 0
         self.asked = 0
         """How often what each process holds was asked for."""
         self.listed = 0
@@ -82,16 +83,21 @@ class Simulated:
         return {} if self.answers else self._held()
 
     def torch(self) -> Reserved:
-        return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes)
+        return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes, self.peak_bytes)
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
         self.listed += 1
         return self.in_pools
 
     def allocate(self, size_bytes: int, cached_bytes: int = 0) -> None:
-        reserved, allocated, _ = self.reserved
+        reserved, allocated, *_ = self.reserved
         self.reserved = Reserved(reserved + size_bytes + cached_bytes, allocated + size_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.reserved.allocated_bytes)
         self.changes += 1
+
+    def free(self, size_bytes: int) -> None:
+        """Into the cache."""
+        self.allocate(-size_bytes, cached_bytes=size_bytes)
 
 
 class SleepingPools:
@@ -183,6 +189,53 @@ def test_without_a_source_its_bytes_have_no_owner(
     rows = recorded(folder, work)
     assert rows["unattributed"] == 7 * MIB + size_bytes
     assert "unexplained" not in rows
+
+
+def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
+    folder: Path,
+    gpu: Simulated,
+    ledger: CudaLedger,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def phase(name: str, transient_bytes: int) -> None:
+        ledger.reached(Edge((name,)))
+        with rltrace.phase(name):
+            gpu.allocate(transient_bytes)
+            gpu.free(transient_bytes)
+        ledger.reached(Edge((name,), is_end=True))
+
+    def work() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        with rltrace.span("step", step=7):
+            phase("actor.old_log_prob", 100 * MIB)
+            phase("actor.update", 5_000 * MIB)
+        with rltrace.span("step", step=8):
+            phase("actor.update", 4_000 * MIB)
+
+    assert recorded(folder, work)["allocator.cached"] == (5 + 100 + 5_000 + 4_000) * MIB
+    (peak,) = of_device(folder).allocated_peaks
+    assert (peak.process, peak.bytes) == ("rank 0 worker", (907 + 5_000) * MIB)
+    assert (peak.step, peak.phase) == (7, "actor.update")
+    (process,) = Recording.open(folder).processes
+    said = [event.value for event in process.events() if isinstance(event, Counter) and event.name == ALLOCATED_PEAK]
+    assert said == [907 * MIB, 1007 * MIB, 5907 * MIB], "only when it changes"
+    _, whole = screens(folder, capsys, monkeypatch)
+    assert "handed out by torch in rank 0 worker at most: 5.77 GiB, in actor.update, step 7" in whole.splitlines(), (
+        whole
+    )
+
+
+def test_an_engines_count_is_not_said_for_its_pools_are_in_it_asleep_too(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, 1_000 * MIB, 2_000 * MIB)
+        ledger.sample()
+
+    recorded(folder, work)
+    assert gpu.peak_bytes == 3_000 * MIB and of_device(folder).allocated_peaks == []
 
 
 def test_communicators_are_what_the_process_grew_while_they_were_made(
@@ -925,7 +978,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def allocate(size_bytes: int) -> None:
         stats = {
             "reserved_bytes": {"all": {"current": size_bytes}},
-            "allocated_bytes": {"all": {"current": size_bytes}},
+            "allocated_bytes": {"all": {"current": size_bytes, "peak": size_bytes}},
             "allocation": {"all": {"allocated": 1, "freed": 0}},
         }
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -139,6 +139,7 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
     """What is not known, and how much nobody holds."""
     yield from _unknown(device)
     yield from _others(device)
+    yield from _allocated_peaks(device)
     if (found := device.residual) is not None:
         judged = found.edges - found.unsettled_edges
         line = f"without an owner at {judged} settled phase edges: at most {figures.size(found.worst_bytes)}"
@@ -147,6 +148,13 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
         yield line + (f"; {figures.count(found.unsettled_edges, 'edge')} unsettled" if found.unsettled_edges else "")
         share = f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
         yield f"a sample takes {found.sample_seconds * 1e3:.1f} ms{share}"
+
+
+def _allocated_peaks(device: DeviceMemory) -> Iterator[str]:
+    """What was handed out between edges, of which most is in the cache by the next one."""
+    for peak in device.allocated_peaks:
+        where = f"{peak.phase or 'no phase'}{f', step {peak.step}' if peak.step is not None else ''}"
+        yield f"handed out by torch in {peak.process} at most: {figures.size(peak.bytes)}, in {where}"
 
 
 def _unknown(device: DeviceMemory) -> Iterator[str]:
