@@ -13,13 +13,13 @@ from rltrace.allocations import start_allocations, stop_allocations
 from rltrace.cost import measure_cost
 from rltrace.decorator import traced
 from rltrace.kernels import start_kernels, stop_kernels
+from rltrace.own_phase import phase
 from rltrace.recorder import (
     counter,
     flow,
     identify,
     join,
     pause,
-    phase,
     resume,
     span,
     span_at,
