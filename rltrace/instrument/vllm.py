@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-from rltrace import edges, recorder
+from rltrace import edges, memory, recorder
 from rltrace.clock import now_ns
 from rltrace.instrument.cuda_ledger import CONTEXT
 from rltrace.instrument.cuda_memory import LEDGER, Growing
@@ -106,6 +106,7 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
     # Behind the allocator's the worker has some 6 ms of its own to do, which would make the allocator's last word old.
     patches.around(f"{WORKER}.wake_up", nothing_yet, sample)
     patches.around("vllm.device_allocator.cumem:create_and_map", keep_handle, arrived)
+    patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_yet, meet_never_mapped)
 
 
 def install_steps(patches: PatchSet) -> None:
@@ -158,14 +159,35 @@ def phase(name: str, pools: Pools) -> tuple[Any, Any]:
     return begin, end
 
 
+NEVER_MAPPED: dict[int, Any] = {}
+"""Segments by address for which there was no room: vLLM's allocator writes them down first, and leaves them there."""
+
+
+def meet_never_mapped(_token: Any, _result: Any, error: BaseException | None) -> None:
+    """Where memory ran out within a pool, torch has not got what the allocator has on its list: those bytes are none.
+
+    Asked here alone: torch lists every block of all pools for it.
+    """
+    if error is None or not memory.is_out_of_memory(error):
+        return
+    import torch
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    assert CuMemAllocator.instance is not None
+    mapped = {segment["address"] for segment in torch.cuda.memory_snapshot()}
+    listed = CuMemAllocator.instance.pointer_to_data
+    NEVER_MAPPED.update({address: data for address, data in listed.items() if address not in mapped})
+
+
 def bytes_by_tag() -> dict[str, int]:
     """Bytes of every pool, asleep or awake; segments of the allocator, not tensors."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     sizes: dict[str, int] = {}
     allocator = CuMemAllocator.instance  # never made here: that would be a side effect
-    for allocation in list(allocator.pointer_to_data.values()) if allocator is not None else ():
-        sizes[allocation.tag] = sizes.get(allocation.tag, 0) + allocation.handle[1]
+    for address, data in list(allocator.pointer_to_data.items()) if allocator is not None else ():
+        if NEVER_MAPPED.get(address) is not data:  # the address may have been given to another one since
+            sizes[data.tag] = sizes.get(data.tag, 0) + data.handle[1]
     return sizes
 
 

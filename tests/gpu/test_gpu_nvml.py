@@ -1,13 +1,16 @@
-"""The sampler beside a real GPU: what NVML says agrees with what the program did."""
+"""The sampler beside a real GPU: what NVML says agrees with what the program did; without NVML it is unknown."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from gpu_runs import MIB, exec_, rltrace_
 
-from rltrace.analysis import summarize
+from rltrace.analysis import Summary, summarize
 from rltrace.recording import Recording
 
 HELD_BYTES = 2 << 30
@@ -59,3 +62,76 @@ def test_what_the_device_does_not_support_has_a_reason_and_no_counter(recording:
             has_reason = f"gpu.{link}_bytes_per_second/{uuid}" in host.unavailable
             has_counter = f"gpu.{link}_sent_bytes_per_second" in counters
             assert has_reason != has_counter, (uuid, link, host.unavailable)
+
+
+# ---- without NVML -----------------------------------------------------------------------------------------------
+
+
+ACTOR = f"""
+import torch
+from rltrace import recorder
+from rltrace.instrument.cuda_memory import LEDGER
+from rltrace_reference.worker import Worker
+
+class Actor:
+    def update(self, batch, step):
+        self.held = torch.ones({HELD_BYTES}, dtype=torch.uint8, device="cuda")
+        with LEDGER.growth("nccl"):  # as where a communicator is made: nobody can tell what it takes
+            torch.cuda.Stream()
+        torch.empty({512 * MIB}, dtype=torch.uint8, device="cuda")  # freed at once, and kept by the allocator
+
+    def offload(self):
+        pass
+
+recorder.identify(role="worker", rank=0)
+torch.ones(1, device="cuda")
+worker = Worker.__new__(Worker)  # of which an update alone is needed: the phase `actor.update`
+worker.actor = Actor()
+worker.update([], 0)
+"""
+
+NO_LIBRARY = "NVML: NVML Shared Library Not Found"
+OF_DRIVER = {"cuda.context", "nccl", "rollout.graphs", "driver.reserved", "unexplained", "free"}
+"""Rows that nobody but the driver can tell."""
+
+
+@pytest.fixture(scope="module")
+def without_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose processes find a file of the library's name that is none, as a broken installation leaves it."""
+    folder = tmp_path_factory.mktemp("without_nvml")
+    (folder / "library").mkdir()
+    (folder / "library" / "libnvidia-ml.so.1").touch()
+    path = ":".join(filter(None, [str(folder / "library"), os.environ.get("LD_LIBRARY_PATH")]))
+    done = exec_(folder, {"actor": ACTOR}, sample_s=0.2, LD_LIBRARY_PATH=path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "run"
+
+
+def test_without_nvml_rows_of_the_driver_are_unknown_with_the_reason_and_never_zero(without_nvml: Path) -> None:
+    (device,) = summarize(Recording.open(without_nvml)).memory
+    assert device.device is not None and device.device.startswith("GPU-")
+    assert device.residual is None, "without a total nothing is said to add up"
+    assert device.unknown == dict.fromkeys(OF_DRIVER, NO_LIBRARY)
+    said = [device.at_peak_bytes, device.owner_peaks, *(moment.bytes for moment in (*device.phases, *device.edges))]
+    assert not any(OF_DRIVER & set(rows) for rows in said)
+
+
+def test_without_nvml_what_torchs_allocator_knows_is_told_all_the_same(without_nvml: Path) -> None:
+    (device,) = summarize(Recording.open(without_nvml)).memory
+    assert device.at_peak_bytes["unattributed"] == pytest.approx(HELD_BYTES, abs=2 * MIB)
+    assert device.at_peak_bytes["allocator.cached"] == pytest.approx(512 * MIB, abs=4 * MIB)
+
+
+def test_without_nvml_the_sampler_says_so_and_samples_the_host_alone(without_nvml: Path) -> None:
+    summary: Summary = summarize(Recording.open(without_nvml))
+    (host,) = summary.samples
+    assert host.unavailable["gpu"] == NO_LIBRARY
+    assert host.gpus == {}
+
+
+def test_without_nvml_the_summary_says_unknown_and_why(without_nvml: Path) -> None:
+    said = rltrace_("summary", str(without_nvml), COLUMNS="200").stdout
+    assert f"unknown, {NO_LIBRARY}: " in said
+    for owner in ("cuda.context", "free", "unexplained"):
+        cells = {" ".join(line.split()[1:]) for line in said.splitlines() if line.split()[:1] == [owner]}
+        assert cells == {"unknown"}, said

@@ -1,0 +1,206 @@
+"""A GPU runs out of memory: what was asked for and who held the card are in the Recording before anybody dies of it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from gpu_runs import GIB, GRANULE_BYTES, MIB, exec_, reference_run, rltrace_
+from test_gpu_memory import ENGINE
+
+from rltrace.analysis import Summary, summarize
+from rltrace.analysis.observations import Observations
+from rltrace.events import SAMPLER, Span, subject
+from rltrace.recording import Recording
+
+UPDATES, UPDATE_BYTES = 12, 64 * MIB
+KV_CACHE_BYTES = 2 * GIB
+TOO_MUCH = 1 << 40
+"""More than any card has."""
+
+ACTOR = f"""
+import os, pickle, signal, subprocess, sys, time
+import pynvml
+import torch
+import rltrace
+from rltrace import recorder
+from rltrace_reference.worker import Worker
+
+recorder.identify(role="worker", rank=0)
+pynvml.nvmlInit()
+uuid = f"GPU-{{torch.cuda.get_device_properties(0).uuid}}"
+
+class Actor:
+    size_bytes = {UPDATE_BYTES}
+
+    def __init__(self):
+        self.kept = [torch.ones({3 * GIB}, dtype=torch.uint8, device="cuda")]
+
+    def update(self, batch, step):
+        self.kept.append(torch.empty(self.size_bytes, dtype=torch.uint8, device="cuda"))
+
+    def offload(self):
+        pass
+
+engine = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+def ask(*words):
+    engine.stdin.write(pickle.dumps(words))
+    engine.stdin.flush()
+    return pickle.load(engine.stdout)
+
+worker = Worker.__new__(Worker)  # of which an update alone is needed: the phase `actor.update`
+worker.actor = Actor()
+ask("start")
+ask("allocate", "kv_cache", {KV_CACHE_BYTES})
+for step in range({UPDATES}):
+    worker.update([], step)
+    time.sleep(0.1)
+worker.actor.size_bytes = {TOO_MUCH}
+# Asked by itself, beside the ledger.
+free_bytes = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid), version=pynvml.nvmlMemory_v2).free
+with rltrace.span("asked", free_bytes=free_bytes, uuid=uuid):
+    pass
+try:
+    worker.update([], {UPDATES})
+except torch.OutOfMemoryError:
+    if sys.argv[2] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+try:
+    ask("allocate", "kv_cache", {2 * TOO_MUCH})
+except EOFError:  # it died of it
+    try:
+        engine.wait(20)
+    except subprocess.TimeoutExpired:  # an interpreter with an allocator that failed may not come to its end
+        engine.kill()
+        engine.wait()
+torch.empty({4 * TOO_MUCH}, dtype=torch.uint8, device="cuda")  # which nobody catches
+"""
+
+
+class Run(NamedTuple):
+    """What became of the actor, and what it left."""
+
+    returncode: int
+    stderr: str
+    folder: Path
+    summary: Summary
+
+    def asked(self) -> Span:
+        """What the actor was told of the card just before it asked for too much."""
+        processes = Recording.open(self.folder).processes
+        spans = [event for process in processes for event in process.events() if isinstance(event, Span)]
+        (found,) = [span for span in spans if span.name == "asked"]
+        return found
+
+
+def run_actor(folder: Path, then: str) -> Run:
+    """An actor that holds more with each update, beside an engine, and then asks for too much; `die`: of SIGKILL."""
+    done = exec_(folder, {"actor": ACTOR, "engine": ENGINE}, str(folder / "engine.py"), then, sample_s=0.1)
+    summary = summarize(Recording.open(folder / "run"))
+    for failure in summary.out_of_memory:
+        print(failure.process, failure.reason[:80], failure.asked_bytes, failure.free_bytes, failure.bound)
+    return Run(done.returncode, done.stderr, folder / "run", summary)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_actor(tmp_path_factory.mktemp("goes_on"), "go on")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_actor(tmp_path_factory.mktemp("killed"), "die")
+
+
+def test_each_time_is_told_once_whoever_asked_and_whether_somebody_caught_it(run: Run) -> None:
+    assert run.returncode == 1, run.stderr[-3000:]
+    assert run.stderr.count("OutOfMemoryError") >= 2, "of the engine and of the actor, as without rltrace"
+    told = [(failure.asked_bytes, failure.process) for failure in run.summary.out_of_memory]
+    assert [asked_bytes for asked_bytes, _ in told] == [TOO_MUCH, 2 * TOO_MUCH, 4 * TOO_MUCH]
+    actors = {name for _, name in told[::2]}
+    assert len(actors) == 1 and told[1][1] not in actors
+
+
+def test_what_was_free_is_what_nvml_says_to_somebody_else(run: Run) -> None:
+    caught = run.summary.out_of_memory[0]
+    assert caught.free_bytes == pytest.approx(run.asked().args["free_bytes"], abs=GRANULE_BYTES)
+    assert caught.bound is not None and caught.bound.startswith(f"GPU {run.asked().args['uuid']} of ")
+
+
+ACTORS_BYTES = 3 * GIB + UPDATES * UPDATE_BYTES
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_rows_are_of_all_processes_of_the_card_whoever_of_them_ran_out(place: int, run: Run) -> None:
+    """At the second time vLLM's allocator did, which has what it asked for on its list of segments."""
+    moment = run.summary.out_of_memory[place].moment
+    assert moment is not None and moment.is_settled
+    assert moment.bytes["rollout.kv_cache"] == KV_CACHE_BYTES
+    assert moment.bytes["unattributed"] == pytest.approx(ACTORS_BYTES, abs=GRANULE_BYTES)
+    assert abs(moment.bytes["unexplained"]) < 256 * MIB
+
+
+def test_of_a_process_that_is_gone_by_then_nothing_is_told(run: Run) -> None:
+    moment = run.summary.out_of_memory[2].moment
+    assert moment is not None and moment.bytes.get("rollout.kv_cache", 0) == 0
+    assert moment.bytes["unattributed"] == pytest.approx(ACTORS_BYTES, abs=GRANULE_BYTES)
+
+
+def test_the_ledger_of_that_moment_survives_a_kill_directly_behind_it(killed: Run) -> None:
+    assert killed.returncode == 128 + signal.SIGKILL, killed.stderr[-3000:]
+    (failure,) = killed.summary.out_of_memory
+    assert (failure.process, failure.asked_bytes) == ("rank 0 worker", TOO_MUCH)
+    assert failure.free_bytes == pytest.approx(killed.asked().args["free_bytes"], abs=GRANULE_BYTES)
+    assert failure.moment is not None
+    assert failure.moment.bytes["rollout.kv_cache"] == KV_CACHE_BYTES
+    assert failure.moment.bytes["unattributed"] == pytest.approx(ACTORS_BYTES, abs=GRANULE_BYTES)
+
+
+def test_the_last_half_minute_before_the_kill_has_every_edge(killed: Run) -> None:
+    (failure,) = killed.summary.out_of_memory
+    assert failure.before[-1].at_seconds - failure.before[0].at_seconds <= 30
+    held = np.array([moment.bytes["unattributed"] for moment in failure.before])
+    of_updates = held[held >= 3 * GIB]
+    assert len(of_updates) >= 2 * UPDATES + 1, "both edges of each update, and where the last one began"
+    assert (np.diff(of_updates) >= 0).all()
+    assert len(np.unique(of_updates)) >= UPDATES
+
+
+def test_the_last_half_minute_before_the_kill_has_the_samplers_view_of_the_card(killed: Run) -> None:
+    seen = Observations(Recording.open(killed.folder))
+    (failure,) = killed.summary.out_of_memory
+    (sampler,) = [process for process in seen.processes if process.process.role == SAMPLER]
+    used = sampler.sampled[subject("gpu.used_bytes", killed.asked().args["uuid"])]
+    seconds = (np.array(used.times_ns) - seen.start_ns) / 1e9 - failure.at_seconds
+    last = np.array(used.values)[(seconds >= -30) & (seconds <= 0)]
+    assert len(last) >= 20, "ten a second, for at least as long as torch is imported"
+    assert last.max() - last.min() >= KV_CACHE_BYTES
+
+
+def test_the_summary_opens_with_it_and_with_the_rows_of_all(killed: Run) -> None:
+    said = rltrace_("summary", str(killed.folder), COLUMNS="120").stdout
+    assert "Out of memory: rank 0 worker asked for" in "\n".join(said.splitlines()[:12])
+    opening = said[said.index("Out of memory: ") : said.index("Memory of rank 0")]
+    assert "rollout.kv_cache" in opening and "unattributed" in opening
+
+
+def test_a_kv_cache_that_has_no_room_beside_the_actor_is_told_with_everybodys_bytes(tmp_path: Path) -> None:
+    """Of 139 GiB the engine takes 90 %; the optimizer of two billion parameters comes after it has measured."""
+    model = {"hidden_size": 2048, "num_hidden_layers": 32, "intermediate_size": 8192}
+    rollout = {"gpu_memory_utilization": 0.9, "enforce_eager": True}
+    done = reference_run(tmp_path, ranks=1, steps=2, model=model, rollout=rollout)
+    assert done.returncode != 0
+    (failure, *_) = summarize(Recording.open(tmp_path / "run")).out_of_memory
+    print(failure.reason, failure.asked_bytes, failure.free_bytes, failure.bound, failure.changes)
+    assert failure.asked_bytes is not None and failure.free_bytes is not None
+    assert failure.asked_bytes > failure.free_bytes
+    assert failure.moment is not None
+    assert failure.moment.bytes["actor.optimizer"] > 13 * GIB
+    assert "KV cache" in failure.changes[0]
+    assert any("offload the optimizer" in change for change in failure.changes)
+    said = rltrace_("summary", str(tmp_path / "run")).stdout
+    assert "Out of memory" in "\n".join(said.splitlines()[:12])
