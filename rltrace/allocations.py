@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,11 +18,13 @@ from typing import Any, Protocol
 
 from rltrace import clock, recorder
 from rltrace.allocation_history import Change, Naming, Timeline, replay
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, OWNERS, UNATTRIBUTED
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, NO_GPU, OWNERS, UNATTRIBUTED
 from rltrace.kernels import ClockMap, clock_map
 
 MOST_ENTRIES = 1 << 19
 """That torch keeps, some 130 MB of the host's memory when full; the oldest make room, and are counted."""
+WHAT = "allocations"
+"""What a process says is unavailable, with the reason, where it keeps none."""
 MARK = "rltrace.clock"
 MARK_BYTES = 509
 """A size that hardly anything else has: what the garbage collector frees meanwhile carries the same text."""
@@ -138,12 +141,22 @@ def start_allocations() -> None:
 
     Does nothing where nothing is recorded, or torch keeps no history; then one line of the Recording says why.
     """
-    if _keeping is not None or not recorder.is_recording():
-        return
+    if _keeping is None and recorder.is_recording() and (reason := begin()) is not None:
+        recorder.unavailable(WHAT, reason)
+
+
+def begin() -> str | None:
+    """As `start_allocations`; returns why it cannot be, None if it can."""
     try:
         _keep(_start())
     except Exception as error:
-        _say(error)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def is_kept() -> bool:
+    """Whether this process keeps its allocations now."""
+    return _keeping is not None
 
 
 def _keep(keeping: _Keeping | None) -> None:
@@ -172,7 +185,7 @@ def _start() -> _Keeping:
 def _require_history(torch: Any) -> None:
     """Raises: RuntimeError, with the reason why this process's allocations cannot be kept."""
     if not torch.cuda.is_initialized():
-        raise RuntimeError("this process uses no GPU")
+        raise RuntimeError(NO_GPU)
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
         raise RuntimeError(f"allocations of torch {torch.__version__} carry no text; those of torch 2.11 do")
     if torch.cuda.memory.get_allocator_backend() != "native":
@@ -201,14 +214,32 @@ def _mark(keeping: _Keeping) -> None:
 
 def stop_allocations() -> None:
     """Write what was kept since `start_allocations`; call it where a pause does no harm."""
+    if _keeping is not None and (reason := end()) is not None:
+        recorder.unavailable(WHAT, reason)
+
+
+def end(**args: Any) -> str | None:
+    """As `stop_allocations`; returns why nothing was written, None if all was.
+
+    Args:
+        **args: Said of the whole, beside what is known of it.
+    """
     keeping = _keeping
     if keeping is None:
-        return
+        return "nothing was kept"
     try:
         _keep(None)
-        _write(*_stop(keeping))
+        _write(*_stop(keeping), **args)
     except Exception as error:
-        _say(error)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def abandon() -> None:
+    """Keep no more, and write nothing."""
+    if (keeping := _keeping) is not None:
+        _keep(None)
+        keeping.memory._record_memory_history(enabled=None)
 
 
 def _stop(keeping: _Keeping) -> tuple[_Keeping, dict[str, Any], list[PoolHistory], dict[str, int]]:
@@ -222,10 +253,6 @@ def _stop(keeping: _Keeping) -> tuple[_Keeping, dict[str, Any], list[PoolHistory
         return keeping, keeping.memory._snapshot(), histories, stats
     finally:
         keeping.memory._record_memory_history(enabled=None)
-
-
-def _say(error: Exception) -> None:
-    recorder.unavailable("allocations", f"{type(error).__name__}: {error}")
 
 
 # ---- what torch kept --------------------------------------------------------------------------------------------
@@ -355,9 +382,11 @@ def _lost(before: dict[str, int], after: dict[str, int], counts: Counter[str]) -
 # ---- writing ----------------------------------------------------------------------------------------------------
 
 
-def _write(keeping: _Keeping, snapshot: dict[str, Any], histories: list[PoolHistory], stats: dict[str, int]) -> None:
+def _write(
+    keeping: _Keeping, snapshot: dict[str, Any], histories: list[PoolHistory], stats: dict[str, int], **args: Any
+) -> None:
     history = History.of(snapshot, keeping.device, keeping.windows, keeping.stats, stats)
-    write(together(history, histories, keeping.namings), history, keeping.start_ns, keeping.windows[-1][1])
+    write(together(history, histories, keeping.namings), history, keeping.start_ns, keeping.windows[-1][1], **args)
 
 
 def together(history: History, histories: Iterable[PoolHistory], namings: list[Naming]) -> Timeline:
@@ -379,8 +408,8 @@ def _is_inside(address: int, ranges: list[tuple[int, int]]) -> bool:
     return place > 0 and address < ranges[place - 1][1]
 
 
-def write(timeline: Timeline, history: History, start_ns: int, end_ns: int) -> None:
-    """A span with what is known of the whole, then every owner's bytes as they were after each change.
+def write(timeline: Timeline, history: History, start_ns: int, end_ns: int, **args: Any) -> None:
+    """A span with what is known of the whole, and what else is said of it; then every owner's bytes after each change.
 
     Behind the end every owner gets a 0: from there on nothing is known.
     """
@@ -399,6 +428,7 @@ def write(timeline: Timeline, history: History, start_ns: int, end_ns: int) -> N
         end_bytes=sum(timeline.end_bytes.values()),
         unaccounted_bytes=history.unaccounted_bytes,
         mismatches=timeline.mismatches,
+        **args,
     )
     for owner in owners:
         recorder.counter_at(counter_name(owner), start_ns, timeline.start_bytes.get(owner, 0))
@@ -411,3 +441,13 @@ def write(timeline: Timeline, history: History, start_ns: int, end_ns: int) -> N
 def counter_name(owner: str) -> str:
     """Of an owner's counter: no reader may take it for the sampled one."""
     return f"{ALLOCATIONS}{owner}_bytes"
+
+
+def _forget_parent() -> None:
+    """A forked child has no part in what its parent keeps, and cannot use the GPU."""
+    if _keeping is not None:
+        _keep(None)
+
+
+if hasattr(os, "register_at_fork"):  # readers run where nothing forks
+    os.register_at_fork(after_in_child=_forget_parent)

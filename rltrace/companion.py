@@ -1,13 +1,15 @@
 """`python -m rltrace.companion RECORDING`: runs beside a run on a Ray cluster, started by the supervisor.
 
-Reads the clock of every node again and again, and brings the segments together at the end. It is a process of its own:
-the traced program has no thread of ours, and waits for nothing.
+Reads the clock of every node again and again, and brings the segments together at the end. Where steps are chosen whose
+every allocation is kept, it tells each node which of them run. It is a process of its own: the traced program has no
+thread of ours, and waits for nothing.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from rltrace import cluster, manifest, nodes
@@ -19,8 +21,17 @@ PERIOD_SECONDS = 5.0
 """Between two rounds of readings: a clock that strays by NTP's 15 ppm is off by 37 us more in the middle."""
 
 
-def main(folder: str) -> int:
-    """Watch until stdin ends, then collect; returns the exit code."""
+TELL_SECONDS = 0.1
+"""Between two rounds in which nodes hear of chosen steps: so late, and by Ray's few ms, another host knows of one."""
+
+
+def main(folder: str, chosen: str = "") -> int:
+    """Watch until stdin ends, then collect; returns the exit code.
+
+    Args:
+        folder: Of the Recording.
+        chosen: Steps whose every allocation is kept; empty if there are none.
+    """
     recording = Path(folder)
     address = cluster.ray_address(recording)
     if address is None:
@@ -29,7 +40,7 @@ def main(folder: str) -> int:
     try:
         with nodes.join(address, run_id) as joined:
             failures = joined.read_clocks(recording)
-            while not is_over(PERIOD_SECONDS):
+            while not (_tell(joined, recording) if chosen else is_over(PERIOD_SECONDS)):
                 failures = joined.read_clocks(recording)
             failures += joined.read_clocks(recording)
             done = collect(recording, joined)
@@ -43,5 +54,15 @@ def main(folder: str) -> int:
     return 1 if done.failures else 0
 
 
+def _tell(joined: nodes.Nodes, recording: Path) -> bool:
+    """For a period, tell every node of chosen steps; whether the run ended in it."""
+    until = time.monotonic() + PERIOD_SECONDS
+    while time.monotonic() < until:
+        joined.tell_steps(recording)
+        if is_over(TELL_SECONDS):
+            return True
+    return False
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -128,6 +128,15 @@ ALLOCATIONS = "allocations."
 ALLOCATIONS_KEPT = "memory.allocations"
 """Where every allocation was kept; its arguments say how far off their times are, and what was lost."""
 
+NO_GPU = "this process uses no GPU"
+"""Why a process keeps none, if that is so."""
+
+
+def allocations_of(step: int) -> str:
+    """What a process says is unavailable, with the reason, where it kept none of a chosen step."""
+    return f"allocations of step {step}"
+
+
 WEIGHT_SYNC_STAGES = (
     "weight_sync.gather",
     "weight_sync.pack",

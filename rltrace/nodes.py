@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rltrace import alignment, clock, cluster
+from rltrace import alignment, chosen_steps, clock, cluster
 from rltrace.alignment import Domain
 from rltrace.errors import MissingExtraError, RltraceError
 from rltrace.manifest import PROCESSES
@@ -54,6 +54,10 @@ class Agent:
     def read(self, path: str) -> bytes:
         """One of these files."""
         return content(self.folder / path)
+
+    def tell_steps(self, told: list[str]) -> list[str]:
+        """Add what processes of other nodes said of chosen steps; returns all that is known here."""
+        return chosen_steps.merge(self.folder.parent, told) if self.folder.exists() else []
 
 
 class Node:
@@ -94,6 +98,8 @@ class Nodes:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.known: dict[str, Node] = {}
+        self._silent: set[str] = set()
+        """Ids of those that did not answer when they were told of steps."""
 
     def alive(self) -> list[Node]:
         """Every node that is up, those that joined since the last call too."""
@@ -130,6 +136,20 @@ class Nodes:
                 with (recording / alignment.FILE).open("a") as file:
                     file.write(text)
         return failures
+
+    def tell_steps(self, recording: Path) -> None:
+        """Let every process of the run know which chosen steps run, whichever node they run on.
+
+        A node that does not answer is left out from then on: the others must not wait for it.
+        """
+        known = chosen_steps.lines(recording)
+        for node in self.known.values():
+            if node.node_id in self._silent:
+                continue
+            try:
+                known = chosen_steps.merge(recording, node.call("tell_steps", known))
+            except NodeError:
+                self._silent.add(node.node_id)
 
     def _reading(self, node: Node) -> str | None:
         if node.domain is None:

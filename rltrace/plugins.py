@@ -15,6 +15,7 @@ INSTRUMENTATIONS = {
     "cuda_time": "rltrace.instrument.cuda_time:CudaTime",
     "cuda_memory": "rltrace.instrument.cuda_memory:CudaMemory",
     "allocations": "rltrace.instrument.allocations:Allocations",
+    "chosen_allocations": "rltrace.instrument.chosen_allocations:ChosenAllocations",
     "ray": "rltrace.instrument.ray:Ray",
     "python_gc": "rltrace.instrument.python_gc:PythonGc",
     "vllm": "rltrace.instrument.vllm:Vllm",

@@ -72,6 +72,7 @@ _recorder: Recorder | None = None
 _paused: Recorder | None = None
 """The recorder while `pause` holds it back: then `_recorder` is None, and recording costs what it costs untraced."""
 _switches: list[Callable[[bool], None]] = []
+_endings: list[Callable[[], None]] = []
 _typed_spans: list[dict[str, Any]] = []
 
 
@@ -162,6 +163,10 @@ class OpenSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
     ok: Literal[True] = True
 
 
+_make_span: Callable[..., OpenSpan] = OpenSpan
+"""What `span` and `phase` make; of something else in a process where somebody watches them."""
+
+
 # Fields that only a keyword sets come last on the wire, so `ok` is the last byte here too.
 class TypedSpan(_Enterable, msgspec.Struct, array_like=True, gc=False, kw_only=True):
     """A span whose arguments are declared. On the wire: `[-number, *arguments, task, start_ns, nil, true]`."""
@@ -201,12 +206,49 @@ def span(name: str, /, **args: Any) -> OpenSpan | NoSpan:
         name: `subject.action`.
         **args: Recorded with the beginning, so they are known even if the process dies inside.
     """
-    return _NO_SPAN if _recorder is None else OpenSpan(name, 0, 0, args)
+    return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, args)
 
 
 def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
     """A span that partitions its rank's step: phases of one rank do not overlap."""
-    return _NO_SPAN if _recorder is None else OpenSpan(name, 0, 0, {**args, "phase": True})
+    return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, {**args, "phase": True})
+
+
+def watch_spans(
+    is_watched: Callable[[str, dict[str, Any]], bool],
+    begin: Callable[[str, dict[str, Any]], Any],
+    end: Callable[[Any], None],
+) -> Callable[[], None]:
+    """Have somebody told of spans that are made from here on, typed ones left out. Nobody pays where nobody watches.
+
+    Args:
+        is_watched: Called with the name and the arguments of each span.
+        begin: Called with those of a watched one before it begins; must not raise.
+        end: Called with what `begin` returned after the span has ended; must not raise.
+
+    Returns:
+        What undoes it.
+    """
+    global _make_span
+
+    class WatchedSpan(OpenSpan, dict=True, gc=True):
+        def __enter__(self) -> Any:
+            self.token = begin(self.name, self.args or {})
+            return OpenSpan.__enter__(self)
+
+        def __exit__(self, *error: Any) -> None:
+            OpenSpan.__exit__(self, *error)
+            end(self.token)
+
+    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> OpenSpan:
+        return (WatchedSpan if is_watched(name, args) else OpenSpan)(name, task, start_ns, args)
+
+    def undo() -> None:
+        global _make_span
+        _make_span = OpenSpan
+
+    _make_span = make
+    return undo
 
 
 def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
@@ -710,6 +752,9 @@ def join(
 def stop() -> None:
     """End this process's part of the Recording; spans still open stay open in it. Never raises."""
     global _recorder, _paused, _local
+    if current() is not None:
+        for ending in _endings:
+            ending()
     recorder, _recorder, _paused = current(), None, None
     _local = threading.local()
     if recorder is None:
@@ -794,6 +839,12 @@ def writing_to(segment: Segment) -> Iterator[None]:
 def when_switched(switch: Callable[[bool], None]) -> None:
     """Call `switch(False)` at every `pause` and `switch(True)` at every `resume` of this process."""
     _switches.append(switch)
+
+
+def when_stopped(ending: Callable[[], None]) -> Callable[[], None]:
+    """Call `ending` when this process stops recording, while it still does; must not raise. Returns what undoes it."""
+    _endings.append(ending)
+    return lambda: _endings.remove(ending)
 
 
 def _inherited(config: Mapping[str, Any] | None, owner: str) -> Path:

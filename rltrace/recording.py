@@ -153,6 +153,8 @@ class Process:
         """Nanoseconds that recording one event took in it, by kind of event; empty where nobody measured."""
         self.unavailable: dict[str, str] = {}
         """What it was to measure and could not, each with the reason."""
+        self.allocations_begun: set[int] = set()
+        """Chosen steps whose allocations it began to keep; those that it wrote have a span."""
         self.dropped_segments = 0
         self.dropped_bytes = 0
         self.threads: dict[int, str] = {}
@@ -191,6 +193,12 @@ class Process:
     def device(self) -> dict[str, Any] | None:
         device = self.identity.get("device")
         return device if isinstance(device, dict) else None
+
+    @property
+    def chosen_steps(self) -> list[int]:
+        """Those whose every allocation it was to keep."""
+        chosen = self.identity.get("chosen_steps")
+        return [step for step in chosen if isinstance(step, int)] if isinstance(chosen, list) else []
 
     @property
     def parent(self) -> str | None:
@@ -310,6 +318,8 @@ class Process:
             self.costs |= {name: float(ns) for name, ns in line.items()}
         elif kind == "unavailable":
             self.unavailable[str(line["what"])] = str(line["reason"])
+        elif kind == "allocations":
+            self.allocations_begun.add(int(line["step"]))
         elif kind == "lost":
             self.dropped_segments += line["segments"]
             self.dropped_bytes += line["bytes"]

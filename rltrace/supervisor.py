@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rltrace import clock, cluster, sampler
+from rltrace import chosen_steps, clock, cluster, sampler
 from rltrace.attendant import Attendant
 from rltrace.environment import traced_environment
 from rltrace.errors import RltraceError, RunError
@@ -200,7 +200,8 @@ class _Supervisor:
     def _collect_from_cluster(self) -> None:
         """Once the driver has said that it joined one."""
         if self.collecting is None and (self.recording / cluster.FILE).exists():
-            self.collecting = Attendant("rltrace.companion", str(self.recording))
+            chosen = os.environ.get(chosen_steps.VARIABLE, "")
+            self.collecting = Attendant("rltrace.companion", str(self.recording), chosen)
 
     def _finish(self, attendant: Attendant | None, seconds: float) -> None:
         """Let one end within this time, or within `TERMINATE_SECONDS` once the user is in a hurry."""

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "rltrace.alignment": set(),
     "rltrace.manifest": EVENTS | {"rltrace.clock"},
     "rltrace.cluster": {"rltrace.manifest"},
+    "rltrace.chosen_steps": set(),
     "rltrace.process": LOW | {"rltrace.manifest"},
     "rltrace.recorder": WRITING,
     "rltrace.decorator": {"rltrace.recorder"},
@@ -53,11 +54,11 @@ MAY_IMPORT = {
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
     | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml", "rltrace.cost"}
-    | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.announcement"}
+    | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.chosen_steps", "rltrace.announcement"}
     | {"rltrace.lineage"},
     "rltrace.announcement": {"rltrace.manifest"},
     "rltrace.startup": {"rltrace.instrument"},
-    "rltrace.nodes": READING,
+    "rltrace.nodes": READING | {"rltrace.chosen_steps"},
     "rltrace.collection": READING | {"rltrace.nodes"},
     "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection", "rltrace.attendant"},
     "rltrace.analysis": READING | {"rltrace.analysis"},
@@ -72,6 +73,7 @@ THIRD_PARTY = {
     "rltrace.segment": set(),
     "rltrace.cluster": set(),
     "rltrace.manifest": set(),
+    "rltrace.chosen_steps": set(),
     "rltrace.process": set(),
     "rltrace.recorder": {"msgspec"},
     "rltrace.recording": {"msgspec", "msgpack"},

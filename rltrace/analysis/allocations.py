@@ -1,4 +1,4 @@
-"""The most that a device's allocators had given out in a step of which every allocation was kept."""
+"""The most that a device's allocators had given out in a step of which every allocation was kept, and who kept none."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import numpy as np
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Balances, Observations, Seen
-from rltrace.analysis.steps import StepWindows
-from rltrace.events import OWNERS, UNATTRIBUTED, Span
+from rltrace.analysis.steps import StepWindows, number_of
+from rltrace.events import OWNERS, UNATTRIBUTED, Span, allocations_of
 
 NOT_ALLOCATED = frozenset(
     {"allocator.cached", "cuda.context", "nccl", "library.kernels", "interpreter", "driver.reserved"}
     | {"unexplained", "free"}
 )
 """Owners of what no process's allocator has given out."""
+
+
+GONE = "it was gone before it had written them; choose a step that another one follows"
 
 
 class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +42,19 @@ class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
     """What the same owners held together at the step's sampled peak; None where nothing was sampled."""
     error_seconds: float
     """A time is that far off at most."""
+    late_seconds: float
+    """After the step's beginning the last of the processes began to keep them: what came and went before is missing."""
     lost: int
     """Entries of the allocators' histories that are missing."""
+
+
+class AllocationsMissed(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes that were to keep a step's allocations and did not."""
+
+    step: int
+    processes: list[str]
+    """Their names; empty: nobody could."""
+    reason: str
 
 
 def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[DeviceMemory]) -> list[AllocationPeak]:
@@ -55,13 +69,19 @@ def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[
         for moment in device.steps
     }
     return [
-        _peak(lane, step, parts, sampled.get((lane.name, step)), seen.start_ns)
+        _peak(lane, step, parts, sampled.get((lane.name, step)), seen.start_ns, _begin_ns(step, windows.of(lane)))
         for (lane, step), parts in sorted(kept.items(), key=lambda item: (order(item[0][0]), item[0][1] or 0))
     ]
 
 
+def _begin_ns(step: int | None, windows: StepWindows) -> int | None:
+    return None if step is None else int(windows.windows[windows.numbers.index(step), 0])
+
+
 def _step_of(span: Span, windows: StepWindows) -> int | None:
-    """The step that a span has most of."""
+    """The step that a span is of: that it was kept for, else that it has most of."""
+    if span.args.get("step") in windows.numbers[1:]:
+        return int(span.args["step"])
     shared = [
         (min(span.end_ns or span.start_ns, end_ns) - max(span.start_ns, start_ns), number)
         for (start_ns, end_ns), number in zip(windows.windows[1:].tolist(), windows.numbers[1:], strict=True)
@@ -71,7 +91,12 @@ def _step_of(span: Span, windows: StepWindows) -> int | None:
 
 
 def _peak(
-    lane: Lane, step: int | None, parts: list[tuple[Seen, Span]], sampled_bytes: int | None, start_ns: int
+    lane: Lane,
+    step: int | None,
+    parts: list[tuple[Seen, Span]],
+    sampled_bytes: int | None,
+    start_ns: int,
+    step_ns: int | None,
 ) -> AllocationPeak:
     changes = [change for process, span in parts for change in _changes(process.balances, span)]
     changes.sort(key=lambda change: change[0])  # stable: an allocator's own order counts where times are equal
@@ -91,8 +116,75 @@ def _peak(
         at_peak_bytes={owner: held[owner] for owner in OWNERS if held[owner]},
         sampled_peak_bytes=sampled_bytes,
         error_seconds=max(span.args.get("error_ns", 0) for _, span in parts) / 1e9,
+        late_seconds=0.0 if step_ns is None else max(0, *(span.start_ns - step_ns for _, span in parts)) / 1e9,
         lost=sum(span.args.get("lost", 0) for _, span in parts),
     )
+
+
+# ---- who kept none ----------------------------------------------------------------------------------------------
+
+
+class _ChosenStep:
+    """When a chosen step ran, by any process's spans, and where."""
+
+    def __init__(self, step: int, seen: Observations) -> None:
+        self.step = step
+        spans = [
+            (process.process.host, span)
+            for process in seen.processes
+            for place, span in enumerate(process.steps)
+            if number_of(span, place) == step
+        ]
+        self.hosts = {host for host, _ in spans}
+        self.start_ns = min((span.start_ns for _, span in spans), default=None)
+        self.end_ns = max((span.end_ns or seen.end_ns for _, span in spans), default=0)
+
+
+def allocations_missed(seen: Observations) -> list[AllocationsMissed]:
+    """Chosen steps that never began, and processes that kept none of one that did; one item a step and reason."""
+    chosen = sorted({step for process in seen.processes for step in process.process.chosen_steps})
+    return [missed for number in chosen for missed in _missed(_ChosenStep(number, seen), seen)]
+
+
+def _missed(step: _ChosenStep, seen: Observations) -> Iterator[AllocationsMissed]:
+    if step.start_ns is None:
+        yield AllocationsMissed(step=step.step, processes=[], reason=f"no such step has begun: {_steps_there(seen)}")
+        return
+    alike: dict[str, list[str]] = {}
+    for process in seen.processes:
+        if (reason := _why_none(process, step)) is not None:
+            alike.setdefault(reason, []).append(process.process.name)
+    for reason, names in alike.items():
+        yield AllocationsMissed(step=step.step, processes=names, reason=reason)
+
+
+def _steps_there(seen: Observations) -> str:
+    there = {number_of(span, place) for process in seen.processes for place, span in enumerate(process.steps)}
+    return f"the steps of this Recording are {min(there)} to {max(there)}" if there else "no step is marked"
+
+
+def _why_none(process: Seen, step: _ChosenStep) -> str | None:
+    """Why a process has no allocations of a step; None if it has them, or has nothing to do with it."""
+    said = process.process
+    if step.step not in said.chosen_steps or any(_is_of(span, step) for span in process.allocations_kept):
+        return None
+    if (reason := said.unavailable.get(allocations_of(step.step))) is not None:
+        return reason
+    if step.step in said.allocations_begun:
+        return "they are not written yet" if said.is_alive else GONE
+    assert step.start_ns is not None
+    if not process.owners or process.first_ns > step.end_ns or process.last_ns < step.start_ns:
+        return None
+    if said.host not in step.hosts:
+        return f"nobody told {said.host} in time that it ran"
+    return "it was gone before it had looked" if not said.is_alive else "no phase of it has begun or ended in it"
+
+
+def _is_of(span: Span, step: _ChosenStep) -> bool:
+    """By what it says, else by when it was: a program may keep them by itself."""
+    if "step" in span.args:
+        return bool(span.args["step"] == step.step)
+    return step.start_ns is not None and span.start_ns < step.end_ns and (span.end_ns or step.end_ns) > step.start_ns
 
 
 def _changes(balances: Balances, span: Span) -> Iterator[tuple[int, str, int]]:

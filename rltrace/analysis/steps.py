@@ -64,7 +64,7 @@ class StepWindows:
         for place, span in enumerate(self.spans):
             following = self.spans[place + 1].start_ns if place + 1 < len(self.spans) else seen.end_ns
             windows.append((span.start_ns, min(_end_ns(span, seen), following)))
-            self.numbers.append(_number(span, place))
+            self.numbers.append(number_of(span, place))
         self.windows: Intervals = np.array(windows, np.int64)
         self.recorded = [True, *map(_is_recorded, self.spans)]
         """Of each window, whether anything in it was recorded."""
@@ -142,7 +142,8 @@ def _end_ns(span: Span, seen: Observations) -> int:
     return seen.end_ns if span.end_ns is None else span.end_ns
 
 
-def _number(span: Span, place: int) -> int:
+def number_of(span: Span, place: int) -> int:
+    """Of a step, as the program counts; of one that it gave no number, its place."""
     step = span.args.get("step")
     return step if isinstance(step, int) else place
 

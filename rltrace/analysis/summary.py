@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rltrace.analysis.allocations import AllocationPeak, allocation_peaks
+from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed, allocation_peaks, allocations_missed
 from rltrace.analysis.clocks import ClockFigures, clocks
 from rltrace.analysis.gpu_work import GpuWork, gpu_work, gpu_work_missed
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
@@ -75,6 +75,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     memory: list[DeviceMemory]
     allocations: list[AllocationPeak]
     """Of the steps of which every allocation was kept."""
+    allocations_missed: list[AllocationsMissed]
+    """Of the steps that `--allocations` chose; empty is good."""
     samples: list[HostSamples]
     host_memory: list[HostMemory]
     out_of_memory: list[OutOfMemory]
@@ -114,6 +116,7 @@ def summarize(recording: Recording) -> Summary:
         weight_sync=rank_syncs(seen, windows),
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),
+        allocations_missed=allocations_missed(seen),
         samples=host_samples(seen),
         host_memory=host_memory(seen),
         out_of_memory=out_of_memory(seen, windows),

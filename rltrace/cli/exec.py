@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rltrace import chosen_steps
 from rltrace.cli.runs import (
     DISABLE_HELP,
     SAMPLE_OPTION,
@@ -23,15 +25,31 @@ if TYPE_CHECKING:
     from rltrace.supervisor import Outcome
 
 
+def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) -> str:
+    try:
+        chosen_steps.parse(steps)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return steps
+
+
 @click.command(
     name="exec",
     epilog=DISABLE_HELP,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
+@click.option(
+    "--allocations",
+    metavar="STEPS",
+    default="",
+    envvar=chosen_steps.VARIABLE,
+    callback=_chosen,
+    help="Keep every allocation on GPUs of these steps, such as 3 or 3,10; they take a little longer.",
+)
 @SAMPLE_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> int:
+def exec_(out: str | None, allocations: str, sample_seconds: float, command: tuple[str, ...]) -> int:
     """Run any COMMAND, and record it.
 
     All its Python processes are recorded, with no edit to them: rltrace exec -- python train.py. Leaves with the exit
@@ -43,6 +61,8 @@ def exec_(out: str | None, sample_seconds: float, command: tuple[str, ...]) -> i
     supervisor.require_program(command[0])
     check_disabled()
     folder = claim(out, list(command), {})
+    if allocations:
+        os.environ[chosen_steps.VARIABLE] = allocations
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
     with contextlib.suppress(BrokenPipeError):  # nobody reads it
         _say(folder, outcome)

@@ -30,8 +30,9 @@ REPLACE_NOTHING = (
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "gc:callbacks",
     "torch.cuda:is_initialized",
+    "rltrace.edges:watch",
 )
-"""Public hooks, and the module behind which edges are watched."""
+"""Public hooks, and the modules behind which edges are watched."""
 
 every_row = pytest.mark.parametrize("name", plugins.INSTRUMENTATIONS)
 
@@ -71,9 +72,10 @@ class Rows:
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu_machine(monkeypatch):
-    """Hooks that need a driver are named as they are where one is."""
+    """Hooks that need a driver, or a chosen step, are named as they are where there is one."""
     for needing in (allocations, cuda_memory, cuda_time, vllm_allocations):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
+    monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
 
 
 @pytest.fixture
@@ -163,7 +165,11 @@ def test_undo_restores_every_attribute(name, rows):
     for target, original in originals.items():
         assert restored[target] is original, target
     assert rows.states() == {"undone"}
-    assert replaced != originals or name in ("torch_optim", "python_gc")  # a public hook replaces nothing
+    assert replaced != originals or name in (
+        "torch_optim",
+        "python_gc",
+        "chosen_allocations",
+    )  # a public hook replaces nothing
 
 
 @installed_row

@@ -23,7 +23,7 @@ import yaml
 import rltrace
 from rltrace import allocations, clock
 from rltrace.analysis import summarize
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, Counter, Span
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, NO_GPU, Counter, Span
 from rltrace.recording import Process, Recording
 
 pytestmark = pytest.mark.in_this_process
@@ -208,7 +208,7 @@ def test_an_allocation_lies_between_two_readings_of_the_clock_within_the_bound(
 
 # ---- owners -------------------------------------------------------------------------------------------------------
 
-TRAIN = """
+MODEL = """
     import json, torch, rltrace
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -237,7 +237,9 @@ TRAIN = """
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         return fully_shard(model, mesh=mesh, mp_policy=policy)
+"""
 
+TRAIN = f"""{MODEL}
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cuda", (1,))
@@ -262,7 +264,7 @@ TRAIN = """
     stats = torch.cuda.memory_stats()
     rltrace.stop_allocations()
     step()
-    print(json.dumps({
+    print(json.dumps({{
         "current": stats["requested_bytes.all.current"],
         "peak": stats["requested_bytes.all.peak"],
         "allocated_peak": stats["allocated_bytes.all.peak"],
@@ -270,7 +272,7 @@ TRAIN = """
         "ref_bytes": sum(4 * p.numel() for p in ref.parameters()),
         "state_bytes": sum(getattr(value, "_local_tensor", value).nbytes
                            for state in optimizer.state.values() for value in state.values()),
-    }))
+    }}))
     dist.destroy_process_group()
 """
 
@@ -351,6 +353,88 @@ def test_a_history_of_the_programs_own_is_left_alone_and_the_reason_is_said(reco
         torch.cuda.memory._record_memory_history(enabled=None)
     rltrace.stop()
     assert "a memory history of its own" in Recording.open(recorded).processes[0].unavailable["allocations"]
+
+
+# ---- `rltrace exec --allocations` -----------------------------------------------------------------------------------
+
+CHOSEN = f"""{MODEL}
+    import multiprocessing
+
+    def work(orders):
+        global mesh
+        torch.cuda.set_device(0)
+        uuid = f"GPU-{{torch.cuda.get_device_properties(0).uuid}}"
+        rltrace.identify(role="worker", rank=0, device={{"host": "here", "uuid": uuid}})
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        mesh = init_device_mesh("cuda", (1,))
+        with torch.device("cuda"):
+            actor = sharded(Model())
+        optimizer = torch.optim.AdamW(actor.parameters(), lr=1e-4, fused=True)
+        tokens = torch.randn(512, 1000, device="cuda")
+        while orders.recv():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            with rltrace.phase("actor.update"):
+                actor(tokens).float().square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            stats = torch.cuda.memory_stats()
+            orders.send([stats[f"requested_bytes.all.{{which}}"] for which in ("peak", "current")])
+        dist.destroy_process_group()
+        orders.send(None)
+
+    if __name__ == "__main__":
+        rltrace.identify(role="driver")
+        context = multiprocessing.get_context("spawn")
+        orders, theirs = context.Pipe()
+        worker = context.Process(target=work, args=(theirs,))
+        worker.start()
+        said = []
+        for step in range(5):
+            with rltrace.span("step", step=step):
+                orders.send(True)
+                said.append(orders.recv())
+        orders.send(False)
+        orders.recv()
+        worker.join()
+        print(json.dumps(said))
+"""
+
+
+def test_the_chosen_steps_of_a_run_that_was_not_edited_are_kept_by_its_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two processes: the driver has the steps, the worker has the GPU; behind the last step there is no phase."""
+    (tmp_path / "program.py").write_text(textwrap.dedent(CHOSEN))
+    words = ["exec", "--out", str(tmp_path / "run"), "--allocations", "2,4", "--", sys.executable]
+    done = subprocess.run(
+        [*CLI, *words, str(tmp_path / "program.py")], check=False, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    recording = Recording.open(tmp_path / "run")
+    driver, worker = (next(one for one in recording.processes if one.role == role) for role in ("driver", "worker"))
+    steps = {e.args["step"]: e for e in driver.events() if isinstance(e, Span) and e.name == "step"}
+    parts = [e for e in worker.events() if isinstance(e, Span) and e.name == ALLOCATIONS_KEPT]
+    with capsys.disabled():
+        print(*(f"\n{dict(part.args)}" for part in parts))
+    assert [part.args["step"] for part in parts] == [2, 4]
+    for part in parts:
+        step = steps[part.args["step"]]
+        assert step.start_ns < part.start_ns < step.end_ns < part.end_ns
+        assert part.args["peak_bytes"] == said[part.args["step"]][0]
+        assert (part.args["lost"], part.args["unaccounted_bytes"], part.args["mismatches"]) == (0, 0, 0)
+    assert parts[0].args["end_bytes"] == said[2][1]  # of the last one it is what is left when the process ends
+    found = summarize(recording)
+    assert [(peak.lane, peak.step, peak.lost) for peak in found.allocations] == [("rank 0", 2, 0), ("rank 0", 4, 0)]
+    for peak in found.allocations:
+        owners = {"actor.params", "actor.grads", "actor.optimizer", "actor.activations"}
+        assert owners <= set(peak.at_peak_bytes)
+        assert peak.at_peak_bytes.get("unattributed", 0) < 0.25 * peak.peak_bytes
+        assert 0 < peak.late_seconds < 1
+    assert [(one.step, one.processes, one.reason) for one in found.allocations_missed] == [
+        (step, ["driver"], NO_GPU) for step in (2, 4)
+    ]
 
 
 # ---- the run ------------------------------------------------------------------------------------------------------

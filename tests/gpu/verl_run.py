@@ -1,6 +1,6 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
-Usage: verl_run.py OUT [--shape tiny|8b] [--gpus N] [--steps N] [--v1] [--pairs N]
+Usage: verl_run.py OUT [--shape tiny|8b] [--gpus N] [--steps N] [--v1] [--pairs N] [--allocations STEPS]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
 slowest rank's `ray.call` and `ray.collect`; and the bytes of every sync. With `--pairs` one step of each pair is not
@@ -23,6 +23,7 @@ from pathlib import Path
 import verl_pairs
 from rltrace_reference.measure_overhead import WARM_UP_STEPS, plan
 
+from rltrace.analysis import summarize
 from rltrace.analysis.overhead import LEAST_PAIRS, TimedStep, compare, step_pairs
 from rltrace.events import STEP, Span
 from rltrace.recording import Recording
@@ -135,7 +136,9 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
 
 
-def run(out: Path, gpus: int, steps: int, use_v1: bool, pairs: int = 0) -> tuple[Recording, list[dict[str, float]]]:
+def run(
+    out: Path, gpus: int, steps: int, use_v1: bool, pairs: int = 0, allocations: str = ""
+) -> tuple[Recording, list[dict[str, float]]]:
     """Run verl under tracing; its Recording, and its own figures of every step."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     if pairs:
@@ -144,7 +147,7 @@ def run(out: Path, gpus: int, steps: int, use_v1: bool, pairs: int = 0) -> tuple
         verl_pairs.write_distribution(out / "plugin")
         path = filter(None, [str(out / "plugin"), os.environ.get("PYTHONPATH")])
         environment |= {verl_pairs.VARIABLE: f"{pairs}:{switch}", "PYTHONPATH": os.pathsep.join(path)}
-    launcher = ["rltrace", "exec", "--out", str(out / "recording"), "--"]
+    launcher = ["rltrace", "exec", "--out", str(out / "recording"), "--allocations", allocations, "--"]
     log = out / "log.txt"
     with log.open("w") as file:
         done = subprocess.run(
@@ -316,11 +319,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--v1", action="store_true", help="verl's new trainer")
     parser.add_argument("--pairs", type=int, default=0, help="of steps, behind two that warm up")
+    parser.add_argument(
+        "--allocations", metavar="STEPS", default="", help="whose every allocation is kept, as 3 or 3,10"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     parameters = prepare(given.out, given.shape)
     steps = WARM_UP_STEPS + 2 * given.pairs if given.pairs else given.steps
-    recording, logged = run(given.out, given.gpus, steps, given.v1, given.pairs)
+    recording, logged = run(given.out, given.gpus, steps, given.v1, given.pairs, given.allocations)
     show(recording, logged, parameters)
     if given.pairs:
         print(compare("recorded and not", "pair of steps", LEAST_PAIRS, paired(logged, given.pairs), 0.01))
@@ -337,6 +343,14 @@ def show(recording: Recording, logged: list[dict[str, float]], parameters: int) 
     for transfer, sent in sorted(transfers(Spans.of(recording).sends).items()):
         size_bytes = sum(span.args["bytes"] for span in sent)
         print(f"{transfer}: {len(sent)} buckets, {size_bytes} bytes, {size_bytes / parameters:.3f} per parameter")
+    found = summarize(recording)
+    for peak in found.allocations:
+        print(
+            f"step {peak.step}  {peak.lane}: every allocation: at most {peak.peak_bytes:,} bytes, {peak.lost} lost, "
+            f"the last process began {peak.late_seconds:.3f} s after the step; {peak.at_peak_bytes}"
+        )
+    for missed in found.allocations_missed:
+        print(f"step {missed.step}: none kept by {', '.join(missed.processes) or 'anybody'}: {missed.reason}")
 
 
 if __name__ == "__main__":

@@ -631,7 +631,7 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
         span("actor.update", 2, 3),
         span("gpu.fsdp.forward", 22, 23),
     ]
-    written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11)
+    written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11, chosen_steps=[9])
     card = {"totals": {"used": 7, "driver.reserved": 0}, "held_bytes": {"77": 7}}
     on_gpu = [
         span("memory.edge", 1, 2, **card),

@@ -18,7 +18,7 @@ from two_nodes import DRIFT_PPM, OFFSET_NS, SECOND, Cluster, two_nodes
 from rltrace import alignment, cluster, manifest
 from rltrace.analysis import summarize
 from rltrace.analysis.clocks import TimeLine
-from rltrace.events import Span
+from rltrace.events import NO_GPU, Span
 from rltrace.recording import Process, Recording
 
 LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
@@ -239,6 +239,59 @@ def test_bad_input_is_one_line_and_an_exit_code(tmp_path: Path, words: list[str]
     assert done.returncode == code and lines[0].startswith(f"rltrace: {said}"), done.stderr
     if words[0] == "collect":
         assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+CHOSEN = """
+import os, sys, time
+import ray, rltrace
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Driver:
+    def train(self, ranks):
+        rltrace.identify(role="driver")
+        for n in range(3):
+            with rltrace.span("step", step=n):
+                until = time.monotonic() + (4 if n == 1 else 0.1)
+                while time.monotonic() < until:
+                    ray.get([rank.work.remote(n) for rank in ranks])
+
+@ray.remote(num_cpus=0)
+class Rank:
+    def __init__(self, rank):
+        rltrace.identify(role="worker", rank=rank)
+    def work(self, n):
+        with rltrace.phase("actor.update", n=n):
+            time.sleep(0.01)
+
+here, there = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
+on = lambda kind, node: kind.options(scheduling_strategy=On(node["NodeID"], soft=False))
+ranks = [on(Rank, node).remote(n) for n, node in enumerate((here, there))]
+while not os.path.exists("run/clocks.jsonl"):  # until then no node has an agent
+    time.sleep(0.1)
+ray.get(on(Driver, there if sys.argv[2] == "there" else here).remote().train.remote(ranks))
+for rank in ranks:
+    rank.__ray_terminate__.remote()
+time.sleep(1)
+ray.shutdown()
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_chosen_step_is_known_on_every_host_wherever_the_driver_runs(
+    where: str, nodes: Cluster, tmp_path: Path
+) -> None:
+    """Without a GPU a process that was in the step says just that; one that never heard of it says nothing."""
+    (tmp_path / "program.py").write_text(CHOSEN)
+    traced = ["exec", "--out", "run", "--allocations", "1,7", "--", sys.executable, "program.py", nodes.address, where]
+    done = rltrace_command(nodes, tmp_path, *traced)
+    assert done.returncode == 0, done.stderr
+    missed = {found.step: found for found in summarize(Recording.open(tmp_path / "run")).allocations_missed}
+    assert missed[1].reason == NO_GPU
+    assert sorted(missed[1].processes) == ["Driver", "rank 0 worker", "rank 1 worker"]
+    assert missed[7].reason == "no such step has begun: the steps of this Recording are 0 to 2"
 
 
 def test_a_node_that_dies_is_named_and_what_it_had_said_stays(nodes: Cluster, tmp_path: Path) -> None:

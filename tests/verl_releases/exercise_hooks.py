@@ -20,7 +20,8 @@ from contextlib import redirect_stdout
 import real_calls
 
 import rltrace
-from rltrace import recorder
+from rltrace import chosen_steps, recorder
+from rltrace.instrument.chosen_allocations import ChosenAllocations
 from rltrace.instrument.verl import Verl
 from rltrace.patching import PatchSet
 
@@ -118,6 +119,9 @@ def bare_object(owner):
 
 def main():
     rltrace.start(sys.argv[1], role="test")
+    os.environ[chosen_steps.VARIABLE] = "7"
+    chosen = PatchSet("chosen_allocations", recorder.current())
+    ChosenAllocations().install(chosen)
     rows = Rows()
     patches = PatchSet("verl", rows, Verl.supports)
     Verl().install(patches)
@@ -136,6 +140,7 @@ def main():
         for target, patch in replaced.items()
         if target not in called and not target.startswith("torch.")
     }
+    chosen.undo()
     left = patches.undo()
     fired_before = dict(fired.counts)
     inert = {

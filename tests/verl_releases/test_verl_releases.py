@@ -16,7 +16,7 @@ import pytest
 from verl_release import HERE, RELEASES, environment
 
 import rltrace
-from rltrace import manifest
+from rltrace import chosen_steps, manifest
 from rltrace.events import Span
 from rltrace.instrument.verl.hook_points import HOOK_POINTS
 from rltrace.recording import Recording
@@ -62,6 +62,8 @@ class Exercised:
 
     def __init__(self, found, folder):
         self.found = found
+        self.chosen = [json.loads(line) for line in chosen_steps.lines(folder)]
+        """What the driver said of the chosen step."""
         (process,) = Recording.open(folder).processes
         events = [event for event in process.events() if isinstance(event, Span)]
         self.spans = sorted(events, key=lambda span: span.start_ns)
@@ -175,6 +177,7 @@ def test_the_driver_says_step_reward_and_advantage(release, exercised):
     run = exercised(release)
     (step,) = run.named("step")  # and no span for verl's other timers
     assert step.args == {"step": 7}
+    assert [(said["step"], said["is_over"]) for said in run.chosen] == [(7, False), (7, True)]
     (reward,) = run.named("reward")
     assert reward.args["reward_mean"] == 0.5
     assert [span.args["tokens"] for span in run.named("advantage")] == [9]

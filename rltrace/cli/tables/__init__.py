@@ -21,9 +21,11 @@ from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_line
 from rltrace.cli.tables.memory import (
     allocation_line,
     allocation_table,
+    allocations_missed_line,
     device_table,
     fullest_table,
     host_memory_table,
+    is_without_gpu,
     legend,
     out_of_memory_line,
     out_of_memory_table,
@@ -167,6 +169,9 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
         yield said
     if summary.allocations:
         yield allocation_table(summary.allocations)
+        for missed in summary.allocations_missed:
+            if is_without_gpu(missed, summary.allocations):
+                yield Text(allocations_missed_line(missed), "dim")
     yield from map(sample_table, summary.samples)
     if summary.host_memory:
         yield host_memory_table(summary.host_memory)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.allocations import AllocationPeak
+from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed
 from rltrace.analysis.host_memory import HostMemory
 from rltrace.analysis.ledger import FREE, UNEXPLAINED
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
-from rltrace.events import OWNERS, UNATTRIBUTED
+from rltrace.events import NO_GPU, OWNERS, UNATTRIBUTED
 
 MOST_CHANGES = 8
 
@@ -23,6 +24,7 @@ NOBODYS = (UNATTRIBUTED, UNEXPLAINED, FREE)
 UNKNOWN = "unknown"
 """Where a figure would be."""
 MOST_OTHERS = 4
+LATE = "late: how long the step had run when the last process began; what came and went in it before is missing"
 
 LEGEND = {
     UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
@@ -185,7 +187,8 @@ def allocation_line(peaks: Sequence[AllocationPeak]) -> Text:
 
 def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
     """The exact peaks of the steps of which every allocation was kept, beside the sampled ones."""
-    table = Figures("device", "step", "exact peak", "sampled", words("most of it", 3), "at", "within", "lost")
+    columns = ("device", "step", "exact peak", "sampled", words("most of it", 3), "at", "within", "lost", "late")
+    table = Figures(*columns)
     for peak in peaks:
         owner = max(peak.at_peak_bytes, key=lambda owner: peak.at_peak_bytes[owner], default="")
         table.add_row(
@@ -197,9 +200,24 @@ def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
             f"{peak.peak_at_seconds:.3f} s",
             f"{peak.error_seconds * 1e6:.0f} µs",
             figures.number(peak.lost),
+            figures.short(peak.late_seconds) if peak.late_seconds else "",
         )
     caption = "bytes asked of torch's and vLLM's allocators: contexts, NCCL, caches and the driver's are not among them"
+    if any(peak.late_seconds for peak in peaks):
+        caption += f"\n{LATE}"
     return titled("Peaks of the steps with every allocation", table, caption)
+
+
+def is_without_gpu(missed: AllocationsMissed, peaks: Sequence[AllocationPeak]) -> bool:
+    """Whether these had nothing to keep in the step, beside others that had."""
+    return missed.reason == NO_GPU and any(peak.step == missed.step for peak in peaks)
+
+
+def allocations_missed_line(missed: AllocationsMissed) -> str:
+    """Of which step, whose, and why."""
+    names = Counter(missed.processes)
+    whose = ", ".join(name if many == 1 else f"{many} x {name}" for name, many in names.items())
+    return f"allocations of step {missed.step} were not kept{' by ' if whose else ''}{whose}: {missed.reason}"
 
 
 def phase_table(device: DeviceMemory) -> RenderableType:

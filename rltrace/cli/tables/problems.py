@@ -12,6 +12,7 @@ from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.summary import Losses, Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.hooks import failures, left_out
+from rltrace.cli.tables.memory import allocations_missed_line, is_without_gpu
 from rltrace.cli.tables.processes import untraced_line
 from rltrace.cli.tables.steps import by_lane
 from rltrace.cli.tables.sync import leak_lines, wrong_line
@@ -23,8 +24,11 @@ _BAD, _DOUBTFUL = "bold red", "yellow"
 
 def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Everything that a reader must know before any figure; no line is good."""
-    kinds = (_deaths, _aborted, _hangs, _failed_hooks, _left_out, _memory, _losses, _sleeps, _untraced, _clocks)
-    styles = (_BAD, _BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 6)
+    kinds = (
+        _deaths, _aborted, _hangs, _failed_hooks, _left_out,
+        _memory, _allocations, _losses, _sleeps, _untraced, _clocks,
+    )  # fmt: skip
+    styles = (_BAD, _BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 7)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -125,6 +129,12 @@ def _memory(summary: Summary) -> Iterator[str]:
             whose = figures.ranks([lane for lane, number in many.items() if number])
             edges = sum(found.edges for _, found in judged)
             yield f"memory: {sum(many.values()):,} of {figures.count(edges, 'phase edge')} {what} ({whose})"
+
+
+def _allocations(summary: Summary) -> Iterator[str]:
+    for missed in summary.allocations_missed:
+        if not is_without_gpu(missed, summary.allocations):
+            yield allocations_missed_line(missed)
 
 
 def _losses(summary: Summary) -> Iterator[str]:

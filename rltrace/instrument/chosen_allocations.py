@@ -1,0 +1,240 @@
+"""Every allocation of the steps that `RLTRACE_ALLOCATIONS` names, in every process that uses a GPU.
+
+A process with `step` spans of its own keeps them from just before that span until just after it. Any other, a worker or
+an engine, looks at each edge of its phases whether such a step runs, as `chosen_steps.py` says: it begins at its first
+edge inside the step and writes at its first one after it, or when it ends. What came and went before that first edge is
+not there; what was allocated before and is still there is. Without the variable there is no hook at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rltrace import allocations, chosen_steps, edges, recorder
+from rltrace.chosen_steps import RunningSteps
+from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, STEP, allocations_of
+from rltrace.patching import Hook, PatchSet
+
+PAUSED = "recording was paused when it ended"
+NO_EDGE = "no phase of this process began or ended in it"
+
+
+class ChosenAllocations:
+    """Keeps the chosen steps, where there are any."""
+
+    name = "chosen_allocations"
+    supports = ()
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch steps, phases and edges; without a chosen step nothing is.
+
+        Raises:
+            ValueError: `RLTRACE_ALLOCATIONS` names no steps.
+        """
+        if steps := chosen_steps.parse(os.environ.get(chosen_steps.VARIABLE, "")):
+            patches.use("rltrace.edges:watch", functools.partial(follow, steps), (ALLOCATIONS_KEPT,))
+
+
+def follow(steps: frozenset[int], hook: Hook) -> Callable[[], None]:
+    """Keep these steps in this process from here on; returns what undoes it."""
+    follower = Follower(steps, hook)
+    recorder.identify(chosen_steps=sorted(steps))
+    undos = (
+        edges.watch(follower.edge, is_last=True),
+        recorder.watch_spans(is_step_or_phase, follower.span_begins, follower.span_ended),
+        recorder.when_stopped(follower.process_ends),
+    )
+    os.register_at_fork(after_in_child=follower.forget)
+
+    def undo() -> None:
+        for take_back in undos:
+            take_back()
+
+    return undo
+
+
+def is_step_or_phase(name: str, args: dict[str, Any]) -> bool:
+    """The steps of a loop; and its phases, which are edges too where the program marks them itself."""
+    return name == STEP or "phase" in args
+
+
+class Follower:
+    """What this process has to do with the chosen steps."""
+
+    def __init__(self, steps: frozenset[int], hook: Hook) -> None:
+        self._steps = steps
+        self._hook = hook
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: in a forked child, what its parent keeps is not its own."""
+        self._lock = threading.RLock()
+        """A signal handler may mark a phase in the middle of all this."""
+        self._left = set(self._steps)
+        """Steps that this process has not been through."""
+        self._said: set[int] = set()
+        """Steps that are its own, and that it has told the others of."""
+        self._own: list[int] = []
+        """Those of them that are open."""
+        self._steps_begun = 0
+        self._running: RunningSteps | None = None
+        self._step: int | None = None
+        """The chosen step in which this process is, as far as it knows."""
+        self._reason: str | None = None
+        """Why its allocations are not kept, in that step."""
+
+    # -- told by hooks
+
+    def edge(self, _edge: edges.Edge | None = None) -> None:
+        """A phase begins or ends; never raises and never waits."""
+        is_done = self._step is None and (self._steps_begun or not self._left)
+        if is_done or not self._hook.live or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._look()
+        except Exception as error:
+            self._hook.failed(error)
+        finally:
+            self._lock.release()
+
+    def span_begins(self, name: str, args: dict[str, Any]) -> int | None:
+        """A step or a phase begins; returns the number of a chosen step. Never raises."""
+        if name != STEP:
+            self.edge()
+            return None
+        try:
+            with self._lock:
+                number = step_number(args, self._steps_begun)
+                self._steps_begun += 1
+                return self._begin_own(number) if number in self._steps and self._hook.live else None
+        except Exception as error:
+            self._hook.failed(error)
+            return None
+
+    def span_ended(self, step: int | None) -> None:
+        """It is over, well or not; never raises."""
+        if step is None:
+            return
+        try:
+            with self._lock:
+                self._end_own(step)
+        except Exception as error:
+            self._hook.failed(error)
+
+    def process_ends(self) -> None:
+        """Write what is kept, and say what could not be; never raises."""
+        try:
+            with self._lock:
+                for step in list(self._own):
+                    self._end_own(step)
+                self._leave()
+                for step in sorted(self._left & self._met()) if uses_gpu() and not self._steps_begun else ():
+                    recorder.unavailable(allocations_of(step), NO_EDGE)
+        except Exception as error:
+            self._hook.failed(error)
+
+    # -- steps of this process
+
+    def _begin_own(self, step: int) -> int | None:
+        if step in self._said:
+            return None
+        if self._step is not None and not self._own:  # another's, before this process has come to its own
+            allocations.abandon()
+            self._step = None
+        self._said.add(step)
+        self._own.append(step)
+        self._say(step, is_over=False)
+        if self._step is None and step in self._left:
+            self._enter(step)
+        return step
+
+    def _end_own(self, step: int) -> None:
+        if step not in self._own:
+            return
+        self._own.remove(step)
+        if step == self._step:
+            self._leave()
+        self._say(step, is_over=True)
+
+    def _say(self, step: int, *, is_over: bool) -> None:
+        if (current := recorder.current()) is not None:
+            chosen_steps.say(current.recording, step, current.key, is_over=is_over)
+
+    # -- steps of others
+
+    def _look(self) -> None:
+        if self._steps_begun:
+            self._keep()
+            return
+        running = self._now()
+        if self._step not in running:
+            self._leave()
+        if self._step is None:
+            step = next((step for step in running if step in self._left), None)
+            if step is not None:
+                self._enter(step)
+        else:
+            self._keep()
+
+    def _now(self) -> list[int]:
+        if self._running is None:
+            current = recorder.current()
+            if current is None:
+                return []
+            self._running = RunningSteps(current.recording)
+        return self._running.now()
+
+    def _met(self) -> set[int]:
+        self._now()
+        return set() if self._running is None else self._running.met
+
+    # -- keeping
+
+    def _enter(self, step: int) -> None:
+        self._step, self._reason = step, NO_GPU
+        self._keep()
+
+    def _keep(self) -> None:
+        """Begin, unless that was tried; CUDA may come up in the middle of a step."""
+        if self._step is None or self._reason != NO_GPU or not uses_gpu():
+            return
+        self._reason = "the program keeps its own" if allocations.is_kept() else allocations.begin()
+        if self._reason is None:
+            self._hook.row.fired()
+            if (current := recorder.current()) is not None:
+                current.append("allocations", step=self._step)
+
+    def _leave(self) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            return
+        self._left.discard(step)
+        reason = self._write(step) if self._reason is None else self._reason
+        if reason is not None:
+            recorder.unavailable(allocations_of(step), reason)
+
+    def _write(self, step: int) -> str | None:
+        if recorder.is_recording():
+            return allocations.end(step=step)
+        allocations.abandon()
+        return PAUSED
+
+
+def step_number(args: dict[str, Any], place: int) -> int | None:
+    """Of a step's span; one without a number has its place, as in `summary`."""
+    try:
+        return operator.index(args["step"]) if "step" in args else place
+    except TypeError:
+        return None
+
+
+def uses_gpu() -> bool:
+    """Whether CUDA is up in this process; never what brings it up."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
