@@ -164,7 +164,7 @@ class OpenSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
 
 
 _make_span: Callable[..., OpenSpan] = OpenSpan
-"""What `span` and `phase` make; of something else in a process where somebody watches them."""
+"""What `span` makes; something else in a process where somebody watches spans of a name."""
 
 
 # Fields that only a keyword sets come last on the wire, so `ok` is the last byte here too.
@@ -211,20 +211,18 @@ def span(name: str, /, **args: Any) -> OpenSpan | NoSpan:
 
 def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
     """A span that partitions its rank's step: phases of one rank do not overlap."""
-    return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, {**args, "phase": True})
+    return _NO_SPAN if _recorder is None else OpenSpan(name, 0, 0, {**args, "phase": True})
 
 
-def watch_spans(
-    is_watched: Callable[[str, dict[str, Any]], bool],
-    begin: Callable[[str, dict[str, Any]], Any],
-    end: Callable[[Any], None],
-) -> Callable[[], None]:
-    """Have somebody told of spans that are made from here on, typed ones left out. Nobody pays where nobody watches.
+def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
+    """Have somebody told of the spans of a name that are made from here on, typed ones left out.
+
+    Nobody pays where nobody watches.
 
     Args:
-        is_watched: Called with the name and the arguments of each span.
-        begin: Called with those of a watched one before it begins; must not raise.
-        end: Called with what `begin` returned after the span has ended; must not raise.
+        watched: The name.
+        begin: Called with the arguments before one begins; must not raise.
+        end: Called with what `begin` returned after it has ended; must not raise.
 
     Returns:
         What undoes it.
@@ -233,7 +231,7 @@ def watch_spans(
 
     class WatchedSpan(OpenSpan, dict=True, gc=True):
         def __enter__(self) -> Any:
-            self.token = begin(self.name, self.args or {})
+            self.token = begin(self.args or {})
             return OpenSpan.__enter__(self)
 
         def __exit__(self, *error: Any) -> None:
@@ -241,7 +239,7 @@ def watch_spans(
             end(self.token)
 
     def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> OpenSpan:
-        return (WatchedSpan if is_watched(name, args) else OpenSpan)(name, task, start_ns, args)
+        return (WatchedSpan if name == watched else OpenSpan)(name, task, start_ns, args)
 
     def undo() -> None:
         global _make_span

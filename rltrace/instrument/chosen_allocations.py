@@ -47,7 +47,7 @@ def follow(steps: frozenset[int], hook: Hook) -> Callable[[], None]:
     recorder.identify(chosen_steps=sorted(steps))
     undos = (
         edges.watch(follower.edge, is_last=True),
-        recorder.watch_spans(is_step_or_phase, follower.span_begins, follower.span_ended),
+        recorder.watch_spans(STEP, follower.step_begins, follower.step_ended),
         recorder.when_stopped(follower.process_ends),
     )
     os.register_at_fork(after_in_child=follower.forget)
@@ -57,11 +57,6 @@ def follow(steps: frozenset[int], hook: Hook) -> Callable[[], None]:
             take_back()
 
     return undo
-
-
-def is_step_or_phase(name: str, args: dict[str, Any]) -> bool:
-    """The steps of a loop; and its phases, which are edges too where the program marks them itself."""
-    return name == STEP or "phase" in args
 
 
 class Follower:
@@ -103,11 +98,8 @@ class Follower:
         finally:
             self._lock.release()
 
-    def span_begins(self, name: str, args: dict[str, Any]) -> int | None:
-        """A step or a phase begins; returns the number of a chosen step. Never raises."""
-        if name != STEP:
-            self.edge()
-            return None
+    def step_begins(self, args: dict[str, Any]) -> int | None:
+        """A step of this process begins; returns its number if it is a chosen one. Never raises."""
         try:
             with self._lock:
                 number = step_number(args, self._steps_begun)
@@ -117,7 +109,7 @@ class Follower:
             self._hook.failed(error)
             return None
 
-    def span_ended(self, step: int | None) -> None:
+    def step_ended(self, step: int | None) -> None:
         """It is over, well or not; never raises."""
         if step is None:
             return
