@@ -7,10 +7,21 @@ from pathlib import Path
 
 def parent_of(pid: int) -> int | None:
     """The process that started one, or has adopted it; None of one that is gone."""
+    return _state_and_parent(pid)[1]
+
+
+def running_parent_of(pid: int) -> int | None:
+    """The same; None of one that has ended too, of which its parent has not heard yet."""
+    state, parent = _state_and_parent(pid)
+    return None if state in ("Z", "X") else parent
+
+
+def _state_and_parent(pid: int) -> tuple[str | None, int | None]:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     except OSError:
-        return None
+        return None, None
+    return state, int(parent)
 
 
 def is_below(pid: int, above: int) -> bool:
