@@ -16,12 +16,30 @@ def running_parent_of(pid: int) -> int | None:
     return None if state in ("Z", "X") else parent
 
 
+def stack_of(pid: int) -> int | None:
+    """Where its first stack begins, which a fork has from its parent, and a program that was executed anew for itself.
+
+    None of a process that is gone, or that is somebody else's.
+    """
+    fields = _fields(pid)
+    return int(fields[_STACK]) or None if fields else None
+
+
 def _state_and_parent(pid: int) -> tuple[str | None, int | None]:
+    fields = _fields(pid)
+    return (fields[0], int(fields[1])) if fields else (None, None)
+
+
+_STACK = 25
+"""`startstack` of proc(5), behind the name."""
+
+
+def _fields(pid: int) -> list[str]:
+    """What the kernel says of a process behind its name, its state first; nothing of one that is gone."""
     try:
-        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return None, None
-    return state, int(parent)
+        return []
 
 
 def is_below(pid: int, above: int) -> bool:

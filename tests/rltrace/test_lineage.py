@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
-from rltrace.lineage import is_below, parent_of, running_parent_of
+from rltrace.lineage import is_below, parent_of, running_parent_of, stack_of
 
 GRANDCHILD = """
 import subprocess, sys
@@ -35,3 +36,15 @@ def test_a_process_that_has_ended_has_a_parent_and_no_running_one_until_its_pare
     assert (parent_of(child.pid), running_parent_of(child.pid)) == (os.getpid(), None)
     child.wait()
     assert parent_of(child.pid) is running_parent_of(child.pid) is None
+
+
+def test_a_fork_has_its_parents_stack_and_a_program_that_was_executed_has_one_of_its_own() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    assert stack_of(pid) == stack_of(os.getpid()) != stack_of(child.pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    child.communicate(b"\n")
+    assert stack_of(pid) is stack_of(child.pid) is None
