@@ -6,6 +6,7 @@ tests/gpu/test_gpu_memory.py asks real ones.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import textwrap
@@ -29,7 +30,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.cli import main
 from rltrace.edges import Edge
 from rltrace.events import Counter, Span
-from rltrace.instrument import cuda_ledger, cuda_memory
+from rltrace.instrument import cuda_ledger, cuda_memory, reference
 from rltrace.instrument.cuda_ledger import CudaLedger, Growth, Reserved
 from rltrace.instrument.cuda_memory import (
     EagerConnections,
@@ -986,6 +987,19 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
         rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unexplained"
         assert f"unknown, {reason}: {rows}" in " ".join(text.split())
         assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unexplained")), text
+
+
+def test_nvml_is_opened_once_for_a_gpus_uuid_however_often_a_process_says_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = nvml_of({"uuid": "GPU-0"}, {"uuid": "GPU-1"})
+    nvml.nvmlShutdown = lambda: None
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(reference, "_uuid_of", functools.cache(reference._uuid_of.__wrapped__))
+    for shown, uuids in (("1,0", ["GPU-1", "GPU-0", "GPU-1"]), ("0,1", ["GPU-0", "GPU-1", "GPU-0"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert [reference.gpu_uuid(), reference.gpu_uuid(1), reference.gpu_uuid()] == uuids
+    assert nvml.asked.count("init") == 2
 
 
 def test_a_device_of_which_the_driver_names_no_process_is_ours_once_torch_has_memory_there(
