@@ -684,7 +684,7 @@ def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begi
         ledger.engine = SleepingPools(gpu, 300 * MIB, 200 * MIB)
         ledger.sample()
         for name, is_end in (("rollout.generate", False), ("rollout.generate", False), ("rollout.sleep", True)):
-            server._engines_retry_ns = 0
+            server._engines_card.next_ns = 0
             server.reached(Edge((name,), is_end=is_end))
         server.reached(Edge(("actor.update",), is_end=True))
         server.reached(Edge(("cumem.unmap",), is_end=True))
