@@ -46,6 +46,7 @@ lint: $(VENV)/dev.done  ## Check style and types
 
 .PHONY: test
 test: lint perfetto verl  ## Install everything and run every test, two files at a time
+	$(BIN)/python -m compileall -q rltrace exporters reference_run  # once: with PYTHONDONTWRITEBYTECODE each process would
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-frameworks

@@ -73,7 +73,7 @@ def hooks() -> dict[str, Any]:
     patch_sets = installed().patch_sets
     for name, reference in plugins.instrumentations().items():
         supports = plugins.load(reference).supports
-        if not supports:  # of our own example, or of no framework
+        if not supports:  # of our own example
             continue
         package = supports[0].split()[0]
         frameworks[name] = package, versions.installed_version(package)

@@ -24,6 +24,7 @@ from rltrace import chosen_steps, clock, cluster, sampler
 from rltrace.attendant import Attendant
 from rltrace.environment import traced_environment
 from rltrace.errors import RltraceError, RunError
+from rltrace.lineage import running_parent_of
 from rltrace.manifest import LINES, PROCESSES
 from rltrace.process import append_exit
 from rltrace.recording import Process
@@ -329,7 +330,7 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            parent = _running_parent(int(entry.name))
+            parent = running_parent_of(int(entry.name))
             if parent is not None:
                 children.setdefault(parent, []).append(int(entry.name))
     found: list[int] = []
@@ -339,15 +340,6 @@ def descendants(root: int) -> list[int]:
         found += below
         waiting += below
     return found
-
-
-def _running_parent(pid: int) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, ppid = stat.rpartition(")")[2].split()[:2]
-    return None if state in "ZX" else int(ppid)
 
 
 def _send(pid: int, number: int) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from rltrace.lineage import parent_of
+from rltrace.lineage import parent_of, stack_of
 from rltrace.manifest import PROCESSES, UNTRACED, redact_command
 from rltrace.recorder import DIR_VARIABLE
 from rltrace.recording import Recording
@@ -54,6 +54,8 @@ class ProcessTree:
         """Command and reason of each process that will not be traced, unless it is recorded after all."""
         self._bare: dict[int, list[str]] = {}
         """Command of each Python that had loaded no package when it was seen last."""
+        self._stacks: set[int] = set()
+        """Of those that record: a fork of one has its hooks, and is in the Recording from its first span on."""
 
     def look(self) -> None:
         """See who is new and who is gone."""
@@ -68,7 +70,9 @@ class ProcessTree:
         for pid in self._young:
             self._examine(pid)
         if self._looks % LOOKS_OF_THE_YOUNG == 0:
-            for pid in running & self._members - self._recorded() - self._young.keys() - {self._root}:
+            recorded = self._recorded()
+            self._stacks |= {stack for pid in running & recorded if (stack := stack_of(pid))}
+            for pid in running & self._members - recorded - self._young.keys() - {self._root}:
                 self._examine(pid)
                 self._examine_packages(pid)
 
@@ -117,7 +121,9 @@ class ProcessTree:
     def _examine_packages(self, pid: int) -> None:
         """A process that has loaded packages has met our start-up hook at the first of them, if there was one."""
         command = self._commands.get(pid)
-        if command and pid not in self._reasons and is_traced(command) and _has_packages(pid):
+        if not command or pid in self._reasons or not is_traced(command) or stack_of(pid) in self._stacks:
+            return
+        if _has_packages(pid):
             self._reasons[pid] = command, NO_HOOK_RAN
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from collections.abc import Callable
 
 Release = tuple[int, ...]
+
+PYTHON = "Python"
+"""Of which hooks on the standard library are."""
 
 _COMPARE: dict[str, Callable[[Release, Release], bool]] = {
     ">=": operator.ge,
@@ -58,7 +62,9 @@ def _parse(requirement: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def installed_version(package: str) -> str | None:
-    """Version of a package; None if it is not installed."""
+    """Version of a package, or of this Python; None if it is not installed."""
+    if package == PYTHON:
+        return ".".join(map(str, sys.version_info[:3]))
     # Imported here: it takes 24 ms, and every framework has imported it before a hook asks.
     from importlib import metadata
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,11 @@ def _modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def _imports(path: Path, module: str, *, at_import_only: bool) -> set[str]:
+NAMES = frozenset(name for name, _ in _modules())
+
+
+@functools.cache
+def _imports(path: Path, module: str, *, at_import_only: bool) -> frozenset[str]:
     """Full names of the modules that a file imports, those for type checkers apart."""
     found: set[str] = set()
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
@@ -110,12 +115,12 @@ def _imports(path: Path, module: str, *, at_import_only: bool) -> set[str]:
             base = ".".join(part for part in (above, node.module) if part)
             found |= {_module_of(base, alias.name) for alias in node.names}
         pending.extend(ast.iter_child_nodes(node))
-    return found
+    return frozenset(found)
 
 
 def _module_of(base: str, name: str) -> str:
     """`from rltrace import clock` imports a module, `from rltrace import span` a name of the package."""
-    return f"{base}.{name}" if f"{base}.{name}" in dict(_modules()) else base
+    return f"{base}.{name}" if f"{base}.{name}" in NAMES else base
 
 
 def _part(module: str, table: dict[str, set[str]]) -> str | None:
@@ -193,5 +198,5 @@ def test_the_check_sees_the_arrows_it_is_about() -> None:
     assert "rltrace.recorder" in found["rltrace"]
 
 
-def _foreign(names: set[str]) -> set[str]:
+def _foreign(names: Set[str]) -> Set[str]:
     return {name.split(".")[0] for name in names} - OURS - sys.stdlib_module_names - {"__future__"}

@@ -290,28 +290,31 @@ def _rows_of_all(edge: Span, pids: Collection[str]) -> dict[str, float]:
 
 
 def _held_bytes(edge: Span) -> dict[str, int]:
-    said = edge.args.get("held_bytes")
-    return said if isinstance(said, dict) else {}
+    return _by_name(edge, "held_bytes")
 
 
 def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
     """The processes of an edge's device with what each holds; where the driver does not say, all that we know."""
     if not _is_of_gpu(edge):
         return _totals(edge)
-    for said in (edge.args.get("held_bytes"), edge.args.get("cpu_ns")):
-        if isinstance(said, dict) and said:
+    for said in (_held_bytes(edge), _by_name(edge, "cpu_ns")):
+        if said:
             return {pid: _of(edge, "held_bytes", pid) for pid in said}
     return {pid: 0.0 for pid, process in known.items() if process.ends_ns[0] <= _end_ns(edge) <= process.last_ns}
 
 
 def _totals(edge: Span) -> dict[str, float]:
-    totals = edge.args.get("totals")
-    return totals if isinstance(totals, dict) else {}
+    return _by_name(edge, "totals")
 
 
 def _of(edge: Span, name: str, pid: str) -> float:
-    values: Any = edge.args.get(name)
-    return float(values[pid]) if isinstance(values, dict) and pid in values else float("nan")
+    return float(_by_name(edge, name).get(pid, "nan"))
+
+
+def _by_name(edge: Span, name: str) -> dict[str, Any]:
+    """An argument that is a dictionary; nothing where it is another, or not there."""
+    values = edge.args.get(name)
+    return values if isinstance(values, dict) else {}
 
 
 def _end_ns(span: Span) -> int:

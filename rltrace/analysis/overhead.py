@@ -55,7 +55,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimedStep(msgspec.Struct, frozen=True):
-    """One line of a file of times."""
+    """One line of a file of times, as the run wrote it: not by this class, for a run imports rltrace's words alone."""
 
     step: int
     seconds: float

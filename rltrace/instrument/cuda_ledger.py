@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rltrace import memory, recorder
 from rltrace.clock import now_ns
@@ -103,6 +103,30 @@ class Pools(Protocol):
         """Where the segments of all pools begin, asleep or awake."""
 
 
+Found = TypeVar("Found")
+
+
+class Sought(Generic[Found]):
+    """What may come later, and is looked for once a second until it is there: to look may take long."""
+
+    def __init__(self, look: Callable[[], Found | None]) -> None:
+        self._look = look
+        self.found: Found | None = None
+        self.next_ns = 0
+        """When to look again."""
+
+    def get(self, *, now: bool = False) -> Found | None:
+        """What was found, now or before; None where it is not there, or the last look was less than a second ago.
+
+        Args:
+            now: Look however short a time ago that was.
+        """
+        if self.found is None and (now or now_ns() >= self.next_ns):
+            self.found = self._look()
+            self.next_ns = now_ns() + RETRY_NS
+        return self.found
+
+
 class CudaLedger:
     """The sources of this process's rows."""
 
@@ -125,12 +149,8 @@ class CudaLedger:
         self._most_forward_bytes = 0
         self.trains: Callable[[], bool] = lambda: False
         """Whether this process trains a model, or holds one that it compares with."""
-        self._open_device = open_device
-        self._device: Device | None = None
-        self._retry_ns = 0
-        self._open_engines_card = open_engines_card
-        self._engines_card: Card | None = None
-        self._engines_retry_ns = 0
+        self._device = Sought(open_device)
+        self._engines_card = Sought(open_engines_card)
         self._outside: Rows = {}
         self._named: tuple[Any, Rows] = None, {}
         self._sampled: tuple[State | None, int] = None, 0
@@ -148,7 +168,7 @@ class CudaLedger:
     @property
     def in_use(self) -> bool:
         """Whether this process was seen to use a GPU."""
-        return self._device is not None
+        return self._device.found is not None
 
     def device(self, *, is_sure: bool = False) -> Device | None:
         """The device; at the first look, what this process has outside of torch's allocator is its context.
@@ -156,17 +176,16 @@ class CudaLedger:
         Args:
             is_sure: Whether this process uses one by now; else it is looked for once a second, which may take long.
         """
-        if self._device is None and (is_sure or now_ns() >= self._retry_ns):
-            self._device = self._open_device()
-            self._retry_ns = now_ns() + RETRY_NS
-            if self._device is not None:
-                who = recorder.current()
-                if who is not None and not who.who.get("device"):
-                    recorder.identify(device={"host": socket.gethostname(), "uuid": self._device.uuid})
-                context_bytes = self.ownerless_bytes()
-                if context_bytes is not None:  # else it is unknown, which is not 0
-                    self.give(CONTEXT, max(0, context_bytes))
-        return self._device
+        was_known = self.in_use
+        device = self._device.get(now=is_sure)
+        if device is not None and not was_known:
+            who = recorder.current()
+            if who is not None and not who.who.get("device"):
+                recorder.identify(device={"host": socket.gethostname(), "uuid": device.uuid})
+            context_bytes = self.ownerless_bytes()
+            if context_bytes is not None:  # else it is unknown, which is not 0
+                self.give(CONTEXT, max(0, context_bytes))
+        return device
 
     def reached(self, edge: Edge) -> None:
         """Sample at an edge; if an error about memory ended the span, say so first."""
@@ -189,10 +208,7 @@ class CudaLedger:
 
     def engines_card(self) -> Card | None:
         """The card of the engine below this process; looked for once a second until there is one."""
-        if self._engines_card is None and now_ns() >= self._engines_retry_ns:
-            self._engines_card = self._open_engines_card()
-            self._engines_retry_ns = now_ns() + RETRY_NS
-        return self._engines_card
+        return self._engines_card.get()
 
     def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
         """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""

@@ -36,7 +36,7 @@ class PythonGc:
     """Collections that take 5 ms or more."""
 
     name = "python_gc"
-    supports = ()
+    supports = ("Python >= 3.10",)
 
     def install(self, patches: PatchSet) -> None:
         """Ask Python to tell when it collects."""

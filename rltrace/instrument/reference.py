@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from typing import Any
@@ -81,15 +82,19 @@ def device_of(rank: int, config: Any) -> dict[str, str]:
 
 def gpu_uuid(place: int = 0) -> str:
     """UUID of one of the GPUs that CUDA shows this process, the first by default, without waking CUDA up."""
-    import pynvml
-
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     name = str(place) if visible is None else visible.split(",")[place]
-    if not name.isdigit():
-        return name
+    return _uuid_of(int(name)) if name.isdigit() else name
+
+
+@functools.cache
+def _uuid_of(index: int) -> str:
+    """UUID of a GPU by its number in the machine, asked for once: verl's engines say theirs at each sync."""
+    import pynvml
+
     pynvml.nvmlInit()
     try:
-        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(name))))
+        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
     finally:
         pynvml.nvmlShutdown()
 

@@ -12,6 +12,7 @@ import pytest
 from rltrace import instrument, plugins
 from rltrace.instrument import allocations, cuda_memory, cuda_time, vllm_allocations
 from rltrace.patching import PatchSet
+from rltrace.versions import PYTHON
 
 FRAMEWORKS = (
     "torch",
@@ -41,7 +42,7 @@ def installed(name):
     """The row, left out where its framework is not installed: vLLM comes with a GPU machine."""
     supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
     package = supports[0].split()[0] if supports else "rltrace_reference"
-    missing = importlib.util.find_spec(package) is None
+    missing = package != PYTHON and importlib.util.find_spec(package) is None
     return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{package} is not installed here"))
 
 
@@ -124,7 +125,7 @@ def test_the_table_of_what_is_traced_names_the_versions_of_a_row(name):
     table = Path(instrument.__file__).with_name("README.md").read_text().splitlines()
     (line,) = [line for line in table if line.startswith(f"| `{name}` |")]
     supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
-    assert line.split(" | ")[2] == (", ".join(supports) or ("any" if name == "python_gc" else "ours"))
+    assert line.split(" | ")[2] == (", ".join(supports) or "ours")
 
 
 @every_row

@@ -6,6 +6,7 @@ tests/gpu/test_gpu_memory.py asks real ones.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import textwrap
@@ -29,7 +30,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.cli import main
 from rltrace.edges import Edge
 from rltrace.events import ALLOCATED_PEAK, Counter, Span
-from rltrace.instrument import cuda_ledger, cuda_memory
+from rltrace.instrument import cuda_ledger, cuda_memory, reference
 from rltrace.instrument.cuda_ledger import CudaLedger, Growth, Reserved
 from rltrace.instrument.cuda_memory import (
     EagerConnections,
@@ -736,7 +737,7 @@ def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begi
         ledger.engine = SleepingPools(gpu, 300 * MIB, 200 * MIB)
         ledger.sample()
         for name, is_end in (("rollout.generate", False), ("rollout.generate", False), ("rollout.sleep", True)):
-            server._engines_retry_ns = 0
+            server._engines_card.next_ns = 0
             server.reached(Edge((name,), is_end=is_end))
         server.reached(Edge(("actor.update",), is_end=True))
         server.reached(Edge(("cumem.unmap",), is_end=True))
@@ -1039,6 +1040,19 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
         rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unexplained"
         assert f"unknown, {reason}: {rows}" in " ".join(text.split())
         assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unexplained")), text
+
+
+def test_nvml_is_opened_once_for_a_gpus_uuid_however_often_a_process_says_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = nvml_of({"uuid": "GPU-0"}, {"uuid": "GPU-1"})
+    nvml.nvmlShutdown = lambda: None
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(reference, "_uuid_of", functools.cache(reference._uuid_of.__wrapped__))
+    for shown, uuids in (("1,0", ["GPU-1", "GPU-0", "GPU-1"]), ("0,1", ["GPU-0", "GPU-1", "GPU-0"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert [reference.gpu_uuid(), reference.gpu_uuid(1), reference.gpu_uuid()] == uuids
+    assert nvml.asked.count("init") == 2
 
 
 def test_a_device_of_which_the_driver_names_no_process_is_ours_once_torch_has_memory_there(

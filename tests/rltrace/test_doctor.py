@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ def test_where_everything_works_it_says_so_and_leaves_with_0(
     assert found["start-up hook"][0] == found["spawned child"][0] == found["subprocess"][0] == "ok"
     assert found["Ray worker"] == ("ok", "ran a task on one of a new cluster: traced")
     assert "hooks bind" in found["fsdp2"][1]
+    assert found["python_gc"] == ("ok", f"Python {platform.python_version()}: 1 of 1 hooks bind")
     hooks = json.loads(done.stdout)["hooks"]
     assert {hook["state"] for hook in hooks if hook["instrumentation"] in ("fsdp2", "ray", "torch_optim")} == {
         "installed"

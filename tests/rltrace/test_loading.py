@@ -233,6 +233,16 @@ def test_a_fork_that_executes_another_program_is_not_missed(environment: install
     assert line.startswith("rltrace: recorded in run; ")
 
 
+def test_a_fork_that_makes_no_span_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """As workers of a DataLoader: they have their parent's hooks, none of which fires."""
+    (tmp_path / "program.py").write_text(
+        "import msgspec, os, time\nif os.fork() == 0: time.sleep(2.5); os._exit(0)\nos.wait()\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rltrace: recorded in run; ")
+
+
 def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
     environment: installed.Environment, tmp_path: Path
 ) -> None:

@@ -305,3 +305,16 @@ def test_a_call_of_a_worker_group_in_a_pause_makes_no_class_of_its_own():
     assert (call(1), len(made)) == (3, 1)
     hook.hold(False)
     assert (call(2), len(made)) == (6, 2)
+
+
+def test_what_moves_is_each_parameter_once_as_it_is_now():
+    """Tied, of a module that stands in two places, or of none; and replaced since the last call."""
+    shared = torch.nn.Linear(3, 5)
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 3), shared, torch.nn.ReLU(), shared, torch.nn.Linear(3, 7, False))
+    model[4].weight = model[0].weight
+    assert {id(parameter) for parameter in worker.parameters_of(model)} == set(map(id, model.parameters()))
+    size_bytes = 4 * (7 * 3 + 3 * 5 + 5)
+    assert worker.moved_args(model) == {"what": "model", "bytes": size_bytes}
+    model.half()
+    model[2].scale = torch.nn.Parameter(torch.ones(2))
+    assert worker.moved_args(model) == {"what": "model", "bytes": size_bytes // 2 + 8}

@@ -82,6 +82,7 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLTRACE_", "RAY_"))}
     environment = kept | {
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a head that is told to end waits for 30 s for its own node
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(16),  # others on this machine have clusters too
         "PYTHONPATH": os.pathsep.join(map(str, path)),
