@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rltrace.analysis.ledger import FREE
+from rltrace.analysis.ledger import FREE, INTERPRETER
 from rltrace.events import (
     ALLOCATIONS,
     DEVICE_TIME,
@@ -154,11 +154,11 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
 def device_counter(uuid: int, parent: int, name: str) -> bytes:
     """The descriptor of a counter of a device: totals on one scale above owners on another, so that heights compare.
 
-    What is free has a scale of its own: most of a card may be, and beside it all others would be too flat to see.
+    What is free, and what libraries take on a laptop, has a scale of its own: beside it owners would be too flat to see.
     """
     owner = owner_of_counter(name)
     position = TOTALS.index(name) if owner is None else len(TOTALS) + OWNERS.index(owner)
-    scale = b"" if owner == FREE else text(7, "totals" if owner is None else "owners")
+    scale = b"" if owner in (FREE, INTERPRETER) else text(7, "totals" if owner is None else "owners")
     return _counter(uuid, parent, name, integer(3, _SIZE_BYTES) + scale, position)
 
 

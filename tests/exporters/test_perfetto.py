@@ -516,6 +516,13 @@ def test_a_device_is_one_group_of_what_its_processes_hold_together(
     }
 
 
+def test_libraries_and_what_is_free_do_not_make_owners_flat(importer: Importer, recording: RecordingFile) -> None:
+    thread = recording.process(role="worker", rank=0, device={"host": "node", "uuid": "cpu-0"}).thread()
+    thread.counter("actor.params_bytes", 1, 5)
+    thread.counter("interpreter_bytes", 1, 700)
+    assert device_scales(load(importer, recording)) == {"owned_bytes": "totals", "interpreter_bytes": None}
+
+
 DEVICE_COUNTERS = """
     select above.name as above, t.name as row, c.ts as ts, c.value as value from counter c
     join track t on t.id = c.track_id join track above on above.id = t.parent_id
@@ -532,20 +539,18 @@ def device_groups(trace: Trace) -> dict[str, dict[str, list[float]]]:
 
 
 SCALES = {"used_bytes": "totals", "owned_bytes": "totals", "gpu.used_bytes": "totals", "free_bytes": None}
-"""Of a device's group, the axes of what no owner has; owners share one."""
+"""Of a GPU's group, the axes of all rows but owners', which share one; None: an axis of its own."""
 
 
 def device_scales(trace: Trace) -> dict[str, str | None]:
-    """The axes that counters of devices' groups are on, those of owners apart, which are all on the owners'."""
+    """The axes that counters of devices' groups are on, those on the owners' left out."""
     rows = trace.query("""
         select t.name as name, extract_arg(c.source_arg_set_id, 'y_axis_share_key') as scale, c.unit as unit
         from counter_track c join track t on t.id = c.id join track above on above.id = t.parent_id
         where above.name like ' Memory ·%'
     """)
     assert {unit for _, _, unit in rows} == {"bytes"}
-    owners = {scale for name, scale, _ in rows if name not in SCALES}
-    assert owners == {"owners"}
-    return {name: scale for name, scale, _ in rows if name in SCALES}
+    return {name: scale for name, scale, _ in rows if scale != "owners"}
 
 
 def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scales_that_can_be_read(

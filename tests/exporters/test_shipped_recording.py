@@ -195,7 +195,7 @@ OF_DEVICES = """
 """Counters that no process wrote: what the processes of a device hold together."""
 
 
-def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_line_on_one_axis(
+def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_line(
     importer: Importer,
 ) -> None:
     trace = importer.load(export(RUN))
