@@ -154,7 +154,7 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
 def device_counter(uuid: int, parent: int, name: str) -> bytes:
     """The descriptor of a counter of a device: totals on one scale above owners on another, so that heights compare.
 
-    What is free, and what libraries take on a laptop, has a scale of its own: beside it owners would be too flat to see.
+    What is free, and what a laptop's libraries take, has a scale of its own: beside it owners would be too flat to see.
     """
     owner = owner_of_counter(name)
     position = TOTALS.index(name) if owner is None else len(TOTALS) + OWNERS.index(owner)
