@@ -312,7 +312,6 @@ def test_what_moves_is_each_parameter_once_as_it_is_now():
     shared = torch.nn.Linear(3, 5)
     model = torch.nn.Sequential(torch.nn.Embedding(7, 3), shared, torch.nn.ReLU(), shared, torch.nn.Linear(3, 7, False))
     model[4].weight = model[0].weight
-    assert {id(parameter) for parameter in worker.parameters_of(model)} == set(map(id, model.parameters()))
     size_bytes = 4 * (7 * 3 + 3 * 5 + 5)
     assert worker.moved_args(model) == {"what": "model", "bytes": size_bytes}
     model.half()

@@ -192,25 +192,9 @@ def moved_args(holder: Any, *_: Any, **__: Any) -> dict[str, Any]:
 def tensors_of(holder: Any) -> Iterable[Any]:
     """The parameters of a model, or the tensors of an optimizer's state."""
     if hasattr(holder, "parameters"):
-        return parameters_of(holder)
+        return list(holder.parameters())
     states = getattr(holder, "state", {}).values()
     return [value for state in states for value in state.values() if hasattr(value, "element_size")]
-
-
-def parameters_of(model: Any) -> Iterable[Any]:
-    """Each parameter of a model once, as its own `parameters` does, which spends most of its time on their names."""
-    modules, parameters = {id(model): model}, {}
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        for parameter in module._parameters.values():
-            parameters[id(parameter)] = parameter
-        for child in module._modules.values():
-            if id(child) not in modules and child is not None:
-                modules[id(child)] = child
-                waiting.append(child)
-    parameters.pop(id(None), None)
-    return parameters.values()
 
 
 def local_bytes(tensor: Any) -> int:
