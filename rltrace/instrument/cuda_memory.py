@@ -90,6 +90,11 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
         keep_first,
         lambda module, _result, error: models.meet_fsdp1(module) if error is None else None,
     )
+    patches.around(
+        "torch.nn.parallel.distributed:DistributedDataParallel.__init__",
+        keep_first,
+        lambda wrapper, _result, error: models.meet_ddp(wrapper) if error is None else None,
+    )
     watch_optimizers(patches)
     for method in COLLECTIVES:
         patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger).watch)

@@ -1,4 +1,7 @@
-"""The models that FSDP shards in this process, and their optimizers: who holds how many bytes, on the GPU and the host.
+"""The models of this process and their optimizers: who holds how many bytes, on the GPU and the host.
+
+Models that FSDP shards, those that DDP wraps, and what else an optimizer holds. A model that nobody shards, wraps or
+trains is not met: its bytes are `unattributed`.
 
 Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_param.py.
 """
@@ -82,13 +85,15 @@ def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 class Models:
-    """The sharded models of a process and their optimizers.
+    """The models of a process and their optimizers.
 
     Called, it gives the bytes of parameters, gradients and optimizer states by owner.
     """
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
+        self._wrapped: list[weakref.ref[Any]] = []
+        """By DDP."""
         self._known: tuple[Any, list[tuple[str, Params]]] = None, []
         self._rows: dict[Any, Rows] = {}
         """By the marks of all groups: a step goes through a few of them, the next step through the same."""
@@ -97,7 +102,7 @@ class Models:
     @property
     def met(self) -> bool:
         """Whether there is any."""
-        return bool(self._units)
+        return bool(self._units or self._wrapped or ROLES.met)
 
     def meet_state(self, state: Any) -> None:
         """An FSDP2 state; its parameters are in groups that are made after it."""
@@ -106,6 +111,10 @@ class Models:
     def meet_fsdp1(self, module: Any) -> None:
         """A module that FSDP1 wraps."""
         self._units.append(Unit(weakref.ref(module), fsdp1_params))
+
+    def meet_ddp(self, wrapper: Any) -> None:
+        """A module that DDP wraps, its frozen parameters too."""
+        self._wrapped.append(weakref.ref(wrapper.module))
 
     def __call__(self) -> Rows:
         groups = self._groups()
@@ -117,12 +126,21 @@ class Models:
 
     def _groups(self) -> list[tuple[str, Params]]:
         """Whose each group of parameters is; looked up again when there may be others, or others'."""
-        key = len(self._units), ROLES.met
+        key = len(self._units), len(self._wrapped), ROLES.met
         if self._known[0] != key or not ROLES.met:
-            groups = [(ROLES.subject_of(params), params) for unit in self._units for params in unit.params()]
-            self._known = key, groups
+            sharded = [params for unit in self._units for params in unit.params()]
+            groups = [*sharded, *plain_params(sharded, self._holders())]
+            self._known = key, [(ROLES.subject_of(params), params) for params in groups]
             self._rows.clear()
         return self._known[1]
+
+    def _holders(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Who may have parameters that are not sharded, and which."""
+        for wrapped in self._wrapped:
+            if (module := wrapped()) is not None:
+                yield module, list(module.parameters())
+        for optimizer in ROLES.optimizers():
+            yield optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def _count(self, groups: list[tuple[str, Params]], marks: Any) -> Rows:
         """Bytes of parameters, sharded and gathered, and of gradients, kept for when all groups are so again."""
@@ -268,6 +286,48 @@ class Fsdp1Params(Params):
         # FSDP1 frees a flat parameter's storage and keeps the tensor.
         tensors = (*self.held(), *self.grads())
         return tuple((tensor.is_cuda, tensor.untyped_storage().nbytes()) for tensor in tensors)
+
+
+class PlainParams(Params):
+    """Parameters that nothing shards, of a module that DDP wraps or of an optimizer."""
+
+    def __init__(self, holder: Any, parameters: Iterable[Any]) -> None:
+        self._holder = weakref.ref(holder)
+        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+
+    def holder(self) -> Any:
+        return self._holder()
+
+    def trained(self) -> list[Any]:
+        return [parameter for known in self._parameters if (parameter := known()) is not None]
+
+    def held(self) -> Iterable[Any]:
+        return self.trained()
+
+    def grads(self) -> Iterator[Any]:
+        return (parameter.grad for parameter in self.trained() if parameter.grad is not None)
+
+    def mark(self) -> Any:
+        parameters = self.trained()
+        of_ends = [(memory.local(end).is_cuda, memory.local(end).nbytes) for end in (*parameters[:1], *parameters[-1:])]
+        return len(parameters), *of_ends, sum(parameter.grad is not None for parameter in parameters)
+
+
+def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[Any]]]) -> Iterator[PlainParams]:
+    """The parameters of each holder that nothing shards, each parameter once.
+
+    Args:
+        sharded: What FSDP has.
+        holders: Each with its parameters.
+    """
+    taken = {id(parameter) for params in sharded for parameter in params.trained()}
+    is_sharding = bool(taken)  # then a DTensor is FSDP2's, though it be another object than when it was met
+    for holder, parameters in holders:
+        own = {id(parameter): parameter for parameter in parameters if id(parameter) not in taken}
+        plain = [one for one in own.values() if not (is_sharding and memory.local(one) is not one)]
+        taken |= own.keys()
+        if plain:
+            yield PlainParams(holder, plain)
 
 
 def fsdp2_params(state: Any) -> list[Params]:

@@ -1,4 +1,4 @@
-"""Whose the bytes of real FSDP1 and FSDP2 models are, by their own tensors; here they lie in the host's memory."""
+"""Whose the bytes of real models are: sharded by FSDP1 or FSDP2, wrapped by DDP, or plain; here in host memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import textwrap
 import pytest
 import torch
 
-from rltrace.instrument.sharded_models import Params, Roles
+from rltrace.instrument.sharded_models import Params, Roles, plain_params
 
 SIZE_BYTES = 3 * 64 * 64 * 4
 """Of a model: three linear layers."""
@@ -23,6 +23,7 @@ PROGRAM = """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
     from rltrace.instrument.allocations import params_owner
     from rltrace.instrument.cuda_ledger import CudaLedger
     from rltrace.instrument.cuda_memory import name_hooks
@@ -45,6 +46,10 @@ PROGRAM = """
         made = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3)))
         if sys.argv[1] == "fsdp1":
             return FullyShardedDataParallel(made, device_id=torch.device("cpu"))
+        if sys.argv[1] == "ddp":
+            return DistributedDataParallel(made)
+        if sys.argv[1] == "plain":
+            return made
         for layer in made:
             fully_shard(layer, mesh=mesh)
         return fully_shard(made, mesh=mesh)
@@ -108,7 +113,7 @@ def said_by(kind: str) -> Moments:
     return told_by(kind)[0]
 
 
-@pytest.fixture(params=["fsdp2", "fsdp1"])
+@pytest.fixture(params=["fsdp2", "fsdp1", "ddp"])
 def said(request: pytest.FixtureRequest) -> Moments:
     return said_by(request.param)
 
@@ -137,6 +142,45 @@ def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -
     assert said["gradients"]["actor.grads_host_bytes"] == SIZE_BYTES
     assert said["stepped"]["actor.optimizer_host_bytes"] == pytest.approx(2 * SIZE_BYTES, abs=100)
     assert set(said["stepped"]) == {*both, "actor.optimizer_host_bytes"}
+
+
+def test_what_an_optimizer_holds_is_the_actors_though_nobody_shards_or_wraps_it() -> None:
+    said = said_by("plain")
+    assert said["built"] == {}, "nobody has said that it is a model"
+    assert said["beside the ref"] == {"actor.params_host_bytes": SIZE_BYTES}, "the ref is not met"
+    assert said["gradients"] == {"actor.params_host_bytes": SIZE_BYTES, "actor.grads_host_bytes": SIZE_BYTES}
+    assert said["stepped"]["actor.optimizer_host_bytes"] == pytest.approx(2 * SIZE_BYTES, abs=100)
+    assert "actor.grads_host_bytes" not in said["stepped"]
+
+
+def test_frozen_parameters_of_what_ddp_wraps_are_the_models() -> None:
+    base, adapter = torch.nn.Linear(8, 8, bias=False).requires_grad_(False), torch.nn.Linear(8, 2, bias=False)
+    model = torch.nn.Sequential(base, adapter)
+    optimizer = torch.optim.SGD(adapter.parameters())
+    (wrapped,) = plain_params([], [(model, list(model.parameters())), (optimizer, list(adapter.parameters()))])
+    assert [len(parameter) for parameter in wrapped.held()] == [8, 2], "each once"
+    assert wrapped.trained() == list(model.parameters())
+    roles = Roles()
+    roles.meet_optimizer(optimizer)
+    assert roles.subject_of(wrapped) == "actor"
+
+
+def test_what_fsdp_has_is_not_plain_too() -> None:
+    known = Known()
+    optimizer = torch.optim.SGD([known.parameter])
+    assert list(plain_params([known], [(optimizer, [known.parameter])])) == []
+
+
+def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradients() -> None:
+    model = torch.nn.Linear(4, 4)
+    (params,) = plain_params([], [(model, list(model.parameters()))])
+    marks = [params.mark()]
+    model(torch.ones(1, 4)).sum().backward()
+    marks.append(params.mark())
+    model.half()
+    marks.append(params.mark())
+    assert len(set(marks)) == 3
+    assert params.mark() == marks[-1]
 
 
 def test_a_model_that_is_gone_holds_nothing() -> None:
