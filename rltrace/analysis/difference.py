@@ -58,6 +58,15 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True):
     fewer than two steps."""
 
 
+class Work(msgspec.Struct, frozen=True):
+    """What the GPUs spent on a kind of work in a step: the mean of the ranks over the steps."""
+
+    name: str
+    a_seconds: float | None
+    b_seconds: float | None
+    """None: none of the run's GPUs was timed at it."""
+
+
 class Bytes(msgspec.Struct, frozen=True):
     """The most that an owner held on any device."""
 
@@ -84,6 +93,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """By stage, overlapping spans of one rank once."""
     weight_sync_bytes: Bytes | None
     """Sent to a rank's engine in a sync; None where neither run has any."""
+    gpu_work: list[Work]
+    """By the GPUs' own clocks."""
     peak: Bytes | None
     """Of the fullest device, all owners together."""
     memory: list[Bytes]
@@ -102,6 +113,7 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = ()) -> Diff
     driver = [_of_driver(summary) for summary in (a, b)]
     stages = [_stages(summary) for summary in (a, b)]
     steps = [_step_seconds(summary, of_ranks) for summary, of_ranks in zip((a, b), rows, strict=True)]
+    work = [_work(summary) for summary in (a, b)]
     held = [_held(summary) for summary in (a, b)]
     return Difference(
         version=VERSION,
@@ -113,6 +125,7 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = ()) -> Diff
         driver=_by_name([_phases(of_driver) for of_driver in driver]),
         weight_sync=_by_name(stages),
         weight_sync_bytes=_bytes("weight_sync", [_sent(summary) for summary in (a, b)]),
+        gpu_work=[Work(name, *(of_run.get(name) for of_run in work)) for name in dict.fromkeys((*work[0], *work[1]))],
         peak=_bytes("all", [_peak(summary) for summary in (a, b)]),
         memory=[Bytes(owner, *(of_run.get(owner) for of_run in held)) for owner in OWNERS if any(_of(held, owner))],
     )
@@ -167,6 +180,15 @@ def _stages(summary: Summary) -> dict[str, list[float]]:
 
 def _steady_syncs(summary: Summary) -> list[RankSync]:
     return [sync for sync in summary.weight_sync if summary.steady is not None and sync.step in summary.steady.steps]
+
+
+def _work(summary: Summary) -> dict[str, float]:
+    """Seconds of a whole step by kind of work."""
+    of_kind: dict[str, list[float]] = {}
+    for work in summary.gpu_work:
+        if work.phase is None:
+            of_kind.setdefault(work.work, []).append(work.seconds)
+    return {kind: fmean(seconds) for kind, seconds in of_kind.items()}
 
 
 def _by_step(seconds: Iterable[tuple[int | None, float]]) -> list[float]:

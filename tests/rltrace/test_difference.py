@@ -38,6 +38,7 @@ def made(folder: Path, *, update: list[float], ranks: int = 2, kv_bytes: int = 4
         events += [span("weight_sync", start, start + 1) for start in starts]
         events += [span("weight_sync.send", start, start + 0.5, bytes=10**9) for start in starts]
         events += [sample("rollout.kv_cache_bytes", start + 1, kv_bytes + rank) for start in starts]
+        events += [span("gpu.fsdp.forward", start + 2, start + 3 + rank, stream=1) for start in starts]
         events += [sample("ref.params_bytes", start + 1, 7) for start in starts if kv_bytes == 400]
         written.process(f"worker-{rank}", *events, role="worker", rank=rank, device=device, pid=rank + 1, ended_s=40)
     return folder
@@ -102,6 +103,11 @@ def test_an_owner_is_compared_at_its_most_on_any_device(runs: tuple[Path, Path])
     assert found.peak is not None and (found.peak.a_bytes, found.peak.b_bytes) == (408, 601)
 
 
+def test_the_work_of_the_gpus_is_the_mean_of_the_ranks(runs: tuple[Path, Path]) -> None:
+    found = {work.name: work for work in between(*runs).gpu_work}
+    assert found["fsdp.forward"].a_seconds == pytest.approx(1.5)
+
+
 def test_what_the_runs_were_made_with_is_said_where_it_differs(runs: tuple[Path, Path]) -> None:
     assert between(*runs).settings == [Setting("actor.clip", "2", "3")]
     verl = {"command": ["python", "-m", "verl", "+data.size=8", "trainer.steps=4"], "versions": {"vllm": "0.24"}}
@@ -141,6 +147,7 @@ def test_real_runs_of_two_programs_are_compared() -> None:
     assert "What differs" not in result.stdout, "the same packages, and settings that nobody can compare"
     assert re.search(r"weight_sync +0\.10\d .*0\.80\d .*\+0\.70\d +7\.\d\d", result.stdout)
     assert re.search(r"Weight sync of a rank: 16,381\.47 and 32,762\.94 MB", result.stdout)
+    assert re.search(r"fsdp\.forward +4\.70\d +4\.09\d +-0\.61\d +0\.87", result.stdout)
     assert re.search(r"all, at their peak +62\.86 GiB +60\.06 GiB +-2\.80 GiB", result.stdout)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.difference import Bytes, Difference, Seconds, Setting, Side
+from rltrace.analysis.difference import Bytes, Difference, Seconds, Setting, Side, Work
 from rltrace.analysis.steady import Spread
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
@@ -35,6 +35,8 @@ def _sections(found: Difference) -> Iterator[RenderableType]:
         yield phase_table(found)
     if found.weight_sync:
         yield sync_table(found)
+    if found.gpu_work:
+        yield work_table(found.gpu_work)
     if found.peak is not None:
         yield memory_table(found)
 
@@ -99,6 +101,17 @@ def sync_table(found: Difference) -> RenderableType:
     sizes = [figures.megabytes(size or 0) or "0" for size in (sent.a_bytes, sent.b_bytes)] if sent is not None else []
     said = f": {' and '.join(sizes)} MB" if sizes else ""
     return titled(f"Weight sync of a rank{said}", table)
+
+
+def work_table(gpu_work: Sequence[Work]) -> RenderableType:
+    """What the GPUs did in a step, waits for other ranks included."""
+    table = Figures("work", "A", "B", "B - A", "B / A")
+    for row in gpu_work:
+        cells = ["" if seconds is None else figures.seconds(seconds) for seconds in (row.a_seconds, row.b_seconds)]
+        change = figures.change((row.b_seconds or 0.0) - (row.a_seconds or 0.0))
+        ratio = f"{row.b_seconds / row.a_seconds:.2f}" if row.a_seconds and row.b_seconds is not None else ""
+        table.add_row(row.name, *cells, change, ratio)
+    return titled("On the GPUs' streams in a step: the mean of the ranks", table)
 
 
 def _seconds_table(what: str) -> Figures:
