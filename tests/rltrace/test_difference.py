@@ -120,7 +120,7 @@ def test_what_the_runs_were_made_with_is_said_where_it_differs(runs: tuple[Path,
 
 
 def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "100"})
+    return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "200"})
 
 
 def test_the_tables_show_both_and_mark_what_may_be_chance(runs: tuple[Path, Path], tmp_path: Path) -> None:
