@@ -73,7 +73,7 @@ class Bytes(msgspec.Struct, frozen=True):
     owner: str
     a_bytes: int | None
     b_bytes: int | None
-    """None: no device of the run has it."""
+    """None: no device of the run has it, or nobody could tell."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +82,15 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     a: Side
     b: Side
+    same_program: bool
+    """Else settings are not compared, versions apart."""
     settings: list[Setting]
     step: Seconds | None
     """None where neither run has a step that is over."""
     phases: list[Seconds]
     """Of the ranks, in the order of a step, then `wait.driver` and `idle`."""
     driver: list[Seconds]
-    """What the driver did while they waited."""
+    """What the driver did while they waited; nothing where it is the only one, whose phases are above."""
     weight_sync: list[Seconds]
     """By stage, overlapping spans of one rank once."""
     weight_sync_bytes: Bytes | None
@@ -101,16 +103,18 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """By owner, each at its own peak."""
 
 
-def difference(a: Summary, b: Summary, settings: Sequence[Setting] = ()) -> Difference:
+def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same_program: bool = True) -> Difference:
     """Set two runs beside each other.
 
     Args:
         a: The figures of the run to compare with.
         b: The figures of the other one.
         settings: As `settings` gives them.
+        same_program: As `same_program` says.
     """
     rows = [_of_ranks(summary) for summary in (a, b)]
-    driver = [_of_driver(summary) for summary in (a, b)]
+    phases = _by_name([_phases(of_ranks) for of_ranks in rows])
+    driver = _by_name([_phases(_of_driver(summary)) for summary in (a, b)])
     stages = [_stages(summary) for summary in (a, b)]
     steps = [_step_seconds(summary, of_ranks) for summary, of_ranks in zip((a, b), rows, strict=True)]
     work = [_work(summary) for summary in (a, b)]
@@ -119,10 +123,11 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = ()) -> Diff
         version=VERSION,
         a=_side(a),
         b=_side(b),
+        same_program=same_program,
         settings=list(settings),
         step=_seconds(STEP, *steps) if any(steps) else None,
-        phases=_by_name([_phases(of_ranks) for of_ranks in rows]),
-        driver=_by_name([_phases(of_driver) for of_driver in driver]),
+        phases=phases,
+        driver=[own for own in driver if own.name not in {row.name for row in phases}],
         weight_sync=_by_name(stages),
         weight_sync_bytes=_bytes("weight_sync", [_sent(summary) for summary in (a, b)]),
         gpu_work=[Work(name, *(of_run.get(name) for of_run in work)) for name in dict.fromkeys((*work[0], *work[1]))],
@@ -234,7 +239,7 @@ def _held(summary: Summary) -> dict[str, int]:
     for device in summary.memory:
         peaks = device.at_peak_bytes | {owner: peak.bytes for owner, peak in device.owner_peaks.items()}
         for owner in (owner for owner in peaks if owner != FREE and owner not in device.unknown):
-            held[owner] = max(held.get(owner, 0), peaks[owner])
+            held[owner] = max(held.get(owner, peaks[owner]), peaks[owner])
     return held
 
 
@@ -251,14 +256,18 @@ def _bytes(name: str, sizes: Sequence[int | None]) -> Bytes | None:
 
 def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Setting]:
     """What differs between two manifests: packages, then the configuration, then `name=value` of the command."""
-    found = [*_differing(_versions(a), _versions(b)), *_differing(_config(a), _config(b))]
-    return found + _differing(_words(a), _words(b))
+    found = _differing(_versions(a), _versions(b))
+    if same_program(a, b):
+        found += [*_differing(_config(a), _config(b)), *_differing(_words(a), _words(b))]
+    return found
+
+
+def same_program(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two manifests are of one program: both have a configuration, or commands alike but for `name=value`."""
+    return bool(_config(a) and _config(b)) or (not (_config(a) or _config(b)) and _program(a) == _program(b))
 
 
 def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[Setting]:
-    """Nothing where a side says nothing at all: one is not configured as the other is."""
-    if not a or not b:
-        return []
     return [Setting(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)) if a.get(name) != b.get(name)]
 
 
@@ -277,6 +286,11 @@ def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
         name = f"{before}{key}"
         flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: str(value)}
     return flat
+
+
+def _program(manifest: Mapping[str, Any]) -> list[str]:
+    """The command without its `name=value`."""
+    return [str(word) for word in manifest.get("command") or () if "=" not in str(word)]
 
 
 def _words(manifest: Mapping[str, Any]) -> dict[str, str]:

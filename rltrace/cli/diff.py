@@ -18,11 +18,12 @@ def diff(a: str, b: str, as_json: bool) -> None:
     A and B are folders of Recordings or archives of them, of any program: another configuration, another host, verl.
     """
     from rltrace.analysis import summarize
-    from rltrace.analysis.difference import difference, settings
+    from rltrace.analysis.difference import difference, same_program, settings
     from rltrace.recording import Recording
 
     run_a, run_b = Recording.open(a), Recording.open(b)
-    found = difference(summarize(run_a), summarize(run_b), settings(run_a.manifest, run_b.manifest))
+    made = run_a.manifest, run_b.manifest
+    found = difference(summarize(run_a), summarize(run_b), settings(*made), same_program=same_program(*made))
     if as_json:
         import msgspec
 

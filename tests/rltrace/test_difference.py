@@ -13,7 +13,7 @@ from recordings import Written, sample, span
 from test_analysis_summary import DOCUMENTED, keys
 
 from rltrace.analysis import summarize
-from rltrace.analysis.difference import Difference, Seconds, Setting, difference, settings
+from rltrace.analysis.difference import Difference, Seconds, Setting, difference, same_program, settings
 from rltrace.cli import main
 from rltrace.recording import Recording
 
@@ -46,7 +46,8 @@ def made(folder: Path, *, update: list[float], ranks: int = 2, kv_bytes: int = 4
 
 def between(a: Path, b: Path) -> Difference:
     run_a, run_b = Recording.open(a), Recording.open(b)
-    return difference(summarize(run_a), summarize(run_b), settings(run_a.manifest, run_b.manifest))
+    made = run_a.manifest, run_b.manifest
+    return difference(summarize(run_a), summarize(run_b), settings(*made), same_program=same_program(*made))
 
 
 def of(name: str, rows: list[Seconds]) -> Seconds:
@@ -113,7 +114,32 @@ def test_what_the_runs_were_made_with_is_said_where_it_differs(runs: tuple[Path,
     verl = {"command": ["python", "-m", "verl", "+data.size=8", "trainer.steps=4"], "versions": {"vllm": "0.24"}}
     other = {"command": ["python", "-m", "verl", "data.size=16", "trainer.steps=4"], "versions": {"vllm": "0.26"}}
     assert settings(verl, other) == [Setting("vllm", "0.24", "0.26"), Setting("data.size", "8", "16")]
-    assert settings(verl, {"config": {"ranks": 4}, "versions": {}}) == [], "one is not configured as the other is"
+    ours = {"config": {"ranks": 4}, "versions": {"vllm": "0.24"}}
+    assert settings(verl, ours) == [] and not same_program(verl, ours), "one is not configured as the other is"
+    assert settings({"command": ["t.py"]}, {"command": ["t.py", "lr=1"]}) == [Setting("lr", None, "1")]
+
+
+def test_phases_of_one_process_are_there_once_whatever_it_is_called(tmp_path: Path) -> None:
+    runs = []
+    for role in ("driver", "process"):
+        steps = [span("step", 10 * step, 10 * step + 9, step=step) for step in STEPS]
+        rewards = [span("reward", 10 * step, 10 * step + 1, phase=True) for step in STEPS]
+        runs.append(Written(tmp_path / role).process("p", *steps, *rewards, role=role, pid=7, ended_s=40).folder)
+    for a, b in ((0, 0), (0, 1), (1, 0)):
+        found = between(runs[a], runs[b])
+        assert of("reward", found.phases).difference_seconds == 0
+        assert found.driver == []
+
+
+def test_what_nobody_could_tell_is_no_zero_to_subtract_from(tmp_path: Path) -> None:
+    runs = []
+    for name, said in (("known", [sample("cuda.context_bytes", 2, 9)]), ("unknown", [])):
+        device = {"host": "here", "uuid": "GPU-1"}
+        written = Written(tmp_path / name).process("p", sample("actor.params_bytes", 1, 5), *said, device=device, pid=7)
+        runs.append(written.folder)
+    context = next(row for row in between(*runs).memory if row.owner == "cuda.context")
+    assert (context.a_bytes, context.b_bytes) == (9, None)
+    assert re.search(r"cuda\.context +9 B *$", call(*runs).stdout, re.MULTILINE)
 
 
 # ---- the command ------------------------------------------------------------------------------------------------
@@ -144,7 +170,8 @@ def test_real_runs_of_two_programs_are_compared() -> None:
     recordings = Path(__file__).parents[2] / "examples" / "recordings"
     result = call(recordings / "qwen3_8b_4gpu.zip", recordings / "verl_8b_4gpu.zip")
     assert result.exit_code == 0
-    assert "What differs" not in result.stdout, "the same packages, and settings that nobody can compare"
+    assert "What differs" not in result.stdout, "the same packages"
+    assert "Two programs: their settings are not compared" in result.stdout
     assert re.search(r"weight_sync +0\.10\d .*0\.80\d .*\+0\.70\d +7\.\d\d", result.stdout)
     assert re.search(r"Weight sync of a rank: 16,381\.47 and 32,762\.94 MB", result.stdout)
     assert re.search(r"fsdp\.forward +4\.70\d +4\.09\d +-0\.61\d +0\.87", result.stdout)

@@ -31,6 +31,8 @@ def show_difference(found: Difference, screen: Console) -> None:
 def _sections(found: Difference) -> Iterator[RenderableType]:
     if found.settings:
         yield setting_table(found.settings)
+    if not found.same_program:
+        yield Text("Two programs: their settings are not compared, only the versions of packages", "dim")
     if found.step is not None:
         yield phase_table(found)
     if found.weight_sync:
@@ -71,7 +73,7 @@ def phase_table(found: Difference) -> RenderableType:
         _add_seconds(table, found.step, found.step.name, "bold")
     captions = [f"below {SLIGHT:.1%} of both: {', '.join(slight)}"] if slight else []
     if any(row.overlapping for row, _ in _phase_rows(found)) or (found.step is not None and found.step.overlapping):
-        captions.append("~: the ranges of their steps overlap, it may be chance")
+        captions.append("~: the ranges of their steps overlap, it may be chance; so may others be where steps are few")
     return titled("A step", table, "; ".join(captions))
 
 
@@ -108,8 +110,10 @@ def work_table(gpu_work: Sequence[Work]) -> RenderableType:
     table = Figures("work", "A", "B", "B - A", "B / A")
     for row in gpu_work:
         cells = ["" if seconds is None else figures.seconds(seconds) for seconds in (row.a_seconds, row.b_seconds)]
-        change = figures.change((row.b_seconds or 0.0) - (row.a_seconds or 0.0))
-        ratio = f"{row.b_seconds / row.a_seconds:.2f}" if row.a_seconds and row.b_seconds is not None else ""
+        change = ratio = ""
+        if row.a_seconds is not None and row.b_seconds is not None:
+            change = figures.change(row.b_seconds - row.a_seconds)
+            ratio = f"{row.b_seconds / row.a_seconds:.2f}" if row.a_seconds else ""
         table.add_row(row.name, *cells, change, ratio)
     return titled("On the GPUs' streams in a step: the mean of the ranks", table)
 
@@ -157,5 +161,8 @@ def _most(peak: Bytes | None) -> int:
 
 def _add_bytes(table: Figures, row: Bytes, name: str, style: str | None = None) -> None:
     sizes = ["" if size is None else figures.size(size) for size in (row.a_bytes, row.b_bytes)]
-    change = (row.b_bytes or 0) - (row.a_bytes or 0)
-    table.add_row(name, *sizes, f"{'+' if change > 0 else ''}{figures.size(change)}", style=style)
+    said = ""
+    if row.a_bytes is not None and row.b_bytes is not None:
+        change = row.b_bytes - row.a_bytes
+        said = f"{'+' if change > 0 else ''}{figures.size(change)}"
+    table.add_row(name, *sizes, said, style=style)
