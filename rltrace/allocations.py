@@ -96,10 +96,11 @@ def when_kept(switch: Callable[[bool], None]) -> None:
 
 def enter(owner: str) -> str | None:
     """From here on this thread's allocations are the owner's; returns what `leave` needs. None: no history is kept."""
-    if _keeping is None:
+    keeping = _keeping  # another thread may end it meanwhile
+    if keeping is None:
         return None
-    before: str = _keeping.memory._get_memory_metadata()
-    _keeping.memory._set_memory_metadata(owner)
+    before: str = keeping.memory._get_memory_metadata()
+    keeping.memory._set_memory_metadata(owner)
     return before
 
 
@@ -174,11 +175,15 @@ def _start() -> _Keeping:
     device = torch.cuda.current_device()
     keeping = _Keeping(memory, device, torch.cuda.memory_stats(device))
     memory._record_memory_history(enabled="all", context=None, max_entries=MOST_ENTRIES, clear_history=True)
-    keeping.start_ns = clock.now_ns()
-    keeping.namings.append(Naming(keeping.start_ns, _named()))
-    _mark(keeping)
-    for pools in _pools:
-        pools.begin()
+    try:
+        keeping.start_ns = clock.now_ns()
+        keeping.namings.append(Naming(keeping.start_ns, _named()))
+        _mark(keeping)
+        for pools in _pools:
+            pools.begin()
+    except BaseException:  # torch would go on with it to the end of the program
+        memory._record_memory_history(enabled=None)
+        raise
     return keeping
 
 

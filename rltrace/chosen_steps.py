@@ -79,8 +79,8 @@ class RunningSteps:
     def now(self) -> list[int]:
         """The steps that were begun and not ended, the first one first.
 
-        One that several processes begin, each rank its own, runs until the one that was first has ended it. Costs a
-        look at the size of a file.
+        One that several processes begin, each rank its own, or a second try after a death, runs until the last that
+        began has ended it. Costs a look at the size of a file.
         """
         try:
             size_bytes = os.stat(self._path).st_size
@@ -93,6 +93,7 @@ class RunningSteps:
 
     def _read(self) -> None:
         self._begun_by.clear()
+        over: set[int] = set()
         for line in lines(self._folder):
             try:
                 said = json.loads(line)
@@ -100,7 +101,8 @@ class RunningSteps:
             except (ValueError, KeyError, TypeError):  # being written
                 continue
             self.met.add(step)
-            if not is_over:
-                self._begun_by.setdefault(step, process)
+            if not is_over and step not in over:
+                self._begun_by[step] = process
             elif self._begun_by.get(step) == process:
                 del self._begun_by[step]
+                over.add(step)

@@ -150,6 +150,8 @@ class Nodes:
                 known = chosen_steps.merge(recording, node.call("tell_steps", known))
             except NodeError:
                 self._silent.add(node.node_id)
+            except OSError:  # a full disk here: the clocks and the segments are still to be read
+                return
 
     def _reading(self, node: Node) -> str | None:
         if node.domain is None:

@@ -215,7 +215,7 @@ def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
 
 
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Have somebody told of the spans of a name that are made from here on, typed ones left out.
+    """Have somebody told of the spans of a name that are made from here on, typed ones left out; one at a time.
 
     Nobody pays where nobody watches.
 
@@ -243,7 +243,8 @@ def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Calla
 
     def undo() -> None:
         global _make_span
-        _make_span = OpenSpan
+        if _make_span is make:
+            _make_span = OpenSpan
 
     _make_span = make
     return undo

@@ -103,6 +103,8 @@ class Follower:
         try:
             with self._lock:
                 number = step_number(args, self._steps_begun)
+                if not self._steps_begun:
+                    self._leave_to_others()
                 self._steps_begun += 1
                 return self._begin_own(number) if number in self._steps and self._hook.live else None
         except Exception as error:
@@ -133,12 +135,15 @@ class Follower:
 
     # -- steps of this process
 
+    def _leave_to_others(self) -> None:
+        """This process goes by steps of its own from here on: what it has kept of another's is none of them."""
+        if self._step is not None and self._reason is None:
+            allocations.abandon()
+        self._step = None
+
     def _begin_own(self, step: int) -> int | None:
         if step in self._said:
             return None
-        if self._step is not None and not self._own:  # another's, before this process has come to its own
-            allocations.abandon()
-            self._step = None
         self._said.add(step)
         self._own.append(step)
         self._say(step, is_over=False)
@@ -150,9 +155,9 @@ class Follower:
         if step not in self._own:
             return
         self._own.remove(step)
+        self._say(step, is_over=True)  # first: to write takes seconds, in which others would take the next step for it
         if step == self._step:
             self._leave()
-        self._say(step, is_over=True)
 
     def _say(self, step: int, *, is_over: bool) -> None:
         if (current := recorder.current()) is not None:

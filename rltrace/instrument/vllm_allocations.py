@@ -16,6 +16,7 @@ from rltrace.clock import now_ns
 from rltrace.events import UNATTRIBUTED
 from rltrace.instrument.allocations import enter, leave
 from rltrace.instrument.pools import OWNERS as OWNER_OF_TAG
+from rltrace.instrument.vllm import NEVER_MAPPED
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
 
@@ -70,7 +71,8 @@ class CumemPools:
 
     def end(self) -> allocations.PoolHistory:
         """What has happened; a pool that nothing has happened to is awake, if the allocator does not say otherwise."""
-        changes, self._changes = self._changes, []
+        changes = [change for change in self._changes if change.address not in NEVER_MAPPED]
+        self._changes = []
         alive, ranges = {}, []
         for address, data in _pool_data().items():
             size_bytes = data.handle[1]
@@ -124,4 +126,5 @@ def _owner_of(data: Any) -> str:
 def _pool_data() -> dict[int, Any]:
     """Segments by address; none before the program has made the allocator."""
     allocator = getattr(sys.modules.get(CUMEM), "CuMemAllocator", None)
-    return dict(getattr(getattr(allocator, "instance", None), "pointer_to_data", None) or {})
+    listed = getattr(getattr(allocator, "instance", None), "pointer_to_data", None) or {}
+    return {address: data for address, data in listed.items() if NEVER_MAPPED.get(address) is not data}

@@ -230,6 +230,48 @@ def test_a_step_of_trls_trainer_is_kept_also_if_only_the_next_one_ends_it(tmp_pa
     assert (whole.args["step"], whole.args["peak_bytes"]) == (2, 100)
 
 
+ANOTHERS = """
+    from pathlib import Path
+    import rltrace
+    from pretended_gpu import Tensor, come_up
+    from rltrace import allocations, chosen_steps
+    come_up()
+    folder = Path(rltrace.start(name="loop"))
+    {first}
+    chosen_steps.say(folder, 2, "another", is_over=False)
+    with rltrace.phase("actor.update"):
+        Tensor(5)
+    for step in (7, 8):
+        with rltrace.span("step", step=step), rltrace.phase("actor.update"):
+            Tensor(5000)
+    {last}
+"""
+"""Another process is in the chosen step; then this one comes to steps of its own, which nobody chose."""
+
+
+def test_what_was_kept_of_anothers_step_is_dropped_where_a_process_comes_to_steps_of_its_own(tmp_path: Path) -> None:
+    done = run(tmp_path, ANOTHERS.format(first="", last="assert not allocations.is_kept()"))
+    assert done.returncode == 0, done.err
+    assert kept(named(done.recording, "loop")) == []
+
+
+def test_a_programs_own_history_goes_on_whatever_step_another_is_in(tmp_path: Path) -> None:
+    source = ANOTHERS.format(first="rltrace.start_allocations()", last="rltrace.stop_allocations()")
+    (whole,) = kept(named(run(tmp_path, source).recording, "loop"))
+    assert (whole.args["peak_bytes"], "step" in whole.args) == (5000, False)
+
+
+def test_a_step_that_was_tried_again_after_a_death_is_over_with_the_second_try(tmp_path: Path) -> None:
+    running = RunningSteps(tmp_path)
+    chosen_steps.say(tmp_path, 3, "first", is_over=False)
+    assert running.now() == [3]
+    chosen_steps.say(tmp_path, 3, "second", is_over=False)
+    chosen_steps.say(tmp_path, 3, "second", is_over=True)
+    assert running.now() == []
+    chosen_steps.say(tmp_path, 10, "second", is_over=False)
+    assert running.now() == [10]
+
+
 def test_a_forked_child_has_no_part_in_what_its_parent_keeps(tmp_path: Path) -> None:
     fork = """
             if not os.fork():
@@ -409,10 +451,16 @@ def test_a_rank_with_steps_of_its_own_keeps_those_and_nobody_elses(tmp_path: Pat
 # ---- what is said -----------------------------------------------------------------------------------------------
 
 
-def test_a_step_runs_until_who_began_it_first_has_ended_it(tmp_path: Path) -> None:
+def test_a_step_runs_until_who_began_it_last_has_ended_it(tmp_path: Path) -> None:
     running = RunningSteps(tmp_path)
     assert running.now() == []
-    for process, is_over, expected in (("a", False, [3]), ("b", False, [3]), ("b", True, [3]), ("a", True, [])):
+    for process, is_over, expected in (
+        ("a", False, [3]),
+        ("b", False, [3]),
+        ("a", True, [3]),
+        ("b", True, []),
+        ("c", False, []),
+    ):
         chosen_steps.say(tmp_path, 3, process, is_over=is_over)
         assert running.now() == expected
     with (tmp_path / chosen_steps.FILE).open("a") as file:
@@ -455,7 +503,7 @@ def test_where_no_step_is_chosen_nothing_is_watched(tmp_path: Path) -> None:
         import rltrace
         from rltrace import edges, recorder
         with rltrace.span("step", step=2) as step:
-            watchers = [watcher for watcher in edges._watchers if "Follower" in repr(watcher)]
+            watchers = [watcher for watcher in edges.WATCHERS if "Follower" in repr(watcher)]
             print(type(step) is recorder.OpenSpan, recorder._endings, watchers)
     """
     done = run(tmp_path, source, "")
