@@ -34,7 +34,7 @@ class Edge(NamedTuple):
 
 Watcher = Callable[[Edge], None]
 
-_watchers: list[Watcher] = []
+WATCHERS: list[Watcher] = []
 
 
 def watch(watcher: Watcher, *, is_last: bool = False) -> Callable[[], None]:
@@ -44,11 +44,11 @@ def watch(watcher: Watcher, *, is_last: bool = False) -> Callable[[], None]:
         watcher: Called with each.
         is_last: It may take its time, and does not mind who was told before: after those that sample.
     """
-    _watchers.insert(len(_watchers) if is_last else 0, watcher)
-    return lambda: _watchers.remove(watcher)
+    WATCHERS.insert(len(WATCHERS) if is_last else 0, watcher)
+    return lambda: WATCHERS.remove(watcher)
 
 
 def reached(edge: Edge) -> None:
     """Tell everybody who watches."""
-    for watcher in _watchers:
+    for watcher in WATCHERS:
         watcher(edge)

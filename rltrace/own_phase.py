@@ -15,8 +15,7 @@ def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
         name: `subject.action`.
         **args: Recorded with the beginning.
     """
-    opened = recorder.phase(name, **args)
-    return opened if isinstance(opened, NoSpan) else OwnPhase(opened.name, 0, 0, opened.args)
+    return OwnPhase(name, 0, 0, {**args, "phase": True}) if recorder.is_recording() else NoSpan()
 
 
 _said: set[str] = set()
@@ -27,21 +26,23 @@ class OwnPhase(OpenSpan):
     """Tells whoever watches memory before it begins and behind its end: what that takes is not its time."""
 
     def __enter__(self) -> OwnPhase:
-        _reached(edges.Edge((self.name,), is_end=False, is_own=True))
+        _reached(self.name, is_end=False)
         OpenSpan.__enter__(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object = None, traceback: object = None, /) -> None:
         OpenSpan.__exit__(self, kind, error, traceback)
-        _reached(edges.Edge((self.name,), error=error if isinstance(error, BaseException) else None, is_own=True))
+        _reached(self.name, error=error if isinstance(error, BaseException) else None)
 
 
-def _reached(edge: edges.Edge) -> None:
-    """Nothing of ours raises into the program."""
+def _reached(name: str, *, is_end: bool = True, error: BaseException | None = None) -> None:
+    """Tell who watches, if anybody does; nothing of ours raises into the program."""
+    if not edges.WATCHERS:
+        return
     try:
-        edges.reached(edge)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        edges.reached(edges.Edge((name,), is_end, error, is_own=True))
+    except Exception as failure:
+        reason = f"{type(failure).__name__}: {failure}"
         if reason not in _said:
             _said.add(reason)
-            recorder.unavailable(f"memory at {edge.names[0]}", reason)
+            recorder.unavailable(f"memory at {name}", reason)

@@ -96,6 +96,7 @@ class AllocatedPeak(msgspec.Struct, frozen=True, kw_only=True):
     at_seconds: float
     """When that was first known: it was since the sample before."""
     step: int | None
+    """None where it was outside of phases: then it may have been in the step before."""
     phase: str | None
 
 
@@ -201,13 +202,17 @@ class _Device:
         A sample of an edge lies just outside of its phase: it belongs to the one that had just ended when it was begun,
         else to the one that begins after it.
         """
+        begins = [(-start_ns, name) for start_ns, _, name in self.told_apart if at_ns < start_ns <= at_ns + SETTLED_NS]
+        return self.phase_by(at_ns) or (max(begins)[1] if begins else None)
+
+    def phase_by(self, at_ns: int) -> str | None:
+        """The same of what was so by an instant: not a phase that only begins after it."""
         began_ns = self.sampling_began_ns(at_ns)
         around = [(start_ns, name) for start_ns, end_ns, name in self.told_apart if start_ns <= at_ns <= end_ns]
         ended = [
             (end_ns, name) for _, end_ns, name in self.told_apart if end_ns < at_ns and began_ns <= end_ns + SETTLED_NS
         ]
-        begins = [(-start_ns, name) for start_ns, _, name in self.told_apart if at_ns < start_ns <= at_ns + SETTLED_NS]
-        found = around or ended or begins
+        found = around or ended
         return max(found)[1] if found else None
 
     def sampling_began_ns(self, at_ns: int) -> int:
@@ -296,12 +301,13 @@ class _Device:
             if process.lane == self.lane and (values := process.allocated_peak.values):
                 place = int(np.argmax(values))
                 at_ns = process.allocated_peak.times_ns[place]
+                phase = self.phase_by(at_ns)
                 yield AllocatedPeak(
                     process=process.process.name,
                     bytes=int(values[place]),
                     at_seconds=(at_ns - self.seen.start_ns) / 1e9,
-                    step=_step_at(self.windows, at_ns),
-                    phase=self.phase_at(at_ns),
+                    step=None if phase is None else _step_at(self.windows, self.sampling_began_ns(at_ns)),
+                    phase=phase,
                 )
 
     def unknown(self) -> dict[str, str]:

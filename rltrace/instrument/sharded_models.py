@@ -126,7 +126,8 @@ class Models:
 
     def _groups(self) -> list[tuple[str, Params]]:
         """Whose each group of parameters is; looked up again when there may be others, or others'."""
-        key = len(self._units), len(self._wrapped), ROLES.met
+        held = sum(len(group["params"]) for optimizer in ROLES.optimizers() for group in optimizer.param_groups)
+        key = len(self._units), len(self._wrapped), ROLES.met, held
         if self._known[0] != key or not ROLES.met:
             sharded = [params for unit in self._units for params in unit.params()]
             groups = [*sharded, *plain_params(sharded, self._holders())]
@@ -309,8 +310,10 @@ class PlainParams(Params):
 
     def mark(self) -> Any:
         parameters = self.trained()
-        of_ends = [(memory.local(end).is_cuda, memory.local(end).nbytes) for end in (*parameters[:1], *parameters[-1:])]
-        return len(parameters), *of_ends, sum(parameter.grad is not None for parameter in parameters)
+        shards = [memory.local(parameter) for parameter in parameters]
+        on_gpu_bytes = sum(shard.untyped_storage().nbytes() for shard in shards if shard.is_cuda)
+        on_host_bytes = sum(shard.untyped_storage().nbytes() for shard in shards if not shard.is_cuda)
+        return on_gpu_bytes, on_host_bytes, sum(parameter.grad is not None for parameter in parameters)
 
 
 def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[Any]]]) -> Iterator[PlainParams]:

@@ -178,7 +178,7 @@ def hidings(owner):
     device, by_owner = LEDGER.device(), pools.bytes_by_owner
     if owner == "rollout.graphs":
         # Torch's allocator counts their pools among all it has: not to have them either, it takes them for an engine's.
-        reserved, allocated, _ = zip(*device.pools(addresses()))
+        reserved, allocated, *_ = zip(*device.pools(addresses()))
         both = Reserved(sum(reserved), sum(allocated))
         yield patch.object(device, "pools", lambda _addresses: (both, Reserved(0, 0)))
         yield patch.dict(LEDGER._outside, {owner: 0})

@@ -228,6 +228,24 @@ def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
     )
 
 
+def test_what_was_handed_out_before_a_phase_is_not_that_phases(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        with rltrace.span("step", step=3):
+            gpu.allocate(900 * MIB)
+            gpu.free(900 * MIB)
+            ledger.reached(Edge(("rollout.generate",), is_end=False))
+            with rltrace.phase("rollout.generate"):
+                pass
+            ledger.reached(Edge(("rollout.generate",)))
+
+    recorded(folder, work)
+    (peak,) = of_device(folder).allocated_peaks
+    assert (peak.bytes, peak.phase, peak.step) == (900 * MIB, None, None)
+
+
 def test_an_engines_count_is_not_said_for_its_pools_are_in_it_asleep_too(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:

@@ -12,7 +12,8 @@ import textwrap
 import pytest
 import torch
 
-from rltrace.instrument.sharded_models import Params, Roles, plain_params
+from rltrace.instrument import sharded_models
+from rltrace.instrument.sharded_models import Models, Params, Roles, plain_params
 
 SIZE_BYTES = 3 * 64 * 64 * 4
 """Of a model: three linear layers."""
@@ -169,6 +170,18 @@ def test_what_fsdp_has_is_not_plain_too() -> None:
     known = Known()
     optimizer = torch.optim.SGD([known.parameter])
     assert list(plain_params([known], [(optimizer, [known.parameter])])) == []
+
+
+def test_what_an_optimizer_is_given_later_is_met_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded_models, "ROLES", Roles())
+    models, first, later = Models(), torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 4, bias=False)
+    optimizer = torch.optim.SGD(first.parameters())
+    sharded_models.ROLES.meet_optimizer(optimizer)
+    assert models()["actor.params_host_bytes"] == 4 * 64
+    optimizer.add_param_group({"params": list(later.parameters())})
+    assert models()["actor.params_host_bytes"] == 4 * (64 + 32)
+    first.weight.data = torch.empty(0)
+    assert models()["actor.params_host_bytes"] == 4 * 32
 
 
 def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradients() -> None:
