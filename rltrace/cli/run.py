@@ -94,8 +94,10 @@ def report(folder: Path, outcome: Any, said: str = "") -> int:
     if outcome.exit_code == 0:
         return 0
     look = f"rltrace summary {in_shell(folder)}"
+    # Of several that were gone at the same look, the one that the driver has named was first.
+    named = [death for death in outcome.deaths if f"(pid {death.pid})" in said]
     certain = [death for death in outcome.deaths if death.is_certain]
-    for death in [*certain, *outcome.deaths][:1]:
+    for death in [*named, *certain, *outcome.deaths][:1]:
         also = f" (the driver said: {said})" if said and f"(pid {death.pid})" not in said else ""
         raise RunError(f"{death}{also}; the run was stopped. Spans that were open then: `{look}`")
     why = said or f"the run ended with exit code {outcome.exit_code}, see above"

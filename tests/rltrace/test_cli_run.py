@@ -25,6 +25,7 @@ from rltrace.supervisor import Death, Outcome
 
 RLTRACE = [sys.executable, "-c", "from rltrace.cli import main; main(prog_name='rltrace')"]
 KILLED = Death("rank 1 worker", 7, signal.SIGKILL)
+ALSO_KILLED = Death("rank 0 worker", 8, signal.SIGKILL)
 
 
 def rltrace_(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -179,6 +180,7 @@ def test_a_run_ends_with_one_line_that_names_who_was_killed_and_where_to_look(
     ("deaths", "said", "line"),
     [
         ([KILLED], "worker of rank 1 (pid 7) died: killed by SIGKILL", f"{KILLED}; the run was stopped."),
+        ([ALSO_KILLED, KILLED], "worker of rank 1 (pid 7) died: killed by SIGKILL", f"{KILLED}; the run was stopped."),
         ([KILLED], "connection closed", f"{KILLED} (the driver said: connection closed); the run was stopped."),
         ([], "model.norm.weight did not arrive", "model.norm.weight did not arrive; what it did before:"),
         ([], "", "the run ended with exit code 4, see above; what it did before:"),
