@@ -14,11 +14,10 @@ from rltrace.analysis.phases import RankStep, in_order
 from rltrace.analysis.steady import Spread, lanes, spread, together
 from rltrace.analysis.summary import Run, Summary
 from rltrace.analysis.weight_sync import RankSync
-from rltrace.events import DRIVER_PHASES, OWNERS, WEIGHT_SYNC_STAGES
+from rltrace.events import DRIVER_PHASES, OWNERS, STEP, WEIGHT_SYNC_STAGES
 
 VERSION = 1
 """Of the JSON, as `Summary`'s."""
-STEP = "step"
 LEAST_STEPS = 2
 """Of a run, to know how far its steps lie apart."""
 
@@ -132,7 +131,11 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
         weight_sync_bytes=_bytes("weight_sync", [_sent(summary) for summary in (a, b)]),
         gpu_work=[Work(name, *(of_run.get(name) for of_run in work)) for name in dict.fromkeys((*work[0], *work[1]))],
         peak=_bytes("all", [_peak(summary) for summary in (a, b)]),
-        memory=[Bytes(owner, *(of_run.get(owner) for of_run in held)) for owner in OWNERS if any(_of(held, owner))],
+        memory=[
+            Bytes(owner, *(of_run.get(owner) for of_run in held))
+            for owner in OWNERS
+            if any(of_run.get(owner) for of_run in held)
+        ],
     )
 
 
@@ -241,10 +244,6 @@ def _held(summary: Summary) -> dict[str, int]:
         for owner in (owner for owner in peaks if owner != FREE and owner not in device.unknown):
             held[owner] = max(held.get(owner, peaks[owner]), peaks[owner])
     return held
-
-
-def _of(held: Sequence[Mapping[str, int]], owner: str) -> list[int]:
-    return [of_run.get(owner, 0) for of_run in held]
 
 
 def _bytes(name: str, sizes: Sequence[int | None]) -> Bytes | None:

@@ -179,15 +179,20 @@ def meet_never_mapped(_token: Any, _result: Any, error: BaseException | None) ->
     NEVER_MAPPED.update({address: data for address, data in listed.items() if address not in mapped})
 
 
+def segments(allocator: Any) -> dict[int, Any]:
+    """By address, what is on its list and has had memory behind it; an address may have been given anew."""
+    listed = list(allocator.pointer_to_data.items())
+    return {address: data for address, data in listed if NEVER_MAPPED.get(address) is not data}
+
+
 def bytes_by_tag() -> dict[str, int]:
     """Bytes of every pool, asleep or awake; segments of the allocator, not tensors."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     sizes: dict[str, int] = {}
     allocator = CuMemAllocator.instance  # never made here: that would be a side effect
-    for address, data in list(allocator.pointer_to_data.items()) if allocator is not None else ():
-        if NEVER_MAPPED.get(address) is not data:  # the address may have been given to another one since
-            sizes[data.tag] = sizes.get(data.tag, 0) + data.handle[1]
+    for data in segments(allocator).values() if allocator is not None else ():
+        sizes[data.tag] = sizes.get(data.tag, 0) + data.handle[1]
     return sizes
 
 

@@ -16,7 +16,7 @@ from rltrace.clock import now_ns
 from rltrace.events import UNATTRIBUTED
 from rltrace.instrument.allocations import enter, leave
 from rltrace.instrument.pools import OWNERS as OWNER_OF_TAG
-from rltrace.instrument.vllm import NEVER_MAPPED
+from rltrace.instrument.vllm import NEVER_MAPPED, segments
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
 
@@ -71,10 +71,11 @@ class CumemPools:
 
     def end(self) -> allocations.PoolHistory:
         """What has happened; a pool that nothing has happened to is awake, if the allocator does not say otherwise."""
-        changes = [change for change in self._changes if change.address not in NEVER_MAPPED]
+        known = _pool_data()
+        changes = [change for change in self._changes if change.address in known or change.address not in NEVER_MAPPED]
         self._changes = []
         alive, ranges = {}, []
-        for address, data in _pool_data().items():
+        for address, data in known.items():
             size_bytes = data.handle[1]
             ranges.append((address, address + size_bytes))
             if self._is_mapped.get(address, not getattr(data, "is_asleep", False)):
@@ -126,5 +127,5 @@ def _owner_of(data: Any) -> str:
 def _pool_data() -> dict[int, Any]:
     """Segments by address; none before the program has made the allocator."""
     allocator = getattr(sys.modules.get(CUMEM), "CuMemAllocator", None)
-    listed = getattr(getattr(allocator, "instance", None), "pointer_to_data", None) or {}
-    return {address: data for address, data in listed.items() if NEVER_MAPPED.get(address) is not data}
+    instance = getattr(allocator, "instance", None)
+    return {} if instance is None else segments(instance)

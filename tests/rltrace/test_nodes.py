@@ -25,21 +25,22 @@ LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
-PROGRAM = """
-import sys, time
-import ray, rltrace
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-
-ray.init(address=sys.argv[1], log_to_driver=False)
-
-@ray.remote(num_cpus=0)
+RANK = """@ray.remote(num_cpus=0)
 class Rank:
     def __init__(self, rank):
         rltrace.identify(role="worker", rank=rank)
     def work(self, n):
         with rltrace.phase("actor.update", n=n):
             time.sleep(0.01)
+"""
+PROGRAM = f"""
+import sys, time
+import ray, rltrace
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+{RANK}
 nodes = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
 ranks = [Rank.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(n) for n, node in enumerate(nodes)]
 start, n = time.monotonic(), 0
@@ -241,7 +242,7 @@ def test_bad_input_is_one_line_and_an_exit_code(tmp_path: Path, words: list[str]
         assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
 
 
-CHOSEN = """
+CHOSEN = f"""
 import os, sys, time
 import ray, rltrace
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
@@ -258,14 +259,7 @@ class Driver:
                 while time.monotonic() < until:
                     ray.get([rank.work.remote(n) for rank in ranks])
 
-@ray.remote(num_cpus=0)
-class Rank:
-    def __init__(self, rank):
-        rltrace.identify(role="worker", rank=rank)
-    def work(self, n):
-        with rltrace.phase("actor.update", n=n):
-            time.sleep(0.01)
-
+{RANK}
 here, there = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
 on = lambda kind, node: kind.options(scheduling_strategy=On(node["NodeID"], soft=False))
 ranks = [on(Rank, node).remote(n) for n, node in enumerate((here, there))]

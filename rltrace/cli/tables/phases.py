@@ -197,9 +197,8 @@ def _spread_cells(name: str, ranks: Sequence[LaneSteps]) -> tuple[str, str]:
 
 def _lane_cells(name: str, lane: LaneSteps) -> tuple[str, str, str]:
     found = lane.phases.get(name)
-    if (
-        found is None or found.mean_seconds <= 0 or (lane.lane == DRIVER_ROLE and name == IDLE)
-    ):  # it waits for its workers
+    waits_for_workers = lane.lane == DRIVER_ROLE and name == IDLE
+    if found is None or found.mean_seconds <= 0 or waits_for_workers:
         return "", "", ""
     return figures.seconds(found.mean_seconds), f"{found.share:.0%}", figures.bar(found.share)
 
