@@ -300,7 +300,8 @@ def test_what_is_planted_moves_its_row_by_exactly_that(
 def test_a_graphs_memory_and_what_the_driver_takes_to_capture_it_are_the_graphs(moments: Moments) -> None:
     moved = moments.moved("2 GiB of KV cache", "a graph of 256 MiB")
     assert list(moved) == ["rollout.graphs"]
-    assert 256 * MIB <= moved["rollout.graphs"] <= 320 * MIB
+    # The driver's part: 64 MiB on one machine, 70 on another.
+    assert 256 * MIB < moved["rollout.graphs"] <= 384 * MIB
 
 
 def test_the_second_side_of_a_mapping_moves_nothing(moments: Moments) -> None:
