@@ -25,6 +25,14 @@ class Change(NamedTuple):
     """Of an allocation; None: what is at this address is freed."""
 
 
+class Reservation(NamedTuple):
+    """A segment that an allocator got from the driver, or gave back."""
+
+    ts_ns: int
+    address: int
+    change_bytes: int
+
+
 class Naming(NamedTuple):
     """Whose bytes are at some addresses: known at a moment, and true of what is there then for as long as it is."""
 
@@ -38,6 +46,13 @@ class Balance(NamedTuple):
 
     ts_ns: int
     owner: str
+    bytes: int
+
+
+class Reserved(NamedTuple):
+    """What allocators have from the driver from a moment on."""
+
+    ts_ns: int
     bytes: int
 
 
@@ -121,6 +136,23 @@ class _Holdings:
         holding = _Holding(size_bytes, self.owner_of_earlier.get(address, UNATTRIBUTED))
         self.earlier.append(holding)
         return holding
+
+
+def reserved(reservations: Iterable[Reservation], start_ns: int, end_bytes: int) -> list[Reserved]:
+    """What allocators have from the driver at first, and after every change.
+
+    Args:
+        reservations: In order.
+        start_ns: When the history begins.
+        end_bytes: What they have at its end.
+    """
+    changes = list(reservations)
+    held = end_bytes - sum(change.change_bytes for change in changes)
+    found = [Reserved(start_ns, held)]
+    for change in changes:
+        held += change.change_bytes
+        found.append(Reserved(change.ts_ns, held))
+    return found
 
 
 def replay(changes: Iterable[Change], alive: Mapping[int, int], namings: Iterable[Naming] = ()) -> Timeline:

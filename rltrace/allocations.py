@@ -17,14 +17,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rltrace import clock, recorder
-from rltrace.allocation_history import Change, Naming, Timeline, replay
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, NO_GPU, OWNERS, UNATTRIBUTED
+from rltrace.allocation_history import Change, Naming, Reservation, Reserved, Timeline, replay, reserved
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, OWNERS, UNATTRIBUTED
 from rltrace.kernels import ClockMap, clock_map
 
 MOST_ENTRIES = 1 << 19
 """That torch keeps, some 130 MB of the host's memory when full; the oldest make room, and are counted."""
 WHAT = "allocations"
 """What a process says is unavailable, with the reason, where it keeps none."""
+SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Entries about memory that comes from the driver or goes back; mapped and unmapped is what can be expanded."""
 MARK = "rltrace.clock"
 MARK_BYTES = 509
 """A size that hardly anything else has: what the garbage collector frees meanwhile carries the same text."""
@@ -270,6 +272,9 @@ class History:
     changes: list[Change]
     alive: dict[int, int]
     """Sizes by address of what is allocated at its end, or waits for a stream to be freed."""
+    reservations: list[Reservation]
+    segments: dict[int, int]
+    """Sizes by address of what torch has from the driver at its end."""
     error_ns: int
     """A time is that far off at most."""
     drift_ns: int
@@ -310,6 +315,8 @@ class History:
         return cls(
             changes=changes,
             alive=alive,
+            reservations=list(_reservations(entries, clocks)),
+            segments=dict(_segments(snapshot["segments"], device)),
             error_ns=clocks.error_ns + HALF_TICK_NS,
             drift_ns=clocks.last_offset_ns - clocks.first_offset_ns,
             allocations=sum(change.owner is not None for change in changes),
@@ -363,6 +370,13 @@ def _changes(entries: list[dict[str, Any]], clocks: ClockMap) -> Iterator[Change
             yield Change(clocks.host_ns(_time_ns(entry)), entry["addr"], entry["size"], owner)
 
 
+def _reservations(entries: list[dict[str, Any]], clocks: ClockMap) -> Iterator[Reservation]:
+    """Segments that came and went."""
+    for entry in entries:
+        if (sign := SEGMENTS.get(entry["action"])) is not None:
+            yield Reservation(clocks.host_ns(_time_ns(entry)), entry["addr"], sign * int(entry["size"]))
+
+
 def owner_of(text: str | None) -> str:
     """The owner that an allocation carries; a text of the program's own names none."""
     return text if text in OWNERS else UNATTRIBUTED
@@ -378,6 +392,10 @@ def _alive(segments: list[dict[str, Any]], device: int) -> Iterator[tuple[int, i
                 address += block["size"]
 
 
+def _segments(segments: list[dict[str, Any]], device: int) -> Iterator[tuple[int, int]]:
+    return ((segment["address"], segment["total_size"]) for segment in segments if segment["device"] == device)
+
+
 def _lost(before: dict[str, int], after: dict[str, int], counts: Counter[str]) -> int:
     """What the allocator counted, less what its history has."""
     allocated, freed = (after[key] - before[key] for key in ("allocation.all.allocated", "allocation.all.freed"))
@@ -391,13 +409,15 @@ def _write(
     keeping: _Keeping, snapshot: dict[str, Any], histories: list[PoolHistory], stats: dict[str, int], **args: Any
 ) -> None:
     history = History.of(snapshot, keeping.device, keeping.windows, keeping.stats, stats)
-    write(together(history, histories, keeping.namings), history, keeping.start_ns, keeping.windows[-1][1], **args)
+    timeline = together(history, histories, keeping.namings)
+    levels = reserved_together(history, histories, keeping.start_ns)
+    write(timeline, levels, history, keeping.start_ns, keeping.windows[-1][1], **args)
 
 
 def together(history: History, histories: Iterable[PoolHistory], namings: list[Naming]) -> Timeline:
     """torch's history and those beside it as one; what torch was given by a pool counts as the pool's."""
     histories = list(histories)
-    ranges = sorted(span for beside in histories for span in beside.ranges)
+    ranges = _ranges(histories)
     changes = [change for change in history.changes if not _is_inside(change.address, ranges)]
     alive = {address: size for address, size in history.alive.items() if not _is_inside(address, ranges)}
     for beside in histories:
@@ -407,16 +427,39 @@ def together(history: History, histories: Iterable[PoolHistory], namings: list[N
     return replay(merged, alive, namings)
 
 
+def reserved_together(history: History, histories: Iterable[PoolHistory], start_ns: int) -> list[Reserved]:
+    """What torch's allocator and those beside it have from the driver, each byte once."""
+    histories = list(histories)
+    ranges = _ranges(histories)
+    own = [change for change in history.reservations if not _is_inside(change.address, ranges)]
+    beside = (map(_reservation, pool.changes) for pool in histories)
+    end_bytes = sum(size for address, size in history.segments.items() if not _is_inside(address, ranges))
+    end_bytes += sum(sum(pool.alive.values()) for pool in histories)
+    return reserved(heapq.merge(own, *beside, key=lambda change: change.ts_ns), start_ns, end_bytes)
+
+
+def _reservation(change: Change) -> Reservation:
+    """A pool's change: what it maps is from the driver, and what it unmaps goes there."""
+    return Reservation(change.ts_ns, change.address, -change.size_bytes if change.owner is None else change.size_bytes)
+
+
+def _ranges(histories: Iterable[PoolHistory]) -> list[tuple[int, int]]:
+    """What torch was given by a pool, in order."""
+    return sorted(span for beside in histories for span in beside.ranges)
+
+
 def _is_inside(address: int, ranges: list[tuple[int, int]]) -> bool:
     """Whether one of these ranges, sorted and apart, has an address."""
     place = bisect.bisect_right(ranges, address, key=lambda span: span[0])
     return place > 0 and address < ranges[place - 1][1]
 
 
-def write(timeline: Timeline, history: History, start_ns: int, end_ns: int, **args: Any) -> None:
+def write(
+    timeline: Timeline, levels: list[Reserved], history: History, start_ns: int, end_ns: int, **args: Any
+) -> None:
     """A span with what is known of the whole, and what else is said of it; then every owner's bytes after each change.
 
-    Behind the end every owner gets a 0: from there on nothing is known.
+    Then what is reserved. Behind the end all of them get a 0: from there on nothing is known.
     """
     owners = dict.fromkeys([*timeline.start_bytes, *timeline.end_bytes])
     recorder.span_at(
@@ -441,6 +484,8 @@ def write(timeline: Timeline, history: History, start_ns: int, end_ns: int, **ar
         recorder.counter_at(counter_name(balance.owner), balance.ts_ns, balance.bytes)
     for owner in owners:
         recorder.counter_at(counter_name(owner), end_ns, 0)
+    for level in (*levels, Reserved(end_ns, 0)):
+        recorder.counter_at(ALLOCATIONS_RESERVED, level.ts_ns, level.bytes)
 
 
 def counter_name(owner: str) -> str:

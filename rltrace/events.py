@@ -125,6 +125,9 @@ KERNEL, OPERATOR = "kernel.", "op."
 ALLOCATIONS = "allocations."
 """Before the name of an owner's counter that has every allocation: `allocations.actor.params_bytes` is no sample."""
 
+ALLOCATIONS_RESERVED = "allocations.reserved_bytes"
+"""Counter: what the allocators have from the driver, handed out or not, where every allocation is kept."""
+
 ALLOCATIONS_KEPT = "memory.allocations"
 """Where every allocation was kept; its arguments say how far off their times are, and what was lost."""
 

@@ -44,10 +44,9 @@ def _section(device: Device) -> str:
 
 
 def _figure(device: Device) -> go.Figure:
-    step = f"step {device.step}" if device.step is not None else "the whole Recording"
     figure = make_subplots(
         cols=2, column_widths=[0.62, 0.38], shared_yaxes=True, horizontal_spacing=0.03,
-        subplot_titles=(f"{step}, second by second", "each phase when it holds most"),
+        subplot_titles=(device.moments, "each phase when it holds most"),
     )  # fmt: skip
     for layer in device.layers:
         hover = f"{layer.owner} %{{y:,.2f}} {device.unit}<extra></extra>"

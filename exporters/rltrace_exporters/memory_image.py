@@ -61,8 +61,7 @@ def _draw_area(axes: Axes, device: Device) -> None:
         xlim=(0, whole), ylim=(device.floor, device.top), ylabel=device.unit, xlabel="seconds from the step's beginning"
     )
     axes.annotate(device.note, (0, -0.2), xycoords="axes fraction", fontsize=6.5, color="#475569", va="top")
-    step = f"step {device.step}" if device.step is not None else "the whole Recording"
-    axes.set_title(f"{device.name} · {step}", fontsize=10, loc="left", fontweight="bold")
+    axes.set_title(f"{device.name} · {device.moments}", fontsize=10, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.allocations import NOT_ALLOCATED, AllocationTimeline, allocation_timelines
 from rltrace.analysis.lanes import order
-from rltrace.analysis.ledger import FREE, Ledger, ledgers
+from rltrace.analysis.ledger import FREE, UNEXPLAINED, Ledger, ledgers
 from rltrace.analysis.memory import DeviceMemory, Residual, device_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
@@ -19,6 +20,11 @@ MOST_DEVICES = 8
 
 AT_THE_BOTTOM = ("interpreter", "library.kernels", "cuda.context", "nccl", "driver.reserved")
 """What never moves, so that what does can be followed above it."""
+
+CACHED = "allocator.cached"
+
+COLUMNS = 1_200
+"""Of a step with every allocation: in each, the fullest moment and the last."""
 
 CUT_FROM = 0.5
 ABOVE = 0.12
@@ -51,12 +57,22 @@ class Band(NamedTuple):
         return next((name for name in (self.name, action) if len(name) <= letters), "")
 
 
+class Area(NamedTuple):
+    """What owners had through a step, in bytes; what is said holds until something else is."""
+
+    times_ns: NDArray[np.int64]
+    rows: dict[str, NDArray[np.float64]]
+    """By owner."""
+    used: NDArray[np.float64]
+    """In all."""
+
+
 class Device(NamedTuple):
     """One device."""
 
     name: str
-    step: int | None
-    """None: the Recording has no finished step, and the picture is of all of it."""
+    moments: str
+    """Which ones the areas show: a step, or the whole of a Recording that has no finished one."""
     unit: str
     seconds: NDArray[np.float64]
     layers: list[Layer]
@@ -84,14 +100,18 @@ class Picture(NamedTuple):
 
 
 def picture(recording: Recording) -> Picture:
-    """Read a Recording once and work out what to draw: its last finished step, the fullest moment of each phase."""
+    """Read a Recording once and work out what to draw: a step, and the fullest moment of each phase.
+
+    The step is the last finished one of which every allocation was kept, else the last finished one, edge by edge.
+    """
     seen = Observations(recording)
     windows = StepWindows(seen)
     found = ledgers(seen)
     lanes = sorted(found, key=order)
     figures = device_memory(seen, windows)
+    exact = {kept.lane: kept for kept in allocation_timelines(seen, windows) if kept.step is not None}
     devices = [
-        _device(found[lane], memory, seen, windows.of(lane))
+        _device(found[lane], exact.get(lane), memory, seen, windows.of(lane))
         for lane, memory in list(zip(lanes, figures, strict=True))[:MOST_DEVICES]
     ]
     command = " ".join(str(word) for word in recording.manifest.get("command") or ())
@@ -99,45 +119,89 @@ def picture(recording: Recording) -> Picture:
     return Picture(title, command, devices, max(0, len(lanes) - MOST_DEVICES))
 
 
-def _device(ledger: Ledger, memory: DeviceMemory, seen: Observations, windows: StepWindows) -> Device:
-    step, start_ns, end_ns = _window(windows)
+def _device(
+    ledger: Ledger, exact: AllocationTimeline | None, memory: DeviceMemory, seen: Observations, windows: StepWindows
+) -> Device:
+    step, start_ns, end_ns = _window(windows, None if exact is None else exact.step)
     unit, divisor = ("GiB", _GIB) if memory.peak_bytes >= 4 * _GIB else ("MiB", _MIB)
-    inside = np.flatnonzero((start_ns <= ledger.times_ns) & (ledger.times_ns < end_ns))
-    # What was held when the step began was said before it, and holds until its end.
-    first = int(np.searchsorted(ledger.times_ns, start_ns, side="right")) - 1
-    chosen = np.array([*([first] if first >= 0 else []), *inside, *inside[-1:]], np.int64)
-    times_ns = np.clip(ledger.times_ns[chosen], start_ns, None)
-    if len(inside):
-        times_ns[-1] = end_ns
+    area = _area(ledger, start_ns, end_ns)
+    if exact is not None and exact.step == step:
+        area = _exact_area(exact, ledger, start_ns, end_ns)
     moments = [moment for moment in memory.phases if moment.step is not None] or memory.phases
     layers = [
         Layer(
             owner,
             OWNER_COLORS[owner],
-            np.maximum(ledger.row(owner)[chosen], 0.0) / divisor,
+            np.maximum(area.rows.get(owner, np.zeros(len(area.times_ns))), 0.0) / divisor,
             [max(moment.bytes.get(owner, 0), 0) / divisor for moment in moments],
         )
-        for owner in sorted(ledger.owners, key=_from_the_bottom)
+        for owner in sorted({*ledger.owners, *area.rows}, key=_from_the_bottom)
         if owner != FREE
     ]
     layers = [layer for layer in layers if layer.area.any() or any(layer.bars)]
-    used = ledger.used[chosen] / divisor
+    used = area.used / divisor
     floor = _floor(layers, used)
     top = max([*used, *(sum(bars) for bars in zip(*(layer.bars for layer in layers), strict=True))], default=1.0)
     return Device(
         name=" · ".join(filter(None, (memory.lane, memory.device))),
-        step=step,
+        moments=_moments(step, exact),
         unit=unit,
-        seconds=(times_ns - start_ns) / 1e9,
+        seconds=(area.times_ns - start_ns) / 1e9,
         layers=layers,
         used=used,
         floor=floor,
         top=top + ABOVE * (top - floor),
         bands=_bands(memory, seen, start_ns, end_ns),
         phases=[moment.phase or "" for moment in moments],
-        note=_note(memory)
+        note=_note(memory, exact)
         + (f"; the axis begins at {floor:,.0f} {unit}, all of it {layers[0].owner}" if floor else ""),
     )
+
+
+def _moments(step: int | None, exact: AllocationTimeline | None) -> str:
+    if step is None:
+        return "the whole Recording"
+    return f"step {step}" if exact is None or exact.step != step else f"step {step}, every allocation"
+
+
+def _area(ledger: Ledger, start_ns: int, end_ns: int) -> Area:
+    """The ledger's edges; what was held when the step began was said before it, and holds until its end."""
+    inside = np.flatnonzero((start_ns <= ledger.times_ns) & (ledger.times_ns < end_ns))
+    first = int(np.searchsorted(ledger.times_ns, start_ns, side="right")) - 1
+    chosen = np.array([*([first] if first >= 0 else []), *inside, *inside[-1:]], np.int64)
+    times_ns = np.clip(ledger.times_ns[chosen], start_ns, None)
+    if len(inside):
+        times_ns[-1] = end_ns
+    return Area(times_ns, {owner: ledger.row(owner)[chosen] for owner in ledger.owners}, ledger.used[chosen])
+
+
+def _exact_area(exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns: int) -> Area:
+    """Every allocation, and between them what only edges tell, as the last edge before has it.
+
+    Where nobody said what the allocators have from the driver, their caches are not known between edges.
+    """
+    chosen = _fullest(exact, start_ns, end_ns)
+    times_ns = np.clip(exact.times_ns[chosen], start_ns, end_ns)
+    edges = np.clip(np.searchsorted(ledger.times_ns, times_ns, side="right") - 1, 0, None)
+    at_edges = [owner for owner in ledger.owners if owner in NOT_ALLOCATED and owner not in (CACHED, UNEXPLAINED, FREE)]
+    rows = {owner: ledger.row(owner)[edges] for owner in at_edges}
+    allocated = exact.allocated_bytes()[chosen].astype(float)
+    reserved = allocated if exact.reserved_bytes is None else exact.reserved_bytes[chosen].astype(float)
+    used = sum(rows.values(), reserved)
+    rows |= {owner: level[chosen].astype(float) for owner, level in exact.bytes_by_owner.items()}
+    return Area(times_ns, rows | {CACHED: reserved - allocated}, used)
+
+
+def _fullest(exact: AllocationTimeline, start_ns: int, end_ns: int) -> NDArray[np.int64]:
+    """Of each column, where most is allocated and where it ends: of a step's hundred thousand moments, what shows."""
+    total, column_ns = exact.allocated_bytes(), (end_ns - start_ns) / COLUMNS
+    inside = np.flatnonzero((start_ns <= exact.times_ns) & (exact.times_ns < end_ns))
+    before = np.flatnonzero(exact.times_ns < start_ns)[-1:]
+    columns = ((exact.times_ns[inside] - start_ns) / column_ns).astype(np.int64)
+    by_column = inside[np.lexsort((total[inside], columns))]
+    ends = np.flatnonzero(np.diff(columns, append=COLUMNS))
+    fullest = by_column[ends]
+    return np.concatenate([before, np.unique([*fullest, *inside[ends]]).astype(np.int64)])
 
 
 def _floor(layers: list[Layer], used: NDArray[np.float64]) -> float:
@@ -150,10 +214,11 @@ def _floor(layers: list[Layer], used: NDArray[np.float64]) -> float:
     return float(np.floor(0.95 * least / 10) * 10)
 
 
-def _window(windows: StepWindows) -> tuple[int | None, int, int]:
-    """The last step that is over, else the whole Recording."""
+def _window(windows: StepWindows, wanted: int | None) -> tuple[int | None, int, int]:
+    """The step that is wanted, else the last one; of those that are over, else the whole Recording."""
     finished = [index for index in range(1, len(windows.numbers)) if windows.finished[index]]
-    index = finished[-1] if finished else 0
+    chosen = [index for index in finished if windows.numbers[index] == wanted] or finished
+    index = chosen[-1] if chosen else 0
     start_ns, end_ns = map(int, windows.windows[index])
     return (windows.numbers[index] if finished else None), start_ns, max(end_ns, start_ns + 1)
 
@@ -193,9 +258,12 @@ def _joined(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     return joined
 
 
-def _note(memory: DeviceMemory) -> str:
+def _note(memory: DeviceMemory, exact: AllocationTimeline | None = None) -> str:
+    uncached = (
+        "" if exact is None or exact.reserved_bytes is not None else "caches are not drawn: only edges tell of them"
+    )
     unknown = f"not known here, so not drawn: {', '.join(memory.unknown)}" if memory.unknown else ""
-    return "; ".join(filter(None, (_ownerless(memory.residual), unknown)))
+    return "; ".join(filter(None, (_ownerless(memory.residual), unknown, uncached)))
 
 
 def _ownerless(found: Residual | None) -> str:

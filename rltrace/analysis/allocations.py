@@ -1,18 +1,20 @@
-"""The most that a device's allocators had given out in a step of which every allocation was kept, and who kept none."""
+"""What a device's allocators had given out in a step of which every allocation was kept, and who kept none."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.memory import DeviceMemory
-from rltrace.analysis.observations import Balances, Observations, Seen
+from rltrace.analysis.observations import Balances, Observations, Samples, Seen
 from rltrace.analysis.steps import StepWindows, number_of
-from rltrace.events import OWNERS, UNATTRIBUTED, Span, allocations_of
+from rltrace.events import ALLOCATIONS_RESERVED, OWNERS, UNATTRIBUTED, Span, allocations_of
 
 NOT_ALLOCATED = frozenset(
     {"allocator.cached", "cuda.context", "nccl", "library.kernels", "interpreter", "driver.reserved"}
@@ -38,6 +40,8 @@ class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
     """After the Recording's first instant."""
     at_peak_bytes: dict[str, int]
     """By owner."""
+    reserved_peak_bytes: int | None
+    """The most that those allocators had from the driver, caches included; None: nobody said."""
     sampled_peak_bytes: int | None
     """What the same owners held together at the step's sampled peak; None where nothing was sampled."""
     error_seconds: float
@@ -57,20 +61,48 @@ class AllocationsMissed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[DeviceMemory]) -> list[AllocationPeak]:
+class AllocationTimeline(NamedTuple):
+    """What the owners of a device had after each change, over all of its processes that kept their allocations."""
+
+    lane: Lane
+    step: int | None
+    spans: list[Span]
+    """Where they were kept."""
+    times_ns: NDArray[np.int64]
+    """Of allocations, frees, and what came from the driver or went back."""
+    bytes_by_owner: dict[str, NDArray[np.int64]]
+    """At each of those times; what was asked for, so without the rounding of blocks."""
+    reserved_bytes: NDArray[np.int64] | None
+    """What their allocators had from the driver; None: a Recording from before they said so."""
+
+    def allocated_bytes(self) -> NDArray[np.int64]:
+        """Of all owners."""
+        total: NDArray[np.int64] = sum(self.bytes_by_owner.values(), np.zeros(len(self.times_ns), np.int64))
+        return total
+
+
+def allocation_timelines(seen: Observations, windows: StepWindows) -> Iterator[AllocationTimeline]:
     """Every device and step with all allocations, by device."""
     kept: dict[tuple[Lane, int | None], list[tuple[Seen, Span]]] = {}
     for process in seen.processes:
         for span in process.allocations_kept:
             kept.setdefault((process.lane, _step_of(span, windows.of(process.lane))), []).append((process, span))
+    for (lane, step), parts in sorted(kept.items(), key=lambda item: (order(item[0][0]), item[0][1] or 0)):
+        yield _timeline(lane, step, parts)
+
+
+def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[DeviceMemory]) -> list[AllocationPeak]:
+    """The peak of each of them."""
     sampled = {
         (device.lane, moment.step): sum(size for owner, size in moment.bytes.items() if owner not in NOT_ALLOCATED)
         for device in memory
         for moment in device.steps
     }
     return [
-        _peak(lane, step, parts, sampled.get((lane.name, step)), seen.start_ns, _begin_ns(step, windows.of(lane)))
-        for (lane, step), parts in sorted(kept.items(), key=lambda item: (order(item[0][0]), item[0][1] or 0))
+        _peak(
+            kept, sampled.get((kept.lane.name, kept.step)), seen.start_ns, _begin_ns(kept.step, windows.of(kept.lane))
+        )
+        for kept in allocation_timelines(seen, windows)
     ]
 
 
@@ -90,34 +122,40 @@ def _step_of(span: Span, windows: StepWindows) -> int | None:
     return number if most_ns > 0 else None
 
 
-def _peak(
-    lane: Lane,
-    step: int | None,
-    parts: list[tuple[Seen, Span]],
-    sampled_bytes: int | None,
-    start_ns: int,
-    step_ns: int | None,
-) -> AllocationPeak:
-    changes = [change for process, span in parts for change in _changes(process.balances, span)]
+def _timeline(lane: Lane, step: int | None, parts: list[tuple[Seen, Span]]) -> AllocationTimeline:
+    changes = [change for process, span in parts for change in _changes(process, span)]
     changes.sort(key=lambda change: change[0])  # stable: an allocator's own order counts where times are equal
-    sizes = np.cumsum([size for _, _, size in changes])
-    at = int(np.argmax(sizes))
-    held: Counter[str] = Counter()
-    for _, owner, size in changes[: at + 1]:
-        held[owner] += size
-    return AllocationPeak(
-        lane=lane.name,
-        rank=lane.rank,
-        host=lane.host,
-        device=lane.device,
+    names = np.array([name for _, name, _ in changes])
+    sizes = np.array([size for _, _, size in changes], np.int64)
+    levels = {name: np.cumsum(np.where(names == name, sizes, 0)) for name in dict.fromkeys(names.tolist())}
+    reserved = levels.pop(ALLOCATIONS_RESERVED, None)
+    return AllocationTimeline(
+        lane=lane,
         step=step,
+        spans=[span for _, span in parts],
+        times_ns=np.array([ts_ns for ts_ns, _, _ in changes], np.int64),
+        bytes_by_owner={owner: levels[owner] for owner in OWNERS if owner in levels},
+        reserved_bytes=reserved if all(process.reserved.values for process, _ in parts) else None,
+    )
+
+
+def _peak(kept: AllocationTimeline, sampled_bytes: int | None, start_ns: int, step_ns: int | None) -> AllocationPeak:
+    sizes = kept.allocated_bytes()
+    at = int(np.argmax(sizes))
+    return AllocationPeak(
+        lane=kept.lane.name,
+        rank=kept.lane.rank,
+        host=kept.lane.host,
+        device=kept.lane.device,
+        step=kept.step,
         peak_bytes=int(sizes[at]),
-        peak_at_seconds=(changes[at][0] - start_ns) / 1e9,
-        at_peak_bytes={owner: held[owner] for owner in OWNERS if held[owner]},
+        peak_at_seconds=(int(kept.times_ns[at]) - start_ns) / 1e9,
+        at_peak_bytes={owner: int(level[at]) for owner, level in kept.bytes_by_owner.items() if level[at]},
+        reserved_peak_bytes=None if kept.reserved_bytes is None else int(kept.reserved_bytes.max()),
         sampled_peak_bytes=sampled_bytes,
-        error_seconds=max(span.args.get("error_ns", 0) for _, span in parts) / 1e9,
-        late_seconds=0.0 if step_ns is None else max(0, *(span.start_ns - step_ns for _, span in parts)) / 1e9,
-        lost=sum(span.args.get("lost", 0) for _, span in parts),
+        error_seconds=max(span.args.get("error_ns", 0) for span in kept.spans) / 1e9,
+        late_seconds=0.0 if step_ns is None else max(0, *(span.start_ns - step_ns for span in kept.spans)) / 1e9,
+        lost=sum(span.args.get("lost", 0) for span in kept.spans),
     )
 
 
@@ -187,12 +225,21 @@ def _is_of(span: Span, step: _ChosenStep) -> bool:
     return step.start_ns is not None and span.start_ns < step.end_ns and (span.end_ns or step.end_ns) > step.start_ns
 
 
-def _changes(balances: Balances, span: Span) -> Iterator[tuple[int, str, int]]:
-    """When an owner's bytes changed, whose and by how much, where a span has them; they begin and end at 0."""
+def _changes(process: Seen, span: Span) -> Iterator[tuple[int, str, int]]:
+    """When an owner's bytes changed, or what is reserved, which and by how much, where a span has them; from 0 to 0."""
     held: Counter[str] = Counter()
     yield span.start_ns, UNATTRIBUTED, 0
-    for ts_ns, place, value in zip(balances.times_ns, balances.places, balances.values, strict=True):
+    for ts_ns, name, value in (*_balances(process.balances), *_reserved(process.reserved)):
         if span.start_ns <= ts_ns <= (span.end_ns or ts_ns):
-            owner, size = balances.owners[place], int(value)
-            yield ts_ns, owner, size - held[owner]
-            held[owner] = size
+            yield ts_ns, name, int(value) - held[name]
+            held[name] = int(value)
+
+
+def _balances(balances: Balances) -> Iterator[tuple[int, str, float]]:
+    for ts_ns, place, value in zip(balances.times_ns, balances.places, balances.values, strict=True):
+        yield ts_ns, balances.owners[place], value
+
+
+def _reserved(samples: Samples) -> Iterator[tuple[int, str, float]]:
+    for ts_ns, value in zip(samples.times_ns, samples.values, strict=True):
+        yield ts_ns, ALLOCATIONS_RESERVED, value

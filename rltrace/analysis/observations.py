@@ -16,6 +16,7 @@ from rltrace.events import (
     ALLOCATED_PEAK,
     ALLOCATIONS,
     ALLOCATIONS_KEPT,
+    ALLOCATIONS_RESERVED,
     DEVICE_TIME,
     KERNEL,
     MEMORY_EDGE,
@@ -144,6 +145,8 @@ class Seen:
         """Of the sampler of a host: everything."""
         self.open_spans: list[Span] = []
         self.balances = Balances()
+        self.reserved = Samples()
+        """What its allocators have from the driver, whenever that changed; of the same histories as `balances`."""
         self.allocations_kept: list[Span] = []
         """Where every allocation is in `balances`."""
         self.edges: list[Span] = []
@@ -275,6 +278,8 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
     if owner is not None:
         if isfinite(sample.value):  # else nobody knows how many bytes
             seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
+    elif name == ALLOCATIONS_RESERVED:
+        seen.reserved.add(sample.ts_ns + shift_ns, sample.value)
     elif name.startswith(ALLOCATIONS):
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
         if exact is not None and isfinite(sample.value):

@@ -52,7 +52,7 @@ def test_layers_add_up_to_what_the_summary_says() -> None:
     assert len(drawn.devices) == 4
     for device, memory in zip(drawn.devices, figures, strict=True):
         assert device.unit == "GiB"
-        (peak,) = [moment for moment in memory.steps if moment.step == device.step]
+        (peak,) = [moment for moment in memory.steps if device.moments == f"step {moment.step}"]
         assert sum(layer.area for layer in device.layers).max() * 2**30 == pytest.approx(height(peak))
         heights = [sum(bars) * 2**30 for bars in zip(*(layer.bars for layer in device.layers), strict=True)]
         assert heights == pytest.approx([height(moment) for moment in memory.phases if moment.step is not None])
@@ -88,6 +88,47 @@ def test_a_device_of_verl_has_the_phases_of_its_server_and_its_worker() -> None:
     assert generate.end - generate.start == pytest.approx(2.38, abs=0.01)
     assert [band.name for band in bands][:3] == ["rollout.generate", "rollout.sleep", "actor.old_log_prob"]
     assert len([band for band in bands if band.name == "weight_sync"]) == 3
+
+
+@pytest.mark.parametrize("says_reserved", [True, False])
+def test_a_step_of_which_every_allocation_was_kept_is_drawn_from_them_and_its_caches_where_they_are_known(
+    tmp_path: Path, says_reserved: bool
+) -> None:
+    written = RecordingFile(tmp_path / "run")
+    driver = written.process(1, role="driver").thread()
+    for step in (0, 1, 2):
+        driver.span("step", step * SECOND, (step + 1) * SECOND, step=step)
+    worker = written.process(2, role="worker", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
+    worker.counter("actor.params_bytes", 1, 100)
+    worker.counter("cuda.context_bytes", 1, 50)
+    for at in (SECOND // 2, 3 * SECOND // 2, 5 * SECOND // 2):
+        worker.span("memory.edge", at, at + 1000, totals={"used": 150, "driver.reserved": 7})
+        worker.span("actor.update", at + 1000, at + SECOND // 4)
+    worker.span("memory.allocations", SECOND - 10, 2 * SECOND + 10, step=1)
+    most = {"allocations.actor.params_bytes": [(SECOND - 10, 100), (2 * SECOND + 10, 0)]}
+    # Within a millionth of the step: it shows all the same, and what is left behind it.
+    burst = [(SECOND + 100, 30), (SECOND + 200, 900), (SECOND + 300, 40), (SECOND + 400, 20)]
+    most["allocations.actor.grads_bytes"] = [(SECOND - 10, 0), *burst, (2 * SECOND + 10, 0)]
+    if says_reserved:
+        most["allocations.reserved_bytes"] = [(SECOND - 10, 400), (SECOND + 150, 1200), (2 * SECOND + 10, 0)]
+    for name, values in most.items():
+        for at, value in values:
+            worker.counter(name, at, value)
+    (device,) = picture(Recording.open(written.path)).devices
+    assert device.moments == "step 1, every allocation", "and not step 2, the last one"
+    assert [band.name for band in device.bands] == ["actor.update"]
+    area = {layer.owner: [round(size * 2**20) for size in layer.area] for layer in device.layers}
+    used = [round(size * 2**20) for size in device.used]
+    assert area["actor.grads"] == [0, 900, 20] and area["actor.params"] == [100] * 3
+    assert area["cuda.context"] == [50] * 3 and area["driver.reserved"] == [7] * 3, "as the edges have them"
+    assert [round(at * 1e9) for at in device.seconds] == [0, 200, 400]
+    if says_reserved:
+        assert area["allocator.cached"] == [300, 200, 1080]
+        assert used == [457, 1257, 1257]
+    else:
+        assert not any(area.get("allocator.cached", ()))
+        assert used == [157, 1057, 177]
+    assert ("caches are not drawn" in device.note) != says_reserved
 
 
 def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() -> None:

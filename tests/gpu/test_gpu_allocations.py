@@ -23,7 +23,7 @@ import yaml
 import rltrace
 from rltrace import allocations, clock
 from rltrace.analysis import summarize
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, NO_GPU, Counter, Span
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, Counter, Span
 from rltrace.recording import Process, Recording
 
 pytestmark = pytest.mark.in_this_process
@@ -45,10 +45,17 @@ def recorded(tmp_path: Path) -> Iterator[Path]:
 
 
 def kept(process: Process) -> tuple[Span, list[Counter]]:
-    """The span over the allocations of a process that kept them once, and their samples."""
+    """The span over the allocations of a process that kept them once, and its owners' samples."""
     events = list(process.events())
     (span,) = [event for event in events if isinstance(event, Span) and event.name == ALLOCATIONS_KEPT]
-    return span, [event for event in events if isinstance(event, Counter) and event.name.startswith(ALLOCATIONS)]
+    samples = [event for event in events if isinstance(event, Counter) and event.name.startswith(ALLOCATIONS)]
+    return span, [sample for sample in samples if sample.name != ALLOCATIONS_RESERVED]
+
+
+def reserved(process: Process) -> list[int]:
+    """What its allocator had from the driver, at first and whenever that changed."""
+    events = (event for event in process.events() if isinstance(event, Counter))
+    return [int(event.value) for event in events if event.name == ALLOCATIONS_RESERVED]
 
 
 def requested(which: str) -> int:
@@ -72,7 +79,11 @@ UNROUNDED = f"""
         if len(held) > 60:
             del held[choose.randrange(60)]
     del held[:20]
-    said = {{"end": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated()}}
+    torch.cuda.empty_cache()
+    said = {{
+        "end": torch.cuda.memory_allocated(), "peak": torch.cuda.max_memory_allocated(),
+        "reserved_end": torch.cuda.memory_reserved(), "reserved_peak": torch.cuda.max_memory_reserved(),
+    }}
     rltrace.stop_allocations()
     print(json.dumps(said))
 """
@@ -95,6 +106,9 @@ def test_blocks_that_are_not_rounded_add_up_to_what_torch_says_is_allocated(tmp_
     span, _ = kept(process)
     assert (span.args["end_bytes"], span.args["peak_bytes"]) == (said["end"], said["peak"])
     assert (span.args["lost"], span.args["unaccounted_bytes"], span.args["mismatches"]) == (0, 0, 0)
+    first, *levels, nothing = reserved(process)
+    assert (levels[-1], max(levels), nothing) == (said["reserved_end"], said["reserved_peak"], 0)
+    assert first < levels[-1] < max(levels), "a third of it was freed at last, and its cache given back"
 
 
 def read_after_stop(folder: Path) -> tuple[Span, list[Counter]]:
@@ -268,6 +282,7 @@ TRAIN = f"""{MODEL}
         "current": stats["requested_bytes.all.current"],
         "peak": stats["requested_bytes.all.peak"],
         "allocated_peak": stats["allocated_bytes.all.peak"],
+        "reserved_peak": stats["reserved_bytes.all.peak"],
         "parameter_bytes": sum(4 * p.numel() for p in actor.parameters()),
         "ref_bytes": sum(4 * p.numel() for p in ref.parameters()),
         "state_bytes": sum(getattr(value, "_local_tensor", value).nbytes
@@ -307,6 +322,7 @@ def test_a_training_step_adds_up_to_the_allocators_own_peak(
     assert said["peak"] <= said["allocated_peak"] < 1.1 * said["peak"]
     (peak,) = summarize(recording).allocations
     assert peak.peak_bytes == said["peak"] == sum(peak.at_peak_bytes.values())
+    assert peak.reserved_peak_bytes == said["reserved_peak"]
 
 
 def test_each_owner_holds_what_is_its_own(

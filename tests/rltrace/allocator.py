@@ -16,6 +16,7 @@ from rltrace.events import OWNERS
 
 DEVICE = 1
 BLOCK_BYTES = 8192
+SEGMENT_BYTES = 4 * BLOCK_BYTES
 
 
 @dataclass
@@ -28,11 +29,15 @@ class Allocator:
     entries: list[dict[str, Any]] = field(default_factory=list)
     blocks: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Size asked for and owner, by address."""
+    segments: set[int] = field(default_factory=set)
+    """Addresses of what it has from the driver."""
     pending: list[int] = field(default_factory=list)
     """Addresses whose free was asked for."""
     stats: Counter[str] = field(default_factory=Counter)
     truth: list[tuple[int, dict[str, int]]] = field(default_factory=list)
     """When something changed, by the host's clock, and what each owner held then."""
+    reserved: list[int] = field(default_factory=list)
+    """What it had from the driver at first, and after each change."""
     windows: list[tuple[int, int]] = field(default_factory=list)
     is_kept: bool = False
 
@@ -42,6 +47,9 @@ class Allocator:
         address = next(a for a in range(BLOCK_BYTES, 1 << 40, BLOCK_BYTES) if a not in taken)
         self.blocks[address] = (size_bytes, text if text in OWNERS else "unattributed")
         self.stats["allocation.all.allocated"] += 1
+        if (segment := address - address % SEGMENT_BYTES) not in self.segments:
+            self.segments.add(segment)
+            self._entry("segment_alloc", segment, SEGMENT_BYTES, text)
         self._entry("alloc", address, size_bytes, text)
         return address
 
@@ -62,10 +70,21 @@ class Allocator:
         self.ask_to_free(address)
         self.complete_free(address)
 
+    def empty_cache(self) -> None:
+        """Give back every segment that nothing lies in."""
+        for segment in sorted(self.segments - {address - address % SEGMENT_BYTES for address in self.blocks}):
+            self.segments.remove(segment)
+            self._entry("segment_free", segment, SEGMENT_BYTES, "")
+
+    def reserved_bytes(self) -> int:
+        """What it has from the driver."""
+        return len(self.segments) * SEGMENT_BYTES
+
     def start(self) -> dict[str, int]:
         """Begin to keep a history; returns what memory_stats says."""
         before = self.memory_stats()
         self.is_kept = True
+        self.reserved.append(self.reserved_bytes())
         self.truth.append((self.host_ns, self.held()))
         self.mark()
         return before
@@ -100,19 +119,20 @@ class Allocator:
         return History.of(self.snapshot(), DEVICE, self.windows, before, self.memory_stats())
 
     def snapshot(self) -> dict[str, Any]:
-        """As torch.cuda.memory._snapshot: one segment, and another device's."""
-        blocks, end = [], max(self.blocks, default=0) + BLOCK_BYTES
-        for address in range(BLOCK_BYTES, end, BLOCK_BYTES):
-            size, _ = self.blocks.get(address, (0, ""))
-            waits = "active_pending_free" if address in self.pending else "active_allocated"
-            state = waits if address in self.blocks else "inactive"
-            blocks.append({"size": BLOCK_BYTES, "requested_size": size, "state": state, "address": address})
+        """As torch.cuda.memory._snapshot, with a segment of another device's."""
         others = [{"size": BLOCK_BYTES, "requested_size": 77, "state": "active_allocated", "address": BLOCK_BYTES}]
-        segments = [
-            {"device": device, "address": BLOCK_BYTES, "blocks": of_device}
-            for device, of_device in ((1 - DEVICE, others), (DEVICE, blocks))
-        ]
+        segments = [{"device": 1 - DEVICE, "address": BLOCK_BYTES, "total_size": BLOCK_BYTES, "blocks": others}]
+        for segment in sorted(self.segments):
+            addresses = range(segment, segment + SEGMENT_BYTES, BLOCK_BYTES)
+            blocks = [self._block(address) for address in addresses]
+            segments.append({"device": DEVICE, "address": segment, "total_size": SEGMENT_BYTES, "blocks": blocks})
         return {"segments": segments, "device_traces": [[], self.entries[-self.ring :]]}
+
+    def _block(self, address: int) -> dict[str, Any]:
+        size, _ = self.blocks.get(address, (0, ""))
+        waits = "active_pending_free" if address in self.pending else "active_allocated"
+        state = waits if address in self.blocks else "inactive"
+        return {"size": BLOCK_BYTES, "requested_size": size, "state": state, "address": address}
 
     def _entry(self, action: str, address: int, size: int, text: str) -> None:
         self.host_ns += 700
@@ -120,6 +140,8 @@ class Allocator:
             return
         known = {"addr": address, "size": size, "user_metadata": text, "stream": 0, "frames": []}
         self.entries.append({"action": action, "time_us": self.realtime_us(self.host_ns), **known})
-        if text != allocations.MARK and action != "free_requested":
+        if action in allocations.SEGMENTS:
+            self.reserved.append(self.reserved_bytes())
+        elif text != allocations.MARK and action != "free_requested":
             self.truth.append((self.host_ns, self.held()))
         self.host_ns += 700

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from allocator import Allocator
+from allocator import SEGMENT_BYTES, Allocator
 from hypothesis import given
 from hypothesis import strategies as st
 from recordings import Written, sample, span
@@ -21,11 +21,11 @@ from traced_runs import run_traced
 
 import rltrace
 from rltrace import allocations, clock
-from rltrace.allocation_history import Change, Naming, Timeline, replay
-from rltrace.allocations import MARKS, PoolHistory, together
+from rltrace.allocation_history import Change, Naming, Reserved, Timeline, replay
+from rltrace.allocations import MARKS, PoolHistory, reserved_together, together
 from rltrace.analysis import summarize
 from rltrace.cli.tables.memory import allocation_table
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, UNATTRIBUTED, Span
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, UNATTRIBUTED, Span
 from rltrace.events import Counter as Sample
 from rltrace.instrument.vllm_allocations import CUMEM, CumemPools
 from rltrace.recording import Process, Recording
@@ -36,7 +36,9 @@ Action = tuple[str, int, str]
 """What is done, a size or the place of a block among those there are, and the text that is set."""
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["allocate", "free", "ask", "complete"]), st.integers(1, 5000), st.sampled_from(SCOPES)),
+    st.tuples(
+        st.sampled_from(["allocate", "free", "ask", "complete", "empty"]), st.integers(1, 5000), st.sampled_from(SCOPES)
+    ),
     max_size=60,
 )
 
@@ -51,6 +53,8 @@ def act(allocator: Allocator, wanted: list[Action]) -> None:
             allocator.complete_free(allocator.pending[number % len(allocator.pending)])
         elif what == "free" and used:
             allocator.free(used[number % len(used)])
+        elif what == "empty":
+            allocator.empty_cache()
         elif what == "ask" and used:
             allocator.ask_to_free(used[number % len(used)])
 
@@ -85,6 +89,7 @@ def test_a_history_leads_back_to_what_every_owner_held_after_every_change(
     assert timeline.peak_bytes == max(sums) == sum(timeline.at_peak_bytes.values())
     assert Counter(timeline.end_bytes) == Counter(allocator.held())
     assert (history.lost, history.unaccounted_bytes, timeline.mismatches) == (0, 0, 0)
+    assert [level.bytes for level in reserved_together(history, [], 0)] == allocator.reserved
 
 
 @given(before=actions, inside=actions, ring=st.integers(3 * MARKS, 100))
@@ -104,6 +109,8 @@ def test_what_a_full_ring_has_dropped_is_counted_and_the_rest_is_exact(
     dropped = allocator.entries[:-ring]
     assert history.lost == sum(entry["action"] in ("alloc", "free_requested") for entry in dropped)
     assert timeline.mismatches == 0
+    levels = [level.bytes for level in reserved_together(history, [], 0)]
+    assert levels == allocator.reserved[-len(levels) :]
 
 
 def test_an_address_names_what_is_there_then_for_as_long_as_it_is_and_nothing_before_or_after() -> None:
@@ -157,6 +164,10 @@ def test_what_a_pool_gave_torch_counts_as_the_pools_and_once() -> None:
     assert [balance.bytes for balance in timeline.balances] == [30, 0, 16384]
     assert timeline.peak_bytes == 16384 + 100 + 30
     assert timeline.mismatches == 0
+    history = allocator.history(stats)
+    levels = [level.bytes for level in reserved_together(history, [pools], 0)]
+    two = 2 * SEGMENT_BYTES  # the last allocation needed another one
+    assert levels == [16384 + SEGMENT_BYTES, 16384 + two, two, 16384 + two]
 
 
 def test_what_is_missing_in_the_middle_shows_as_bytes_that_nobody_accounts_for() -> None:
@@ -246,7 +257,8 @@ def test_what_was_kept_is_written_as_one_counter_an_owner_which_no_reader_takes_
     timeline = together(history, [], [])
     rltrace.start(folder)
     start_ns = clock.now_ns()
-    allocations.write(timeline, history, start_ns, start_ns + 10**9)
+    levels = [Reserved(start_ns, 4096), Reserved(start_ns + 1, 8192)]
+    allocations.write(timeline, levels, history, start_ns, start_ns + 10**9)
     rltrace.stop()
     events = list(process_of(folder).events())
     (whole,) = [event for event in events if isinstance(event, Span)]
@@ -266,11 +278,15 @@ def test_what_was_kept_is_written_as_one_counter_an_owner_which_no_reader_takes_
         "allocations.unattributed_bytes": [100, 0],
         "allocations.actor.grads_bytes": [0, 300, 0, 0],
         "allocations.ref.params_bytes": [0, 50, 0],
+        "allocations.reserved_bytes": [4096, 8192, 0],
     }
     assert summarize(Recording.open(folder)).memory == []
 
 
-def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_sampled_one(folder: Path) -> None:
+@pytest.mark.parametrize("says_reserved", [True, False])
+def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_sampled_one(
+    folder: Path, says_reserved: bool
+) -> None:
     def owned(owner: str, at_s: float, size: float) -> list[list[Any]]:
         return sample(f"{ALLOCATIONS}{owner}_bytes", at_s, size)
 
@@ -286,6 +302,13 @@ def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_
         span(ALLOCATIONS_KEPT, 19.5, 30.5, error_ns=9000, lost=3),
         *(owned("rollout.weights", at_s, size) for at_s, size in ((19.5, 0), (21, 500), (25, 0), (30.5, 0))),
     ]
+    if says_reserved:
+        worker += [
+            sample(ALLOCATIONS_RESERVED, at_s, size) for at_s, size in ((19, 150), (24, 400), (26, 100), (31, 0))
+        ]
+        engine += [
+            sample(ALLOCATIONS_RESERVED, at_s, size) for at_s, size in ((19.5, 0), (21, 500), (25, 50), (30.5, 0))
+        ]
     written = Written(folder).process(
         "driver", span("step", 10, 20, step=0), span("step", 20, 30, step=1), role="driver"
     )
@@ -296,11 +319,13 @@ def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_
     assert (peak.peak_bytes, peak.peak_at_seconds) == (670, 22)
     assert peak.at_peak_bytes == {"actor.params": 100, "actor.grads": 70, "rollout.weights": 500}
     assert peak.sampled_peak_bytes == 130
+    assert peak.reserved_peak_bytes == (900 if says_reserved else None), "400 and 500, as 24 s began"
     assert (peak.error_seconds, peak.lost) == (9e-6, 3)
     table = Console(width=100, file=io.StringIO())
     table.print(allocation_table([peak]))
     shown = table.file.getvalue()  # type: ignore[attr-defined]
     assert "670 B" in shown and "130 B" in shown and "9 µs" in shown and "rollout.weights" in shown
+    assert ("reserved" in shown and "900 B" in shown) == says_reserved
 
 
 # ---- owners -------------------------------------------------------------------------------------------------------

@@ -187,7 +187,8 @@ def allocation_line(peaks: Sequence[AllocationPeak]) -> Text:
 
 def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
     """The exact peaks of the steps of which every allocation was kept, beside the sampled ones."""
-    columns = ("device", "step", "exact peak", "sampled", words("most of it", 3), "at", "within", "lost", "late")
+    most = words("most of it", 3)
+    columns = ("device", "step", "exact peak", "sampled", "reserved", most, "at", "within", "lost", "late")
     table = Figures(*columns)
     for peak in peaks:
         owner = max(peak.at_peak_bytes, key=lambda owner: peak.at_peak_bytes[owner], default="")
@@ -196,13 +197,16 @@ def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
             figures.number(peak.step),
             figures.size(peak.peak_bytes),
             "" if peak.sampled_peak_bytes is None else figures.size(peak.sampled_peak_bytes),
+            "" if peak.reserved_peak_bytes is None else figures.size(peak.reserved_peak_bytes),
             owner,
             f"{peak.peak_at_seconds:.3f} s",
             f"{peak.error_seconds * 1e6:.0f} µs",
-            figures.number(peak.lost),
+            figures.number(peak.lost) if peak.lost else "",
             figures.short(peak.late_seconds) if peak.late_seconds else "",
         )
     caption = "bytes asked of torch's and vLLM's allocators: contexts, NCCL, caches and the driver's are not among them"
+    if any(peak.reserved_peak_bytes is not None for peak in peaks):
+        caption += "\nreserved: the most that those allocators had from the driver in the step, caches included"
     if any(peak.late_seconds for peak in peaks):
         caption += f"\n{LATE}"
     return titled("Peaks of the steps with every allocation", table, caption)
