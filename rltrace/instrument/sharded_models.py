@@ -376,7 +376,8 @@ class PlainParams(Params):
         return self.trained()
 
     def grads(self) -> Iterator[Any]:
-        return (parameter.grad for parameter in self.trained() if parameter.grad is not None)
+        grads = (parameter.grad for parameter in self.trained())
+        return (grad for grad in grads if grad is not None and not grad.is_sparse)  # such a one has no storage
 
     def mark(self) -> Any:
         parameters = self.trained()

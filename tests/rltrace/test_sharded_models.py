@@ -200,6 +200,15 @@ def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradient
     assert params.mark() == marks[-1]
 
 
+def test_a_gradient_without_a_storage_is_left_out() -> None:
+    embedding, linear = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4, bias=False)
+    model = torch.nn.Sequential(embedding, linear)
+    (params,) = plain_params([], [(model, list(model.parameters()))])
+    model(torch.tensor([1, 2])).sum().backward()
+    assert embedding.weight.grad is not None and embedding.weight.grad.is_sparse
+    assert [grad is linear.weight.grad for grad in params.grads()] == [True]
+
+
 def test_a_model_that_is_gone_holds_nothing() -> None:
     """Of FSDP2: an FSDP1 module stays, in FSDP1's own cycles."""
     assert "ref.params_host_bytes" not in said_by("fsdp2")["without the ref"]
