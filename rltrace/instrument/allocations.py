@@ -1,29 +1,38 @@
 """Whose each allocation is, on the steps on which all of them are kept: `rltrace.start_allocations`.
 
-Source read: torch 2.11 and 2.13, torch/distributed/fsdp/_fully_shard, torch/autograd, and of torch's allocator
-c10/cuda/CUDACachingAllocator.cpp.
+Source read: torch 2.11 and 2.13, torch/distributed/fsdp, torch/nn/parallel/distributed.py, torch/autograd, and of
+torch's allocator c10/cuda/CUDACachingAllocator.cpp.
 The text that an allocation carries belongs to a thread, and autograd has threads of its own: a hook on what backward
-begins with sets it there. Gradients and optimizer state are known by their addresses too, whoever allocated them. On
-any other step these hooks pass their calls through, and modules have none.
+begins with sets it there. Parameters, gradients and optimizer state are known by their addresses too, whoever allocated
+them. On any other step these hooks pass their calls through, and modules have none.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rltrace import allocations, memory
-from rltrace.instrument.fsdp2 import PACKAGE, Forwards, groups_of, remove
-from rltrace.instrument.sharded_models import ROLES, Fsdp2Params, watch_optimizers
+from rltrace.instrument.fsdp1 import HANDLE, RUNTIME
+from rltrace.instrument.fsdp2 import PACKAGE, Forwards, remove
+from rltrace.instrument.sharded_models import (
+    GRADS,
+    MODELS,
+    OPTIMIZER,
+    ROLES,
+    Fsdp1Params,
+    Fsdp2Params,
+    Params,
+    watch_models,
+)
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
-from rltrace.patching import Function, Hook, PatchSet
+from rltrace.patching import Hook, PatchSet
 
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
 
-GRADS, OPTIMIZER, ACTIVATIONS = "actor.grads", "actor.optimizer", "actor.activations"
+ACTIVATIONS = "actor.activations"
 GATHER, BUCKET = "weight_sync.gather", "weight_sync.bucket"
 
 SCOPES = {
@@ -37,7 +46,7 @@ SCOPES = {
 
 
 class Allocations:
-    """Owners' scopes of FSDP2's parameters, of forward, backward, optimizer and weight sync."""
+    """Owners' scopes of FSDP's parameters and gradients, of forward, backward, optimizer and weight sync."""
 
     name = "allocations"
     supports = ("torch >= 2.11, < 2.14",)
@@ -50,22 +59,25 @@ class Allocations:
 
 def name_hooks(patches: PatchSet) -> None:
     """Name every place where an owner's scope begins and ends."""
-    known = Known()
-    allocations.name_by(known)
-    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", known.watch_states)
-    watch_optimizers(patches)
+    allocations.name_by(owners)
+    watch_models(patches)
+    forwards = ModelForwards()
     with patches.dormant() as switch:
+        patches.use("torch.nn.modules.module:Module.register_forward_pre_hook", forwards.use)
         for method in ("unshard", "wait_for_unshard"):
-            patches.around(f"{GROUP}.{method}", enter_params, leave)
+            patches.around(f"{GROUP}.{method}", functools.partial(enter_params, Fsdp2Params), leave)
+        for method in ("pre_unshard", "unshard"):
+            patches.around(f"{HANDLE}.{method}", functools.partial(enter_params, Fsdp1Params), leave)
         patches.around(f"{GROUP}.post_backward", enter_grads, leave)
-        patches.around("torch.autograd:backward", watch_roots, forget_roots)
+        patches.around(f"{RUNTIME}:_post_backward_hook", enter_flat_grads, leave)
+        patches.around("torch.autograd:backward", watch_roots, end_backward)
         patches.use(
             "torch.optim.optimizer:register_optimizer_step_pre_hook",
             functools.partial(watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(OPTIMIZER)),
         )
         for target, owner in SCOPES.items():
             patches.around(target, functools.partial(enter, owner), leave)
-    for told in (switch, known.switch):
+    for told in (switch, forwards.switch):
         allocations.when_kept(told)
 
 
@@ -82,83 +94,83 @@ def leave(before: str | None, _result: Any, _error: BaseException | None) -> Non
 # ---- parameters, gradients, optimizer state -----------------------------------------------------------------------
 
 
-class Known:
-    """Sharded modules that were met, and whose their tensors are and those of the optimizers."""
-
-    def __init__(self) -> None:
-        self._states: weakref.WeakKeyDictionary[Any, Forwards] = weakref.WeakKeyDictionary()
-        self._handles: list[Any] = []
-
-    def watch_states(self, original: Function, hook: Hook) -> Function:
-        """Wrap `FSDPState.init`, to know what is sharded."""
-        forwards = Forwards(hook, lambda *_: allocations.Scope(ACTIVATIONS).__enter__())
-
-        @functools.wraps(original)
-        def init(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if hook.live:
-                self._states[args[0]] = forwards
-            return result
-
-        return init
-
-    def switch(self, on: bool) -> None:
-        """From here on what a forward allocates are activations, or not any more."""
-        remove(self._handles)
-        if on:
-            for state, forwards in self._states.items():
-                self._handles += forwards.attach(state._modules, str)
-
-    def __call__(self) -> dict[int, str]:
-        """Owners by address of what is allocated now."""
-        owners: dict[int, str] = {}
-        for optimizer in ROLES.optimizers():
-            owners |= addresses(memory.optimizer_tensors(optimizer), OPTIMIZER)
-        for group in (group for state in list(self._states) for group in groups_of(state)):
-            owners |= addresses(parameters_of(group), params_owner(group))
-            owners |= addresses(sharded_gradients_of(group), GRADS)
-        return owners
+def owners() -> dict[int, str]:
+    """Owners by address of what this process's models hold now."""
+    return {address: owner for owner, tensors in MODELS.tensors() for address in addresses(tensors)}
 
 
-def enter_params(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-    """A group is about to gather its parameters."""
-    return allocations.enter(params_owner(args[0]))
+def addresses(tensors: Iterable[Any]) -> Iterator[int]:
+    """Where each tensor's memory begins; of a DTensor, that of this rank's shard.
+
+    Of the host's tensors too: no GPU has memory at the same addresses.
+    """
+    return (memory.local(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
 
-def params_owner(group: Any) -> str:
+def enter_params(params_of: Callable[[Any], Params], args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """What is sharded together is about to be gathered."""
+    return allocations.enter(params_owner(params_of(args[0])))
+
+
+def params_owner(params: Params) -> str:
     """As everywhere in this process."""
-    return f"{ROLES.subject_of(Fsdp2Params(group))}.params"
+    return f"{ROLES.subject_of(params)}.params"
 
 
-def parameters_of(group: Any) -> Iterator[Any]:
-    """This rank's shards, and what was gathered and is still there."""
-    for param in group.fsdp_params:
-        yield param.sharded_param
-        yield from param.all_gather_outputs
+def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """A group's gradients are computed; what their reduction allocates are gradients too."""
+    return enter_reduction(gradients_of(args[0]))
 
 
-def sharded_gradients_of(group: Any) -> Iterator[Any]:
-    """Gradients of this rank's shards."""
-    return (param.sharded_param.grad for param in group.fsdp_params)
+def enter_flat_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """The same of a flat parameter."""
+    return enter_reduction(Fsdp1Params(args[1]).grads())
+
+
+def enter_reduction(gradients: Iterable[Any]) -> str | None:
+    """These are gradients, whoever allocated them, and so is all from here on."""
+    allocations.name(dict.fromkeys(addresses(gradients), GRADS))
+    return allocations.enter(GRADS)
 
 
 def gradients_of(group: Any) -> Iterator[Any]:
     """Gradients of whole parameters, which backward has just computed or added to."""
     for param in group.fsdp_params:
-        yield getattr(getattr(param, "_unsharded_param", None), "grad", None)
-        yield getattr(param, "unsharded_accumulated_grad", None)
+        for grad in (getattr(getattr(param, "_unsharded_param", None), "grad", None), param.unsharded_accumulated_grad):
+            if grad is not None:
+                yield grad
 
 
-def addresses(tensors: Iterable[Any], owner: str) -> dict[int, str]:
-    """The owner by the address of each tensor's memory; of a DTensor, of this rank's shard."""
-    local = map(memory.local, tensors)
-    return {tensor.untyped_storage().data_ptr(): owner for tensor in local if getattr(tensor, "is_cuda", False)}
+# ---- forward ----------------------------------------------------------------------------------------------------
 
 
-def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-    """A group's gradients are computed; what their reduction allocates are gradients too."""
-    allocations.name(addresses(gradients_of(args[0]), GRADS))
-    return allocations.enter(GRADS)
+class ModelForwards:
+    """Forwards of this process's models, with hooks on their modules while a history is kept."""
+
+    def __init__(self) -> None:
+        self._hook: Hook | None = None
+        self._handles: list[Any] = []
+
+    def use(self, hook: Hook) -> Callable[[], None]:
+        """Have hooks on modules report as this one; returns what undoes it."""
+        self._hook = hook
+        return self._forget
+
+    def _forget(self) -> None:
+        self._hook = None
+        remove(self._handles)
+
+    def switch(self, on: bool) -> None:
+        """From here on what a forward allocates are activations, or not any more; never raises."""
+        remove(self._handles)
+        hook = self._hook
+        if not on or hook is None:
+            return
+        try:
+            forwards = Forwards(hook, lambda *_: allocations.Scope(ACTIVATIONS).__enter__())
+            self._handles = forwards.attach(MODELS.modules(), str)
+        except Exception as error:
+            hook.failed(error)
 
 
 # ---- backward ---------------------------------------------------------------------------------------------------
@@ -179,6 +191,11 @@ def enter_backward(_grad: Any) -> None:
     Variable._execution_engine.queue_callback(lambda: allocations.leave(before))
 
 
-def forget_roots(handles: list[Any], _result: Any, _error: BaseException | None) -> None:
-    """Backward is over: what it began with needs no hook any more."""
+def end_backward(handles: list[Any], _result: Any, _error: BaseException | None) -> None:
+    """Backward is over: what it began with needs no hook any more, and what has become of it has a name.
+
+    Where nobody shards, gradients are allocated among the activations. What the program has brought back to the GPU
+    since the history began is named here too.
+    """
     remove(handles)
+    allocations.name(owners())

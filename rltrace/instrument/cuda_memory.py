@@ -18,8 +18,8 @@ from typing import Any
 from rltrace import edges, nvml, recorder
 from rltrace.instrument import cuda_ledger
 from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
-from rltrace.instrument.fsdp2 import PACKAGE, outside_graphs, remove
-from rltrace.instrument.sharded_models import Models, keep_first, watch_optimizers
+from rltrace.instrument.fsdp2 import outside_graphs, remove
+from rltrace.instrument.sharded_models import MODELS, watch_models
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.instrument.uncaught import watch_uncaught
 from rltrace.lineage import is_below
@@ -73,29 +73,17 @@ def on_device(device: Any) -> Iterator[None]:
 
 def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_device) -> None:
     """Meet models, optimizers and communicators where they are made; look at every edge."""
-    models = Models()
-    ledger.tensors[models] = models
-    ledger.trains = lambda: models.met
+    ledger.tensors[MODELS] = MODELS
+    ledger.trains = lambda: MODELS.met
     patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(ledger.reached))
     watch_uncaught(patches, ledger.out_of_memory)
     loading = Loading(ledger)
-    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", functools.partial(meet_state, models, ledger, loading))
+    watch_models(patches, functools.partial(watch_root, ledger, loading))
     patches.around("torch.autograd:backward", loading.begin_backward, leave)
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         functools.partial(watch_optimizer_steps, span=loading.span),
     )
-    patches.around(
-        "torch.distributed.fsdp.fully_sharded_data_parallel:FullyShardedDataParallel.__init__",
-        keep_first,
-        lambda module, _result, error: models.meet_fsdp1(module) if error is None else None,
-    )
-    patches.around(
-        "torch.nn.parallel.distributed:DistributedDataParallel.__init__",
-        keep_first,
-        lambda wrapper, _result, error: models.meet_ddp(wrapper) if error is None else None,
-    )
-    watch_optimizers(patches)
     for method in COLLECTIVES:
         patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger).watch)
     eager = EagerConnections(ledger, on_device)
@@ -217,24 +205,7 @@ def is_on_gpu(value: Any) -> bool:
     return bool(getattr(value, "is_cuda", False))
 
 
-def meet_state(models: Models, ledger: CudaLedger, loading: Loading, original: Function, hook: Hook) -> Function:
-    """Wrap `FSDPState.init`: know the state, and look where the root's forward ends with gradients to come."""
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if hook.live:
-            try:
-                models.meet_state(args[0])
-                watch_root(args[0], ledger, loading, hook)
-            except Exception as error:
-                hook.failed(error)
-        return result
-
-    return init
-
-
-def watch_root(state: Any, ledger: CudaLedger, loading: Loading, hook: Hook) -> None:
+def watch_root(ledger: CudaLedger, loading: Loading, state: Any, hook: Hook) -> None:
     """Look around the first forwards of the module that is the root of its model; sample behind each.
 
     Which one that is shows in its first forward; the others are left alone from then on.

@@ -1,24 +1,27 @@
-"""The models of this process and their optimizers: who holds how many bytes, on the GPU and the host.
+"""The models of this process and their optimizers: which tensors are whose, and how many bytes on the GPU and the host.
 
 Models that FSDP shards, those that DDP wraps, and what else an optimizer holds. A model that nobody shards, wraps or
-trains is not met: its bytes are `unattributed`.
+trains is not met: its bytes are `unattributed`. The samples at edges and the history of every allocation both ask here.
 
 Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_param.py.
 """
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rltrace import memory
-from rltrace.instrument.fsdp2 import groups_of
-from rltrace.patching import PatchSet
+from rltrace.instrument.fsdp1 import WRAPPER
+from rltrace.instrument.fsdp2 import PACKAGE, groups_of
+from rltrace.patching import After, Function, Hook, PatchSet, wrap_function
 
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
 
+GRADS, OPTIMIZER = "actor.grads", "actor.optimizer"
 
 MOST_KEPT = 64
 """States of all groups: a step goes through fewer than ten."""
@@ -69,21 +72,6 @@ ROLES = Roles()
 """Of this process."""
 
 
-def watch_optimizers(patches: PatchSet) -> None:
-    """Meet every optimizer where it is made."""
-
-    def met(optimizer: Any, _result: Any, error: BaseException | None) -> None:
-        if error is None:
-            ROLES.meet_optimizer(optimizer)
-
-    patches.around("torch.optim.optimizer:Optimizer.__init__", keep_first, met)
-
-
-def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """What the call is about."""
-    return args[0]
-
-
 class Models:
     """The models of a process and their optimizers.
 
@@ -91,6 +79,8 @@ class Models:
     """
 
     def __init__(self) -> None:
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+        """States and modules: several instrumentations tell of each."""
         self._units: list[Unit] = []
         self._wrapped: list[weakref.ref[Any]] = []
         """By DDP."""
@@ -106,15 +96,41 @@ class Models:
 
     def meet_state(self, state: Any) -> None:
         """An FSDP2 state; its parameters are in groups that are made after it."""
-        self._units.append(Unit(weakref.ref(state), fsdp2_params))
+        if self._is_new(state):
+            self._units.append(Unit(weakref.ref(state), fsdp2_params, lambda state: state._modules))
 
     def meet_fsdp1(self, module: Any) -> None:
         """A module that FSDP1 wraps."""
-        self._units.append(Unit(weakref.ref(module), fsdp1_params))
+        if self._is_new(module):
+            self._units.append(Unit(weakref.ref(module), fsdp1_params, lambda module: [module]))
 
     def meet_ddp(self, wrapper: Any) -> None:
         """A module that DDP wraps, its frozen parameters too."""
-        self._wrapped.append(weakref.ref(wrapper.module))
+        if self._is_new(wrapper):
+            self._wrapped.append(weakref.ref(wrapper.module))
+
+    def _is_new(self, model: Any) -> bool:
+        is_new = model not in self._met
+        self._met.add(model)
+        return is_new
+
+    def tensors(self) -> Iterator[tuple[str, Iterable[Any]]]:
+        """Owners, each with tensors that are its own now."""
+        for subject, params in self._groups():
+            yield from by_owner(subject, params)
+        for optimizer in ROLES.optimizers():
+            yield OPTIMIZER, memory.optimizer_tensors(optimizer)
+
+    def modules(self) -> list[Any]:
+        """Modules in whose forwards models compute: the sharded ones, what DDP wraps, and what has plain parameters.
+
+        Not DDP's own, whose forward may make the buckets of its gradients anew.
+        """
+        sharded = [module for unit in self._units for module in unit.modules()]
+        wrapped = [module for known in self._wrapped if (module := known()) is not None]
+        plain = [params for _, params in self._groups() if isinstance(params, PlainParams)]
+        others = [params for params in plain if all(params.holder() is not module for module in wrapped)]
+        return [*sharded, *wrapped, *modules_with(one for params in others for one in params.trained())]
 
     def __call__(self) -> Rows:
         groups = self._groups()
@@ -149,8 +165,8 @@ class Models:
             self._rows.clear()
         rows = self._rows[marks] = {}
         for subject, params in groups:
-            add(rows, by_place(f"{subject}.params", params.held()))
-            add(rows, by_place(f"{subject}.grads", params.grads()))
+            for owner, tensors in by_owner(subject, params):
+                add(rows, by_place(owner, tensors))
         return rows
 
     def _state_rows(self, optimizer: Any) -> Rows:
@@ -162,16 +178,65 @@ class Models:
         key = len(optimizer.state), 0 if first is None else first.data_ptr()
         known = self._states.get(optimizer)
         if known is None or known[0] != key:
-            known = key, by_place("actor.optimizer", memory.optimizer_tensors(optimizer))
+            known = key, by_place(OPTIMIZER, memory.optimizer_tensors(optimizer))
             self._states[optimizer] = known
         return known[1]
 
 
-class Unit:
-    """What is sharded together: the groups of parameters of one module."""
+MODELS = Models()
+"""Of this process."""
 
-    def __init__(self, holder: weakref.ref[Any], params_of: Callable[[Any], list[Params]]) -> None:
-        self._holder, self._params_of = holder, params_of
+
+def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None = None) -> None:
+    """Meet every model and every optimizer where it is made.
+
+    Args:
+        patches: Whose hooks these are.
+        on_state: Called besides with each FSDP2 state and the hook that met it.
+    """
+
+    def watch_states(original: Function, hook: Hook) -> Function:
+        def met(state: Any) -> None:
+            MODELS.meet_state(state)
+            if on_state is not None:
+                on_state(state, hook)
+
+        return wrap_function(original, hook, keep_first, when_made(met))
+
+    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_states)
+    for target, meet in (
+        (f"{WRAPPER}.__init__", MODELS.meet_fsdp1),
+        ("torch.nn.parallel.distributed:DistributedDataParallel.__init__", MODELS.meet_ddp),
+        ("torch.optim.optimizer:Optimizer.__init__", ROLES.meet_optimizer),
+    ):
+        patches.around(target, keep_first, when_made(meet))
+
+
+def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """What the call is about."""
+    return args[0]
+
+
+def when_made(meet: Callable[[Any], None]) -> After:
+    """Meet what a call was about, if it went well."""
+
+    def made(subject: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            meet(subject)
+
+    return made
+
+
+class Unit:
+    """What is sharded together: modules, and the groups of their parameters."""
+
+    def __init__(
+        self,
+        holder: weakref.ref[Any],
+        params_of: Callable[[Any], list[Params]],
+        modules_of: Callable[[Any], Iterable[Any]],
+    ) -> None:
+        self._holder, self._params_of, self._modules_of = holder, params_of, modules_of
         self._params: list[Params] = []
 
     def params(self) -> list[Params]:
@@ -181,6 +246,11 @@ class Unit:
             return []
         self._params = self._params or self._params_of(holder)
         return self._params
+
+    def modules(self) -> Iterable[Any]:
+        """The modules; none once the model is gone."""
+        holder = self._holder()
+        return () if holder is None else self._modules_of(holder)
 
 
 class Params:
@@ -306,7 +376,8 @@ class PlainParams(Params):
         return self.trained()
 
     def grads(self) -> Iterator[Any]:
-        return (parameter.grad for parameter in self.trained() if parameter.grad is not None)
+        grads = (parameter.grad for parameter in self.trained())
+        return (grad for grad in grads if grad is not None and not grad.is_sparse)  # such a one has no storage
 
     def mark(self) -> Any:
         parameters = self.trained()
@@ -342,6 +413,25 @@ def fsdp1_params(module: Any) -> list[Params]:
     """The flat parameter of an FSDP1 module, if it has one of its own."""
     handle = getattr(module, "_handle", None)
     return [] if handle is None else [Fsdp1Params(handle)]
+
+
+def modules_with(parameters: Iterable[Any]) -> list[Any]:
+    """The modules that have any of these parameters.
+
+    Nothing leads from a parameter to its modules, so all objects of the process are looked at: 0.1 s for a million.
+    """
+    from torch.nn import Module
+
+    wanted = {id(parameter) for parameter in parameters}
+    objects = gc.get_objects() if wanted else []
+    modules = [one for one in objects if issubclass(type(one), Module) and "_modules" in vars(one)]  # else half made
+    return [module for module in modules if not wanted.isdisjoint(map(id, module.parameters()))]
+
+
+def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]]:
+    """Owners of what parameters of the actor or the ref hold; gradients are the actor's, for only it is trained."""
+    yield f"{subject}.params", params.held()
+    yield GRADS, params.grads()
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:

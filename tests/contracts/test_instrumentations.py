@@ -29,6 +29,7 @@ FRAMEWORKS = (
 REPLACE_NOTHING = (
     "torch:OutOfMemoryError",
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
+    "torch.nn.modules.module:Module.register_forward_pre_hook",
     "gc:callbacks",
     "torch.cuda:is_initialized",
     "rltrace.edges:watch",

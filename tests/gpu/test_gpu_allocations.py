@@ -226,7 +226,9 @@ MODEL = """
     import json, torch, rltrace
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from torch.nn.parallel import DistributedDataParallel
     from torch.utils.checkpoint import checkpoint
 
     class Layer(torch.nn.Module):
@@ -251,6 +253,11 @@ MODEL = """
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    def flat(model):
+        precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        wrap = ModuleWrapPolicy({Layer})
+        return FullyShardedDataParallel(model, auto_wrap_policy=wrap, mixed_precision=precision, device_id=0)
 """
 
 TRAIN = f"""{MODEL}
@@ -258,13 +265,13 @@ TRAIN = f"""{MODEL}
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cuda", (1,))
     with torch.device("cuda"):
-        actor, ref = sharded(Model()), sharded(Model().requires_grad_(False))
+        actor, ref = MODELS
     optimizer = torch.optim.AdamW(actor.parameters(), lr=1e-4, fused=True)
     tokens = torch.randn(512, 1000, device="cuda")
 
     def step():
         with torch.no_grad():
-            wanted = ref(tokens).float().log_softmax(-1)
+            wanted = ref(tokens).float().log_softmax(-1) if ref else 0
         (actor(tokens).float().log_softmax(-1) - wanted).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -284,7 +291,7 @@ TRAIN = f"""{MODEL}
         "allocated_peak": stats["allocated_bytes.all.peak"],
         "reserved_peak": stats["reserved_bytes.all.peak"],
         "parameter_bytes": sum(4 * p.numel() for p in actor.parameters()),
-        "ref_bytes": sum(4 * p.numel() for p in ref.parameters()),
+        "ref_bytes": sum(4 * p.numel() for p in ref.parameters()) if ref else 0,
         "state_bytes": sum(getattr(value, "_local_tensor", value).nbytes
                            for state in optimizer.state.values() for value in state.values()),
     }}))
@@ -292,11 +299,25 @@ TRAIN = f"""{MODEL}
 """
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], Span, list[Counter], Recording]:
+SHARDED = {
+    "fsdp2": "sharded(Model()), sharded(Model().requires_grad_(False))",
+    "fsdp1": "flat(Model()), flat(Model().requires_grad_(False))",
+}
+WHOLE = {"ddp": "DistributedDataParallel(Model(), gradient_as_bucket_view=True), None", "plain": "Model(), None"}
+
+Trained = tuple[dict[str, int], Span, list[Counter], Recording]
+
+
+def train(folder: Path, models: str) -> Trained:
     """A program under `rltrace exec`: what torch said, and what was kept of its third step."""
-    said, process = run_program(tmp_path_factory.mktemp("train"), TRAIN)
+    said, process = run_program(folder, TRAIN.replace("MODELS", models))
     return said, *kept(process), Recording.open(process.folder.parents[1])
+
+
+@pytest.fixture(scope="module", params=SHARDED)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """An actor and a ref that are sharded. At one rank FSDP1 gathers nothing, and has its copy in bf16 all the same."""
+    return train(tmp_path_factory.mktemp("train"), SHARDED[request.param])
 
 
 def first_and_most(samples: list[Counter]) -> tuple[Tally[str], Tally[str]]:
@@ -311,7 +332,7 @@ def first_and_most(samples: list[Counter]) -> tuple[Tally[str], Tally[str]]:
 
 
 def test_a_training_step_adds_up_to_the_allocators_own_peak(
-    trained: tuple[dict[str, int], Span, list[Counter], Recording], capsys: pytest.CaptureFixture[str]
+    trained: Trained, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said, span, _, recording = trained
     with capsys.disabled():
@@ -325,9 +346,7 @@ def test_a_training_step_adds_up_to_the_allocators_own_peak(
     assert peak.reserved_peak_bytes == said["reserved_peak"]
 
 
-def test_each_owner_holds_what_is_its_own(
-    trained: tuple[dict[str, int], Span, list[Counter], Recording], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_owner_holds_what_is_its_own(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     said, _, samples, recording = trained
     first, most = first_and_most(samples)
     (peak,) = summarize(recording).allocations
@@ -346,9 +365,27 @@ def test_each_owner_holds_what_is_its_own(
     assert peak.at_peak_bytes.get("unattributed", 0) < 0.25 * peak.peak_bytes
 
 
-def test_outside_of_the_chosen_step_nothing_is_kept(
-    trained: tuple[dict[str, int], Span, list[Counter], Recording],
+@pytest.mark.parametrize("kind", WHOLE)
+def test_each_owner_of_a_model_that_nobody_shards_holds_what_is_its_own(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    said, span, samples, recording = train(tmp_path, WHOLE[kind])
+    first, most = first_and_most(samples)
+    (peak,) = summarize(recording).allocations
+    with capsys.disabled():
+        print(f"\n{kind}: at the beginning {dict(first)}\nat most {dict(most)}\nat the peak {peak.at_peak_bytes}")
+    assert (span.args["peak_bytes"], span.args["end_bytes"]) == (said["peak"], said["current"])
+    assert (span.args["lost"], span.args["unaccounted_bytes"], span.args["mismatches"]) == (0, 0, 0)
+    assert first["actor.params"] == most["actor.params"] == said["parameter_bytes"]
+    assert first["actor.optimizer"] == said["state_bytes"] > 2 * said["parameter_bytes"]
+    # Gradients in DDP's buckets were there before, and stay; others come with the backward and go behind the step.
+    assert first["actor.grads"] == (said["parameter_bytes"] if kind == "ddp" else 0)
+    assert said["parameter_bytes"] <= most["actor.grads"] < 1.1 * said["parameter_bytes"]
+    assert most["actor.activations"] > 512 * 5003 * 4
+    assert peak.at_peak_bytes.get("unattributed", 0) < 0.25 * peak.peak_bytes
+
+
+def test_outside_of_the_chosen_step_nothing_is_kept(trained: Trained) -> None:
     _, span, samples, recording = trained
     error_ns = span.args["error_ns"]
     assert all(span.start_ns - error_ns <= sample.ts_ns <= span.end_ns + error_ns for sample in samples)

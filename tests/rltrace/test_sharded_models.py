@@ -25,10 +25,12 @@ PROGRAM = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.nn.parallel import DistributedDataParallel
+    from rltrace.instrument import allocations
     from rltrace.instrument.allocations import params_owner
     from rltrace.instrument.cuda_ledger import CudaLedger
     from rltrace.instrument.cuda_memory import name_hooks
     from rltrace.instrument.fsdp2 import groups_of
+    from rltrace.instrument.sharded_models import Fsdp2Params
     from rltrace.patching import PatchSet
 
     class Rows:
@@ -39,6 +41,8 @@ PROGRAM = """
     ledger = CudaLedger(lambda: None)
     patches = PatchSet("test", Rows())
     name_hooks(patches, ledger)
+    others = PatchSet("others", Rows())
+    allocations.name_hooks(others)  # which meets the same models
     (models,) = ledger.tensors.values()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1,))
@@ -60,7 +64,7 @@ PROGRAM = """
         said.append([name, {owner: size for owner, size in models().items() if size}])
 
     def owners_of(made):
-        return [params_owner(group) for layer in made for group in groups_of(layer._get_fsdp_state())]
+        return [params_owner(Fsdp2Params(group)) for layer in made for group in groups_of(layer._get_fsdp_state())]
 
     actor = model()
     say("built")
@@ -84,7 +88,7 @@ PROGRAM = """
     gc.collect()
     say("without the ref")
     dist.all_reduce(torch.ones(1))
-    print(json.dumps([said, owners, rows["fired"], patches.undo()]), flush=True)
+    print(json.dumps([said, owners, rows["fired"], [*others.undo(), *patches.undo()]]), flush=True)
     dist.destroy_process_group()
     os._exit(0)  # threads of gloo's may outlive the process group, and abort the interpreter's end
 """
@@ -194,6 +198,15 @@ def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradient
     marks.append(params.mark())
     assert len(set(marks)) == 3
     assert params.mark() == marks[-1]
+
+
+def test_a_gradient_without_a_storage_is_left_out() -> None:
+    embedding, linear = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4, bias=False)
+    model = torch.nn.Sequential(embedding, linear)
+    (params,) = plain_params([], [(model, list(model.parameters()))])
+    model(torch.tensor([1, 2])).sum().backward()
+    assert embedding.weight.grad is not None and embedding.weight.grad.is_sparse
+    assert [grad is linear.weight.grad for grad in params.grads()] == [True]
 
 
 def test_a_model_that_is_gone_holds_nothing() -> None:
