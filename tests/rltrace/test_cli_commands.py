@@ -57,9 +57,13 @@ READERS = [
 
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
 class TestReaders:
-    def test_no_folder(self, command: tuple[str, ...], tmp_path: Path) -> None:
+    def test_nothing_at_that_path(self, command: tuple[str, ...], tmp_path: Path) -> None:
         line = the_line(call(*command, tmp_path / "nothing"), 3)
-        assert "nothing: no Recording here (manifest.json is missing)" in line
+        assert line.startswith(f"{tmp_path / 'nothing'}: no such file or folder; give the folder that ")
+
+    def test_a_folder_of_something_else(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        line = the_line(call(*command, tmp_path), 3)
+        assert line.startswith(f"{tmp_path}: no Recording here (manifest.json is missing); give the folder that ")
 
     def test_a_folder_that_holds_recordings_names_the_last_one(self, command: tuple[str, ...], run: Path) -> None:
         assert the_line(call(*command, run.parent), 3).endswith(f"did you mean {run}?")
