@@ -72,8 +72,9 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """Of the folder, in an archive too."""
-        return self.folder.resolve().name
+        """Of what was opened: the folder, or the archive without its ending."""
+        is_folder = self.folder == self.path
+        return self.path.resolve().name if is_folder else self.path.name.removesuffix(archive.SUFFIX)
 
     @cached_property
     def processes(self) -> list[Process]:
