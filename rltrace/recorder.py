@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from rltrace import clock, cluster, manifest
+from rltrace.announcement import say
 from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
@@ -863,7 +864,7 @@ def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | No
             if not manifest.is_live(path):
                 continue
         if path != wanted:
-            _warn(f"{wanted} holds another run already; recording into {path}")
+            say(f"{wanted} holds another run already; recording into {path}")
         return path
     raise AssertionError("unreachable: the numbers do not end")
 

@@ -248,6 +248,25 @@ def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
     assert sorted(states) == [("process", "ended"), ("sampler", "ended")]
 
 
+def test_who_wants_no_word_is_told_only_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where it was recorded, nor what had nothing to trace, as a program of the standard library alone."""
+    monkeypatch.setenv("RLTRACE_QUIET", "1")
+    program = "import rltrace, os, subprocess, sys; rltrace.start(); subprocess.run([sys.executable, '-c', '0'])"
+
+    def execute(name: str, then: str) -> list[str]:
+        command = ["exec", "--out", str(tmp_path / name), "--", sys.executable, "-c", f"{program}; {then}"]
+        words = [sys.executable, "-m", "rltrace", *command]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stderr.splitlines()
+
+    assert execute("well", "0") == []
+    (died,) = execute("killed", "os.kill(os.getpid(), 9)")
+    assert "SIGKILL" in died
+    show_steps(two_ranks(tmp_path / "run").folder)
+    assert capsys.readouterr().out == ""
+
+
 def commands_said(text: str) -> set[str]:
     """The folders that commands of ours in a text are of, as a shell would understand these."""
     return {shlex.split(said)[2] for said in re.findall(r"rltrace (?:view|summary) [^`\n]+", text)}
@@ -311,6 +330,7 @@ def test_the_help_of_what_traces_says_how_to_leave_an_instrumentation_out(comman
     said = " ".join(call(command, "--help").stdout.split())
     assert "RLTRACE_DISABLE=ray,fsdp2" in said
     assert ", ".join(plugins.INSTRUMENTATIONS) in said
+    assert "RLTRACE_QUIET=1" in said
 
 
 def test_summary_into_a_pipe_that_closes_is_quiet(run: Path) -> None:
