@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
@@ -26,6 +27,10 @@ def say(message: str) -> None:
         return
     with contextlib.suppress(Exception):  # a stderr that takes nothing
         print(f"rltrace: {message}", file=sys.stderr)
+
+
+say_once = functools.cache(say)
+"""The same; the same words once in a process."""
 
 
 def announce(recording: Path, process_key: str) -> None:

@@ -267,6 +267,25 @@ def test_who_wants_no_word_is_told_only_what_is_wrong(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("quiet", ["0", "1"])
+def test_a_program_that_names_a_folder_of_its_own_is_told_once_that_the_runs_is_taken(
+    tmp_path: Path, quiet: str
+) -> None:
+    """However often it does, and only by the first of its ranks; not where it names the run's own folder."""
+    program = (
+        "import msgspec, os, rltrace\n"
+        "rltrace.start(os.environ['RLTRACE_DIR'])\n"
+        "for rank in (1, 0, 0): rltrace.start('mine', rank=rank)\n"
+    )
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "rltrace", "exec", "--out", folder, "--", sys.executable, "-c", program]
+    environment = os.environ | {"RLTRACE_QUIET": quiet}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    told = f"rltrace: recording into {folder}, the folder of the run that this process is of, not into mine"
+    assert [line for line in done.stderr.splitlines() if "mine" in line] == ([told] if quiet == "0" else [])
+    assert not (tmp_path / "mine").exists()
+
+
 def commands_said(text: str) -> set[str]:
     """The folders that commands of ours in a text are of, as a shell would understand these."""
     return {shlex.split(said)[2] for said in re.findall(r"rltrace (?:view|summary) [^`\n]+", text)}
