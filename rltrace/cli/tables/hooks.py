@@ -15,6 +15,9 @@ from rltrace.cli.tables.fit import Column, Figures, titled, words
 _STYLES = {"failed": "bold red", "skipped": "yellow"}
 OF_PYTHON = "python_gc"
 """In every process; it fires where there is enough garbage."""
+OF_CHOSEN_STEPS = "chosen_allocations"
+"""Only where steps were chosen; why it kept none of theirs is among what is wrong."""
+KEPT_NONE = "no chosen step's allocations were kept"
 
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
@@ -28,7 +31,9 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     of = {name: rows for name, rows in of.items() if name in fired or name != OF_PYTHON}
     bound = [hook for rows in fired.values() for hook in rows if hook.state == "installed"]
     parts = [f"{', '.join(fired)}: {sum(hook.fired > 0 for hook in bound)} of {len(bound)} fired"] if fired else []
-    parts += [f"none of {', '.join(name for name in of if name not in fired)} fired"] if len(fired) < len(of) else []
+    silent = [name for name in of if name not in fired and name != OF_CHOSEN_STEPS]
+    parts += [f"none of {', '.join(silent)} fired"] if silent else []
+    parts += [KEPT_NONE] if OF_CHOSEN_STEPS in of and OF_CHOSEN_STEPS not in fired else []
     missed, others = _missed(hooks)
     complaints = list(_complaints(missed))
     parts += ["no span is missing"] if others and not complaints else []
@@ -50,7 +55,7 @@ def _said_of_all(hooks: Sequence[HookFigures]) -> Text | None:
     if hooks[0].state == "skipped" and len({(hook.state, hook.reason) for hook in hooks}) == 1:
         return _remark(hooks[0])
     if _is_unused(hooks) and all(hook.state in ("installed", "waiting") for hook in hooks):
-        return Text("imported, nothing fired", "dim")
+        return Text(KEPT_NONE if hooks[0].instrumentation == OF_CHOSEN_STEPS else "imported, nothing fired", "dim")
     return None
 
 
