@@ -1,7 +1,9 @@
-"""Says where a program records that traces itself: one line on stderr, by the process that owns the run."""
+"""What is no error and said all the same, such as where a program records: on stderr, unless the user wants no word."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shlex
@@ -11,21 +13,36 @@ from pathlib import Path
 from rltrace import manifest
 
 QUIET_VARIABLE = "RLTRACE_QUIET"
-"""Environment variable that keeps the line from being said."""
+"""Environment variable that keeps what is no error from being said."""
+
+
+def is_quiet() -> bool:
+    """Whether the user wants no word of what is no error."""
+    return os.environ.get(QUIET_VARIABLE, "0") not in ("", "0")
+
+
+def say(message: str) -> None:
+    """Say it in a line on stderr, unless the user wants no word. Never raises."""
+    if is_quiet() or sys.stderr is None:  # `print` would take stdout instead
+        return
+    with contextlib.suppress(Exception):  # a stderr that takes nothing
+        print(f"rltrace: {message}", file=sys.stderr)
+
+
+say_once = functools.cache(say)
+"""The same; the same words once in a process."""
 
 
 def announce(recording: Path, process_key: str) -> None:
-    """Say it, unless another process owns the run, or the user wants no word. Never raises.
+    """Say where a program records that traces itself, unless another process owns the run. Never raises.
 
     Args:
         recording: Its folder.
         process_key: Of this process.
     """
-    if os.environ.get(QUIET_VARIABLE, "0") not in ("", "0") or sys.stderr is None:  # `print` would take stdout instead
-        return
     try:
-        if json.loads((recording / manifest.FILE).read_text())["owner"] == process_key:
-            look = f"rltrace summary {shlex.quote(str(recording))}"
-            print(f"rltrace: recording into {recording}; go on with `{look}`", file=sys.stderr)
-    except Exception:  # of another host, or a stderr that takes nothing
-        pass
+        is_owner = json.loads((recording / manifest.FILE).read_text())["owner"] == process_key
+    except Exception:  # of another host
+        return
+    if is_owner:
+        say(f"recording into {recording}; go on with `rltrace summary {shlex.quote(str(recording))}`")

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from rltrace import cluster, manifest, nodes
+from rltrace.announcement import say
 from rltrace.attendant import is_over
 from rltrace.collection import collect
 from rltrace.errors import RltraceError
@@ -50,7 +51,7 @@ def main(folder: str, chosen: str = "") -> int:
     for failure in dict.fromkeys([*failures, *done.failures]):
         print(f"rltrace: {failure}", file=sys.stderr)
     if done.hosts:
-        print(f"rltrace: collected {done}", file=sys.stderr)
+        say(f"collected {done}")
     return 1 if done.failures else 0
 
 

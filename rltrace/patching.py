@@ -453,12 +453,16 @@ def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
     """The object that holds the attribute at the end of `path`, and the attribute's name."""
     *parents, attr = path.split(".")
     owner: Any = module
+    where = module.__name__
     try:
         for name in parents:
             owner = getattr(owner, name)
+            where += f".{name}"
+        name = attr
         inspect.getattr_static(owner, attr)
     except AttributeError as error:
-        raise UntouchableError(f"not there: {error}") from error
+        # Python's own words would blame a circular import: the module is being imported just now.
+        raise UntouchableError(f"not in this release: {where} has no {name}") from error
     return owner, attr
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from rltrace import clock, cluster, manifest
+from rltrace.announcement import say, say_once
 from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
@@ -693,8 +694,8 @@ def start(
     left alone: a numbered one beside it is used, and said.
 
     Args:
-        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec` and where `RLTRACE_DIR`
-            is set: that folder is used.
+        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec`, where `RLTRACE_DIR` is
+            set, and where this process records already: that folder is used, and said.
         role: What this process is: "main", "driver", "worker", "engine".
         rank: Of its device in the run.
         device: {"host": ..., "uuid": ...} of the device it works on.
@@ -708,12 +709,15 @@ def start(
     who = {"role": role, "rank": rank, "device": device, "name": name}
     if (recorder := current()) is not None:
         identify(**{key: value for key, value in who.items() if value is not None and value != "main"})
+        _say_where(folder, recorder.recording, rank)
         return recorder.recording
     start_ns = _now_ns()
     try:
         inherited = os.environ.get(DIR_VARIABLE)
         key = process_key(start_ns)
         recording = _inherited(config, key) if inherited else _claim(folder, config, key)
+        if inherited:
+            _say_where(folder, recording, rank)
     except Exception as error:
         _warn(f"not recording: {error}")
         return None
@@ -863,9 +867,20 @@ def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | No
             if not manifest.is_live(path):
                 continue
         if path != wanted:
-            _warn(f"{wanted} holds another run already; recording into {path}")
+            say(f"{wanted} holds another run already; recording into {path}")
         return path
     raise AssertionError("unreachable: the numbers do not end")
+
+
+def _say_where(named: str | os.PathLike[str] | None, recording: Path, rank: int | None) -> None:
+    """Say where this process records if its program named another folder; of several ranks the first one does."""
+    if named is None or rank:
+        return
+    with contextlib.suppress(Exception):  # a name that is none, or a working directory that is gone
+        # On another host than the run's its folder is not the one that records.
+        used = {os.path.abspath(folder) for folder in (recording, os.environ.get(DIR_VARIABLE, recording))}
+        if os.path.abspath(named) not in used:
+            say_once(f"recording into {recording}, the folder of the run that this process is of, not into {named}")
 
 
 def default_folder() -> Path:

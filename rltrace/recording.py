@@ -26,6 +26,8 @@ from rltrace.process import COUNT_SLOTS, COUNTS, LOST, UNSAID_ROLE
 
 Event = Span | Counter
 
+GIVE = "; give the folder that `rltrace exec` or `run` named"
+
 
 class Recording:
     """The folder of a run, or an archive of it, read only."""
@@ -47,6 +49,8 @@ class Recording:
         """
         opened = Path(path)
         try:
+            if not opened.exists():
+                raise RecordingError(f"{opened}: no such file or folder{GIVE}, or an archive of it")
             folder = archive.unpack(opened) if opened.is_file() else opened
             file = folder / manifest.FILE
             fields = json.loads(file.read_text())
@@ -68,8 +72,9 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """Of the folder, in an archive too."""
-        return self.folder.resolve().name
+        """Of what was opened: the folder, or the archive without its ending."""
+        is_folder = self.folder == self.path
+        return self.path.resolve().name if is_folder else self.path.name.removesuffix(archive.SUFFIX)
 
     @cached_property
     def processes(self) -> list[Process]:
@@ -624,4 +629,4 @@ def newest(runs: Path) -> Path:
 
 def _nearby(folder: Path) -> str:
     below = sorted(folder.glob(f"*/{manifest.FILE}")) if folder.is_dir() else []
-    return f"; did you mean {below[-1].parent}?" if below else "; give the folder that `rltrace exec` or `run` named"
+    return f"; did you mean {below[-1].parent}?" if below else GIVE

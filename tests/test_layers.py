@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.chosen_steps": set(),
     "rltrace.process": LOW | {"rltrace.manifest"},
-    "rltrace.recorder": WRITING,
+    "rltrace.recorder": WRITING | {"rltrace.announcement"},
     "rltrace.decorator": {"rltrace.recorder"},
     "rltrace.archive": {"rltrace.errors", "rltrace.manifest"},
     "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive"},
@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING | {"rltrace.chosen_steps"},
     "rltrace.collection": READING | {"rltrace.nodes"},
-    "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection", "rltrace.attendant"},
+    "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection", "rltrace.attendant", "rltrace.announcement"},
     "rltrace.analysis": READING | {"rltrace.analysis"},
     "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},
 }

@@ -32,8 +32,9 @@ class Archive:
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Pack every file of a Recording, alive, dead or complete; the same ones give the same bytes."""
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+            root = recording.folder.resolve().name  # an archive's own, whatever it was renamed to: the same bytes
             for file in _files(recording.folder):
-                name = f"{recording.name}/{file.relative_to(recording.folder).as_posix()}"
+                name = f"{root}/{file.relative_to(recording.folder).as_posix()}"
                 try:
                     content = file.read_bytes()
                 except FileNotFoundError:  # dropped by `max_bytes` a moment ago

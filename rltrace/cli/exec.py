@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace import chosen_steps
+from rltrace.announcement import say
 from rltrace.cli.runs import (
-    DISABLE_HELP,
     SAMPLE_OPTION,
+    TRACING_HELP,
     check_disabled,
     claim,
     in_shell,
@@ -35,7 +36,7 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
 
 @click.command(
     name="exec",
-    epilog=DISABLE_HELP,
+    epilog=TRACING_HELP,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
@@ -82,11 +83,11 @@ def _say(folder: Path, outcome: Outcome) -> None:
     for missing in (one for one in others if one.missed):
         click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
     if bare := [one for one in others if not one.missed]:
-        click.echo(f"rltrace: {bare_line(bare)}", err=True)
+        say(bare_line(bare))
     if any(process.role != SAMPLER for process in found.processes):
         say_what_is_lost(found)
         at = in_shell(folder)
-        click.echo(f"rltrace: recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`", err=True)
+        say(f"recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`")
     else:
         look = "" if others else "; `rltrace doctor -- COMMAND` looks for the reason"
         click.echo(f"rltrace: no process was recorded into {folder}{look}", err=True)

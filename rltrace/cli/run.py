@@ -13,9 +13,10 @@ from typing import Any
 
 import click
 
+from rltrace.announcement import is_quiet
 from rltrace.cli.runs import (
-    DISABLE_HELP,
     SAMPLE_OPTION,
+    TRACING_HELP,
     check_disabled,
     claim,
     in_shell,
@@ -30,7 +31,7 @@ NEEDED = ("torch", "ray", "transformers", "yaml", "psutil")
 _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was closed)"}
 
 
-@click.command(epilog=DISABLE_HELP)
+@click.command(epilog=TRACING_HELP)
 @click.argument("config", type=click.Path())
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
@@ -46,7 +47,8 @@ def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int
     settings = checked(config, force)
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
-    click.echo(f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
+    if not is_quiet():
+        click.echo(f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
     with tempfile.TemporaryDirectory(prefix="rltrace-run-") as scratch:
         reason = Path(scratch, "reason")
         command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else []), "--reason-to", str(reason)]
@@ -62,7 +64,7 @@ def _ranks(settings: Mapping[str, Any]) -> str:
 
 
 def show_steps(folder: Path) -> None:
-    """Print the step table, from what was recorded, and the two commands to go on with."""
+    """Print the step table, from what was recorded, and the two commands to go on with; all but losses unless quiet."""
     from rltrace.analysis import summarize
     from rltrace.cli.tables import console, step_table
     from rltrace.recording import Recording
@@ -70,6 +72,8 @@ def show_steps(folder: Path) -> None:
     recording = Recording.open(folder)
     found = summarize(recording)
     say_what_is_lost(recording)
+    if is_quiet():
+        return
     if found.steps:
         console().print(step_table(found.steps))
     click.echo(f"\nTimeline:  rltrace view {in_shell(folder)}\nFigures:   rltrace summary {in_shell(folder)}")

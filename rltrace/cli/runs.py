@@ -24,9 +24,9 @@ RUNS = Path("rltrace-runs")
 FULL_BYTES = 1 << 20
 """A disk with less than this, a process's first segment, is full to us."""
 
-DISABLE_HELP = (
+TRACING_HELP = (
     "RLTRACE_DISABLE=ray,fsdp2 in the environment leaves these instrumentations out; there is "
-    f"{', '.join(plugins.INSTRUMENTATIONS)}."
+    f"{', '.join(plugins.INSTRUMENTATIONS)}. With RLTRACE_QUIET=1 only what is wrong is said."
 )
 """Below the help of the commands that trace."""
 

@@ -111,7 +111,7 @@ def test_an_archive_is_opened_where_the_folder_is_gone_and_under_any_name(run: P
     file = archived(run).rename(tmp_path / "sent by mail")
     run.rename(tmp_path / "elsewhere")
     assert summary(file) == said
-    assert Recording.open(file).name == "run"
+    assert Recording.open(file).name == "sent by mail"
 
 
 def test_zeros_behind_the_records_are_left_out_and_no_record_is(run: Path) -> None:
@@ -170,7 +170,9 @@ def test_what_else_lies_in_the_folder_stays_there(run: Path) -> None:
 def test_the_same_recording_gives_the_same_bytes_and_an_archive_of_it_itself(run: Path, tmp_path: Path) -> None:
     file = archived(run)
     os.utime(run / "manifest.json", (0, 0))
-    for source in (run, file):
+    renamed = tmp_path / "renamed.zip"
+    renamed.write_bytes(file.read_bytes())
+    for source in (run, file, renamed):
         again = io.BytesIO()
         Archive().write(Recording.open(source), again)
         assert again.getvalue() == file.read_bytes()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from msgspec.structs import replace
@@ -63,6 +64,16 @@ def test_layers_add_up_to_what_the_summary_says() -> None:
         ]
         assert device.seconds[0] == 0
         assert (device.seconds[1:] >= device.seconds[:-1]).all()
+
+
+def test_a_picture_is_named_after_the_folder_or_the_archive_that_was_opened(tmp_path: Path) -> None:
+    """Not after the folder in the archive, which may be called anything."""
+    with ZipFile(VERL) as packed:
+        assert packed.namelist()[0].startswith("recording/")
+        packed.extractall(tmp_path)
+    assert picture(Recording.open(VERL)).title == "Who holds every byte · verl_8b_4gpu"
+    (tmp_path / "recording").rename(tmp_path / "of verl")
+    assert picture(Recording.open(tmp_path / "of verl")).title == "Who holds every byte · of verl"
 
 
 def test_engines_of_one_device_that_generate_at_once_are_one_band(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,17 @@ def test_a_step_that_never_began_is_said_with_those_that_did(tmp_path: Path) -> 
 def test_a_program_that_marks_no_step_is_told_so(tmp_path: Path) -> None:
     done = run(tmp_path, "import rltrace\nrltrace.start(name='loop')\nwith rltrace.span('own'): pass")
     assert missed(done.recording) == {"step 2": "no such step has begun: no step is marked"}
+
+
+def test_where_nobody_uses_a_gpu_that_is_said_in_words_and_no_hook_is_blamed(tmp_path: Path) -> None:
+    source = "import rltrace, torch\nfor n in range(4):\n    with rltrace.span('step', step=n): pass"
+    recording = run(tmp_path, source).recording
+    for whole in (False, True):
+        text = " ".join(" ".join(screen(recording, 140, whole=whole)).split())
+        assert f"allocations of step 2 were not kept by process: {NO_GPU}" in text
+        assert text.count("no chosen step's allocations were kept") == 1
+        assert not re.search("none of [a-z_, ]*chosen_allocations", text)
+        assert "chosen_allocations imported, nothing fired" not in text
 
 
 def test_a_torch_whose_allocations_carry_no_owner_is_said(tmp_path: Path) -> None:

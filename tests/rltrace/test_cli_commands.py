@@ -57,9 +57,13 @@ READERS = [
 
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
 class TestReaders:
-    def test_no_folder(self, command: tuple[str, ...], tmp_path: Path) -> None:
+    def test_nothing_at_that_path(self, command: tuple[str, ...], tmp_path: Path) -> None:
         line = the_line(call(*command, tmp_path / "nothing"), 3)
-        assert "nothing: no Recording here (manifest.json is missing)" in line
+        assert line.startswith(f"{tmp_path / 'nothing'}: no such file or folder; give the folder that ")
+
+    def test_a_folder_of_something_else(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        line = the_line(call(*command, tmp_path), 3)
+        assert line.startswith(f"{tmp_path}: no Recording here (manifest.json is missing); give the folder that ")
 
     def test_a_folder_that_holds_recordings_names_the_last_one(self, command: tuple[str, ...], run: Path) -> None:
         assert the_line(call(*command, run.parent), 3).endswith(f"did you mean {run}?")
@@ -244,6 +248,44 @@ def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
     assert sorted(states) == [("process", "ended"), ("sampler", "ended")]
 
 
+def test_who_wants_no_word_is_told_only_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where it was recorded, nor what had nothing to trace, as a program of the standard library alone."""
+    monkeypatch.setenv("RLTRACE_QUIET", "1")
+    program = "import rltrace, os, subprocess, sys; rltrace.start(); subprocess.run([sys.executable, '-c', '0'])"
+
+    def execute(name: str, then: str) -> list[str]:
+        command = ["exec", "--out", str(tmp_path / name), "--", sys.executable, "-c", f"{program}; {then}"]
+        words = [sys.executable, "-m", "rltrace", *command]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stderr.splitlines()
+
+    assert execute("well", "0") == []
+    (died,) = execute("killed", "os.kill(os.getpid(), 9)")
+    assert "SIGKILL" in died
+    show_steps(two_ranks(tmp_path / "run").folder)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("quiet", ["0", "1"])
+def test_a_program_that_names_a_folder_of_its_own_is_told_once_that_the_runs_is_taken(
+    tmp_path: Path, quiet: str
+) -> None:
+    """However often it does, and only by the first of its ranks; not where it names the run's own folder."""
+    program = (
+        "import msgspec, os, rltrace\n"
+        "rltrace.start(os.environ['RLTRACE_DIR'])\n"
+        "for rank in (1, 0, 0): rltrace.start('mine', rank=rank)\n"
+    )
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "rltrace", "exec", "--out", folder, "--", sys.executable, "-c", program]
+    environment = os.environ | {"RLTRACE_QUIET": quiet}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    told = f"rltrace: recording into {folder}, the folder of the run that this process is of, not into mine"
+    assert [line for line in done.stderr.splitlines() if "mine" in line] == ([told] if quiet == "0" else [])
+    assert not (tmp_path / "mine").exists()
+
+
 def commands_said(text: str) -> set[str]:
     """The folders that commands of ours in a text are of, as a shell would understand these."""
     return {shlex.split(said)[2] for said in re.findall(r"rltrace (?:view|summary) [^`\n]+", text)}
@@ -307,6 +349,7 @@ def test_the_help_of_what_traces_says_how_to_leave_an_instrumentation_out(comman
     said = " ".join(call(command, "--help").stdout.split())
     assert "RLTRACE_DISABLE=ray,fsdp2" in said
     assert ", ".join(plugins.INSTRUMENTATIONS) in said
+    assert "RLTRACE_QUIET=1" in said
 
 
 def test_summary_into_a_pipe_that_closes_is_quiet(run: Path) -> None:
@@ -416,7 +459,7 @@ def test_a_recorded_step_that_was_told_nan_can_be_summarized(tmp_path: Path) -> 
     done = call("summary", "--all", tmp_path / "run")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[lines.index("Steps") + 3].split()[2:] == ["nan", "nan", "nan"]
+    assert lines[lines.index("Steps") + 3].split()[-3:] == ["nan", "nan", "nan"]
 
 
 def driver_of(folder: Path, *steps: list[list[object]], **ended: float) -> Written:

@@ -180,7 +180,7 @@ def test_real_runs_of_two_programs_are_compared() -> None:
 
 def test_no_recording_and_nothing_to_compare_are_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:
     missing = call(runs[0], tmp_path / "nothing")
-    assert missing.exit_code == 3 and "nothing: no Recording here" in missing.stderr
+    assert missing.exit_code == 3 and "nothing: no such file or folder" in missing.stderr
     empty = Written(tmp_path / "empty").folder
     neither = call(empty, empty)
     assert neither.exit_code == 3 and "neither has a step that is over or a sample of memory" in neither.stderr

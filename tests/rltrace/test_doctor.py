@@ -50,7 +50,7 @@ def test_where_everything_works_it_says_so_and_leaves_with_0(
 
 EXTRA = {
     "old": ('("msgspec < 0.1",)', "json:loads", "is outside of what this hook knows: msgspec < 0.1"),
-    "moved": ('("msgspec > 0.1",)', "json:gone", "0 of 1 hooks bind; not there: gone"),
+    "moved": ('("msgspec > 0.1",)', "json:gone", "0 of 1 hooks bind; not in this release: json has no gone"),
     "gone": ('("msgspec > 0.1",)', "json.gone:loads", "No module named 'json.gone'"),
     "elsewhere": ('("no-such-package > 1",)', "json:loads", "no-such-package is not installed"),
 }

@@ -224,7 +224,7 @@ def test_the_reference_run_spreads_its_ranks_over_the_nodes(nodes: Cluster, tmp_
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["collect", "nothing"], 3, "nothing: no Recording here"),
+        (["collect", "nothing"], 3, "nothing: no such file or folder"),
         (["collect", "run", "--address", "127.0.0.1:9"], 1, "127.0.0.1:9: no Ray cluster answers there"),
         (["collect", "run", "--address", "here"], 1, "here: not an address of a Ray cluster"),
         (["run", "run.yaml"], 4, "ray_address: cannot join a Ray cluster at 127.0.0.1:9"),

@@ -653,6 +653,20 @@ def test_start_stop_start_makes_two_recordings(folder: Path, spans_of: Spans, ca
     assert said == [f"rltrace: {folder} holds another run already; recording into {path}" for path in paths[1:]]
 
 
+def test_who_wants_no_word_is_not_told_that_a_folder_was_taken(
+    folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLTRACE_QUIET", "1")
+    for name in ("run", "run-2"):
+        path = rltrace.start(folder)
+        rltrace.stop()
+        assert path is not None and path.name == name
+    assert capsys.readouterr().err == ""
+    (folder / "file").touch()
+    assert rltrace.start(folder / "file") is None
+    assert capsys.readouterr().err.startswith("rltrace: not recording: "), "that is an error"
+
+
 def test_a_second_process_joins_a_run_that_goes_on(folder: Path, spans_of: Spans) -> None:
     rltrace.start(folder, role="driver")
     code = "import rltrace, sys; rltrace.start(sys.argv[1], role='worker', rank=1)\nwith rltrace.span('theirs'): pass"

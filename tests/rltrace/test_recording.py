@@ -358,6 +358,8 @@ def test_a_pid_says_something_on_its_own_host_alone(folder: Path, host: str, is_
 
 def test_a_folder_that_is_no_recording_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match=r"no Recording here \(manifest.json is missing\); give the folder"):
+        Recording.open(tmp_path)
+    with pytest.raises(RecordingError, match=r"nowhere: no such file or folder; give the folder"):
         Recording.open(tmp_path / "nowhere")
     path = rltrace.start(tmp_path / "run")
     rltrace.stop()

@@ -117,7 +117,7 @@ def test_the_first_screen_is_one_screen(recorded: dict[str, Recording], which: s
 def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording]) -> None:
     """Phases, owners, columns and whole tables."""
     text = " ".join(" ".join(screen(recorded["gpus"], 80)).split())
-    assert "below 0.1%: wait.driver 0.002, reward 0.002, advantage 0.000" in text
+    assert "below 0.1%: wait.driver 0.002, reward 0.002, advantage 146 µs" in text
     assert "below 1% each, 1.28 GiB at this peak: actor.activations, rollout.graphs, rollout.activations, nccl" in text
     assert "--all shows each step, rank, process, hook, sleep, the start-up, the host" in text
     assert "--all shows" not in "".join(screen(recorded["gpus"], 80, whole=True))
@@ -328,7 +328,10 @@ def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_pat
     assert "not traced: refused: torch 1.0 is older than 2.11" in lines[:at], "a framework of which nothing is seen"
     assert not any(line.startswith("not traced: unwanted") for line in lines)
     rows = [" ".join(line.split()) for line in screen(recording, whole=True)]
-    told = "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "of_no_span 0 never fired"
+    told = (
+        "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "of_no_span 0 never fired",
+        "other_way 0 not this way: another hook made its spans",
+    )  # fmt: skip
     for row in told:
         assert row in rows
 
@@ -422,6 +425,27 @@ def test_no_figure_is_cut_at_any_width(recorded: dict[str, Recording], which: st
 def figures_in(lines: list[str]) -> set[str]:
     """Everything with a digit in it, apart from what stands still in the middle of a moving clock."""
     return {word for line in lines for word in line.split() if re.search(r"\d", word)}
+
+
+def test_what_is_shorter_than_a_millisecond_is_said_in_microseconds_below_the_seconds(tmp_path: Path) -> None:
+    """In every table with seconds, in its column; a range has one unit."""
+    written = Written(tmp_path / "run")
+    for rank, us in enumerate((312, 480)):
+        records = [span("step", at, at + 2, step=at // 2) for at in (0, 2, 4)]
+        records += [span("actor.update", at, at + 1.5) for at in (0, 2, 4)]
+        records += [span("advance", at + 1.6, at + 1.6 + us / 1e6, phase=True) for at in (0, 2, 4)]
+        written.process(f"w{rank}", *records, span("own", 1, 1.0001), role="worker", rank=rank, ended_s=6)
+    lines = screen(written.read(), 80, whole=True)
+    rows = (
+        "phase         seconds  share               2 ranks  slowest  first step",
+        "actor.update    1.500    75%  ███████▌       1.500                1.500",
+        "advance        396 µs     0%            312-480 µs   rank 1      396 µs",
+        "phase         rank 0  share            rank 1  share",
+        "advance       312 µs     0%            480 µs     0%",
+        "own   2 x worker      2   200 µs  100 µs   100 µs       0.0%",
+    )
+    assert [row for row in rows if row not in lines] == []
+    assert any(line.startswith("below 0.1%: advance 396 µs") for line in screen(written.read(), 80))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

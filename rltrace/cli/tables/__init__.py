@@ -94,8 +94,8 @@ def _seconds(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _spread(length: Spread) -> str:
-    least, most = figures.seconds(length.least_seconds), figures.seconds(length.most_seconds)
-    return f"{figures.seconds(length.mean_seconds)} s" + (f" ({least}-{most})" if least != most else "")
+    between = figures.between_seconds(length.least_seconds, length.most_seconds)
+    return figures.with_unit(figures.seconds(length.mean_seconds)) + (f" ({between})" if "-" in between else "")
 
 
 def _lines(summary: Summary) -> Iterator[RenderableType]:

@@ -136,7 +136,7 @@ def _mean(seconds: Spread | None) -> str:
 def _steps(seconds: Spread | None) -> str:
     if seconds is None:
         return ""
-    return figures.between(figures.seconds(seconds.least_seconds), figures.seconds(seconds.most_seconds))
+    return figures.between_seconds(seconds.least_seconds, seconds.most_seconds)
 
 
 def memory_table(found: Difference) -> RenderableType:

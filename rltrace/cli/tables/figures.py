@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import isfinite
 
 BAR = 10
+MILLISECOND = 1e-3
+"""In seconds."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -16,19 +18,35 @@ def bar(share: float, width: int = BAR) -> str:
 
 
 def seconds(length: float) -> str:
-    """To the millisecond."""
+    """To the millisecond; what is less than one in microseconds, with that unit."""
+    return short(length) if 0 < length < MILLISECOND else _to_the_millisecond(length)
+
+
+def between_seconds(least: float, most: float) -> str:
+    """A range of seconds, in one unit."""
+    if 0 < most < MILLISECOND:
+        return between(f"{least * 1e6:.0f}", short(most))
+    return between(_to_the_millisecond(least), _to_the_millisecond(most))
+
+
+def with_unit(written: str) -> str:
+    """Seconds, or a range of them, where no heading says the unit."""
+    return written if written.endswith("s") else f"{written} s"
+
+
+def _to_the_millisecond(length: float) -> str:
     return f"{length:,.1f}" if length >= 100 else f"{length:.3f}"
 
 
 def change(length: float) -> str:
     """Of seconds, with its sign; none where nothing of it is left to the millisecond."""
-    written = seconds(abs(length))
+    written = _to_the_millisecond(abs(length))
     return written if not float(written.replace(",", "")) else f"{'+' if length > 0 else '-'}{written}"
 
 
 def short(length_seconds: float) -> str:
     """A small time in milliseconds, microseconds below one of them."""
-    return f"{length_seconds * 1e3:.1f} ms" if length_seconds >= 1e-3 else f"{length_seconds * 1e6:.0f} µs"
+    return f"{length_seconds * 1e3:.1f} ms" if length_seconds >= MILLISECOND else f"{length_seconds * 1e6:.0f} µs"
 
 
 def number(value: float | None) -> str:
@@ -79,7 +97,7 @@ def between(least: str, most: str) -> str:
 
 def spread(lengths: Sequence[float]) -> str:
     """From the least of some seconds to the most."""
-    return between(seconds(min(lengths)), seconds(max(lengths)))
+    return between_seconds(min(lengths), max(lengths))
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -47,17 +47,17 @@ class _Row:
             return ""
         least = self.mean(lambda item: item.least_exposed_seconds or 0.0)
         most = self.mean(lambda item: item.most_exposed_seconds or 0.0)
-        return figures.between(figures.seconds(least), figures.seconds(most))
+        return figures.between_seconds(least, most)
 
     def cells(self) -> list[str]:
         seconds = [item.seconds for item in self.items] + [0.0] * (self.gpus - len(self.items))
-        least, most = figures.seconds(min(seconds)), figures.seconds(max(seconds))
+        between = figures.spread(seconds)
         most_on = max(self.items, key=lambda item: item.seconds).lane
         queued = self.mean(lambda item: item.queued_seconds)
         return [
             figures.seconds(self.seconds),
-            figures.between(least, most) if self.gpus > 1 else "",
-            most_on if least != most else "",
+            between if self.gpus > 1 else "",
+            most_on if "-" in between else "",
             figures.number(self.mean(lambda item: item.count)),
             figures.rate(self.mean(lambda item: item.bytes), self.seconds),
             figures.seconds(queued) if queued else "",
@@ -70,11 +70,11 @@ def gpu_work_line(found: Sequence[GpuWork]) -> Text:
     whole = {row.work: row for row in _rows(found) if row.phase is None}
     others = [row for name, row in whole.items() if name not in (*GATHERS_AND_SCATTERS, COLLECTIVES)]
     parts = [_short(row) for row in sorted(others, key=lambda row: -row.seconds)[:FEW]]
-    said = [f"{', '.join(parts)} s"] if parts else []
+    said = [figures.with_unit(", ".join(parts))] if parts else []
     together = whole.get(COLLECTIVES)
     if together is not None:
         exposed = together.exposed()
-        said.append(f"{_short(together)} s" + (f", exposed {exposed}" if exposed else ""))
+        said.append(figures.with_unit(_short(together)) + (f", exposed {exposed}" if exposed else ""))
     return Text.assemble(("GPU", "bold"), f" in a step {'; beside that '.join(said)}")
 
 

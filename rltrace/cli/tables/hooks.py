@@ -15,6 +15,9 @@ from rltrace.cli.tables.fit import Column, Figures, titled, words
 _STYLES = {"failed": "bold red", "skipped": "yellow"}
 OF_PYTHON = "python_gc"
 """In every process; it fires where there is enough garbage."""
+OF_CHOSEN_STEPS = "chosen_allocations"
+"""Only where steps were chosen; why it kept none of theirs is among what is wrong."""
+KEPT_NONE = "no chosen step's allocations were kept"
 
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
@@ -28,7 +31,9 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     of = {name: rows for name, rows in of.items() if name in fired or name != OF_PYTHON}
     bound = [hook for rows in fired.values() for hook in rows if hook.state == "installed"]
     parts = [f"{', '.join(fired)}: {sum(hook.fired > 0 for hook in bound)} of {len(bound)} fired"] if fired else []
-    parts += [f"none of {', '.join(name for name in of if name not in fired)} fired"] if len(fired) < len(of) else []
+    silent = [name for name in of if name not in fired and name != OF_CHOSEN_STEPS]
+    parts += [f"none of {', '.join(silent)} fired"] if silent else []
+    parts += [KEPT_NONE] if OF_CHOSEN_STEPS in of and OF_CHOSEN_STEPS not in fired else []
     missed, others = _missed(hooks)
     complaints = list(_complaints(missed))
     parts += ["no span is missing"] if others and not complaints else []
@@ -50,7 +55,7 @@ def _said_of_all(hooks: Sequence[HookFigures]) -> Text | None:
     if hooks[0].state == "skipped" and len({(hook.state, hook.reason) for hook in hooks}) == 1:
         return _remark(hooks[0])
     if _is_unused(hooks) and all(hook.state in ("installed", "waiting") for hook in hooks):
-        return Text("imported, nothing fired", "dim")
+        return Text(KEPT_NONE if hooks[0].instrumentation == OF_CHOSEN_STEPS else "imported, nothing fired", "dim")
     return None
 
 
@@ -62,7 +67,7 @@ def _is_unused(hooks: Sequence[HookFigures]) -> bool:
 def _missed(hooks: Sequence[HookFigures]) -> tuple[dict[str, dict[str, list[str]]], int]:
     """Those that failed, were skipped and never fired, by framework; and how many more, by which no span is missing."""
     kinds: dict[str, dict[str, list[str]]] = {"failed": {}, "skipped": {}, "never fired": {}}
-    made = {span for hook in hooks if hook.fired for span in hook.emits}
+    made = _made(hooks)
     others = 0
     for name, rows in _by_instrumentation(hooks):
         is_unused = _is_unused(rows)
@@ -75,6 +80,11 @@ def _missed(hooks: Sequence[HookFigures]) -> tuple[dict[str, dict[str, list[str]
             kind = hook.state if hook.state in _STYLES else "never fired"
             kinds[kind].setdefault(name, []).append(_target(hook))
     return kinds, others
+
+
+def _made(hooks: Sequence[HookFigures]) -> frozenset[str]:
+    """Names of the spans that hooks made."""
+    return frozenset(span for hook in hooks if hook.fired for span in hook.emits)
 
 
 def _complaints(missed: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Text]:
@@ -115,11 +125,12 @@ def failures(hooks: Sequence[HookFigures]) -> dict[str, list[str]]:
 def hook_table(hooks: Sequence[HookFigures]) -> RenderableType:
     """Every hook whose module was imported, what it fired, and what is wrong with it."""
     table = Figures("hook", "fired", Column("seconds", 5), Column("each", 6), words())
+    made = _made(hooks)
     for name, rows in _by_instrumentation(hooks):
         in_common = _said_of_all(rows)
         table.add_row(Text(name, "bold"), "", "", "", in_common or "")
         if in_common is None:
-            _add_hooks(table, rows)
+            _add_hooks(table, rows, made)
     return titled("Hooks", table)
 
 
@@ -130,7 +141,7 @@ def _seconds(hook: HookFigures) -> tuple[str, str]:
     return figures.seconds(hook.seconds), figures.short(hook.seconds / hook.fired)
 
 
-def _add_hooks(table: Figures, hooks: Sequence[HookFigures]) -> None:
+def _add_hooks(table: Figures, hooks: Sequence[HookFigures], made: frozenset[str]) -> None:
     listed = [hook for hook in hooks if hook.state != "waiting"]
     if _is_unused(hooks):
         silent = [hook for hook in listed if hook.state == "installed"]
@@ -140,7 +151,9 @@ def _add_hooks(table: Figures, hooks: Sequence[HookFigures]) -> None:
                 f"  {figures.count(len(silent), 'hook')}", "0", "", "", Text("imported, nothing fired", "dim")
             )
     for hook in listed:
-        table.add_row(f"  {_target(hook)}", f"{hook.fired:,}", *_seconds(hook), _remark(hook))
+        is_another_way = hook.never_fired and hook.emits and made.issuperset(hook.emits)
+        remark = Text("not this way: another hook made its spans", "dim") if is_another_way else _remark(hook)
+        table.add_row(f"  {_target(hook)}", f"{hook.fired:,}", *_seconds(hook), remark)
     waiting = sum(hook.state == "waiting" for hook in hooks)
     if waiting:
         waits = "waits for a module that was" if waiting == 1 else "wait for modules that were"

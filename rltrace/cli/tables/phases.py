@@ -138,7 +138,7 @@ def lane_tables(title: str, rows: Sequence[RankStep], also: str = "") -> Iterato
 
 def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep], also: str) -> str:
     whole = figures.spread([lane.seconds.mean_seconds for lane in found])
-    return "; ".join(filter(None, [f"whole: {whole} s", _caption(rows), also]))
+    return "; ".join(filter(None, [f"whole: {figures.with_unit(whole)}", _caption(rows), also]))
 
 
 def _side_by_side(found: Sequence[LaneSteps]) -> Figures:
@@ -191,7 +191,7 @@ def _spread_cells(name: str, ranks: Sequence[LaneSteps]) -> tuple[str, str]:
     (least, _), (most, slowest) = _least_and_most(name, ranks)
     if len(ranks) == 1:
         return "", ""
-    said = figures.between(figures.seconds(least), figures.seconds(most))
+    said = figures.between_seconds(least, most)
     return said, slowest if "-" in said else ""
 
 
@@ -225,7 +225,7 @@ def _caption(rows: Sequence[RankStep]) -> str:
     parts = []
     if overlap := sum(row.overlap_seconds for row in rows):
         pairs = sorted({" + ".join(pair.phases) for row in rows for pair in row.overlaps})
-        parts.append(f"{figures.seconds(overlap)} s counted twice, phases overlap: {', '.join(pairs)}")
+        parts.append(f"{figures.with_unit(figures.seconds(overlap))} counted twice, phases overlap: {', '.join(pairs)}")
     if astray := list(dict.fromkeys(row.lane for row in rows if not row.clock_aligned)):
         parts.append(f"clock of {', '.join(astray)} not aligned: its figures are by real time, error unknown")
     return "; ".join(parts)

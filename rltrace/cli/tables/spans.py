@@ -36,7 +36,7 @@ def collection_line(summary: Summary) -> Text | None:
     if not found or not summary.steps:
         return None
     parts = [
-        f"{span.share:.1%} of a step in {_who(span)} (longest {figures.seconds(span.max_seconds or 0.0)} s)"
+        f"{span.share:.1%} of a step in {_who(span)} (longest {figures.with_unit(_length(span.max_seconds or 0.0))})"
         for span in sorted(found, key=lambda span: -(span.share or 0.0))
     ]
     return Text.assemble(("Garbage collection", "bold"), f" {', '.join(parts)}: `gc.freeze()`")

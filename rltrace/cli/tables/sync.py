@@ -36,7 +36,7 @@ def sync_line(syncs: Sequence[RankSync]) -> Text:
     longest = sorted((name for name in stages if stages[name]), key=lambda name: -stages[name])
     parts = [f"{name.partition('.')[2]} {figures.seconds(stages[name])}" for name in longest[:FEW]]
     said = f" {figures.megabytes(size / len(syncs)) or 0} MB in {fmean(sync.buckets for sync in syncs):.0f} buckets, "
-    said += f"{figures.seconds(seconds / len(syncs))} s" + (f" ({', '.join(parts)})" if parts else "")
+    said += f"{figures.with_unit(figures.seconds(seconds / len(syncs)))}" + (f" ({', '.join(parts)})" if parts else "")
     return Text.assemble(("Weight sync", "bold"), said)
 
 
