@@ -154,6 +154,8 @@ class Seen:
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
         self.out_of_memory: list[Span] = []
+        self.errors: defaultdict[tuple[int, int, str, str], Intervalled] = defaultdict(Intervalled)
+        """Spans that an exception left, by thread, task, exception and name; not steps and moves, which have it."""
         self.named: defaultdict[tuple[str, str | None], Intervalled] = defaultdict(Intervalled)
         """All other spans, by name; those of a call by what was called too."""
 
@@ -213,6 +215,9 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
         kept = _kept_whole(seen, event.name)
         if kept is not None:
             kept.append(event)
+        error = event.args.get("error")
+        if error is not None and event.name != STEP and event.name not in MEMORY_MOVES:
+            _see_interval(seen.errors[event.thread, event.task, str(error), event.name], event, shift_ns)
         if event.name in _STAGES:
             _see_stage(seen.stages[event.name], event, shift_ns)
         elif event.is_phase:

@@ -6,6 +6,7 @@ import msgspec
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed, allocation_peaks, allocations_missed
 from rltrace.analysis.clocks import ClockFigures, clocks
+from rltrace.analysis.errors import SpanErrors, span_errors
 from rltrace.analysis.gpu_work import GpuWork, gpu_work, gpu_work_missed
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
@@ -88,6 +89,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     not_applicable: dict[str, str]
     """Span names that cannot be in this run, each with the reason."""
     open_spans: list[OpenSpan]
+    errors: list[SpanErrors]
+    """That left a span, caught or not."""
     losses: list[Losses]
     """Of the processes that lost something; empty is good."""
     lost_events: int
@@ -127,6 +130,7 @@ def summarize(recording: Recording) -> Summary:
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),
         open_spans=open_spans(seen),
+        errors=span_errors(seen, windows),
         losses=_losses(recording),
         lost_events=recording.lost_events,
         complete=recording.is_complete and not any(process.was_stopped for process in recording.processes),

@@ -68,7 +68,11 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="rltrace-toolkit", prog_name="rltrace")
 def main() -> None:
-    """Where every second and every byte of a colocated RL step went."""
+    """Where every second and every byte of a colocated RL step went.
+
+    Record a program with `rltrace exec -- python train.py`, then look: `rltrace summary` in figures, `rltrace view` as
+    a timeline. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    """
 
 
 for command in (run, view, summary, diff, export, exec_, collect, overhead, doctor):

@@ -26,9 +26,9 @@ def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
     """Find out whether COMMAND would be traced whole.
 
     Looks from COMMAND's own interpreter and environment, and tries: frameworks and their hooks, children and Ray
-    workers (one of each is started), NVML, the folder of the Recording. COMMAND itself is not run. Leaves with 0 if
-    nothing would be missing, with 8 if something would, with 9 if COMMAND does not say which Python it starts, as
-    `bash train.sh` does not.
+    workers (one of each is started), NVML, the folder of the Recording. COMMAND itself is not run; without one it is
+    rltrace's own Python that is looked at. Leaves with 0 if nothing would be missing, with 8 if something would, with 9
+    if COMMAND does not say which Python it starts, as `bash train.sh` does not.
     """
     require_linux("`rltrace doctor`")
     from rltrace.doctor import diagnose

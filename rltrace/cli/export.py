@@ -41,9 +41,11 @@ class Exporter(Protocol):
 @click.option("-o", "--output", metavar="FILE", required=True, help="File to write; - for standard output.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def export(run: str | None, name: str | None, output: str, force: bool) -> None:
-    """Write RUN in a format that other programs read.
+    """Write RUN as a file that other programs read.
 
-    RUN is the folder of a Recording or an archive of it (`--to archive`), by default the newest in ./rltrace-runs.
+    The format perfetto (.pftrace) is the timeline for ui.perfetto.dev; memory (.html, .svg, .png) a picture of who
+    holds every byte; archive (.zip) the Recording as one small file, which summary, view, diff and export open. RUN is
+    the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
     recording = open_run(run)
     exporter = load_exporter(name) if name is not None else _by_suffix(output)

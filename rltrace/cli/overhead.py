@@ -29,16 +29,20 @@ LIMIT_PERCENT = 0.5
 @click.command()
 @click.argument("what", metavar="CONFIG|DIR", type=click.Path())
 @click.option("--out", metavar="DIR", help="Folder of the measurement.  [default: rltrace-runs/overhead-<time>]")
-@click.option("--pairs", default=PAIRS, show_default=True, type=click.IntRange(1), help="Of steps in a run.")
+@click.option("--pairs", default=PAIRS, show_default=True, type=click.IntRange(1), help="Pairs of steps in a run.")
 @click.option(
     "--rounds",
     default=ROUNDS,
     show_default=True,
     type=click.IntRange(0),
-    help="Of a traced and another run; 0: a traced run alone.",
+    help="Rounds of two runs, one traced and one without hooks; 0: one traced run alone.",
 )
 @click.option(
-    "--limit", "limit_percent", default=LIMIT_PERCENT, show_default=True, help="Percent of a step not to exceed."
+    "--limit",
+    "limit_percent",
+    default=LIMIT_PERCENT,
+    show_default=True,
+    help="Percent of a step that tracing may cost at most.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")

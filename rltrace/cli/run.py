@@ -37,9 +37,10 @@ _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was 
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
 @SAMPLE_OPTION
 def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int:
-    """Run the GRPO run of CONFIG, and record it.
+    """Run the GRPO example as CONFIG says, and record it.
 
-    CONFIG is a YAML file such as examples/laptop.yaml. It is checked whole before anything is made.
+    CONFIG is a YAML file such as examples/laptop.yaml. It is checked whole before anything is made. A program of your
+    own is recorded by `rltrace exec`.
     """
     require_linux("`rltrace run`")
     from rltrace import supervisor

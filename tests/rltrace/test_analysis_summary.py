@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from rltrace.analysis import Summary, summarize
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.phases import RankStep
 from rltrace.cli.tables import show
+from rltrace.cli.tables.problems import problems
 from rltrace.process import append_exit
+from rltrace.recording import Recording
 
 MYSELF: dict[str, Any] = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
 """Identity of a process that is alive: this one."""
@@ -639,7 +643,7 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
         sample("allocated_peak_bytes", 1, 9),
     ]
     written.process("gpu", *on_gpu, device={"host": "here", "uuid": "GPU-1"}, pid=10, ended_s=11)
-    own = [span("own", 0, 1), span("rollout.request", 0, 1)]
+    own = [span("own", 0, 1, error="ValueError"), span("rollout.request", 0, 1)]
     written.process("torn", *step, *own, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
@@ -650,6 +654,74 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     sampled = ("samples[].processes.", "samples[].gpus.", "samples[].unavailable.")
     opaque = (*sampled, "open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
     assert {key for key in keys(value) if not key.startswith(opaque)} == listed
+
+
+CATCHES = """
+import contextlib
+import rltrace
+rltrace.start("run", role="driver")
+
+@rltrace.traced
+def parse(sample):
+    return int(sample)
+
+def fails_in(*spans):
+    try:
+        with contextlib.ExitStack() as stack:
+            for span in spans:
+                stack.enter_context(span)
+            parse("one")
+    except ValueError:
+        pass
+
+for n in range(3):
+    with rltrace.span("step", step=n):
+        if n:
+            fails_in(rltrace.phase("reward"))
+        with rltrace.phase("advantage"):
+            fails_in(rltrace.span("inner"))
+        with contextlib.suppress(KeyError), rltrace.phase("reward"):
+            raise KeyError
+        with contextlib.suppress(StopIteration), rltrace.phase("reward"):
+            next(iter([]))
+"""
+
+
+def test_an_error_that_the_program_caught_is_told_once_with_its_span_phase_process_and_steps(tmp_path: Path) -> None:
+    """Of the spans that it left, one inside the other, the innermost has it."""
+    subprocess.run([sys.executable, "-c", CATCHES], check=True, cwd=tmp_path)
+    summary = summarize(Recording.open(tmp_path / "run"))
+    found = {(one.error, one.name, one.phase): one for one in summary.errors}
+    told = {key: (one.count, one.steps, one.process, one.processes) for key, one in found.items()}
+    assert told == {
+        ("ValueError", "parse", "reward"): (2, [1, 2], "driver", 1),
+        ("ValueError", "parse", "advantage"): (3, [0, 1, 2], "driver", 1),
+        ("KeyError", "reward", "reward"): (3, [0, 1, 2], "driver", 1),
+    }
+    assert [one.first_seconds for one in summary.errors] == sorted(one.first_seconds for one in summary.errors)
+    lines = [str(line) for line in problems(summary)]
+    assert len(lines) == 3
+    assert re.fullmatch(
+        r"ValueError in parse of driver, phase reward, steps 1-2: 2 times, first at \d+\.\d s", lines[2]
+    )
+    assert re.fullmatch(r"KeyError in reward of driver, steps 0-2: 3 times, first at \d+\.\d s", lines[1])
+
+
+def test_errors_at_once_in_tasks_and_processes_are_counted_each(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for name in ("a", "b"):
+        wide, within = span("serve", 0, 9, error="TimeoutError"), span("ask", 1, 2, error="TimeoutError")
+        within[0][1] = 77  # another task's
+        steps = [span("step", 0, 5, step=4, error="OSError"), span("rollout.sleep", 1, 2, error="OSError")]
+        written.process(name, wide, within, *steps, span("ask", 6, 7, error="OSError"), role="server", ended_s=10)
+    summary = summarize(written.read())
+    assert {(one.error, one.name): (one.count, one.processes, one.steps) for one in summary.errors} == {
+        ("TimeoutError", "ask"): (2, 2, [4]),
+        ("TimeoutError", "serve"): (2, 2, []),
+        ("OSError", "ask"): (2, 2, []),
+    }, "not of the step and the sleep, whose figures say it"
+    lines = [str(line) for line in problems(summary, None)]
+    assert "TimeoutError in ask of 2 x server, phase rollout.sleep, step 4: 2 times, first at 2.0 s" in lines
 
 
 def test_what_lies_in_host_memory_is_in_a_ledger_of_its_own(tmp_path: Path) -> None:

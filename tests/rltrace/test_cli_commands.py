@@ -21,6 +21,7 @@ from rich.console import Console
 from rltrace import plugins
 from rltrace.analysis import summarize
 from rltrace.cli import main
+from rltrace.cli.export import load_exporter
 from rltrace.cli.run import report, show_steps
 from rltrace.cli.tables import WIDTH, show
 from rltrace.errors import RunError
@@ -99,6 +100,14 @@ def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_unknown_format_names_those_there_are(run: Path) -> None:
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
     assert "--to vhs: no such format; there is archive, memory, perfetto" in line
+
+
+def test_the_help_of_export_names_every_format_with_the_endings_of_its_files() -> None:
+    said = " ".join(call("export", "--help").stdout.split())
+    for name in plugins.EXPORTERS:
+        exporter = load_exporter(name)
+        endings = ", ".join(getattr(exporter, "suffixes", (exporter.suffix,)))
+        assert f"{name} ({endings})" in said
 
 
 def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:

@@ -25,10 +25,10 @@ _BAD, _DOUBTFUL = "bold red", "yellow"
 def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Everything that a reader must know before any figure; no line is good."""
     kinds = (
-        _deaths, _aborted, _hangs, _failed_hooks, _left_out,
+        _deaths, _aborted, _errors, _hangs, _failed_hooks, _left_out,
         _memory, _allocations, _losses, _sleeps, _untraced, _clocks,
     )  # fmt: skip
-    styles = (_BAD, _BAD, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 7)
+    styles = (_BAD, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 7)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -102,6 +102,15 @@ def _aborted(summary: Summary) -> Iterator[str]:
     for step in (step for step in summary.steps if step.error is not None):
         whose = f" of {step.lane}" if is_of_many else ""
         yield f"step {step.step}{whose} was aborted by {step.error}, {step.start_seconds + step.seconds:.1f} s"
+
+
+def _errors(summary: Summary) -> Iterator[str]:
+    for found in summary.errors:
+        phase = f", phase {found.phase}" if found.phase not in (None, found.name) else ""
+        whose = found.process if found.processes == 1 else f"{found.processes} x {found.process}"
+        steps = f", step{'' if len(found.steps) == 1 else 's'} {figures.ranges(found.steps)}" if found.steps else ""
+        times = f"{found.count:,} times, first at " if found.count > 1 else ""
+        yield f"{found.error} in {found.name} of {whose}{phase}{steps}: {times}{found.first_seconds:.1f} s"
 
 
 def _hangs(summary: Summary) -> Iterator[str]:

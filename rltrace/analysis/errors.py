@@ -1,0 +1,95 @@
+"""Exceptions that left a span, whether the program caught them further out or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from rltrace.analysis.intervals import Intervals, union
+from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.steps import StepWindows
+
+NO_ERRORS = frozenset({"StopIteration", "StopAsyncIteration", "CancelledError"})
+"""How Python says that something is over, or was called off."""
+
+
+class SpanErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of exception that left spans of one name, in the processes of one name."""
+
+    error: str
+    """Name of the exception."""
+    name: str
+    """Of the innermost span that it left."""
+    phase: str | None
+    """In which that was, by the same process; the span itself, if it is a phase."""
+    process: str
+    """What the process is called."""
+    processes: int
+    """How many of that name."""
+    count: int
+    first_seconds: float
+    """When the first of them left its span, after the Recording's first instant."""
+    steps: list[int]
+    """In which they did; empty: in none."""
+
+
+def span_errors(seen: Observations, windows: StepWindows) -> list[SpanErrors]:
+    """Each exception once, the first one first; not of steps and of sleeps, whose figures say it."""
+    alike: dict[tuple[str, str, str | None, str], list[tuple[Seen, int]]] = {}
+    for process in seen.processes:
+        phases = (
+            {name: union(kept.rows(seen.end_ns)) for name, kept in process.phases.items()} if process.errors else {}
+        )
+        for error, name, end_ns in _innermost(process):
+            phase = name if name in phases else _phase_at(phases, end_ns)
+            alike.setdefault((error, name, phase, process.process.name), []).append((process, end_ns))
+    found = []
+    for (error, name, phase, called), left in alike.items():
+        numbers = {_step_at(windows.of(process.lane), end_ns) for process, end_ns in left}
+        found.append(
+            SpanErrors(
+                error=error,
+                name=name,
+                phase=phase,
+                process=called,
+                processes=len({process.process.key for process, _ in left}),
+                count=len(left),
+                first_seconds=(min(end_ns for _, end_ns in left) - seen.start_ns) / 1e9,
+                steps=sorted(number for number in numbers if number is not None),
+            )
+        )
+    return sorted(found, key=lambda errors: errors.first_seconds)
+
+
+def _innermost(process: Seen) -> Iterator[tuple[str, str, int]]:
+    """Exception, span and end of each span that one left and that no other span is inside of which it left."""
+    rows = sorted(
+        (thread, task, error, start_ns, -end_ns, name)
+        for (thread, task, error, name), kept in process.errors.items()
+        if error not in NO_ERRORS
+        for start_ns, end_ns in kept.ended().tolist()
+    )
+    for row, following in pairwise([*rows, None]):
+        assert row is not None
+        *where, _, negative_end_ns, name = row
+        # One inside of it is the next row, and ends no later.
+        if following is None or list(following[:3]) != where or following[4] < negative_end_ns:
+            yield row[2], name, -negative_end_ns
+
+
+def _phase_at(phases: dict[str, Intervals], at_ns: int) -> str | None:
+    return next((name for name, rows in phases.items() if _place(rows, at_ns) is not None), None)
+
+
+def _step_at(windows: StepWindows, at_ns: int) -> int | None:
+    place = _place(windows.windows, at_ns)
+    return None if place is None else windows.numbers[place]
+
+
+def _place(rows: Intervals, at_ns: int) -> int | None:
+    """Which of disjoint intervals an instant is in, or the end of."""
+    place = int(np.searchsorted(rows[:, 0], at_ns)) - 1
+    return place if place >= 0 and at_ns <= rows[place, 1] else None
