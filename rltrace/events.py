@@ -272,5 +272,30 @@ ALLOCATED_PEAK = "allocated_peak_bytes"
 
 def owner_of_counter(name: str) -> str | None:
     """The owner whose bytes a counter samples: `actor.params_bytes` gives `actor.params`; None for another counter."""
-    owner = name.removesuffix("_bytes")
+    return _owner_before(name, "_bytes")
+
+
+HOST_BYTES, PINNED_BYTES = "_host_bytes", "_pinned_bytes"
+"""How counters of what lies in the host's memory end, of a process that uses a GPU: all of an owner's bytes there, and
+those among them that are page-locked, so that a GPU reads and writes them by itself. What is pinned and has no owner is
+`unattributed_pinned_bytes`."""
+
+
+def owner_on_host(name: str) -> str | None:
+    """The owner whose bytes in the host's memory a counter samples; None for another counter."""
+    return _owner_before(name, HOST_BYTES)
+
+
+def owner_of_pinned(name: str) -> str | None:
+    """The owner whose pinned bytes a counter samples; None for another counter."""
+    return _owner_before(name, PINNED_BYTES)
+
+
+def pinned_of(owner: str) -> str:
+    """What a process says is unavailable, with the reason, where nobody can tell what of an owner's bytes is pinned."""
+    return f"pinned bytes of {owner}"
+
+
+def _owner_before(name: str, ending: str) -> str | None:
+    owner = name.removesuffix(ending)
     return owner if owner != name and owner in OWNERS else None

@@ -371,12 +371,49 @@ def storage_bytes(tensors: Iterable[Any]) -> int:
 
     A view counts for the whole storage that it keeps alive, padding included.
     """
+    return sum(size_bytes for _, size_bytes in _storages(tensors))
+
+
+class OnHost(NamedTuple):
+    """What lies in the host's memory, in bytes."""
+
+    size_bytes: int
+    pinned_bytes: int | None
+    """Of it, page-locked; None where nobody can tell."""
+
+
+def on_host(tensors: Iterable[Any]) -> OnHost:
+    """The same of tensors in the host's memory, and what of it is pinned: the driver is asked once for each storage."""
+    found = _storages(tensors)
+    pinned_bytes = sum(size_bytes for tensor, size_bytes in found if tensor.is_pinned())
+    return OnHost(sum(size_bytes for _, size_bytes in found), pinned_bytes)
+
+
+def _storages(tensors: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Of each storage beneath tensors one of them, and its bytes."""
     storages = {}
     for tensor in tensors:
-        storage = local(tensor).untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
+        shard = local(tensor)
+        storage = shard.untyped_storage()
+        storages[storage.data_ptr()] = shard, storage.nbytes()
     storages.pop(0, None)  # a storage that was freed by resizing it, or a tensor without data
-    return sum(storages.values())
+    return list(storages.values())
+
+
+class Place:
+    """Where a tensor lies, looked at again and again: the driver is asked only where the tensor has moved."""
+
+    def __init__(self) -> None:
+        self._known = 0, False
+
+    def of(self, tensor: Any) -> bool | None:
+        """None on a GPU, else whether it is pinned."""
+        if tensor.is_cuda:
+            return None
+        address = tensor.data_ptr()
+        if self._known[0] != address:
+            self._known = address, tensor.is_pinned()
+        return self._known[1]
 
 
 def local(tensor: Any) -> Any:

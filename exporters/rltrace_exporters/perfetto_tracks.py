@@ -24,6 +24,8 @@ from rltrace.events import (
     STARTUP_PHASES,
     Span,
     owner_of_counter,
+    owner_of_pinned,
+    owner_on_host,
     subjects,
 )
 from rltrace.recording import Process
@@ -33,6 +35,8 @@ from rltrace_exporters.protobuf import data, integer, text
 MAX_LINUX_PID = 1 << 22
 
 MEMORY = "memory"
+ON_HOST = "memory of the host"
+"""What lies there beside a GPU: of each owner all of it, and below that what of it is pinned."""
 EVERY_ALLOCATION = "memory, every allocation (0 where none was kept)"
 COUNTERS = "other counters"
 REQUESTS = "requests"
@@ -121,6 +125,8 @@ def counter_group(process: Process, name: str) -> str:
     if process.role != SAMPLER:
         if name.startswith(ALLOCATIONS):
             return EVERY_ALLOCATION
+        if owner_on_host(name) or owner_of_pinned(name):
+            return ON_HOST
         return MEMORY if name.endswith("_bytes") else COUNTERS
     counter, of = subjects(name)
     if counter.startswith("gpu."):
@@ -143,6 +149,10 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
     A process's totals have a scale of their own, and its interpreter too, or the owners beside them would be too flat
     to see.
     """
+    on_host = owner_on_host(name) or owner_of_pinned(name)
+    if on_host is not None:
+        position = 2 * OWNERS.index(on_host) + (owner_of_pinned(name) is not None)
+        return _counter(uuid, parent, shown, integer(3, _SIZE_BYTES) + text(7, "owners"), position)
     owner = owner_of_counter(name.removeprefix(ALLOCATIONS))
     counter, _ = subjects(name)
     in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner and owner != "interpreter" else "totals")

@@ -31,6 +31,8 @@ from rltrace.events import (
     Counter,
     Span,
     owner_of_counter,
+    owner_of_pinned,
+    owner_on_host,
 )
 from rltrace.recording import Process, Recording
 
@@ -136,6 +138,8 @@ class Seen:
         self.owners: defaultdict[str, Samples] = defaultdict(Samples)
         self.on_host: defaultdict[str, Samples] = defaultdict(Samples)
         """Bytes of owners that lie in the host's memory, beside a GPU."""
+        self.pinned: defaultdict[str, Samples] = defaultdict(Samples)
+        """Of those, the page-locked ones; and what else torch has page-locked, as unattributed."""
         self.resident = Samples()
         """Bytes of the whole process in the host's memory."""
         self.allocated_peak = Samples()
@@ -293,9 +297,12 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
         if isfinite(sample.value):
             kept = seen.resident if name == RESIDENT else seen.allocated_peak
             kept.add(sample.ts_ns + shift_ns, sample.value)
-    elif (on_host := owner_of_counter(name.replace("_host_bytes", "_bytes"))) is not None:
+    elif (on_host := owner_on_host(name)) is not None:
         if isfinite(sample.value):
             seen.on_host[on_host].add(sample.ts_ns + shift_ns, sample.value)
+    elif (pinned := owner_of_pinned(name)) is not None:
+        if isfinite(sample.value):
+            seen.pinned[pinned].add(sample.ts_ns + shift_ns, sample.value)
     elif name in STEP_FIGURES or seen.lane.is_driver:
         seen.figures[name].add(sample.ts_ns + shift_ns, sample.value)
 

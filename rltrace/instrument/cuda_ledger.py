@@ -15,7 +15,17 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from rltrace import memory, recorder
 from rltrace.clock import now_ns
 from rltrace.edges import Edge
-from rltrace.events import ALLOCATED_PEAK, MEMORY_EDGE, OUT_OF_MEMORY, SLEEP, WAKE_UPS
+from rltrace.events import (
+    ALLOCATED_PEAK,
+    HOST_BYTES,
+    MEMORY_EDGE,
+    OUT_OF_MEMORY,
+    PINNED_BYTES,
+    SLEEP,
+    UNATTRIBUTED,
+    WAKE_UPS,
+    pinned_of,
+)
 from rltrace.instrument.sharded_models import Rows, add
 from rltrace.nvml import Memory, UnavailableError
 
@@ -31,6 +41,11 @@ CONTEXT = "cuda.context"
 """Of which the kernels that a process has loaded are a part."""
 OUTSIDE = (CONTEXT, "nccl", "rollout.graphs")
 """Rows that torch's allocator does not know of, or not all of."""
+
+OF_HOST = (HOST_BYTES, PINNED_BYTES)
+"""Endings of rows that are no part of the card."""
+REGISTERED = (f"weight_sync.bucket{PINNED_BYTES}",)
+"""Rows of memory that was pinned where it lay: torch's allocator of pinned memory has none of it."""
 
 
 class Reserved(NamedTuple):
@@ -91,6 +106,13 @@ class Device(Card, Protocol):
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
         """Of it, what lies in segments at these addresses, and in the private pools besides, which are graphs'."""
+
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes of the host that torch's allocator of such memory has, handed out or kept for the next.
+
+        Raises:
+            UnavailableError: This torch does not say.
+        """
 
 
 class Pools(Protocol):
@@ -161,6 +183,7 @@ class CudaLedger:
         self._unattributed_bytes = 0
         self._peak_bytes = 0
         self._on_host: set[str] = set()
+        """Owners that have had something in the host's memory."""
         self._process = memory.ProcessMemory()
         self._errors = memory.MemoryErrors()
         self._unavailable: set[str] = set()
@@ -237,12 +260,26 @@ class CudaLedger:
             for name, size in rows.items():
                 recorder.counter(name, size)
             recorder.counter("resident_bytes", self._process.resident_bytes())
+            self._say_pinned(device, rows)
             self._say_peak(state)
             if of_card:
                 self._set_totals(edge, device, rows, of_processes)
             else:
                 edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
         self._sampled = state, now_ns()
+
+    def _say_pinned(self, device: Device, rows: Rows) -> None:
+        """What torch has pinned and no owner: tensors that nobody names, what it rounds up by, and what it keeps."""
+        if pinned_of(UNATTRIBUTED) in self._unavailable:
+            return
+        try:
+            pinned_bytes = device.pinned_bytes()
+        except UnavailableError as reason:
+            self._say(pinned_of(UNATTRIBUTED), str(reason))
+            return
+        pinned = (name for name in rows if name.endswith(PINNED_BYTES) and name not in REGISTERED)
+        named_bytes = sum(rows[name] for name in pinned) if self._on_host else 0
+        recorder.counter(f"{UNATTRIBUTED}{PINNED_BYTES}", pinned_bytes - named_bytes)
 
     def _say_peak(self, state: State) -> None:
         """What was handed out between two looks; not of an engine, whose pools count asleep as awake."""
@@ -310,9 +347,10 @@ class CudaLedger:
         return dict(self._named[1])
 
     def _without_never_used(self, rows: Rows) -> Rows:
-        """Without the host's rows that have been nothing so far: most owners never lie there."""
-        self._on_host |= {name for name, size in rows.items() if size and name.endswith("_host_bytes")}
-        return {name: size for name, size in rows.items() if not name.endswith("_host_bytes") or name in self._on_host}
+        """Without the host's rows of owners that have had nothing there so far, as most never do."""
+        owners = {name: name.rsplit("_", 2)[0] for name in rows if name.endswith(OF_HOST)}
+        self._on_host |= {owner for name, owner in owners.items() if rows[name]}
+        return {name: size for name, size in rows.items() if name not in owners or owners[name] in self._on_host}
 
     def end_forward(self) -> None:
         """Sample where activations are most: what was allocated for nobody since the last edge is theirs."""
@@ -390,7 +428,7 @@ class CudaLedger:
             return None
         state = self.state(device)
         pools = self._in_pools(device, state.torch.reserved_bytes)[0]
-        awake_bytes = sum((state.engine or {}).values())
+        awake_bytes = on_card(state.engine or {})
         return held_bytes - (state.torch.reserved_bytes - pools.reserved_bytes) - awake_bytes
 
     def _holders(self, device: Card) -> tuple[dict[int, int], str]:
@@ -436,7 +474,7 @@ class Growth:
 
 def on_card(rows: Rows) -> int:
     """Bytes of all rows, those of the host's memory apart."""
-    return sum(size for name, size in rows.items() if not name.endswith("_host_bytes"))
+    return sum(size for name, size in rows.items() if not name.endswith(OF_HOST))
 
 
 def remainder(torch: Reserved, pools: Reserved, graphs: Reserved) -> tuple[int, int]:

@@ -286,6 +286,9 @@ class CudaDevice:
             allocated["peak"],
         )
 
+    def pinned_bytes(self) -> int:
+        return pinned_bytes(getattr(self._cuda.memory, "host_memory_stats_as_nested_dict", dict)())
+
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
         sleeping, private = [0, 0], [0, 0]
         for segment in self._cuda.memory_snapshot():
@@ -300,6 +303,24 @@ class CudaDevice:
             place[0] += segment["total_size"]
             place[1] += segment["allocated_size"]
         return Reserved(*sleeping), Reserved(*private)
+
+
+def pinned_bytes(stats: dict[str, Any]) -> int:
+    """What torch's allocator of pinned memory has, handed out or kept, by its own count.
+
+    Not what it has handed out: up to 2.12 `active_bytes` does not fall where memory is given back (pytorch#171662).
+
+    Args:
+        stats: As `torch.cuda.host_memory_stats_as_nested_dict` gives them.
+
+    Raises:
+        UnavailableError: They do not say.
+    """
+    # Renamed in 2.10, from which on "allocated" is what "reserved" was, and no longer what is handed out.
+    whole = stats.get("allocated_bytes" if "active_bytes" in stats else "reserved_bytes")
+    if whole is None:
+        raise nvml.UnavailableError("this torch does not count the pinned memory of its allocator, as 2.7 and later do")
+    return int(whole["current"])
 
 
 def open_device() -> CudaDevice | None:

@@ -6,9 +6,15 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from rltrace import recorder
+from rltrace.events import pinned_of
+from rltrace.instrument.sharded_models import host_rows
+from rltrace.memory import OnHost
 
 OWNERS = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache", "cuda_graph": "rollout.graphs"}
 """Owner of a pool's bytes by its tag."""
+
+NOT_SAID = "its allocator does not say how it copied them"
+"""Why nobody can tell what of a copy is pinned, if that is so."""
 
 
 class Pools:
@@ -23,6 +29,7 @@ class Pools:
         addresses: Callable[[], Collection[int]] = tuple,
         free_bytes: Callable[[], int | None] = lambda: None,
         out_of_memory: Callable[..., None] | None = None,
+        copies: Callable[[Collection[str]], dict[str, OnHost]] = lambda _asleep: {},
     ) -> None:
         """Args:
         bytes_by_tag: Asks the allocator for the bytes of every pool, asleep or awake.
@@ -30,15 +37,17 @@ class Pools:
         free_bytes: Asks the device how much is free; None where it does not say.
         out_of_memory: Called with the error of a wake-up that failed, the bytes that it asked for, those that were free
             before it, for it maps what it can, and the owners that woke up.
+        copies: Asks the allocator what copies of pools lie in the host's memory, by tag, given the tags that sleep.
+            Called behind each sleep and wake-up.
         """
         self._bytes_by_tag = bytes_by_tag
         self.addresses = addresses
-        self._free_bytes, self._out_of_memory = free_bytes, out_of_memory
+        self._free_bytes, self._out_of_memory, self._copies = free_bytes, out_of_memory, copies
         self._asleep: set[str] = set()
         self._arrived: dict[str, int] = {}
         """Bytes that a wake-up under way, or one that failed, has mapped, by tag."""
-        self._on_host: dict[str, bool] = {}
-        """Tags that were ever copied to the host's memory, and whether they lie there now."""
+        self._on_host: dict[str, OnHost] = {}
+        """What lies in the host's memory, by tag, of all tags that were ever copied there."""
 
     def begin_unmap(self, tags: Collection[str] | None = None, kept: Collection[str] = ()) -> Any:
         """Open the span with the bytes that are to go, of all tags without `tags`; `kept` are copied to the host."""
@@ -49,7 +58,6 @@ class Pools:
         }
         host_bytes = sum(size for tag, size in going.items() if tag in kept)
         opened = recorder.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
-        self._on_host |= dict.fromkeys(set(going) & set(kept), True)
         return opened.__enter__(), set(going)
 
     def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
@@ -59,6 +67,7 @@ class Pools:
             self._asleep |= going
             self._arrived = {tag: size for tag, size in self._arrived.items() if tag not in going}
         opened.__exit__(None if error is None else type(error))
+        self._look_for_copies()
         self.sample()
 
     def begin_map(self, tags: Collection[str] | None = None) -> Any:
@@ -73,12 +82,21 @@ class Pools:
         opened, coming, free_bytes = token
         if error is None:
             self._asleep -= set(coming)
-            self._on_host |= dict.fromkeys(set(coming) & set(self._on_host), False)
         elif self._out_of_memory is not None:
             owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
             self._out_of_memory(error, sum(coming.values()), free_bytes, owners)
         opened.__exit__(None if error is None else type(error))
+        self._look_for_copies()
         self.sample()
+
+    def _look_for_copies(self) -> None:
+        """Here alone, not at each edge: a copy is made by a sleep, and goes with a wake-up."""
+        found = self._copies(self._asleep)
+        for tag in found.keys() & OWNERS.keys() - self._on_host.keys():
+            if found[tag].pinned_bytes is None:
+                recorder.unavailable(pinned_of(OWNERS[tag]), NOT_SAID)
+        gone = {tag: OnHost(0, None if held.pinned_bytes is None else 0) for tag, held in self._on_host.items()}
+        self._on_host = gone | found
 
     def arrived(self, tag: str, size_bytes: int) -> None:
         """A segment has memory behind it again, in the middle of a wake-up."""
@@ -105,7 +123,7 @@ class Pools:
             if tag in OWNERS:
                 rows[f"{OWNERS[tag]}_bytes"] = self._held_bytes(tag, size)
                 if tag in self._on_host:
-                    rows[f"{OWNERS[tag]}_host_bytes"] = size if self._on_host[tag] else 0
+                    rows |= host_rows(OWNERS[tag], self._on_host[tag])
         return rows
 
     def _held_bytes(self, tag: str, size_bytes: int) -> int:

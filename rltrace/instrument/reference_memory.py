@@ -370,13 +370,15 @@ class BucketMemory:
 
 
 class CudaBuckets:
-    """The shared buffers of a GPU, or pinned in the host's memory where those are staged."""
+    """The shared buffers of a GPU, and where those are staged the host's memory behind them; counted at the sender."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = weakref.ref(sender)
 
     def __call__(self) -> dict[str, int]:
-        return by_place("weight_sync.bucket", [buffer.bytes for buffer in getattr(self._sender(), "buffers", [])])
+        buffers = getattr(self._sender(), "buffers", [])
+        staged = [buffer.host for buffer in buffers if hasattr(buffer, "host")]
+        return by_place("weight_sync.bucket", [buffer.bytes for buffer in (*buffers, *staged)])
 
 
 class EngineMemory:

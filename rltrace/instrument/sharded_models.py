@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rltrace import memory
+from rltrace.events import HOST_BYTES, PINNED_BYTES
 from rltrace.instrument.fsdp1 import WRAPPER
 from rltrace.instrument.fsdp2 import PACKAGE, groups_of
 from rltrace.patching import After, Function, Hook, PatchSet, wrap_function
@@ -284,6 +285,7 @@ class Fsdp2Params(Params):
         self._group = weakref.ref(group)
         # One stands for all: FSDP2 moves and frees whole tensors, and those of a group together.
         self._last = weakref.ref(group.fsdp_params[-1]) if group.fsdp_params else lambda: None
+        self._place, self._place_of_grad = memory.Place(), memory.Place()
 
     def holder(self) -> Any:
         return self._group()
@@ -316,10 +318,11 @@ class Fsdp2Params(Params):
             return None
         shard, whole_grad = param.sharded_param, param.unsharded_accumulated_grad
         grad = shard.grad
+        held = memory.local(shard)
         return (
-            memory.local(shard).is_cuda,
+            None if held.is_cuda else self._place.of(held),  # as `of` says, and a call less
             param.sharded_state.value,
-            None if grad is None else memory.local(grad).is_cuda,
+            -1 if grad is None else self._place_of_grad.of(memory.local(grad)),
             None if whole_grad is None else whole_grad.is_cuda,
         )
 
@@ -328,9 +331,11 @@ class Fsdp1Params(Params):
     """The flat parameter of an FSDP1 module."""
 
     NAMES = ("_local_shard", "_mp_shard", "_full_param_padded", "_full_prec_full_param_padded")
+    GRADS = ("grad", "_saved_grad_shard")
 
     def __init__(self, handle: Any) -> None:
         self._handle = weakref.ref(handle)
+        self._places = [memory.Place() for _ in ("flat_param", *self.NAMES, *self.GRADS)]
 
     def holder(self) -> Any:
         return self._handle()
@@ -349,14 +354,15 @@ class Fsdp1Params(Params):
 
     def grads(self) -> Iterator[Any]:
         for flat in self._flat():
-            for name in ("grad", "_saved_grad_shard"):
+            for name in self.GRADS:
                 if (grad := getattr(flat, name, None)) is not None:
                     yield grad
 
     def mark(self) -> Any:
         # FSDP1 frees a flat parameter's storage and keeps the tensor.
         tensors = (*self.held(), *self.grads())
-        return tuple((tensor.is_cuda, tensor.untyped_storage().nbytes()) for tensor in tensors)
+        places = zip(self._places, tensors, strict=False)
+        return tuple((place.of(tensor), tensor.untyped_storage().nbytes()) for place, tensor in places)
 
 
 class PlainParams(Params):
@@ -364,13 +370,13 @@ class PlainParams(Params):
 
     def __init__(self, holder: Any, parameters: Iterable[Any]) -> None:
         self._holder = weakref.ref(holder)
-        self._parameters = [weakref.ref(parameter) for parameter in parameters]
+        self._parameters = [(weakref.ref(parameter), memory.Place()) for parameter in parameters]
 
     def holder(self) -> Any:
         return self._holder()
 
     def trained(self) -> list[Any]:
-        return [parameter for known in self._parameters if (parameter := known()) is not None]
+        return [parameter for known, _ in self._parameters if (parameter := known()) is not None]
 
     def held(self) -> Iterable[Any]:
         return self.trained()
@@ -380,11 +386,15 @@ class PlainParams(Params):
         return (grad for grad in grads if grad is not None and not grad.is_sparse)  # such a one has no storage
 
     def mark(self) -> Any:
-        parameters = self.trained()
-        shards = [memory.local(parameter) for parameter in parameters]
-        on_gpu_bytes = sum(shard.untyped_storage().nbytes() for shard in shards if shard.is_cuda)
-        on_host_bytes = sum(shard.untyped_storage().nbytes() for shard in shards if not shard.is_cuda)
-        return on_gpu_bytes, on_host_bytes, sum(parameter.grad is not None for parameter in parameters)
+        sizes: dict[bool | None, int] = {}
+        grads = 0
+        for known, place in self._parameters:
+            if (parameter := known()) is not None:
+                shard = memory.local(parameter)
+                where = place.of(shard)
+                sizes[where] = sizes.get(where, 0) + shard.untyped_storage().nbytes()
+                grads += parameter.grad is not None
+        return tuple(sizes.get(where, 0) for where in (None, False, True)), grads
 
 
 def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[Any]]]) -> Iterator[PlainParams]:
@@ -435,12 +445,20 @@ def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
-    """Bytes of tensors by where they lie: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in the host's memory."""
+    """Bytes of tensors by where they lie: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in the host's memory.
+
+    Of the latter, `OWNER_pinned_bytes` are page-locked: each storage was asked.
+    """
     shards = [memory.local(tensor) for tensor in tensors]
-    return {
-        f"{owner}_bytes": memory.storage_bytes(shard for shard in shards if shard.is_cuda),
-        f"{owner}_host_bytes": memory.storage_bytes(shard for shard in shards if not shard.is_cuda),
-    }
+    held = memory.on_host(shard for shard in shards if not shard.is_cuda)
+    on_gpu_bytes = memory.storage_bytes(shard for shard in shards if shard.is_cuda)
+    return {f"{owner}_bytes": on_gpu_bytes, **host_rows(owner, held)}
+
+
+def host_rows(owner: str, held: memory.OnHost) -> Rows:
+    """Bytes of an owner in the host's memory; what of them is pinned has no row where nobody can tell."""
+    rows = {f"{owner}{HOST_BYTES}": held.size_bytes}
+    return rows if held.pinned_bytes is None else rows | {f"{owner}{PINNED_BYTES}": held.pinned_bytes}
 
 
 def add(rows: Rows, more: Rows) -> None:

@@ -2,13 +2,17 @@
 
 Source read: torch_memory_saver 0.0.10. Its library counts no bytes on CUDA: they are those of the torch pool that each
 tag allocates from. Up to 0.0.9 all tags share one pool, so that nobody can say what a tag holds: it is left out.
+Copies in the host's memory are its library's own, and pinned if the pool was asked for that (csrc/cpu_backup.h:
+cudaMallocHost, or mmap).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from rltrace.instrument.pools import Pools
+from rltrace.memory import OnHost
 from rltrace.patching import PatchSet
 
 SAVER = "torch_memory_saver.entrypoint:TorchMemorySaver"
@@ -22,7 +26,7 @@ class TorchMemorySaver:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools(bytes_by_tag)
+        pools = Pools(bytes_by_tag, copies=Copies())
 
         def begin_pause(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return pools.begin_unmap(tags_of(args, kwargs), kept_tags())
@@ -44,8 +48,47 @@ def bytes_by_tag() -> dict[str, int]:
     """Bytes of every pool, paused or not: segments of torch's allocator, not tensors. CUDA graphs are in none."""
     sizes: dict[str, int] = {}
     for (tag, *_), pool in _memory_pools().items():
-        sizes[tag] = sizes.get(tag, 0) + sum(segment["total_size"] for segment in pool.snapshot())
+        sizes[tag] = sizes.get(tag, 0) + _size_bytes(pool)
     return sizes
+
+
+class Copies:
+    """What of the pools lies in the host's memory; with `retain_cpu_backup` it stays there when they are resumed."""
+
+    def __init__(self) -> None:
+        self._there: set[Any] = set()
+        """Keys of pools."""
+
+    def __call__(self, asleep: Collection[str]) -> dict[str, OnHost]:
+        """By tag, behind a pause or a resumption."""
+        pools = {key: pool for key, pool in _memory_pools().items() if key[1]}
+        kept = self._there if self._there and _is_retained() else set()
+        self._there = {key for key in pools if key[0] in asleep or key in kept}
+        found: dict[str, OnHost] = {}
+        for key in self._there:
+            size_bytes = _size_bytes(pools[key])
+            before = found.get(key[0], OnHost(0, 0))
+            found[key[0]] = OnHost(before.size_bytes + size_bytes, _sum(before.pinned_bytes, _pinned(key, size_bytes)))
+        return found
+
+
+def _pinned(key: Any, size_bytes: int) -> int | None:
+    """What of a pool's copy is pinned; None if the key does not say how it is copied."""
+    return {"pinned": size_bytes, "mmap": 0}.get(str(key[3])) if len(key) > 3 else None
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _is_retained() -> bool:
+    from torch_memory_saver import torch_memory_saver
+
+    return bool(torch_memory_saver._impl._binary_wrapper.cdll.tms_get_retain_cpu_backup())
+
+
+def _size_bytes(pool: Any) -> int:
+    return sum(segment["total_size"] for segment in pool.snapshot())
 
 
 def kept_tags() -> set[str]:

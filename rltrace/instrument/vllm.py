@@ -35,7 +35,7 @@ class Vllm:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory)
+        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory, copies)
         install_startup(patches, pools)
         install_sleep(patches, pools)
         install_steps(patches)
@@ -194,6 +194,21 @@ def bytes_by_tag() -> dict[str, int]:
     for data in segments(allocator).values() if allocator is not None else ():
         sizes[data.tag] = sizes.get(data.tag, 0) + data.handle[1]
     return sizes
+
+
+def copies(_asleep: Collection[str]) -> dict[str, memory.OnHost]:
+    """What level 1 has copied to the host's memory, by tag; vLLM pins it where it takes that for possible.
+
+    So each copy is asked itself, once, behind the sleep that made it.
+    """
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    tensors: dict[str, list[Any]] = {}
+    allocator = CuMemAllocator.instance
+    for data in segments(allocator).values() if allocator is not None else ():
+        if (copy := getattr(data, "cpu_backup_tensor", None)) is not None:
+            tensors.setdefault(data.tag, []).append(copy)
+    return {tag: memory.on_host(held) for tag, held in tensors.items()}
 
 
 def keep_handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

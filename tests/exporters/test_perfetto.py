@@ -634,6 +634,38 @@ def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: 
     assert found == list(zip(names, ("owners", "owners", "totals"), strict=True))
 
 
+def test_what_lies_in_the_hosts_memory_is_a_group_of_its_own_with_what_is_pinned_below_each_owner(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    thread = recording.process(role="worker", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
+    samples = {
+        "unattributed_pinned_bytes": 4,
+        "ref.params_pinned_bytes": 20,
+        "ref.params_host_bytes": 30,
+        "actor.params_host_bytes": 9,
+        "actor.params_pinned_bytes": 0,
+    }
+    for name, size in samples.items():
+        thread.counter(name, 1, size)
+    thread.counter("resident_bytes", 1, 70)
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=6)
+    names = row_names(trace, "rank 0 worker")
+    assert names[-6:] == [
+        "resident_bytes",
+        "actor.params_host_bytes", "actor.params_pinned_bytes", "ref.params_host_bytes", "ref.params_pinned_bytes",
+        "unattributed_pinned_bytes",
+    ]  # fmt: skip
+    of_group = """
+        select t.name as row, c.value as size, extract_arg(t.source_arg_set_id, 'y_axis_share_key') as scale
+        from counter c join track t on t.id = c.track_id join track above on above.id = t.parent_id
+        where above.name = 'memory of the host'
+    """
+    assert {name: (size, scale) for name, size, scale in trace.query(of_group)} == {
+        name: (size, "owners") for name, size in samples.items()
+    }
+
+
 def test_exact_balances_are_tracks_of_their_own_beside_the_sampled_ones_and_the_bound_is_at_their_span(
     importer: Importer, recording: RecordingFile
 ) -> None:

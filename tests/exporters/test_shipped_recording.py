@@ -116,6 +116,18 @@ def test_every_byte_of_the_run_has_an_owner_within_the_bound(
         assert rank.unknown == {}
 
 
+@pytest.mark.parametrize("run", COLUMNS)
+def test_what_was_pinned_is_unknown_of_runs_of_a_time_when_nobody_told(
+    run: str, request: pytest.FixtureRequest
+) -> None:
+    processes = request.getfixturevalue(run).host_memory
+    assert sum("ref.params" in process.peak_owner_bytes for process in processes) == 4, "the ref is offloaded"
+    for process in processes:
+        assert process.peak_pinned_bytes is None
+        assert set(process.peak_owner_pinned_bytes.values()) == {None}
+        assert process.pinned_unknown.keys() == {*process.peak_owner_bytes, "unattributed"}
+
+
 def test_of_verl_the_edges_that_nobody_sampled_are_those_that_its_servers_begin_and_end(verl: Summary) -> None:
     """`rollout.generate` and `rollout.sleep`, which were awake before and are not taken for what came after."""
     for rank in verl.memory:

@@ -53,7 +53,7 @@ ATTRIBUTES = {
         "vllm.v1.request:Request": ["request_id", "num_prompt_tokens", "num_output_tokens", "status"],
         "vllm.v1.request:RequestStatus": ["PREEMPTED"],
         ALLOCATOR: ["instance", "pointer_to_data"],
-        "vllm.device_allocator.cumem:AllocationData": ["handle", "tag"],
+        "vllm.device_allocator.cumem:AllocationData": ["handle", "tag", "cpu_backup_tensor"],
     },
     "sglang": {
         "sglang.srt.managers.scheduler:Scheduler": ["waiting_queue"],
@@ -67,7 +67,7 @@ ATTRIBUTES = {
     },
     "torch_memory_saver": {
         "torch_memory_saver.entrypoint:TorchMemorySaver": ["_impl"],
-        "torch_memory_saver.entrypoint:_TorchMemorySaverImpl": ["_mem_pools"],
+        "torch_memory_saver.entrypoint:_TorchMemorySaverImpl": ["_mem_pools", "_binary_wrapper"],
     },
     "fsdp1": {
         f"{FSDP}._flat_param:FlatParamHandle": ["flat_param", "world_size"],

@@ -20,6 +20,7 @@ from rich.console import Console
 from rltrace import alignment, clock, events, manifest
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.clocks import TimeLine
+from rltrace.analysis.host_memory import NOT_RECORDED
 from rltrace.analysis.phases import RankStep
 from rltrace.cli.tables import show
 from rltrace.cli.tables.problems import problems
@@ -606,6 +607,7 @@ def keys(value: object, path: str = "") -> set[str]:
             last = path.rpartition(".")[2]
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
             by_name += ("expected_bytes", "moved_bytes", "left_bytes", "held_bytes", "peak_owner_bytes", "counters")
+            by_name += ("peak_owner_pinned_bytes", "pinned_unknown")
             named = last in by_name or path.endswith(("phases[].phases", "lanes[].phases"))
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
@@ -738,6 +740,40 @@ def test_what_lies_in_host_memory_is_in_a_ledger_of_its_own(tmp_path: Path) -> N
         ("rank 1 worker", 49, {"ref.params": 30}, True),
     ]
     assert summary.memory == [], "nobody said what a device holds"
+
+
+GPU_1 = {"host": "here", "uuid": "GPU-1"}
+
+
+def test_what_is_pinned_is_said_by_owner_and_together_at_one_moment(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    samples = [
+        sample("ref.params_host_bytes", 1, 30),
+        sample("ref.params_pinned_bytes", 1, 20),
+        sample("actor.params_host_bytes", 1, 9),
+        sample("actor.params_pinned_bytes", 1, 0),
+        sample("unattributed_pinned_bytes", 1.1, 5),
+        sample("ref.params_pinned_bytes", 2, 0),
+        sample("unattributed_pinned_bytes", 2.1, 25),
+        sample("ref.params_pinned_bytes", 3, 20),  # and torch, which had kept these bytes, says so behind it
+        sample("unattributed_pinned_bytes", 3.1, 7),
+    ]
+    written.process("worker", *samples, rank=0, role="worker", device=GPU_1, ended_s=4)
+    (found,) = summarize(written.read()).host_memory
+    assert found.peak_owner_bytes == {"ref.params": 30, "actor.params": 9}
+    assert found.peak_owner_pinned_bytes == {"ref.params": 20, "actor.params": 0, "unattributed": 25}
+    assert found.peak_pinned_bytes == 27
+    assert found.pinned_unknown == {}
+
+
+def test_of_a_recording_in_which_nobody_told_what_is_pinned_that_is_unknown_and_no_zero(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    samples = [sample("resident_bytes", 1, 50), sample("ref.params_host_bytes", 1, 30)]
+    written.process("worker", *samples, rank=0, role="worker", device=GPU_1, ended_s=4)
+    (found,) = summarize(written.read()).host_memory
+    assert found.peak_pinned_bytes is None
+    assert found.peak_owner_pinned_bytes == {"ref.params": None, "unattributed": None}
+    assert found.pinned_unknown == dict.fromkeys(("ref.params", "unattributed"), NOT_RECORDED)
 
 
 def test_seconds_and_bytes_are_said_in_the_keys() -> None:

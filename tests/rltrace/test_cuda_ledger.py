@@ -24,6 +24,7 @@ from recordings import Written, sample, span
 import rltrace
 from rltrace import edges
 from rltrace.analysis import summarize
+from rltrace.analysis.host_memory import HostMemory
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
@@ -64,6 +65,8 @@ class Simulated:
         self.answers: str | None = None
         self.changes = 0
         self.peak_bytes = 0
+        self.pinned: int | str = 0
+        """What torch's allocator of pinned memory has, or why nobody knows."""
         self.asked = 0
         """How often what each process holds was asked for."""
         self.listed = 0
@@ -90,6 +93,11 @@ class Simulated:
         self.listed += 1
         return self.in_pools
 
+    def pinned_bytes(self) -> int:
+        if isinstance(self.pinned, str):
+            raise UnavailableError(self.pinned)
+        return self.pinned
+
     def allocate(self, size_bytes: int, cached_bytes: int = 0) -> None:
         reserved, allocated, *_ = self.reserved
         self.reserved = Reserved(reserved + size_bytes + cached_bytes, allocated + size_bytes)
@@ -110,12 +118,14 @@ class SleepingPools:
         total_bytes = weights_bytes + kv_cache_bytes
         gpu.allocate(total_bytes)
         gpu.in_pools = Reserved(total_bytes, total_bytes), Reserved(0, 0)
+        self.on_host: dict[str, int] = {}
 
     def sleep(self) -> None:
         self._gpu.asleep_bytes = sum(self._bytes.values())
 
     def bytes_by_owner(self) -> dict[str, int]:
-        return dict.fromkeys(self._bytes, 0) if self._gpu.asleep_bytes else dict(self._bytes)
+        awake = dict.fromkeys(self._bytes, 0) if self._gpu.asleep_bytes else self._bytes
+        return awake | self.on_host
 
     def addresses(self) -> Collection[int]:
         return (1,)
@@ -700,7 +710,13 @@ def test_what_lies_in_host_memory_is_no_part_of_the_card_and_told_once_it_was_an
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
     host_bytes = [0]
-    ledger.tensors["params"] = lambda: {"actor.params_bytes": 9 * MIB, "actor.params_host_bytes": host_bytes[0]}
+    ledger.tensors["params"] = lambda: {
+        "actor.params_bytes": 9 * MIB,
+        "actor.params_host_bytes": host_bytes[0],
+        "actor.params_pinned_bytes": host_bytes[0] // 7,
+        "ref.params_host_bytes": host_bytes[0],
+        "ref.params_pinned_bytes": 0,
+    }
     rltrace.start(folder, role="worker", rank=0)
     gpu.allocate(9 * MIB)
     for host_bytes[0] in (0, 70 * MIB, 0):
@@ -710,8 +726,105 @@ def test_what_lies_in_host_memory_is_no_part_of_the_card_and_told_once_it_was_an
     (process,) = Recording.open(folder).processes
     told = [(event.name, event.value) for event in process.events() if isinstance(event, Counter)]
     assert [value for name, value in told if name == "actor.params_host_bytes"] == [70 * MIB, 0]
+    assert [value for name, value in told if name == "actor.params_pinned_bytes"] == [10 * MIB, 0]
+    assert [value for name, value in told if name == "ref.params_pinned_bytes"] == [0, 0], "pageable, and it is said"
     assert {value for name, value in told if name == "unattributed_bytes"} == {0}
     assert {value for name, value in told if name == "used_bytes"} == {gpu.card().used_bytes + DRIVER_BYTES}
+
+
+def pinned(folder: Path) -> HostMemory:
+    (found,) = summarize(Recording.open(folder)).host_memory
+    return found
+
+
+def test_what_torch_has_pinned_and_no_owner_has_is_told_at_every_sample_and_its_cache_is_seen(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """A ref of 90 MiB was moved there, for which torch has taken 128; it goes, and torch keeps them."""
+    ref_bytes = [0]
+    ledger.tensors["ref"] = lambda: {
+        "ref.params_host_bytes": ref_bytes[0],
+        "ref.params_pinned_bytes": ref_bytes[0],
+        "weight_sync.bucket_host_bytes": 500 * MIB,  # pinned where they lie: not of torch's allocator
+        "weight_sync.bucket_pinned_bytes": 500 * MIB,
+    }
+    rltrace.start(folder, role="worker", rank=0)
+    gpu.allocate(MIB)
+    for gpu.pinned, ref_bytes[0] in ((0, 0), (128 * MIB, 90 * MIB), (128 * MIB, 0)):
+        gpu.allocate(0)
+        ledger.sample()
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    told = [event for event in process.events() if isinstance(event, Counter)]
+    assert [event.value for event in told if event.name == "unattributed_pinned_bytes"] == [0, 38 * MIB, 128 * MIB]
+    found = pinned(folder)
+    assert found.peak_owner_pinned_bytes == {
+        "weight_sync.bucket": 500 * MIB,
+        "ref.params": 90 * MIB,
+        "unattributed": 128 * MIB,
+    }
+    assert found.peak_pinned_bytes == 628 * MIB, "not 90 MiB twice, as owner's and as cached"
+    assert found.pinned_unknown == {}
+
+
+def test_what_has_no_owner_of_pinned_memory_is_unknown_with_the_reason_where_torch_does_not_count_it(
+    folder: Path,
+    gpu: Simulated,
+    ledger: CudaLedger,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu.pinned = "this torch does not"
+    ledger.tensors["ref"] = lambda: {"ref.params_host_bytes": 9 * MIB, "ref.params_pinned_bytes": 9 * MIB}
+    rltrace.start(folder, role="worker", rank=0)
+    for _ in range(3):
+        gpu.allocate(MIB)
+        ledger.sample()
+    rltrace.stop()
+    found = pinned(folder)
+    assert found.pinned_unknown == {"unattributed": "this torch does not"}
+    assert found.peak_owner_pinned_bytes == {"ref.params": 9 * MIB, "unattributed": None}
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count("this torch does not") == 1
+    _, whole = screens(folder, capsys, monkeypatch)
+    text = " ".join(whole.split())
+    assert "≥ 9.0 MiB unknown 9.0 MiB 9.0 MiB" in text, "of the process, of nobody, of the ref and pinned"
+    assert "pinned: unknown, this torch does not: unattributed" in text
+
+
+@pytest.mark.parametrize(
+    ("stats", "size_bytes"),
+    [
+        # 2.7 to 2.9, and 2.10 to 2.12, which count what is handed out wrongly once it is given back
+        ({"allocated_bytes": {"current": 4}, "reserved_bytes": {"current": 8}}, 8),
+        ({"allocated_bytes": {"current": 8}, "active_bytes": {"current": 12}}, 8),
+    ],
+)
+def test_all_that_torch_has_pinned_is_read_by_the_names_of_its_release(
+    stats: dict[str, dict[str, int]], size_bytes: int
+) -> None:
+    assert cuda_memory.pinned_bytes(stats) == size_bytes
+
+
+def test_a_torch_that_does_not_count_pinned_memory_is_no_zero() -> None:
+    assert torch.cuda.host_memory_stats_as_nested_dict() == {}, "here there is no CUDA"
+    with pytest.raises(UnavailableError, match="does not count the pinned memory"):
+        cuda_memory.pinned_bytes(torch.cuda.host_memory_stats_as_nested_dict())
+
+
+def test_a_copy_in_the_hosts_memory_is_not_taken_from_what_the_card_holds(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        with ledger.growth("nccl"):
+            pools.sleep()
+            pools.on_host = {"rollout.weights_host_bytes": 1000 * MIB, "rollout.weights_pinned_bytes": 1000 * MIB}
+            gpu.context_bytes += 100 * MIB
+        ledger.sample()
+
+    assert recorded(folder, work)["nccl"] == 100 * MIB
 
 
 def test_a_process_that_trains_beside_its_engine_has_no_activations_of_the_engine(
@@ -1004,6 +1117,8 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _at: SimpleNamespace(uuid="mine"))
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _at: stats)
+        pinned = {"allocated_bytes": {"current": 3 * MIB}, "active_bytes": {"current": 9 * MIB}}
+        monkeypatch.setattr(torch.cuda.memory, "host_memory_stats_as_nested_dict", lambda: pinned)
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: size_bytes)
 
     return allocate

@@ -1,8 +1,15 @@
 """What sleeping pools record: which bytes went and came, by tag, and what each owner holds."""
 
+import sys
+from types import SimpleNamespace
+
+import pytest
+
 import rltrace
 from rltrace.events import Counter
-from rltrace.instrument.pools import Pools
+from rltrace.instrument import torch_memory_saver
+from rltrace.instrument.pools import NOT_SAID, Pools
+from rltrace.memory import OnHost
 from rltrace.recording import Recording
 
 BYTES = {"weights": 100, "kv_cache": 50, "scratch": 7}
@@ -16,10 +23,15 @@ def wake(pools, tags=None, error=None):
     pools.end_map(pools.begin_map(tags), None, error)
 
 
-def recorded(folder, work):
+def level_1(asleep, pinned_bytes=100):
+    """The copies of an allocator that keeps weights in the host's memory while they sleep."""
+    return {"weights": OnHost(100, pinned_bytes)} if "weights" in asleep else {}
+
+
+def recorded(folder, work, copies=lambda asleep: {}):
     """The spans of some work on pools, and the last sample of each owner."""
     rltrace.start(folder, role="engine")
-    work(Pools(lambda: dict(BYTES)))
+    work(Pools(lambda: dict(BYTES), copies=copies))
     rltrace.stop()
     (process,) = Recording.open(folder).processes
     events = list(process.events())
@@ -33,12 +45,17 @@ def test_all_bytes_go_and_those_of_the_named_tags_come_back(folder):
         sleep(pools, kept=("weights",))
         wake(pools, ["weights"])
 
-    spans, samples = recorded(folder, work)
+    spans, samples = recorded(folder, work, level_1)
     assert spans == [
         ("cumem.unmap", {"bytes": 157, "host_bytes": 100, "tags": BYTES}),
         ("cumem.map", {"bytes": 100, "tags": {"weights": 100}}),
     ]
-    assert samples == {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 0, "rollout.weights_host_bytes": 0}
+    assert samples == {
+        "rollout.weights_bytes": 100,
+        "rollout.kv_cache_bytes": 0,
+        "rollout.weights_host_bytes": 0,
+        "rollout.weights_pinned_bytes": 0,
+    }
 
 
 def test_a_wake_up_that_fails_holds_what_it_has_mapped_until_it_sleeps_again(folder):
@@ -88,9 +105,96 @@ def test_a_wake_up_that_fails_says_what_it_asked_for_and_what_was_free_before(fo
     assert told == [(error, 57, 77, ["rollout.kv_cache"])]
 
 
-def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed(folder):
-    _, samples = recorded(folder, lambda pools: sleep(pools, kept=("weights",)))
-    assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0, "rollout.weights_host_bytes": 100}
+@pytest.mark.parametrize("pinned_bytes", [100, 60, 0])
+def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed_and_the_copy_says_what_is_pinned(
+    folder, pinned_bytes
+):
+    def copies(asleep):
+        return level_1(asleep, pinned_bytes)
+
+    _, samples = recorded(folder, lambda pools: sleep(pools, kept=("weights",)), copies)
+    assert samples == {
+        "rollout.weights_bytes": 0,
+        "rollout.kv_cache_bytes": 0,
+        "rollout.weights_host_bytes": 100,
+        "rollout.weights_pinned_bytes": pinned_bytes,
+    }
+
+
+def test_what_is_pinned_of_a_copy_whose_allocator_does_not_say_is_unknown_with_the_reason_asleep_and_awake(folder):
+    def work(pools):
+        for _ in range(2):
+            sleep(pools, kept=("weights",))
+            wake(pools)
+
+    _, samples = recorded(folder, work, lambda asleep: level_1(asleep, None))
+    assert samples["rollout.weights_host_bytes"] == 0
+    assert "rollout.weights_pinned_bytes" not in samples
+    (process,) = Recording.open(folder).processes
+    assert process.unavailable == {"pinned bytes of rollout.weights": NOT_SAID}
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count('"unavailable"') == 1
+
+
+def test_where_copies_are_is_asked_behind_sleeps_and_wake_ups_and_at_no_edge(folder):
+    asked = []
+
+    def copies(asleep):
+        asked.append(sorted(asleep))
+        return level_1(asleep)
+
+    def work(pools):
+        sleep(pools, ["weights"], kept=("weights",))
+        for _ in range(5):
+            assert pools.bytes_by_owner()["rollout.weights_pinned_bytes"] == 100
+        wake(pools)
+
+    recorded(folder, work, copies)
+    assert asked == [["weights"], []]
+
+
+# ---- torch_memory_saver -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saver(monkeypatch):
+    """Pools as torch_memory_saver 0.0.10 keeps them, by (tag, copied, on disk, how, device); `retains` may be set."""
+    impl = SimpleNamespace(_mem_pools={}, retains=False)
+    library = SimpleNamespace(tms_get_retain_cpu_backup=lambda: impl.retains)
+    impl._binary_wrapper = SimpleNamespace(cdll=library)
+    for key, size in (
+        (("weights", True, False, "pinned", 0), 100),
+        (("weights", True, False, "mmap", 0), 30),
+        (("weights", False, False, "", 0), 7),
+        (("kv_cache", False, False, "", 0), 50),
+    ):
+        segments = [{"total_size": size - 1}, {"total_size": 1}]
+        impl._mem_pools[key] = SimpleNamespace(snapshot=lambda segments=segments: segments)
+    module = SimpleNamespace(torch_memory_saver=SimpleNamespace(_impl=impl))
+    monkeypatch.setitem(sys.modules, "torch_memory_saver", module)
+    return impl
+
+
+def test_of_torch_memory_savers_copies_those_are_pinned_that_were_to_be_and_what_is_not_copied_is_none(saver):
+    copies = torch_memory_saver.Copies()
+    assert copies({"weights", "kv_cache"}) == {"weights": OnHost(130, 100)}
+    assert copies(set()) == {}
+
+
+def test_a_copy_that_torch_memory_saver_retains_is_there_while_its_pool_is_awake(saver):
+    copies = torch_memory_saver.Copies()
+    saver.retains = True
+    assert copies(set()) == {}, "none was made yet"
+    copies({"weights"})
+    assert copies(set()) == {"weights": OnHost(130, 100)}
+    saver.retains = False
+    copies({"weights"})
+    assert copies(set()) == {}
+
+
+def test_of_a_torch_memory_saver_that_keys_its_pools_otherwise_nobody_knows_what_is_pinned(saver):
+    saver._mem_pools = {("weights", True): saver._mem_pools["weights", True, False, "pinned", 0]}
+    assert torch_memory_saver.Copies()({"weights"}) == {"weights": OnHost(100, None)}
 
 
 def test_what_sleeps_already_is_not_counted_again(folder):

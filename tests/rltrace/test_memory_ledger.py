@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from recordings import Written, sample, span
+from rltrace_reference.shared_memory import SharedMemory
 from traced_runs import ROOT, TracedRun, run_traced
 
 import rltrace
@@ -23,7 +25,7 @@ from rltrace.analysis.ledger import Ledger, ledgers
 from rltrace.analysis.memory import Residual
 from rltrace.analysis.observations import Observations
 from rltrace.instrument.process_ledger import ProcessLedger
-from rltrace.instrument.reference_memory import Sampler
+from rltrace.instrument.reference_memory import CudaBuckets, Sampler
 from rltrace.recording import Recording
 
 MIB = 1 << 20
@@ -384,6 +386,25 @@ def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path
     assert (last.is_settled, last.apart_seconds) == (False, 0.006)
     assert first.bytes["unexplained"] == 10
     assert found.residual is not None and found.residual.unsettled_edges == 3, "between the two nobody looked"
+
+
+def test_a_staged_bucket_has_the_hosts_memory_behind_it_too_which_says_itself_that_it_is_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = SharedMemory().create(1 << 16)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() == host.bytes.data_ptr())
+    staged = SimpleNamespace(bytes=torch.empty(100, dtype=torch.uint8), host=host)  # its GPU's part, of a CPU's here
+
+    class Sender:
+        buffers = (staged,)
+
+    sender = Sender()
+    assert CudaBuckets(sender)() == {
+        "weight_sync.bucket_bytes": 0,
+        "weight_sync.bucket_host_bytes": 100 + (1 << 16),
+        "weight_sync.bucket_pinned_bytes": 1 << 16,
+    }
+    host.close()
 
 
 def test_what_a_gpu_holds_is_not_mixed_with_the_processs_own_memory(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rltrace.instrument import sharded_models
-from rltrace.instrument.sharded_models import Models, Params, Roles, plain_params
+from rltrace.instrument.sharded_models import Models, Params, Roles, by_place, plain_params
 
 SIZE_BYTES = 3 * 64 * 64 * 4
 """Of a model: three linear layers."""
@@ -87,8 +87,17 @@ PROGRAM = """
     del ref
     gc.collect()
     say("without the ref")
+    asked = []
+    torch.Tensor.is_pinned = lambda tensor: asked.append(tensor) or True  # without CUDA nothing is
+    say("where it was")
+    rows["asked"] = len(asked)
+    actor._apply(torch.clone)
+    say("moved to pinned memory")
+    del asked[:]
+    say("there still")
+    rows["asked"] += len(asked)
     dist.all_reduce(torch.ones(1))
-    print(json.dumps([said, owners, rows["fired"], [*others.undo(), *patches.undo()]]), flush=True)
+    print(json.dumps([said, owners, rows["fired"], rows["asked"], [*others.undo(), *patches.undo()]]), flush=True)
     dist.destroy_process_group()
     os._exit(0)  # threads of gloo's may outlive the process group, and abort the interpreter's end
 """
@@ -108,8 +117,9 @@ def told_by(kind: str) -> tuple[Moments, dict[str, list[str]]]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    moments, owners, fired, left = json.loads(done.stdout.splitlines()[-1])
+    moments, owners, fired, asked, left = json.loads(done.stdout.splitlines()[-1])
     assert fired > 0
+    assert asked == 0, "the driver is asked about what has moved alone"
     assert left == []
     return dict(moments), owners
 
@@ -147,6 +157,26 @@ def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -
     assert said["gradients"]["actor.grads_host_bytes"] == SIZE_BYTES
     assert said["stepped"]["actor.optimizer_host_bytes"] == pytest.approx(2 * SIZE_BYTES, abs=100)
     assert set(said["stepped"]) == {*both, "actor.optimizer_host_bytes"}
+
+
+def test_what_moves_to_pinned_memory_is_pinned_by_its_bytes_though_it_holds_as_many_as_before(said: Moments) -> None:
+    """As FSDP2 moves its shards at the first forward of a model that was materialized on the host."""
+    assert not any(owner.endswith("_pinned_bytes") for owner in said["where it was"])
+    moved = said["moved to pinned memory"]
+    assert moved["actor.params_pinned_bytes"] == moved["actor.params_host_bytes"] >= SIZE_BYTES
+    assert "actor.optimizer_pinned_bytes" not in moved, "which has not moved"
+    assert said["there still"] == moved
+
+
+def test_of_several_storages_those_are_pinned_that_say_so_and_views_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pageable, pinned = torch.zeros(5), torch.zeros(7)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() == pinned.data_ptr())
+    tensors = [pageable, pinned, pinned[:2], torch.empty(0), torch.empty(9, device="meta")]
+    assert by_place("ref.params", tensors) == {
+        "ref.params_bytes": 0,
+        "ref.params_host_bytes": 48,
+        "ref.params_pinned_bytes": 28,
+    }
 
 
 def test_what_an_optimizer_holds_is_the_actors_though_nobody_shards_or_wraps_it() -> None:

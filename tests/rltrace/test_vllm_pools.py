@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rltrace import memory
 from rltrace.instrument import vllm
 from rltrace.instrument.pools import Pools
 from rltrace.patching import NOBODY, HookRow, PatchSet
@@ -83,6 +84,20 @@ def test_its_address_counts_again_once_another_segment_has_it(allocate: Callable
         allocate("kv_cache", 3, 200)
     allocate("kv_cache", 3, 90)
     assert vllm.bytes_by_tag() == {"kv_cache": 90}
+
+
+def test_a_copy_of_level_1_is_asked_itself_whether_it_is_pinned(
+    allocate: Callable[[str, int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for address, (tag, size) in enumerate((("weights", 70), ("weights", 20), ("kv_cache", 50)), 1):
+        allocate(tag, address, size)
+    assert vllm.copies(()) == {}
+    copies = [torch.empty(size, dtype=torch.uint8) for size in (70, 20)]
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is copies[0])
+    assert CuMemAllocator.instance is not None
+    for address, copy in enumerate(copies, 1):
+        CuMemAllocator.instance.pointer_to_data[address].cpu_backup_tensor = copy
+    assert vllm.copies(()) == {"weights": memory.OnHost(90, 70)}
 
 
 def test_an_error_of_another_kind_takes_nothing_from_anybody(allocate: Callable[[str, int, int], None]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -249,16 +249,47 @@ def host_memory_table(processes: Sequence[HostMemory]) -> RenderableType:
     if not apart:
         return Text("The host's memory is the devices' here: the tables above have all of it.", "dim")
     owners = list(dict.fromkeys(owner for process in apart for owner in process.peak_owner_bytes))
-    table = Figures("process", "resident", *owners)
+    of_owners = (heading for owner in owners for heading in (owner, "pinned"))
+    table = Figures("process", "resident", "pinned", "no owner's", *of_owners)
     for process in apart:
-        resident = process.peak_resident_bytes
-        sizes = [process.peak_owner_bytes.get(owner, 0) for owner in owners]
         table.add_row(
             process.process,
-            figures.size(resident) if resident is not None else "unknown",
-            *(figures.size(n) if n else "" for n in sizes),
+            _size_or_unknown(process.peak_resident_bytes),
+            _pinned_of(process),
+            _pinned_of_owner(process, UNATTRIBUTED),
+            *(cell for owner in owners for cell in _on_host(process, owner)),
         )
-    return titled("Memory of the hosts: each process's own most, and of which owner", table)
+    title = "Memory of the hosts: each process's own most, how much of it was pinned, and of which owner"
+    return titled(title, table, _why_unknown(apart))
+
+
+def _on_host(process: HostMemory, owner: str) -> tuple[str, str]:
+    """What an owner has there at most, and what of it is pinned; two blanks where it has nothing."""
+    size = process.peak_owner_bytes.get(owner)
+    return ("", "") if not size else (figures.size(size), _pinned_of_owner(process, owner))
+
+
+def _pinned_of(process: HostMemory) -> str:
+    """What a process had pinned; at least that, if some of it is unknown."""
+    size = _size_or_unknown(process.peak_pinned_bytes)
+    return f"≥ {size}" if process.peak_pinned_bytes is not None and process.pinned_unknown else size
+
+
+def _pinned_of_owner(process: HostMemory, owner: str) -> str:
+    return _size_or_unknown(process.peak_owner_pinned_bytes.get(owner))
+
+
+def _size_or_unknown(size: int | None) -> str:
+    return UNKNOWN if size is None else figures.size(size)
+
+
+def _why_unknown(processes: Iterable[HostMemory]) -> str:
+    """Each reason once, with the owners of whom nobody could tell what is pinned."""
+    owners: dict[str, dict[str, None]] = {}
+    for process in processes:
+        for owner, reason in process.pinned_unknown.items():
+            owners.setdefault(reason, {})[owner] = None
+    return "; ".join(f"pinned: unknown, {reason}: {', '.join(whose)}" for reason, whose in owners.items())
 
 
 def out_of_memory_table(failure: OutOfMemory) -> RenderableType:
