@@ -282,6 +282,8 @@ TRAIN = f"""{MODEL}
     torch.cuda.reset_peak_memory_stats()
     rltrace.start_allocations()
     step()
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # what waited for another stream, as FSDP1's copies do, is free now
     stats = torch.cuda.memory_stats()
     rltrace.stop_allocations()
     step()

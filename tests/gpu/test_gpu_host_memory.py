@@ -72,6 +72,7 @@ buffer.close()
 """
 
 ENGINE = """
+import os
 import torch
 import rltrace
 from vllm.device_allocator.cumem import CuMemAllocator
@@ -91,6 +92,7 @@ allocator.sleep(("weights",))
 edge("asleep")
 allocator.wake_up()
 edge("awake")
+os._exit(0)  # tensors of its pools must not outlive the interpreter, whose function frees them
 """
 
 
