@@ -16,13 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from numpy.typing import NDArray
 
 import rltrace
 from rltrace import allocations, clock
 from rltrace.analysis import summarize
+from rltrace.analysis.allocations import NOT_ALLOCATED, allocation_timelines
+from rltrace.analysis.ledger import ledgers
+from rltrace.analysis.observations import Observations
+from rltrace.analysis.steps import StepWindows
 from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, Counter, Span
 from rltrace.recording import Process, Recording
 
@@ -559,3 +565,26 @@ def test_the_summary_has_the_exact_peak_beside_the_sampled_one(run: Recording) -
     assert peak.peak_bytes == sum(peak.at_peak_bytes.values()) > 0
     shown = subprocess.run([*CLI, "summary", "--all", str(run.path)], check=True, capture_output=True, text=True).stdout
     assert "Peaks of the steps with every allocation" in shown
+
+
+def test_at_every_edge_of_the_step_the_exact_total_is_what_the_driver_says(run: Recording) -> None:
+    off_bytes = exact_less_drivers(run)
+    print(off_bytes // MIB)
+    assert len(off_bytes) >= 10
+    assert abs(off_bytes).max() < 256 * MIB
+    assert off_bytes.max() - off_bytes.min() <= 4 * MIB, "what nobody knows of does not move"
+
+
+def exact_less_drivers(recording: Recording) -> NDArray[np.int64]:
+    """At each edge of a kept step: what allocators have, and contexts and the like besides, less NVML's total."""
+    seen = Observations(recording)
+    windows = StepWindows(seen)
+    (kept, *_) = allocation_timelines(seen, windows)
+    ledger, of_lane = ledgers(seen)[kept.lane], windows.of(kept.lane)
+    start_ns, end_ns = of_lane.windows[of_lane.numbers.index(kept.step)]
+    edges = np.flatnonzero((start_ns <= ledger.times_ns) & (ledger.times_ns < end_ns))
+    before = np.searchsorted(kept.times_ns, ledger.times_ns[edges], side="right") - 1
+    apart = NOT_ALLOCATED - {"allocator.cached", "unexplained", "free"}
+    besides = sum(ledger.row(owner)[edges] for owner in ledger.owners if owner in apart)
+    assert kept.reserved_bytes is not None
+    return (kept.reserved_bytes[before] + besides - ledger.used[edges]).astype(np.int64)
