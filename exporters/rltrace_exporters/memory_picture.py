@@ -26,6 +26,9 @@ CACHED = "allocator.cached"
 COLUMNS = 1_200
 """Of a step with every allocation: in each, the fullest moment and the last."""
 
+WHOLE = 0.02
+"""Of a step: where less of it is missing, it is all there for who looks at a picture."""
+
 CUT_FROM = 0.5
 ABOVE = 0.12
 """Of the areas' height, for the names of the phases."""
@@ -102,14 +105,15 @@ class Picture(NamedTuple):
 def picture(recording: Recording) -> Picture:
     """Read a Recording once and work out what to draw: a step, and the fullest moment of each phase.
 
-    The step is the last finished one of which every allocation was kept, else the last finished one, edge by edge.
+    The step is the last finished one of which every process of the device kept its allocations, else the last finished
+    one, edge by edge.
     """
     seen = Observations(recording)
     windows = StepWindows(seen)
     found = ledgers(seen)
     lanes = sorted(found, key=order)
     figures = device_memory(seen, windows)
-    exact = {kept.lane: kept for kept in allocation_timelines(seen, windows) if kept.step is not None}
+    exact = {kept.lane: kept for kept in allocation_timelines(seen, windows) if _is_whole(kept, seen, windows)}
     devices = [
         _device(found[lane], exact.get(lane), memory, seen, windows.of(lane))
         for lane, memory in list(zip(lanes, figures, strict=True))[:MOST_DEVICES]
@@ -125,8 +129,8 @@ def _device(
     step, start_ns, end_ns = _window(windows, None if exact is None else exact.step)
     unit, divisor = ("GiB", _GIB) if memory.peak_bytes >= 4 * _GIB else ("MiB", _MIB)
     area = _area(ledger, start_ns, end_ns)
-    if exact is not None and exact.step == step:
-        area = _exact_area(exact, ledger, start_ns, end_ns)
+    if exact is not None:
+        area = _spliced(area, exact, ledger, start_ns, end_ns)
     moments = [moment for moment in memory.phases if moment.step is not None] or memory.phases
     layers = [
         Layer(
@@ -144,7 +148,7 @@ def _device(
     top = max([*used, *(sum(bars) for bars in zip(*(layer.bars for layer in layers), strict=True))], default=1.0)
     return Device(
         name=" · ".join(filter(None, (memory.lane, memory.device))),
-        moments=_moments(step, exact),
+        moments=_moments(step, exact, start_ns, end_ns),
         unit=unit,
         seconds=(area.times_ns - start_ns) / 1e9,
         layers=layers,
@@ -158,10 +162,27 @@ def _device(
     )
 
 
-def _moments(step: int | None, exact: AllocationTimeline | None) -> str:
-    if step is None:
-        return "the whole Recording"
-    return f"step {step}" if exact is None or exact.step != step else f"step {step}, every allocation"
+def _moments(step: int | None, exact: AllocationTimeline | None, start_ns: int, end_ns: int) -> str:
+    """In words; of which part every allocation is there, if that is not nearly all of it."""
+    if step is None or exact is None:
+        return "the whole Recording" if step is None else f"step {step}"
+    known_ns, until_ns = exact.known()
+    late, early = max(0, known_ns - start_ns), max(0, end_ns - until_ns)
+    is_part = late + early > WHOLE * (end_ns - start_ns)
+    part = f" from {late / 1e9:.1f} to {(end_ns - early - start_ns) / 1e9:.1f} s" if is_part else ""
+    return f"step {step}, every allocation{part}"
+
+
+def _is_whole(kept: AllocationTimeline, seen: Observations, windows: StepWindows) -> bool:
+    """Whether a step that is over has the allocations of every process that had any then."""
+    of_lane = windows.of(kept.lane)
+    if kept.step is None or not of_lane.finished[index := of_lane.numbers.index(kept.step)]:
+        return False
+    start_ns, end_ns = of_lane.windows[index]
+    others = (one for one in seen.processes if one.lane == kept.lane and one.process.key not in kept.keys)
+    return not any(
+        one.first_ns < end_ns and one.last_ns > start_ns and not one.owners.keys() <= NOT_ALLOCATED for one in others
+    )
 
 
 def _area(ledger: Ledger, start_ns: int, end_ns: int) -> Area:
@@ -175,13 +196,43 @@ def _area(ledger: Ledger, start_ns: int, end_ns: int) -> Area:
     return Area(times_ns, {owner: ledger.row(owner)[chosen] for owner in ledger.owners}, ledger.used[chosen])
 
 
+def _spliced(edges: Area, exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns: int) -> Area:
+    """Every allocation from when to when all processes kept theirs, the edges before and behind that."""
+    known_ns, until_ns = np.clip(exact.known(), start_ns, end_ns).tolist()
+    parts = [_part(edges, start_ns, known_ns), _exact_area(exact, ledger, known_ns, until_ns)]
+    parts.append(_part(edges, until_ns, end_ns))
+    return Area(
+        np.concatenate([part.times_ns for part in parts]),
+        {owner: _row(owner, parts) for owner in dict.fromkeys(owner for part in parts for owner in part.rows)},
+        np.concatenate([part.used for part in parts]),
+    )
+
+
+def _part(area: Area, start_ns: int, end_ns: int) -> Area:
+    """What lies between two instants; what was said before it holds where it begins."""
+    if start_ns >= end_ns or not len(area.times_ns):
+        return Area(np.empty(0, np.int64), {}, np.empty(0))
+    first = max(0, int(np.searchsorted(area.times_ns, start_ns, side="right")) - 1)
+    inside = np.flatnonzero((start_ns < area.times_ns) & (area.times_ns <= end_ns))
+    chosen = np.unique([first, *inside])
+    times_ns = np.clip(area.times_ns[chosen], start_ns, None)
+    return Area(times_ns, {owner: row[chosen] for owner, row in area.rows.items()}, area.used[chosen])
+
+
+def _row(owner: str, parts: list[Area]) -> NDArray[np.float64]:
+    """One owner's bytes through all parts; 0 in those that do not know it."""
+    return np.concatenate([part.rows.get(owner, np.zeros(len(part.times_ns))) for part in parts])
+
+
 def _exact_area(exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns: int) -> Area:
     """Every allocation, and between them what only edges tell, as the last edge before has it.
 
     Where nobody said what the allocators have from the driver, their caches are not known between edges.
     """
     chosen = _fullest(exact, start_ns, end_ns)
-    times_ns = np.clip(exact.times_ns[chosen], start_ns, end_ns)
+    chosen = np.append(chosen, chosen[-1:])  # it holds until the end
+    times_ns = np.clip(exact.times_ns[chosen], start_ns, None)
+    times_ns[-1:] = end_ns
     edges = np.clip(np.searchsorted(ledger.times_ns, times_ns, side="right") - 1, 0, None)
     at_edges = [owner for owner in ledger.owners if owner in NOT_ALLOCATED and owner not in (CACHED, UNEXPLAINED, FREE)]
     rows = {owner: ledger.row(owner)[edges] for owner in at_edges}

@@ -66,6 +66,8 @@ class AllocationTimeline(NamedTuple):
 
     lane: Lane
     step: int | None
+    keys: frozenset[str]
+    """Of those processes."""
     spans: list[Span]
     """Where they were kept."""
     times_ns: NDArray[np.int64]
@@ -74,6 +76,10 @@ class AllocationTimeline(NamedTuple):
     """At each of those times; what was asked for, so without the rounding of blocks."""
     reserved_bytes: NDArray[np.int64] | None
     """What their allocators had from the driver; None: a Recording from before they said so."""
+
+    def known(self) -> tuple[int, int]:
+        """From when to when all of them kept theirs."""
+        return max(span.start_ns for span in self.spans), min(span.end_ns or span.start_ns for span in self.spans)
 
     def allocated_bytes(self) -> NDArray[np.int64]:
         """Of all owners."""
@@ -132,6 +138,7 @@ def _timeline(lane: Lane, step: int | None, parts: list[tuple[Seen, Span]]) -> A
     return AllocationTimeline(
         lane=lane,
         step=step,
+        keys=frozenset(process.process.key for process, _ in parts),
         spans=[span for _, span in parts],
         times_ns=np.array([ts_ns for ts_ns, _, _ in changes], np.int64),
         bytes_by_owner={owner: levels[owner] for owner in OWNERS if owner in levels},

@@ -130,16 +130,55 @@ def test_a_step_of_which_every_allocation_was_kept_is_drawn_from_them_and_its_ca
     assert [band.name for band in device.bands] == ["actor.update"]
     area = {layer.owner: [round(size * 2**20) for size in layer.area] for layer in device.layers}
     used = [round(size * 2**20) for size in device.used]
-    assert area["actor.grads"] == [0, 900, 20] and area["actor.params"] == [100] * 3
-    assert area["cuda.context"] == [50] * 3 and area["driver.reserved"] == [7] * 3, "as the edges have them"
-    assert [round(at * 1e9) for at in device.seconds] == [0, 200, 400]
+    assert area["actor.grads"] == [0, 900, 20, 20] and area["actor.params"] == [100] * 4
+    assert area["cuda.context"] == [50] * 4 and area["driver.reserved"] == [7] * 4, "as the edges have them"
+    assert [round(at * 1e9) for at in device.seconds] == [0, 200, 400, SECOND]
     if says_reserved:
-        assert area["allocator.cached"] == [300, 200, 1080]
-        assert used == [457, 1257, 1257]
+        assert area["allocator.cached"] == [300, 200, 1080, 1080]
+        assert used == [457, 1257, 1257, 1257]
     else:
         assert not any(area.get("allocator.cached", ()))
-        assert used == [157, 1057, 177]
+        assert used == [157, 1057, 177, 177]
     assert ("caches are not drawn" in device.note) != says_reserved
+
+
+def written_with_part(folder: Path) -> tuple[RecordingFile, Any]:
+    """One step of ten seconds, an edge each second; from 3 to 7 s a worker kept its allocations. And its thread."""
+    written = RecordingFile(folder)
+    written.process(1, role="driver").thread().span("step", 0, 10 * SECOND, step=0)
+    worker = written.process(2, role="worker", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
+    for at in range(10):
+        worker.counter("actor.params_bytes", at * SECOND, 100 + at)
+        worker.span("memory.edge", at * SECOND, at * SECOND + 1000, totals={"used": 100 + at, "driver.reserved": 0})
+    worker.span("memory.allocations", 3 * SECOND, 7 * SECOND, step=0)
+    for name, peak in (("actor.params", 500), ("reserved", 500)):
+        for at, value in ((3, 103), (5, peak), (6, 106), (7, 0)):
+            worker.counter(f"allocations.{name}_bytes", at * SECOND, value)
+    return written, worker
+
+
+def test_a_part_of_a_step_with_every_allocation_is_drawn_among_its_edges_and_never_falls_to_nothing(
+    tmp_path: Path,
+) -> None:
+    written, _ = written_with_part(tmp_path / "run")
+    (device,) = picture(Recording.open(written.path)).devices
+    assert device.moments == "step 0, every allocation from 3.0 to 7.0 s"
+    (params,) = [layer for layer in device.layers if layer.owner == "actor.params"]
+    shown = [(round(at), round(size * 2**20)) for at, size in zip(device.seconds, params.area, strict=True)]
+    assert dict(shown) == {0: 100, 1: 101, 2: 102, 3: 103, 5: 500, 6: 106, 7: 107, 8: 108, 9: 109, 10: 109}
+    assert [round(size * 2**20) for size in device.used] == [size for _, size in shown]
+    assert (device.seconds[1:] >= device.seconds[:-1]).all()
+
+
+def test_a_step_of_which_a_process_of_the_device_kept_no_allocations_is_drawn_from_its_edges(tmp_path: Path) -> None:
+    written, _ = written_with_part(tmp_path / "run")
+    engine = written.process(3, role="engine", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
+    engine.counter("rollout.weights_bytes", 1, 1000)
+    engine.counter("rollout.weights_bytes", 9 * SECOND, 1000)
+    (device,) = picture(Recording.open(written.path)).devices
+    assert device.moments == "step 0"
+    (weights,) = [layer for layer in device.layers if layer.owner == "rollout.weights"]
+    assert weights.area.max() * 2**20 == 1000
 
 
 def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() -> None:
