@@ -1,4 +1,9 @@
-"""Exceptions that left a span, whether the program caught them further out or not."""
+"""Exceptions that left a span, whether the program caught them further out or not.
+
+A span has the name of the exception that left it, and nothing says which one of that type it was. So one that leaves an
+outer span is not told apart from another of its type that had left a span inside of it, and been caught: it is not
+counted.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,8 @@ from rltrace.analysis.intervals import Intervals, union
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.steps import StepWindows
 
-NO_ERRORS = frozenset({"StopIteration", "StopAsyncIteration", "CancelledError"})
-"""How Python says that something is over, or was called off."""
+NO_ERRORS = frozenset({"StopIteration", "StopAsyncIteration", "CancelledError", "SystemExit"})
+"""How Python says that something is over, or was called off; of an exit no span says whether its code was 0."""
 
 
 class SpanErrors(msgspec.Struct, frozen=True, kw_only=True):

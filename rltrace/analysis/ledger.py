@@ -140,6 +140,10 @@ class _Process:
         for owner, samples in seen.owners.items():
             self.rows[:, owners.index(owner)] = _values_at(samples, self.ends_ns)
 
+    def has_said(self, at_ns: int) -> bool:
+        """Whether it was there and had measured itself; one with rows and without an edge never did."""
+        return bool(self.edges) and _end_ns(self.edges[0]) <= at_ns <= self.last_ns
+
     def nearest(self, edge: Span) -> tuple[int | None, float]:
         """Which of its own samples tells most about an edge, and how old that is in nanoseconds.
 
@@ -300,7 +304,7 @@ def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
     for said in (_held_bytes(edge), _by_name(edge, "cpu_ns")):
         if said:
             return {pid: _of(edge, "held_bytes", pid) for pid in said}
-    return {pid: 0.0 for pid, process in known.items() if process.ends_ns[0] <= _end_ns(edge) <= process.last_ns}
+    return {pid: 0.0 for pid, process in known.items() if process.has_said(_end_ns(edge))}
 
 
 def _totals(edge: Span) -> dict[str, float]:

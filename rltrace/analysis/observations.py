@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from math import isfinite
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -220,8 +220,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
         if kept is not None:
             kept.append(event)
         error = event.args.get("error")
-        if error is not None and event.name != STEP and event.name not in MEMORY_MOVES:
-            _see_interval(seen.errors[event.thread, event.task, str(error), event.name], event, shift_ns)
+        if _is_exception(error) and event.name != STEP and event.name not in MEMORY_MOVES:
+            _see_interval(seen.errors[event.thread, event.task, error, event.name], event, shift_ns)
         if event.name in _STAGES:
             _see_stage(seen.stages[event.name], event, shift_ns)
         elif event.is_phase:
@@ -253,6 +253,11 @@ def _kept_whole(seen: Seen, name: str) -> list[Span] | None:
     if name in MEMORY_MOVES:
         return seen.moves
     return seen.out_of_memory if name == OUT_OF_MEMORY else None
+
+
+def _is_exception(error: Any) -> TypeGuard[str]:
+    """Whether an argument is the name of an exception's type, and not a figure of the program's own."""
+    return isinstance(error, str) and error.partition("(")[0].isidentifier()  # Ray's: RayTaskError(KeyError)
 
 
 def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:

@@ -709,6 +709,42 @@ def test_an_error_that_the_program_caught_is_told_once_with_its_span_phase_proce
     assert re.fullmatch(r"KeyError in reward of driver, steps 0-2: 3 times, first at \d+\.\d s", lines[1])
 
 
+ENDS_WELL = """
+import sys
+import rltrace
+rltrace.start("run", role="driver")
+with rltrace.span("eval", error=0.12):
+    pass
+with rltrace.span("eval", error="12 of 100 wrong"):
+    pass
+with rltrace.span("main"):
+    sys.exit(0)
+"""
+
+
+def test_neither_a_figure_that_is_called_error_nor_a_programs_exit_is_told_as_an_exception(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", ENDS_WELL], check=True, cwd=tmp_path)
+    recording = Recording.open(tmp_path / "run")
+    assert [event.args["error"] for process in recording.processes for event in process.events()] == [
+        0.12, "12 of 100 wrong", "SystemExit",
+    ]  # fmt: skip
+    assert summarize(recording).errors == []
+
+
+def test_an_exception_that_ray_brings_from_another_process_is_told_by_rays_name_of_it(tmp_path: Path) -> None:
+    failed = span("reward", 0, 1, error="RayTaskError(KeyError)")
+    written = Written(tmp_path / "run").process("driver", failed, role="driver", ended_s=2)
+    assert [one.error for one in summarize(written.read()).errors] == ["RayTaskError(KeyError)"]
+
+
+def test_a_second_exception_of_one_type_that_leaves_the_outer_span_is_not_told_apart(tmp_path: Path) -> None:
+    """The limit: another type is."""
+    for outer, told in (("KeyError", ["ask"]), ("OSError", ["ask", "serve"])):
+        spans = span("serve", 0, 9, error=outer), span("ask", 1, 2, error="KeyError")
+        written = Written(tmp_path / outer).process("driver", *spans, role="driver", ended_s=10)
+        assert [one.name for one in summarize(written.read()).errors] == told
+
+
 def test_errors_at_once_in_tasks_and_processes_are_counted_each(tmp_path: Path) -> None:
     written = Written(tmp_path / "run")
     for name in ("a", "b"):

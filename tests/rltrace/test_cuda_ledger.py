@@ -1067,6 +1067,22 @@ def test_a_context_that_no_process_measured_is_unknown_beside_a_total(tmp_path: 
     assert found.unknown == {"cuda.context": "no process of the run measured it"}
 
 
+@pytest.mark.parametrize("before_it_ended", [[], [span("memory.edge", 1.5, None)]])
+def test_a_process_that_never_measured_itself_leaves_the_card_to_those_that_did(
+    before_it_ended: list[Any], tmp_path: Path
+) -> None:
+    """Where the driver names no process: rows without an edge, as of a program that was killed in its first one."""
+    written = Written(tmp_path / "run")
+    device = {"host": "here", "uuid": "GPU-1"}
+    totals = {"used": 100 * MIB, "driver.reserved": 0}
+    edge = span("memory.edge", 2, 2.001, totals=totals)
+    written.process("w", sample("actor.params_bytes", 1, 60 * MIB), edge, pid=1, rank=0, device=device, ended_s=3)
+    said = [sample("rollout.weights_bytes", 1, 30 * MIB), *before_it_ended]
+    written.process("engine", *said, pid=2, rank=0, device=device, ended_s=3)
+    (found,) = ledgers(Observations(written.read())).values()
+    assert (found.row("actor.params")[-1], found.row("unexplained")[-1]) == (60 * MIB, 40 * MIB)
+
+
 def nvml_of(*cards: dict[str, Any]) -> Any:
     """A module as pynvml, of cards by what they answer: `uuid`, whether they are `divided`, `pids` with bytes."""
 

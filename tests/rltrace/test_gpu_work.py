@@ -242,6 +242,21 @@ def test_the_first_screen_has_one_line_of_it_and_all_has_the_rest(tmp_path: Path
     assert "the start-up, GPU work" in " ".join(printed(recording, whole=False).split())
 
 
+@pytest.mark.parametrize(
+    ("optimizer_s", "said"),
+    [
+        (2, "optimizer.step 2.000, forward 1.000 s"),
+        (0.000146, "forward 1.000 s, optimizer.step 146 µs"),
+    ],
+)
+def test_kinds_of_work_in_one_line_have_the_unit_of_all_or_each_its_own(
+    optimizer_s: float, said: str, tmp_path: Path
+) -> None:
+    work = [span(FORWARD, 1, 2, module=""), span(OPTIMIZER, 3, 3 + optimizer_s)]
+    lines = printed(written(tmp_path / "run", work), whole=False).splitlines()
+    assert f"GPU in a step {said}" in [" ".join(line.split()) for line in lines]
+
+
 def test_a_recording_without_gpu_spans_shows_nothing_of_it(tmp_path: Path) -> None:
     recording = written(tmp_path / "run", [span("fsdp.forward", 1, 2), span("actor.update", 1, 3)])
     assert summarize(recording).gpu_work == []

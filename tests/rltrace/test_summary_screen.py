@@ -17,7 +17,7 @@ from rich.console import Console, Group, RenderableType
 from traced_runs import run_traced
 
 from rltrace.analysis import summarize
-from rltrace.cli.tables import show
+from rltrace.cli.tables import figures, show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
 from rltrace.cli.tables.phases import SLIGHT
 from rltrace.cli.tables.problems import problems
@@ -446,6 +446,41 @@ def test_what_is_shorter_than_a_millisecond_is_said_in_microseconds_below_the_se
     )
     assert [row for row in rows if row not in lines] == []
     assert any(line.startswith("below 0.1%: advance 396 µs") for line in screen(written.read(), 80))
+
+
+@pytest.mark.parametrize(
+    ("least_us", "most_us", "said"),
+    [
+        (310, 310, "310 µs"),
+        (310.1, 310.4, "310 µs"),
+        (310, 311, "310-311 µs"),
+        (0, 311, "0-311 µs"),
+        (0, 0, "0.000"),
+        (999.4, 999.4, "999 µs"),
+        (999.99, 999.99, "0.001"),
+        (310, 999.99, "0.000-0.001"),
+    ],
+)
+def test_a_range_is_one_only_where_its_two_figures_are_written_apart(
+    least_us: float, most_us: float, said: str
+) -> None:
+    assert figures.between_seconds(least_us / 1e6, most_us / 1e6) == said
+    if least_us == most_us:
+        assert figures.seconds(most_us / 1e6) == said
+
+
+def test_a_time_that_rounds_to_a_millisecond_is_said_as_one() -> None:
+    assert (figures.short(0.9994e-3), figures.short(0.99999e-3), figures.short(0)) == ("999 µs", "1.0 ms", "0 µs")
+
+
+def test_nobody_is_the_slowest_of_ranks_that_took_equally_long_below_a_millisecond(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    for rank in range(2):
+        records = [span("step", at, at + 2, step=at // 2) for at in (0, 2, 4)]
+        records += [span("advance", at + 0.5, at + 0.50031, phase=True) for at in (0, 2, 4)]
+        written.process(f"w{rank}", *records, role="worker", rank=rank, ended_s=6)
+    row = next(line for line in screen(written.read(), 80, whole=True) if line.startswith("advance"))
+    assert row.split() == ["advance", "310", "µs", "0%", "310", "µs", "310", "µs"]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from math import isfinite
 
 BAR = 10
-MILLISECOND = 1e-3
-"""In seconds."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -19,19 +17,34 @@ def bar(share: float, width: int = BAR) -> str:
 
 def seconds(length: float) -> str:
     """To the millisecond; what is less than one in microseconds, with that unit."""
-    return short(length) if 0 < length < MILLISECOND else _to_the_millisecond(length)
+    return short(length) if length > 0 and _is_in_microseconds(length) else _to_the_millisecond(length)
 
 
 def between_seconds(least: float, most: float) -> str:
     """A range of seconds, in one unit."""
-    if 0 < most < MILLISECOND:
-        return between(f"{least * 1e6:.0f}", short(most))
+    if most > 0 and _is_in_microseconds(most):
+        return f"{between(_microseconds(least), _microseconds(most))} µs"
     return between(_to_the_millisecond(least), _to_the_millisecond(most))
 
 
 def with_unit(written: str) -> str:
     """Seconds, or a range of them, where no heading says the unit."""
     return written if written.endswith("s") else f"{written} s"
+
+
+def with_units(written: Sequence[str]) -> str:
+    """Several of those in a row: the unit once, behind the last, where all of them are in seconds."""
+    one_unit = not any(one.endswith("s") for one in written)
+    return with_unit(", ".join(written)) if one_unit else ", ".join(map(with_unit, written))
+
+
+def _is_in_microseconds(length: float) -> bool:
+    """Whether less than a millisecond is left of it when it is rounded."""
+    return length * 1e6 < 999.5
+
+
+def _microseconds(length: float) -> str:
+    return f"{length * 1e6:.0f}"
 
 
 def _to_the_millisecond(length: float) -> str:
@@ -46,7 +59,9 @@ def change(length: float) -> str:
 
 def short(length_seconds: float) -> str:
     """A small time in milliseconds, microseconds below one of them."""
-    return f"{length_seconds * 1e3:.1f} ms" if length_seconds >= MILLISECOND else f"{length_seconds * 1e6:.0f} µs"
+    if _is_in_microseconds(length_seconds):
+        return f"{_microseconds(length_seconds)} µs"
+    return f"{length_seconds * 1e3:.1f} ms"
 
 
 def number(value: float | None) -> str:

@@ -70,7 +70,7 @@ def gpu_work_line(found: Sequence[GpuWork]) -> Text:
     whole = {row.work: row for row in _rows(found) if row.phase is None}
     others = [row for name, row in whole.items() if name not in (*GATHERS_AND_SCATTERS, COLLECTIVES)]
     parts = [_short(row) for row in sorted(others, key=lambda row: -row.seconds)[:FEW]]
-    said = [figures.with_unit(", ".join(parts))] if parts else []
+    said = [figures.with_units(parts)] if parts else []
     together = whole.get(COLLECTIVES)
     if together is not None:
         exposed = together.exposed()
