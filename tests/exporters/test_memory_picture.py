@@ -173,8 +173,9 @@ def test_a_part_of_a_step_with_every_allocation_is_drawn_among_its_edges_and_nev
 def test_a_step_of_which_a_process_of_the_device_kept_no_allocations_is_drawn_from_its_edges(tmp_path: Path) -> None:
     written, _ = written_with_part(tmp_path / "run")
     engine = written.process(3, role="engine", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
-    engine.counter("rollout.weights_bytes", 1, 1000)
-    engine.counter("rollout.weights_bytes", 9 * SECOND, 1000)
+    for at in (1, 9):
+        engine.counter("rollout.weights_bytes", at * SECOND, 1000)
+        engine.span("memory.edge", at * SECOND, at * SECOND + 1000)
     (device,) = picture(Recording.open(written.path)).devices
     assert device.moments == "step 0"
     (weights,) = [layer for layer in device.layers if layer.owner == "rollout.weights"]
