@@ -132,8 +132,9 @@ class Scope:
 
 def name(owners: dict[int, str]) -> None:
     """Say whose the bytes at some addresses are, for as long as they are allocated."""
-    if _keeping is not None:
-        _keeping.namings.append(Naming(clock.now_ns(), owners))
+    keeping = _keeping  # as in `enter`
+    if keeping is not None:
+        keeping.namings.append(Naming(clock.now_ns(), owners))
 
 
 # ---- from the program -------------------------------------------------------------------------------------------

@@ -422,9 +422,14 @@ def local(tensor: Any) -> Any:
 
 
 def optimizer_tensors(optimizer: Any) -> list[Any]:
-    """The tensors of an optimizer's state: none until its first step."""
+    """The tensors of an optimizer's state: none until its first step; sparse ones, which have no storage, left out."""
     values = [value for state in optimizer.state.values() for value in state.values()]
-    return [value for value in values if hasattr(value, "untyped_storage")]
+    return [value for value in values if has_storage(value)]
+
+
+def has_storage(value: Any) -> bool:
+    """Whether a value is a tensor with a storage; a sparse one has the method, which raises."""
+    return hasattr(value, "untyped_storage") and not value.is_sparse
 
 
 def resident_bytes_at(address: int, size_bytes: int) -> int:

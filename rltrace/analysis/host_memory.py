@@ -33,7 +33,7 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
     """By owner, the most of it that was page-locked; None is unknown. `unattributed` is what torch's allocator of such
     memory had besides: tensors that nobody names, what it rounds up by, and what it keeps for the next who asks."""
     pinned_unknown: dict[str, str]
-    """By owner whose pinned bytes are unknown the reason."""
+    """By owner whose pinned bytes are unknown the reason; empty where there is no GPU for which they could be."""
     is_device: bool
     """The device is the CPU: this is the device's own memory, and its ledger has these bytes already."""
 
@@ -49,9 +49,10 @@ def host_memory(seen: Observations) -> list[HostMemory]:
 
 def _host_memory(process: Seen, seen: Observations) -> HostMemory:
     peak = _peak(process.resident)
-    is_device = (process.lane.device or "").startswith("cpu")
+    device = process.lane.device or ""
+    is_device = device.startswith("cpu")
     pinned = {owner: int(max(samples.values)) for owner, samples in process.pinned.items()}
-    unknown = {} if is_device else _unknown(process)
+    unknown = {} if is_device else _unknown(process, has_gpu=device.startswith("GPU"))
     return HostMemory(
         process_key=process.process.key,
         process=process.process.name,
@@ -67,10 +68,15 @@ def _host_memory(process: Seen, seen: Observations) -> HostMemory:
     )
 
 
-def _unknown(process: Seen) -> dict[str, str]:
-    """By owner with bytes in the host's memory whose pinned ones nobody told, why; of what has no owner too."""
+def _unknown(process: Seen, *, has_gpu: bool) -> dict[str, str]:
+    """By owner with bytes in the host's memory whose pinned ones nobody told, why; of what has no owner too.
+
+    Without a GPU nothing is pinned: then only what the process itself called unknown is.
+    """
     silent = [owner for owner in (*process.on_host, UNATTRIBUTED) if owner not in process.pinned]
-    return {owner: process.process.unavailable.get(pinned_of(owner), NOT_RECORDED) for owner in silent}
+    told = process.process.unavailable
+    reasons = {owner: told.get(pinned_of(owner), NOT_RECORDED if has_gpu else None) for owner in silent}
+    return {owner: reason for owner, reason in reasons.items() if reason is not None}
 
 
 def _most_together(pinned: Mapping[str, Samples]) -> int | None:

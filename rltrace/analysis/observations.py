@@ -293,7 +293,8 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
         if isfinite(sample.value):  # else nobody knows how many bytes
             seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
     elif name == ALLOCATIONS_RESERVED:
-        seen.reserved.add(sample.ts_ns + shift_ns, sample.value)
+        if isfinite(sample.value):
+            seen.reserved.add(sample.ts_ns + shift_ns, sample.value)
     elif name.startswith(ALLOCATIONS):
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
         if exact is not None and isfinite(sample.value):

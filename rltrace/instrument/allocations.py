@@ -10,6 +10,7 @@ them. On any other step these hooks pass their calls through, and modules have n
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -169,8 +170,29 @@ class ModelForwards:
         try:
             forwards = Forwards(hook, lambda *_: allocations.Scope(ACTIVATIONS).__enter__())
             self._handles = forwards.attach(MODELS.modules(), str)
+            if unwrapped := MODELS.unwrapped():
+                self._handles += forwards.attach_to_all(Having(unwrapped))
         except Exception as error:
             hook.failed(error)
+
+
+class Having:
+    """Whether a module has any of these parameters: looked up once for each module that is called.
+
+    Asked of what is called, for the modules that there are cannot be listed: the garbage collector names none of those
+    that `gc.freeze` has put aside.
+    """
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self._wanted = {id(parameter): parameter for parameter in parameters}
+        """Kept alive, so that no other object gets an id of theirs."""
+        self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    def __call__(self, module: Any) -> bool:
+        known = self._known.get(module)
+        if known is None:
+            known = self._known[module] = not self._wanted.keys().isdisjoint(map(id, module.parameters()))
+        return known
 
 
 # ---- backward ---------------------------------------------------------------------------------------------------
@@ -198,4 +220,5 @@ def end_backward(handles: list[Any], _result: Any, _error: BaseException | None)
     since the history began is named here too.
     """
     remove(handles)
-    allocations.name(owners())
+    if allocations.is_kept():
+        allocations.name(owners())

@@ -6,11 +6,12 @@ itself, on a GPU its launch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os.path
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,10 +262,37 @@ class Forwards:
             modules: All of them.
             path: Says where in their model they lie, from their first forward on.
         """
+        handles: list[Any] = []
+        before, after = self._hooks(handles, path)
+        with undone_on_error(handles):
+            for module in modules:
+                # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
+                handles.append(module.register_forward_pre_hook(before, prepend=self._waits))
+                handles.append(module.register_forward_hook(after, always_call=True))
+        return handles
+
+    def attach_to_all(self, chosen: Callable[[Any], bool]) -> list[Any]:
+        """Register the hooks on all modules of the process, for those that are chosen; returns what removes them.
+
+        Args:
+            chosen: Asked in front of each forward of any module.
+        """
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        handles: list[Any] = []
+        before, after = self._hooks(handles, str, chosen)
+        with undone_on_error(handles):
+            handles.append(register_module_forward_pre_hook(before))
+            handles.append(register_module_forward_hook(after, always_call=True))
+        return handles
+
+    def _hooks(
+        self, handles: list[Any], path: Callable[[], str], chosen: Callable[[Any], bool] | None = None
+    ) -> tuple[Function, Function]:
+        """What is called in front of a forward, and behind it."""
         import torch
 
         hook, of_thread, in_backward = self._hook, self._of_thread, torch._C._current_graph_task_id
-        handles: list[Any] = []
         known = ""
 
         def before(module: Any, _args: Any) -> None:
@@ -272,6 +300,8 @@ class Forwards:
             if not hook.live:
                 return
             try:
+                if chosen is not None and not chosen(module):
+                    return
                 hook.row.fired()
                 known = known or path()
                 if known and self._root_only:
@@ -288,11 +318,7 @@ class Forwards:
                 except Exception as error:
                     hook.failed(error)
 
-        for module in modules:
-            # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
-            handles.append(module.register_forward_pre_hook(outside_graphs(hook.timed(before)), prepend=self._waits))
-            handles.append(module.register_forward_hook(outside_graphs(hook.timed(after)), always_call=True))
-        return handles
+        return outside_graphs(hook.timed(before)), outside_graphs(hook.timed(after))
 
 
 class OpenForwards(threading.local):
@@ -348,6 +374,16 @@ def skip_frames(dynamo: Any, code: Any) -> bool:
     else:
         return False
     return True
+
+
+@contextlib.contextmanager
+def undone_on_error(handles: list[Any]) -> Iterator[None]:
+    """Take hooks away if not all of them can be registered: who asked for them gets none to remove."""
+    try:
+        yield
+    except BaseException:
+        remove(handles)
+        raise
 
 
 def remove(handles: list[Any]) -> None:

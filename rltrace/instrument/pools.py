@@ -67,8 +67,7 @@ class Pools:
             self._asleep |= going
             self._arrived = {tag: size for tag, size in self._arrived.items() if tag not in going}
         opened.__exit__(None if error is None else type(error))
-        self._look_for_copies()
-        self.sample()
+        self._sample_anew()
 
     def begin_map(self, tags: Collection[str] | None = None) -> Any:
         """Open the span with the bytes that come back."""
@@ -86,8 +85,14 @@ class Pools:
             owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
             self._out_of_memory(error, sum(coming.values()), free_bytes, owners)
         opened.__exit__(None if error is None else type(error))
-        self._look_for_copies()
-        self.sample()
+        self._sample_anew()
+
+    def _sample_anew(self) -> None:
+        """Behind a sleep or a wake-up, the copies that it made or freed with it; the rest if they cannot be told."""
+        try:
+            self._look_for_copies()
+        finally:
+            self.sample()
 
     def _look_for_copies(self) -> None:
         """Here alone, not at each edge: a copy is made by a sleep, and goes with a wake-up."""

@@ -8,7 +8,6 @@ Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_pa
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -123,15 +122,21 @@ class Models:
             yield OPTIMIZER, memory.optimizer_tensors(optimizer)
 
     def modules(self) -> list[Any]:
-        """Modules in whose forwards models compute: the sharded ones, what DDP wraps, and what has plain parameters.
+        """Modules in whose forwards models compute: the sharded ones, and what DDP wraps.
 
-        Not DDP's own, whose forward may make the buckets of its gradients anew.
+        Not DDP's own, whose forward may make the buckets of its gradients anew. What has only the parameters of
+        `unwrapped` is not met: nothing leads from a parameter to its modules.
         """
-        sharded = [module for unit in self._units for module in unit.modules()]
-        wrapped = [module for known in self._wrapped if (module := known()) is not None]
+        return [*(module for unit in self._units for module in unit.modules()), *self._wrapped_modules()]
+
+    def unwrapped(self) -> list[Any]:
+        """Parameters that an optimizer holds, and that no sharded module and none that DDP wraps has."""
+        wrapped = {id(module) for module in self._wrapped_modules()}
         plain = [params for _, params in self._groups() if isinstance(params, PlainParams)]
-        others = [params for params in plain if all(params.holder() is not module for module in wrapped)]
-        return [*sharded, *wrapped, *modules_with(one for params in others for one in params.trained())]
+        return [one for params in plain if id(params.holder()) not in wrapped for one in params.trained()]
+
+    def _wrapped_modules(self) -> list[Any]:
+        return [module for known in self._wrapped if (module := known()) is not None]
 
     def __call__(self) -> Rows:
         groups = self._groups()
@@ -173,9 +178,7 @@ class Models:
     def _state_rows(self, optimizer: Any) -> Rows:
         """Bytes of an optimizer's state, counted anew when it has grown or moved."""
         tensors: Iterable[Any] = next(iter(optimizer.state.values()), {}).values()
-        first = next(
-            (memory.local(tensor) for tensor in tensors if hasattr(tensor, "untyped_storage") and tensor.ndim), None
-        )
+        first = next((memory.local(tensor) for tensor in tensors if memory.has_storage(tensor) and tensor.ndim), None)
         key = len(optimizer.state), 0 if first is None else first.data_ptr()
         known = self._states.get(optimizer)
         if known is None or known[0] != key:
@@ -423,19 +426,6 @@ def fsdp1_params(module: Any) -> list[Params]:
     """The flat parameter of an FSDP1 module, if it has one of its own."""
     handle = getattr(module, "_handle", None)
     return [] if handle is None else [Fsdp1Params(handle)]
-
-
-def modules_with(parameters: Iterable[Any]) -> list[Any]:
-    """The modules that have any of these parameters.
-
-    Nothing leads from a parameter to its modules, so all objects of the process are looked at: 0.1 s for a million.
-    """
-    from torch.nn import Module
-
-    wanted = {id(parameter) for parameter in parameters}
-    objects = gc.get_objects() if wanted else []
-    modules = [one for one in objects if issubclass(type(one), Module) and "_modules" in vars(one)]  # else half made
-    return [module for module in modules if not wanted.isdisjoint(map(id, module.parameters()))]
 
 
 def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]]:

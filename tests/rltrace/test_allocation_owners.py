@@ -12,7 +12,11 @@ import pytest
 import torch
 from traced_runs import run_traced
 
-from rltrace.instrument.sharded_models import modules_with
+from rltrace import allocations
+from rltrace.instrument import allocations as instrument
+from rltrace.instrument.allocations import Having
+from rltrace.instrument.fsdp2 import Forwards
+from rltrace.patching import Hook
 
 pytestmark = pytest.mark.run
 
@@ -22,6 +26,7 @@ TRAIN = """
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param, _runtime_utils
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    from torch.nn.modules import module as everywhere
     from torch.nn.parallel import DistributedDataParallel
     from rltrace import allocations, recorder
     from rltrace.instrument.allocations import Allocations, name_hooks
@@ -98,11 +103,14 @@ TRAIN = """
         return tensor.untyped_storage().data_ptr()
 
     def hooks_of(*models):
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for model in models for m in model.modules())
+        of_all = len(everywhere._global_forward_hooks) + len(everywhere._global_forward_pre_hooks)
+        own = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for model in models for m in model.modules())
+        return of_all + own
 
     def train(kind):
         actor, ref = made(kind), made(kind)  # the ref could be trained, and is not: no optimizer holds it
         optimizer = Watched(actor.parameters(), lr=0.1)
+        gc.freeze()  # as a program may, to spare the garbage collector what stays
 
         def step():
             said = {}
@@ -165,6 +173,7 @@ TRAIN = """
         for kind in ("fsdp1", "fsdp1_flat", "ddp", "plain"):
             said[kind] = train(kind)
             sets.clear()
+            gc.unfreeze()
             gc.collect()
         states = {hook.target: hook.state for hook in patches.hooks}
         said["hooks"] = {state: [t for t, s in states.items() if s == state] for state in set(states.values())}
@@ -260,7 +269,23 @@ def test_every_hook_is_in_place_and_taken_back_and_then_nothing_is_said_any_more
 def test_the_modules_of_parameters_are_those_around_them_and_no_others() -> None:
     inner, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     outer = torch.nn.Sequential(torch.nn.Sequential(inner), torch.nn.ReLU())
-    found = modules_with(inner.parameters())
-    assert {id(module) for module in found} == {id(inner), id(outer[0]), id(outer)}
-    assert modules_with([]) == []
-    assert other not in found
+    is_meant = Having(list(inner.parameters()))
+    assert [is_meant(module) for module in (inner, outer[0], outer, outer[1], other)] == [True] * 3 + [False] * 2
+
+
+def test_behind_a_backward_nobody_looks_for_owners_while_no_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+    monkeypatch.setattr(instrument, "owners", lambda: asked.append(None) or {})
+    instrument.end_backward([], None, None)
+    assert asked == []
+    monkeypatch.setattr(allocations, "_keeping", allocations._Keeping(None, 0, {}))
+    instrument.end_backward([], None, None)
+    assert asked == [None]
+
+
+def test_hooks_that_cannot_be_on_all_modules_are_on_none() -> None:
+    first, frozen = torch.nn.Linear(2, 2), object()
+    forwards = Forwards(Hook("allocations", "torch:nothing"))
+    with pytest.raises(AttributeError):
+        forwards.attach([first, frozen], str)
+    assert not first._forward_hooks and not first._forward_pre_hooks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -304,7 +305,8 @@ def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_
     ]
     if says_reserved:
         worker += [
-            sample(ALLOCATIONS_RESERVED, at_s, size) for at_s, size in ((19, 150), (24, 400), (26, 100), (31, 0))
+            sample(ALLOCATIONS_RESERVED, at_s, size)
+            for at_s, size in ((19, 150), (24, 400), (25.5, math.inf), (26, 100), (31, 0))
         ]
         engine += [
             sample(ALLOCATIONS_RESERVED, at_s, size) for at_s, size in ((19.5, 0), (21, 500), (25, 50), (30.5, 0))

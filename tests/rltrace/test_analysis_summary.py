@@ -23,6 +23,7 @@ from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.host_memory import NOT_RECORDED
 from rltrace.analysis.phases import RankStep
 from rltrace.cli.tables import show
+from rltrace.cli.tables.memory import host_memory_table
 from rltrace.cli.tables.problems import problems
 from rltrace.process import append_exit
 from rltrace.recording import Recording
@@ -643,6 +644,7 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
         span("memory.edge", 1, 2, **card),
         sample("actor.params_bytes", 1, 0),
         sample("allocated_peak_bytes", 1, 9),
+        sample("resident_bytes", 1, 9),
     ]
     written.process("gpu", *on_gpu, device={"host": "here", "uuid": "GPU-1"}, pid=10, ended_s=11)
     own = [span("own", 0, 1, error="ValueError"), span("rollout.request", 0, 1)]
@@ -800,6 +802,15 @@ def test_what_is_pinned_is_said_by_owner_and_together_at_one_moment(tmp_path: Pa
     assert found.peak_owner_pinned_bytes == {"ref.params": 20, "actor.params": 0, "unattributed": 25}
     assert found.peak_pinned_bytes == 27
     assert found.pinned_unknown == {}
+
+
+def test_a_process_without_a_gpu_has_nothing_to_tell_of_what_is_pinned(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("driver", sample("resident_bytes", 1, 50), role="driver", ended_s=4)
+    (found,) = summarize(written.read()).host_memory
+    assert (found.peak_owner_pinned_bytes, found.pinned_unknown) == ({}, {})
+    table = Console(width=120, file=io.StringIO())
+    table.print(host_memory_table([found]))
+    assert "unknown" not in table.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_of_a_recording_in_which_nobody_told_what_is_pinned_that_is_unknown_and_no_zero(tmp_path: Path) -> None:

@@ -209,6 +209,19 @@ def test_what_sleeps_already_is_not_counted_again(folder):
     assert samples == {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 50}
 
 
+def test_where_copies_cannot_be_asked_for_the_pools_are_sampled_all_the_same_and_the_error_is_told(folder):
+    def copies(_asleep):
+        raise KeyError("backup")
+
+    def work(pools):
+        for change in (sleep, wake, sleep):
+            with pytest.raises(KeyError, match="backup"):
+                change(pools)
+
+    _, samples = recorded(folder, work, copies)
+    assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0}
+
+
 def test_an_allocator_that_raises_has_moved_nothing(folder):
     def work(pools):
         sleep(pools, error=MemoryError())

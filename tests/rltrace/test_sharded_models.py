@@ -230,13 +230,19 @@ def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradient
     assert params.mark() == marks[-1]
 
 
-def test_a_gradient_without_a_storage_is_left_out() -> None:
+def test_what_is_sparse_has_no_storage_and_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded_models, "ROLES", Roles())
     embedding, linear = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4, bias=False)
     model = torch.nn.Sequential(embedding, linear)
     (params,) = plain_params([], [(model, list(model.parameters()))])
     model(torch.tensor([1, 2])).sum().backward()
     assert embedding.weight.grad is not None and embedding.weight.grad.is_sparse
     assert [grad is linear.weight.grad for grad in params.grads()] == [True]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    assert [state["momentum_buffer"].is_sparse for state in optimizer.state.values()] == [True, False]
+    sharded_models.ROLES.meet_optimizer(optimizer)
+    assert Models()()["actor.optimizer_host_bytes"] == 4 * 16
 
 
 def test_a_model_that_is_gone_holds_nothing() -> None:

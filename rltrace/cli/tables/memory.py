@@ -270,13 +270,19 @@ def _on_host(process: HostMemory, owner: str) -> tuple[str, str]:
 
 
 def _pinned_of(process: HostMemory) -> str:
-    """What a process had pinned; at least that, if some of it is unknown."""
-    size = _size_or_unknown(process.peak_pinned_bytes)
-    return f"≥ {size}" if process.peak_pinned_bytes is not None and process.pinned_unknown else size
+    """What a process had pinned; at least that, if some of it is unknown. Blank where nothing can be pinned."""
+    if process.peak_pinned_bytes is None:
+        return UNKNOWN if process.pinned_unknown else ""
+    size = figures.size(process.peak_pinned_bytes)
+    return f"≥ {size}" if process.pinned_unknown else size
 
 
 def _pinned_of_owner(process: HostMemory, owner: str) -> str:
-    return _size_or_unknown(process.peak_owner_pinned_bytes.get(owner))
+    """What of an owner was pinned; unknown with a reason, else blank."""
+    size = process.peak_owner_pinned_bytes.get(owner)
+    if size is None:
+        return UNKNOWN if owner in process.pinned_unknown else ""
+    return figures.size(size)
 
 
 def _size_or_unknown(size: int | None) -> str:
