@@ -229,26 +229,27 @@ def _exact_area(exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns
 
     Where nobody said what the allocators have from the driver, their caches are not known between edges.
     """
-    chosen = _fullest(exact, start_ns, end_ns)
+    total = exact.allocated_bytes()
+    chosen = _fullest(exact.times_ns, total, start_ns, end_ns)
     chosen = np.append(chosen, chosen[-1:])  # it holds until the end
     times_ns = np.clip(exact.times_ns[chosen], start_ns, None)
     times_ns[-1:] = end_ns
     edges = np.clip(np.searchsorted(ledger.times_ns, times_ns, side="right") - 1, 0, None)
     at_edges = [owner for owner in ledger.owners if owner in NOT_ALLOCATED and owner not in (CACHED, UNEXPLAINED, FREE)]
     rows = {owner: ledger.row(owner)[edges] for owner in at_edges}
-    allocated = exact.allocated_bytes()[chosen].astype(float)
+    allocated = total[chosen].astype(float)
     reserved = allocated if exact.reserved_bytes is None else exact.reserved_bytes[chosen].astype(float)
     used = sum(rows.values(), reserved)
     rows |= {owner: level[chosen].astype(float) for owner, level in exact.bytes_by_owner.items()}
     return Area(times_ns, rows | {CACHED: reserved - allocated}, used)
 
 
-def _fullest(exact: AllocationTimeline, start_ns: int, end_ns: int) -> NDArray[np.int64]:
+def _fullest(moments_ns: NDArray[np.int64], total: NDArray[np.int64], start_ns: int, end_ns: int) -> NDArray[np.int64]:
     """Of each column, where most is allocated and where it ends: of a step's hundred thousand moments, what shows."""
-    total, column_ns = exact.allocated_bytes(), (end_ns - start_ns) / COLUMNS
-    inside = np.flatnonzero((start_ns <= exact.times_ns) & (exact.times_ns < end_ns))
-    before = np.flatnonzero(exact.times_ns < start_ns)[-1:]
-    columns = ((exact.times_ns[inside] - start_ns) / column_ns).astype(np.int64)
+    column_ns = (end_ns - start_ns) / COLUMNS
+    inside = np.flatnonzero((start_ns <= moments_ns) & (moments_ns < end_ns))
+    before = np.flatnonzero(moments_ns < start_ns)[-1:]
+    columns = ((moments_ns[inside] - start_ns) / column_ns).astype(np.int64)
     by_column = inside[np.lexsort((total[inside], columns))]
     ends = np.flatnonzero(np.diff(columns, append=COLUMNS))
     fullest = by_column[ends]

@@ -53,7 +53,8 @@ def span_errors(seen: Observations, windows: StepWindows) -> list[SpanErrors]:
             alike.setdefault((error, name, phase, process.process.name), []).append((process, end_ns))
     found = []
     for (error, name, phase, called), left in alike.items():
-        numbers = {_step_at(windows.of(process.lane), end_ns) for process, end_ns in left}
+        # Just before its end, which may be the step's too.
+        numbers = {windows.of(process.lane).step_at(end_ns - 1) for process, end_ns in left}
         found.append(
             SpanErrors(
                 error=error,
@@ -85,16 +86,12 @@ def _innermost(process: Seen) -> Iterator[tuple[str, str, int]]:
             yield row[2], name, -negative_end_ns
 
 
-def _phase_at(phases: dict[str, Intervals], at_ns: int) -> str | None:
-    return next((name for name, rows in phases.items() if _place(rows, at_ns) is not None), None)
+def _phase_at(phases: dict[str, Intervals], end_ns: int) -> str | None:
+    """The phase that was ended by an exception, or in which one left a span."""
+    return next((name for name, rows in phases.items() if _is_in(rows, end_ns)), None)
 
 
-def _step_at(windows: StepWindows, at_ns: int) -> int | None:
-    place = _place(windows.windows, at_ns)
-    return None if place is None else windows.numbers[place]
-
-
-def _place(rows: Intervals, at_ns: int) -> int | None:
-    """Which of disjoint intervals an instant is in, or the end of."""
+def _is_in(rows: Intervals, at_ns: int) -> bool:
+    """Whether an instant is in one of disjoint intervals, or the end of one."""
     place = int(np.searchsorted(rows[:, 0], at_ns)) - 1
-    return place if place >= 0 and at_ns <= rows[place, 1] else None
+    return place >= 0 and bool(at_ns <= rows[place, 1])

@@ -187,7 +187,7 @@ class _Device:
         at_ns = int(self.ledger.times_ns[index])
         apart_ns = float(self.ledger.apart_ns[index])
         return Moment(
-            step=_step_at(self.windows, at_ns),
+            step=self.windows.step_at(at_ns),
             phase=phase or self.phase_at(at_ns),
             at_seconds=(at_ns - self.seen.start_ns) / 1e9,
             used_bytes=int(self.used[index]),
@@ -247,7 +247,7 @@ class _Device:
                 index = self.nearest(at_ns)
                 away_ns = self.away_ns(index, at_ns)
                 moment = msgspec.structs.asdict(self.moment(index, name))
-                moment["step"] = _step_at(self.windows, start_ns)
+                moment["step"] = self.windows.step_at(start_ns)
                 if away_ns > SETTLED_NS and moment["is_settled"]:  # of that moment, which tells little of this edge
                     moment["is_settled"] = False
                 yield Edge(**moment, edge=edge, away_seconds=away_ns / 1e9)
@@ -306,7 +306,7 @@ class _Device:
                     process=process.process.name,
                     bytes=int(values[place]),
                     at_seconds=(at_ns - self.seen.start_ns) / 1e9,
-                    step=None if phase is None else _step_at(self.windows, self.sampling_began_ns(at_ns)),
+                    step=None if phase is None else self.windows.step_at(self.sampling_began_ns(at_ns)),
                     phase=phase,
                 )
 
@@ -486,9 +486,3 @@ def _samplings_of(seen: Observations, lane: Lane) -> tuple[NDArray[np.int64], ND
     ]
     ends_ns, starts_ns = np.array(sorted(edges), np.int64).reshape(-1, 2).T
     return starts_ns, ends_ns
-
-
-def _step_at(windows: StepWindows, at_ns: int) -> int | None:
-    rows: NDArray[np.int64] = windows.windows
-    inside = np.flatnonzero((rows[:, 0] <= at_ns) & (at_ns < rows[:, 1]))
-    return windows.numbers[int(inside[-1])] if len(inside) else None

@@ -79,6 +79,11 @@ class StepWindows:
         """Those that a lane's spans are counted in."""
         return self.others.get(lane, self)
 
+    def step_at(self, at_ns: int) -> int | None:
+        """The number of the step that an instant is in, its end not; None before the first and between them."""
+        inside = np.flatnonzero((self.windows[:, 0] <= at_ns) & (at_ns < self.windows[:, 1]))
+        return self.numbers[int(inside[-1])] if len(inside) else None
+
     def all(self) -> list[StepWindows]:
         """These, and those of each process with steps of its own."""
         return [self, *self.others.values()]

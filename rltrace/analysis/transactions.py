@@ -158,7 +158,7 @@ class _Rank:
         seconds = sum(part.end_ns - part.start_ns for part in inner if part.end_ns is not None) / 1e9
         level = outer.args.get("level")
         made = Transaction(
-            step=self.step_at(outer.start_ns),
+            step=self.windows.step_at(outer.start_ns),
             lane=self.lane.name,
             rank=self.lane.rank,
             name=outer.name,
@@ -208,12 +208,6 @@ class _Rank:
             return 0
         size = max(known.get("weights", 0), sleep.moved_bytes.get("weights", 0))
         return min(sleep.left_bytes.get(OWNER_OF_TAG["weights"], 0), size)
-
-    def step_at(self, at_ns: int) -> int | None:
-        """The step that an instant is in."""
-        rows = self.windows.windows
-        inside = np.flatnonzero((rows[:, 0] <= at_ns) & (at_ns < rows[:, 1]))
-        return self.windows.numbers[int(inside[-1])] if len(inside) else None
 
     def held(self, at_ns: int) -> dict[str, int]:
         """What the tags have before an instant, by the ledger."""

@@ -145,3 +145,20 @@ class Allocator:
         elif text != allocations.MARK and action != "free_requested":
             self.truth.append((self.host_ns, self.held()))
         self.host_ns += 700
+
+
+TEXTS = """
+    import threading
+    import torch
+
+    text = threading.local()  # as torch's allocator has it
+    sets, seen = [], {}
+    def set_text(new):
+        sets.append(new)
+        text.now = new
+    torch.cuda.memory._get_memory_metadata = lambda: getattr(text, "now", "")
+    torch.cuda.memory._set_memory_metadata = set_text
+    def see(where):
+        seen.setdefault(where, []).append(torch.cuda.memory._get_memory_metadata())
+"""
+"""Begins a program in which allocations have texts: which ones were set, and what each was where it looks."""

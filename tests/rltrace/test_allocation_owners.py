@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from allocator import TEXTS
 from traced_runs import run_traced
 
 from rltrace import allocations
@@ -20,8 +21,10 @@ from rltrace.patching import Hook
 
 pytestmark = pytest.mark.run
 
-TRAIN = """
-    import gc, json, os, sys, threading
+TRAIN = (
+    TEXTS
+    + """
+    import gc, json, os, sys
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param, _runtime_utils
@@ -32,16 +35,7 @@ TRAIN = """
     from rltrace.instrument.allocations import Allocations, name_hooks
     from rltrace.patching import PatchSet
 
-    text = threading.local()  # as torch's allocator has it
-    sets = []
-    def set_text(new):
-        sets.append(new)
-        text.now = new
-    torch.cuda.memory._get_memory_metadata = lambda: getattr(text, "now", "")
-    torch.cuda.memory._set_memory_metadata = set_text
-    seen, whole_gradients = {}, []
-    def see(where):
-        seen.setdefault(where, []).append(torch.cuda.memory._get_memory_metadata())
+    whole_gradients = []
 
     def watch(owner, name, where, told=lambda *args: None):
         original = getattr(owner, name)
@@ -186,6 +180,7 @@ TRAIN = """
     if __name__ == "__main__":
         torch.multiprocessing.spawn(work, args=(os.getcwd(),), nprocs=2)
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from allocator import SEGMENT_BYTES, Allocator
+from allocator import SEGMENT_BYTES, TEXTS, Allocator
 from hypothesis import given
 from hypothesis import strategies as st
 from recordings import Written, sample, span
@@ -332,8 +332,10 @@ def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_
 
 # ---- owners -------------------------------------------------------------------------------------------------------
 
-TRAIN = """
-    import json, threading
+TRAIN = (
+    TEXTS
+    + """
+    import json
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -341,17 +343,6 @@ TRAIN = """
     from rltrace import allocations, recorder
     from rltrace.instrument.allocations import Allocations, name_hooks
     from rltrace.patching import PatchSet
-
-    text = threading.local()  # as torch's allocator has it
-    sets = []
-    def set_text(new):
-        sets.append(new)
-        text.now = new
-    torch.cuda.memory._get_memory_metadata = lambda: getattr(text, "now", "")
-    torch.cuda.memory._set_memory_metadata = set_text
-    seen = {}
-    def see(where):
-        seen.setdefault(where, []).append(torch.cuda.memory._get_memory_metadata())
 
     for kind in (collectives.DefaultAllGather, collectives.DefaultReduceScatter):
         def allocate(self, *args, _original=kind.allocate, _where=kind.__name__, **kwargs):
@@ -416,6 +407,7 @@ TRAIN = """
         import os
         torch.multiprocessing.spawn(work, args=(os.getcwd(),), nprocs=2)
 """
+)
 
 
 def test_owners_are_set_where_their_bytes_come_into_being_and_only_on_the_chosen_step(tmp_path: Path) -> None:

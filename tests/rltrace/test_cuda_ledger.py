@@ -812,16 +812,22 @@ def test_a_torch_that_does_not_count_pinned_memory_is_no_zero() -> None:
         cuda_memory.pinned_bytes(torch.cuda.host_memory_stats_as_nested_dict())
 
 
+def connect_asleep(gpu: Simulated, ledger: CudaLedger, on_host: dict[str, int] | None = None) -> None:
+    """A communicator of 100 MiB is made while an engine goes to sleep, and leaves this in the host's memory."""
+    ledger.sample()
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    with ledger.growth("nccl"):
+        pools.sleep()
+        pools.on_host = on_host or {}
+        gpu.context_bytes += 100 * MIB
+
+
 def test_a_copy_in_the_hosts_memory_is_not_taken_from_what_the_card_holds(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
     def work() -> None:
-        ledger.sample()
-        ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
-        with ledger.growth("nccl"):
-            pools.sleep()
-            pools.on_host = {"rollout.weights_host_bytes": 1000 * MIB, "rollout.weights_pinned_bytes": 1000 * MIB}
-            gpu.context_bytes += 100 * MIB
+        copy = {"rollout.weights_host_bytes": 1000 * MIB, "rollout.weights_pinned_bytes": 1000 * MIB}
+        connect_asleep(gpu, ledger, copy)
         ledger.sample()
 
     assert recorded(folder, work)["nccl"] == 100 * MIB
@@ -844,11 +850,7 @@ def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothi
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
     def work() -> None:
-        ledger.sample()
-        ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
-        with ledger.growth("nccl"):
-            pools.sleep()
-            gpu.context_bytes += 100 * MIB
+        connect_asleep(gpu, ledger)
         with ledger.growth("rollout.graphs"):
             gpu.context_bytes -= 30 * MIB
         ledger.sample()
