@@ -32,8 +32,6 @@ from rltrace.analysis.steps import StepWindows
 from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, Counter, Span
 from rltrace.recording import Process, Recording
 
-pytestmark = pytest.mark.in_this_process
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.yaml"
 CLI = [sys.executable, "-c", "import sys; from rltrace.cli import main; main(sys.argv[1:])"]
 MIB = 1 << 20
@@ -125,6 +123,7 @@ def read_after_stop(folder: Path) -> tuple[Span, list[Counter]]:
     return kept(process)
 
 
+@pytest.mark.in_this_process
 def test_a_tensor_that_waits_for_another_stream_counts_until_its_block_can_be_used_again(recorded: Path) -> None:
     other = torch.cuda.Stream()
     rltrace.start_allocations()
@@ -146,6 +145,7 @@ def test_a_tensor_that_waits_for_another_stream_counts_until_its_block_can_be_us
     assert span.args["mismatches"] == 0
 
 
+@pytest.mark.in_this_process
 def test_every_allocation_is_there_and_keeping_it_is_cheap(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     count = 20_000
 
@@ -181,6 +181,7 @@ def test_every_allocation_is_there_and_keeping_it_is_cheap(recorded: Path, capsy
     assert len(samples) == 2 * count + 2
 
 
+@pytest.mark.in_this_process
 def test_entries_that_the_ring_dropped_are_counted_and_what_is_left_is_exact(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_entries_that_the_ring_dropped_are_counted_and_what_is_left_is_exact(
 # ---- its clock ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_this_process
 def test_an_allocation_lies_between_two_readings_of_the_clock_within_the_bound(
     recorded: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -402,6 +404,7 @@ def test_outside_of_the_chosen_step_nothing_is_kept(trained: Trained) -> None:
     assert [span.start_ns < step.start_ns < span.end_ns for step in steps] == [False, False, True, False]
 
 
+@pytest.mark.in_this_process
 def test_a_history_of_the_programs_own_is_left_alone_and_the_reason_is_said(recorded: Path) -> None:
     torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=1000)
     try:

@@ -72,7 +72,6 @@ buffer.close()
 """
 
 ENGINE = """
-import os
 import torch
 import rltrace
 from vllm.device_allocator.cumem import CuMemAllocator
@@ -92,8 +91,8 @@ allocator.sleep(("weights",))
 edge("asleep")
 allocator.wake_up()
 edge("awake")
-os._exit(0)  # tensors of its pools must not outlive the interpreter, whose function frees them
 """
+"""Ends with pools that are freed while the interpreter is taken down, by a callback into Python."""
 
 
 class Moments:
