@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from rltrace import clock, recorder
 from rltrace.allocation_history import Change, Naming, Reservation, Reserved, Timeline, replay, reserved
 from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, OWNERS, UNATTRIBUTED
+from rltrace.gpu_use import has_used_gpu
 from rltrace.kernels import ClockMap, clock_map
 
 MOST_ENTRIES = 1 << 19
@@ -192,7 +193,7 @@ def _start() -> _Keeping:
 
 def _require_history(torch: Any) -> None:
     """Raises: RuntimeError, with the reason why this process's allocations cannot be kept."""
-    if not torch.cuda.is_initialized():
+    if not has_used_gpu():  # to mark its clock allocates
         raise RuntimeError(NO_GPU)
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
         raise RuntimeError(f"allocations of torch {torch.__version__} carry no text; those of torch 2.11 do")

@@ -12,6 +12,7 @@ from typing import Any
 
 from rltrace import clock, recorder
 from rltrace.events import KERNEL, OPERATOR
+from rltrace.gpu_use import has_used_gpu
 
 MARK = "rltrace.clock"
 MARKS = 8
@@ -83,9 +84,7 @@ def stop_kernels() -> None:
 
 
 def _activities(kinds: Any) -> list[Any]:
-    import torch
-
-    return [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])]
+    return [kinds.CPU, *([kinds.CUDA] if has_used_gpu() else [])]
 
 
 def _say(error: Exception) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import operator
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from rltrace import allocations, chosen_steps, edges, recorder
 from rltrace.chosen_steps import RunningSteps
 from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, STEP, allocations_of
+from rltrace.gpu_use import has_used_gpu
 from rltrace.patching import Hook, PatchSet
 
 PAUSED = "recording was paused when it ended"
@@ -128,7 +128,7 @@ class Follower:
                 for step in list(self._own):
                     self._end_own(step)
                 self._leave()
-                for step in sorted(self._left & self._met()) if uses_gpu() and not self._steps_begun else ():
+                for step in sorted(self._left & self._met()) if has_used_gpu() and not self._steps_begun else ():
                     recorder.unavailable(allocations_of(step), NO_EDGE)
         except Exception as error:
             self._hook.failed(error)
@@ -199,7 +199,7 @@ class Follower:
 
     def _keep(self) -> None:
         """Begin, unless that was tried; CUDA may come up in the middle of a step."""
-        if self._step is None or self._reason != NO_GPU or not uses_gpu():
+        if self._step is None or self._reason != NO_GPU or not has_used_gpu():
             return
         self._reason = "the program keeps its own" if allocations.is_kept() else allocations.begin()
         if self._reason is None:
@@ -229,9 +229,3 @@ def step_number(args: dict[str, Any], place: int) -> int | None:
         return operator.index(args["step"]) if "step" in args else place
     except TypeError:
         return None
-
-
-def uses_gpu() -> bool:
-    """Whether CUDA is up in this process; never what brings it up."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized())

@@ -23,6 +23,7 @@ from typing import Any
 from rltrace import cost, edges, recorder
 from rltrace.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed, Work
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME
+from rltrace.gpu_use import has_used_gpu
 from rltrace.instrument.fsdp2 import PACKAGE, Backwards, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
@@ -155,11 +156,10 @@ class CudaPairs:
             self._times.poll()
 
     def _open(self) -> DeviceTimes | None:
+        if not has_used_gpu():  # an event or a stream of ours would make a context
+            return None
         import torch
 
-        # Never wakes CUDA up: a process that does not use it shall not hold a context of half a gigabyte.
-        if not torch.cuda.is_initialized():
-            return None
         with self._lock:
             if self._times is None:
                 self.measure(CudaDevice(torch))

@@ -40,7 +40,7 @@ MIB = 1 << 20
 @pytest.fixture
 def recorded(tmp_path: Path) -> Iterator[Path]:
     """A Recording of this process, which uses the GPU and has nothing to free."""
-    torch.cuda.init()
+    torch.ones(1, device="cuda")
     gc.collect()
     torch.cuda.synchronize()
     rltrace.start(tmp_path / "run")
@@ -199,6 +199,44 @@ def test_entries_that_the_ring_dropped_are_counted_and_what_is_left_is_exact(
     # The first marks of the clock are gone too: the last ones bound it, more widely the further back.
     assert 0 < span.args["error_ns"] < 1_000_000
     assert samples
+
+
+IDLE = """
+    import json, os, torch, rltrace
+    from rltrace import nvml
+
+    def holds():
+        return any(os.getpid() in gpu.bytes_by_pid() for gpu in nvml.gpus())
+
+    torch.cuda.init()
+    print(torch.cuda.get_device_properties(0))
+    weights = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
+    rltrace.start_allocations()
+    rltrace.start_kernels()
+    for step in range(2):
+        with rltrace.span("step", step=step), rltrace.phase("reward"):
+            weights(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+    rltrace.stop_kernels()
+    rltrace.stop_allocations()
+    before = holds()
+    torch.ones(1, device="cuda")
+    print(json.dumps([before, holds()]))
+"""
+"""As a trainer on whose worker's GPUs others compute: it knows of them, and has none of their memory."""
+
+
+def test_a_process_that_only_asks_what_gpus_there_are_has_no_memory_of_one_because_of_us(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(IDLE))
+    words = ["exec", "--out", str(tmp_path / "run"), "--allocations", "1", "--", sys.executable]
+    done = subprocess.run(
+        [*CLI, *words, str(tmp_path / "program.py")], check=False, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [False, True]
+    (process,) = [process for process in Recording.open(tmp_path / "run").processes if process.role != "sampler"]
+    assert NO_GPU in process.unavailable["allocations"]
 
 
 # ---- its clock ----------------------------------------------------------------------------------------------------
@@ -392,7 +430,9 @@ def test_each_owner_of_a_model_that_nobody_shards_holds_what_is_its_own(
     assert first["actor.grads"] == (said["parameter_bytes"] if kind == "ddp" else 0)
     assert said["parameter_bytes"] <= most["actor.grads"] < 1.1 * said["parameter_bytes"]
     assert most["actor.activations"] > 512 * 5003 * 4
-    assert peak.at_peak_bytes.get("unattributed", 0) < 0.25 * peak.peak_bytes
+    # Untraced too, torch keeps the buckets that DDP was made with, beside those of its second step (2.11, H200).
+    kept_bytes = said["parameter_bytes"] if kind == "ddp" else 0
+    assert peak.at_peak_bytes.get("unattributed", 0) < 0.25 * peak.peak_bytes + kept_bytes
 
 
 def test_outside_of_the_chosen_step_nothing_is_kept(trained: Trained) -> None:

@@ -294,6 +294,8 @@ def timers(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[i
     found = {}
     for step in (span for span in spans.driver if span.name == STEP and span.end_ns):
         number = step.args["step"]
+        if number not in said_of:  # the run was ended in the middle of it
+            continue
         said = said_of[number]
         found[number, "step"] = Timed(said["timing_s/step"], step.seconds, 0.0, 0.0, step.seconds)
         for timer, (method, name) in METHODS.items():

@@ -61,6 +61,7 @@ def come_up(*, has_text: bool = True) -> None:
     torch.cuda.is_initialized = lambda: os.getpid() == own  # a forked child cannot use it
     torch.cuda.current_device = lambda: DEVICE
     torch.cuda.memory_stats = lambda _device: GPU.memory_stats()
+    torch.cuda.memory_stats_as_nested_dict = lambda: {"num_device_alloc": 1}
     torch.empty = lambda size, **kw: empty(size, **kw) if kw.get("device") is None else Tensor(size)
     torch._C._cuda_isHistoryEnabled = lambda: _is_kept
     memory.get_allocator_backend = lambda: "native"

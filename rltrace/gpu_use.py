@@ -1,0 +1,23 @@
+"""Whether this process uses a GPU, asked in a way that never makes it one that does."""
+
+from __future__ import annotations
+
+import sys
+
+
+def has_used_gpu() -> bool:
+    """Whether torch's allocator has had memory of this process's current GPU.
+
+    That CUDA is initialized says less: to ask what GPUs there are initializes it and makes no context, as in verl's
+    trainer and servers. The first allocation there, or the first stream, makes one: 520 MiB of the first GPU (H200).
+
+    Source read: torch 2.11, torch/cuda/memory.py and c10/cuda/CUDACachingAllocator.cpp.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return False
+    try:
+        stats = cuda.memory_stats_as_nested_dict()
+    except RuntimeError:  # an allocator of the program's own, which counts nothing
+        return True
+    return bool(stats.get("num_device_alloc")) or stats["reserved_bytes"]["all"]["current"] > 0
