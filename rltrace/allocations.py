@@ -64,6 +64,10 @@ class PoolHistory:
     ranges: list[tuple[int, int]] = field(default_factory=list)
     """Addresses, begin and end, that torch's allocator was given: what it says about them counts here, not there."""
 
+    def since(self, start_ns: int) -> PoolHistory:
+        """The same without what was before."""
+        return PoolHistory([change for change in self.changes if change.ts_ns >= start_ns], self.alive, self.ranges)
+
 
 @dataclass
 class _Keeping:
@@ -326,6 +330,11 @@ class History:
             unaccounted_bytes=before["requested_bytes.all.current"] - asked,
         )
 
+    def whole_since(self, start_ns: int) -> int:
+        """From when on all of it is there: its beginning, or where entries are missing the oldest that is left."""
+        oldest = [entries[0].ts_ns for entries in (self.changes, self.reservations) if entries]
+        return max(start_ns, min(oldest, default=start_ns)) if self.lost else start_ns
+
 
 def clocks_of(entries: list[dict[str, Any]], windows: list[tuple[int, int]]) -> ClockMap:
     """How to bring a history's times to the host's clock.
@@ -411,9 +420,11 @@ def _write(
     keeping: _Keeping, snapshot: dict[str, Any], histories: list[PoolHistory], stats: dict[str, int], **args: Any
 ) -> None:
     history = History.of(snapshot, keeping.device, keeping.windows, keeping.stats, stats)
-    timeline = together(history, histories, keeping.namings)
-    levels = reserved_together(history, histories, keeping.start_ns)
-    write(timeline, levels, history, keeping.start_ns, keeping.windows[-1][1], **args)
+    start_ns = history.whole_since(keeping.start_ns)
+    pools = [beside.since(start_ns) for beside in histories]
+    timeline = together(history, pools, keeping.namings)
+    levels = reserved_together(history, pools, start_ns)
+    write(timeline, levels, history, start_ns, keeping.windows[-1][1], **args)
 
 
 def together(history: History, histories: Iterable[PoolHistory], namings: list[Naming]) -> Timeline:

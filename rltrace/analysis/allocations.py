@@ -47,7 +47,7 @@ class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
     error_seconds: float
     """A time is that far off at most."""
     late_seconds: float
-    """After the step's beginning the last of the processes began to keep them: what came and went before is missing."""
+    """After the step's beginning that all processes have them: what came and went before in the last is missing."""
     lost: int
     """Entries of the allocators' histories that are missing."""
 
@@ -105,15 +105,16 @@ def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[
         for moment in device.steps
     }
     return [
-        _peak(
-            kept, sampled.get((kept.lane.name, kept.step)), seen.start_ns, _begin_ns(kept.step, windows.of(kept.lane))
-        )
+        _peak(kept, sampled.get((kept.lane.name, kept.step)), seen.start_ns, _window(kept.step, windows.of(kept.lane)))
         for kept in allocation_timelines(seen, windows)
     ]
 
 
-def _begin_ns(step: int | None, windows: StepWindows) -> int | None:
-    return None if step is None else int(windows.windows[windows.numbers.index(step), 0])
+def _window(step: int | None, windows: StepWindows) -> tuple[int, int] | None:
+    if step is None:
+        return None
+    start_ns, end_ns = windows.windows[windows.numbers.index(step)].tolist()
+    return start_ns, end_ns
 
 
 def _step_of(span: Span, windows: StepWindows) -> int | None:
@@ -146,24 +147,35 @@ def _timeline(lane: Lane, step: int | None, parts: list[tuple[Seen, Span]]) -> A
     )
 
 
-def _peak(kept: AllocationTimeline, sampled_bytes: int | None, start_ns: int, step_ns: int | None) -> AllocationPeak:
-    sizes = kept.allocated_bytes()
-    at = int(np.argmax(sizes))
+def _peak(
+    kept: AllocationTimeline, sampled_bytes: int | None, start_ns: int, window: tuple[int, int] | None
+) -> AllocationPeak:
+    inside = _inside(kept.times_ns, window)
+    at = inside.start + int(np.argmax(kept.allocated_bytes()[inside]))
+    at_ns = int(kept.times_ns[at]) if window is None else max(window[0], int(kept.times_ns[at]))
     return AllocationPeak(
         lane=kept.lane.name,
         rank=kept.lane.rank,
         host=kept.lane.host,
         device=kept.lane.device,
         step=kept.step,
-        peak_bytes=int(sizes[at]),
-        peak_at_seconds=(int(kept.times_ns[at]) - start_ns) / 1e9,
+        peak_bytes=int(kept.allocated_bytes()[at]),
+        peak_at_seconds=(at_ns - start_ns) / 1e9,
         at_peak_bytes={owner: int(level[at]) for owner, level in kept.bytes_by_owner.items() if level[at]},
-        reserved_peak_bytes=None if kept.reserved_bytes is None else int(kept.reserved_bytes.max()),
+        reserved_peak_bytes=None if kept.reserved_bytes is None else int(kept.reserved_bytes[inside].max()),
         sampled_peak_bytes=sampled_bytes,
         error_seconds=max(span.args.get("error_ns", 0) for span in kept.spans) / 1e9,
-        late_seconds=0.0 if step_ns is None else max(0, *(span.start_ns - step_ns for span in kept.spans)) / 1e9,
+        late_seconds=0.0 if window is None else max(0, *(span.start_ns - window[0] for span in kept.spans)) / 1e9,
         lost=sum(span.args.get("lost", 0) for span in kept.spans),
     )
+
+
+def _inside(times_ns: NDArray[np.int64], window: tuple[int, int] | None) -> slice:
+    """Where the levels of a step are; an engine keeps its allocations until its first phase behind it."""
+    if window is None:
+        return slice(0, len(times_ns))
+    first = int(np.searchsorted(times_ns, window[0], side="right")) - 1  # the level that the step begins with
+    return slice(max(0, first), max(1, int(np.searchsorted(times_ns, window[1]))))
 
 
 # ---- who kept none ----------------------------------------------------------------------------------------------

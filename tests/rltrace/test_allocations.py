@@ -171,6 +171,28 @@ def test_what_a_pool_gave_torch_counts_as_the_pools_and_once() -> None:
     assert levels == [16384 + SEGMENT_BYTES, 16384 + two, two, 16384 + two]
 
 
+@given(inside=actions, ring=st.integers(3 * MARKS, 60))
+def test_of_what_a_full_ring_has_dropped_no_level_is_written_and_none_of_a_pools_from_before(
+    inside: list[Action], ring: int
+) -> None:
+    allocator = Allocator(ring=ring)
+    start_ns = allocator.host_ns
+    stats = allocator.start()
+    pool = Change(allocator.host_ns, 1 << 40, 4096, "rollout.weights")
+    act(allocator, inside)
+    history = allocator.history(stats)
+    since_ns = history.whole_since(start_ns)
+    beside = allocations.PoolHistory([pool], {pool.address: 4096}).since(since_ns)
+    oldest_ns = min((one.ts_ns for one in (*history.changes, *history.reservations)), default=start_ns)
+    assert since_ns == (max(start_ns, oldest_ns) if history.lost else start_ns)
+    assert bool(beside.changes) == (pool.ts_ns >= since_ns)
+    levels = reserved_together(history, [beside], since_ns)
+    timeline = together(history, [beside], [Naming(start_ns, {pool.address: "rollout.weights"})])
+    assert all(one.ts_ns >= since_ns for one in (*levels, *timeline.balances))
+    assert levels[-1].bytes == allocator.reserved_bytes() + 4096
+    assert timeline.end_bytes["rollout.weights"] == 4096
+
+
 def test_what_is_missing_in_the_middle_shows_as_bytes_that_nobody_accounts_for() -> None:
     allocator = Allocator()
     allocator.allocate(100)
@@ -328,6 +350,23 @@ def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_
     shown = table.file.getvalue()  # type: ignore[attr-defined]
     assert "670 B" in shown and "130 B" in shown and "9 µs" in shown and "rollout.weights" in shown
     assert ("reserved" in shown and "900 B" in shown) == says_reserved
+
+
+def test_the_peak_of_a_step_lies_in_it_however_long_its_processes_went_on(folder: Path) -> None:
+    """An engine keeps its allocations until its first phase in the next step, awake and with more than in this one."""
+
+    def engine(*levels: tuple[float, float]) -> list[list[Any]]:
+        owned = [sample(f"{ALLOCATIONS}rollout.weights_bytes", at_s, size) for at_s, size in levels]
+        return [*owned, *(sample(ALLOCATIONS_RESERVED, at_s, 2 * size) for at_s, size in levels)]
+
+    steps = [span("step", at_s, at_s + 10, step=step) for step, at_s in enumerate((10, 20, 30))]
+    written = Written(folder).process("driver", *steps, role="driver")
+    kept = span(ALLOCATIONS_KEPT, 15, 35, error_ns=0, lost=0, step=1)
+    levels = engine((15, 900), (18, 300), (24, 200), (33, 700), (35, 0))
+    written.process("engine", kept, *levels, role="engine", rank=0, ended_s=40)
+    (peak,) = summarize(written.read()).allocations
+    assert (peak.step, peak.peak_bytes, peak.reserved_peak_bytes) == (1, 300, 600)
+    assert peak.peak_at_seconds == 20, "it began with them"
 
 
 # ---- owners -------------------------------------------------------------------------------------------------------
