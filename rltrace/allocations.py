@@ -148,7 +148,8 @@ def name(owners: dict[int, str]) -> None:
 def start_allocations() -> None:
     """Keep every allocation and free of this process on its current GPU until `stop_allocations`.
 
-    Does nothing where nothing is recorded, or torch keeps no history; then one line of the Recording says why.
+    Does nothing where nothing is recorded, the process has had no memory of a GPU yet, or torch keeps no history; then
+    one line of the Recording says why.
     """
     if _keeping is None and recorder.is_recording() and (reason := begin()) is not None:
         recorder.unavailable(WHAT, reason)
