@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import math
@@ -267,6 +268,32 @@ def test_where_no_gpu_is_used_the_reason_is_said_and_the_program_runs_on(
     rltrace.stop_allocations()
     rltrace.stop()
     assert process_of(folder).unavailable["allocations"] == "RuntimeError: this process uses no GPU"
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("error", [None, RuntimeError("the device is lost")])
+def test_while_it_is_written_nothing_is_collected_and_then_the_collector_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, collects: bool, error: Exception | None
+) -> None:
+    seen = []
+
+    def write() -> None:
+        seen.append(gc.isenabled())
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(allocations, "_keeping", object())
+    monkeypatch.setattr(allocations, "_switches", [])
+    monkeypatch.setattr(allocations, "_stop", lambda _keeping: ())
+    monkeypatch.setattr(allocations, "_write", write)
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        said = allocations.end()
+        assert (seen, gc.isenabled()) == ([False], collects)
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert said == (None if error is None else "RuntimeError: the device is lost")
 
 
 def test_what_was_kept_is_written_as_one_counter_an_owner_which_no_reader_takes_for_a_sample(
