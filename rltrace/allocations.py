@@ -72,6 +72,16 @@ class PoolHistory:
         """The same without what was before."""
         return PoolHistory([change for change in self.changes if change.ts_ns >= start_ns], self.alive, self.ranges)
 
+    def owners_at(self, start_ns: int) -> dict[int, str]:
+        """Owners by address of what was mapped before that and not unmapped."""
+        owners: dict[int, str] = {}
+        for change in self.changes:
+            if change.ts_ns < start_ns:
+                owners.pop(change.address, None)
+                if change.owner is not None:
+                    owners[change.address] = change.owner
+        return owners
+
 
 @dataclass
 class _Keeping:
@@ -305,7 +315,7 @@ class History:
     """By how much the two clocks moved apart meanwhile."""
     allocations: int
     lost: int
-    """Entries that were dropped because others needed their room."""
+    """Allocations and frees whose entries were dropped because others needed their room."""
     unaccounted_bytes: int
     """The allocator's own count at the beginning, less what its history leads back to; of a whole history, 0."""
 
@@ -440,7 +450,10 @@ def _write(
     history = History.of(snapshot, keeping.device, keeping.windows, keeping.stats, stats)
     start_ns = history.whole_since(keeping.start_ns)
     pools = [beside.since(start_ns) for beside in histories]
-    timeline = together(history, pools, keeping.namings)
+    # What an address was called before the oldest entry that is left may be of something that is gone.
+    namings = [naming for naming in keeping.namings if naming.ts_ns >= start_ns]
+    namings += [Naming(start_ns, beside.owners_at(start_ns)) for beside in histories]
+    timeline = together(history, pools, namings)
     levels = reserved_together(history, pools, start_ns)
     write(timeline, levels, history, start_ns, keeping.windows[-1][1], **args)
 

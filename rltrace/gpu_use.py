@@ -1,4 +1,7 @@
-"""Whether this process uses a GPU, asked in a way that never makes it one that does."""
+"""Whether this process uses a GPU, asked in a way that never makes it one that does.
+
+A process that does not use CUDA shall not hold a context of half a gigabyte because somebody watches it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 
 
 def has_used_gpu() -> bool:
-    """Whether torch's allocator has had memory of this process's current GPU.
+    """Whether torch's allocator has had memory of the current GPU of this thread.
 
     That CUDA is initialized says less: to ask what GPUs there are initializes it and makes no context, as in verl's
     trainer and servers. The first allocation there, or the first stream, makes one: 520 MiB of the first GPU (H200).
@@ -18,6 +21,6 @@ def has_used_gpu() -> bool:
         return False
     try:
         stats = cuda.memory_stats_as_nested_dict()
-    except RuntimeError:  # an allocator of the program's own, which counts nothing
+    except RuntimeError:  # an allocator of the program's own, which counts nothing, or a GPU that is lost
         return True
     return bool(stats.get("num_device_alloc")) or stats["reserved_bytes"]["all"]["current"] > 0

@@ -12,7 +12,6 @@ from typing import Any
 
 from rltrace import clock, recorder
 from rltrace.events import KERNEL, OPERATOR
-from rltrace.gpu_use import has_used_gpu
 
 MARK = "rltrace.clock"
 MARKS = 8
@@ -84,7 +83,9 @@ def stop_kernels() -> None:
 
 
 def _activities(kinds: Any) -> list[Any]:
-    return [kinds.CPU, *([kinds.CUDA] if has_used_gpu() else [])]
+    import torch
+
+    return [kinds.CPU, *([kinds.CUDA] if torch.cuda.is_initialized() else [])]
 
 
 def _say(error: Exception) -> None:

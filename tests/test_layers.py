@@ -43,9 +43,11 @@ MAY_IMPORT = {
     "rltrace.edges": EVENTS,
     "rltrace.patching": LOW | {"rltrace.recorder", "rltrace.edges"},
     "rltrace.device_time": LOW,
+    "rltrace.gpu_use": set(),
     "rltrace.kernels": LOW | {"rltrace.recorder"},
     "rltrace.allocation_history": EVENTS,
-    "rltrace.allocations": LOW | {"rltrace.recorder", "rltrace.kernels", "rltrace.allocation_history"},
+    "rltrace.allocations": LOW
+    | {"rltrace.recorder", "rltrace.kernels", "rltrace.allocation_history", "rltrace.gpu_use"},
     "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
     "rltrace.host": READING,
     "rltrace.nvml": LOW,
@@ -56,7 +58,7 @@ MAY_IMPORT = {
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
     | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml", "rltrace.cost"}
     | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.chosen_steps", "rltrace.announcement"}
-    | {"rltrace.lineage"},
+    | {"rltrace.lineage", "rltrace.gpu_use"},
     "rltrace.announcement": {"rltrace.manifest"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING | {"rltrace.chosen_steps"},

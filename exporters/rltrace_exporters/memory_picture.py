@@ -113,7 +113,7 @@ def picture(recording: Recording) -> Picture:
     found = ledgers(seen)
     lanes = sorted(found, key=order)
     figures = device_memory(seen, windows)
-    exact = {kept.lane: kept for kept in allocation_timelines(seen, windows) if _is_whole(kept, seen, windows)}
+    exact = {kept.lane: kept for kept in allocation_timelines(seen, windows) if _is_whole(kept, seen)}
     devices = [
         _device(found[lane], exact.get(lane), memory, seen, windows.of(lane))
         for lane, memory in list(zip(lanes, figures, strict=True))[:MOST_DEVICES]
@@ -126,7 +126,7 @@ def picture(recording: Recording) -> Picture:
 def _device(
     ledger: Ledger, exact: AllocationTimeline | None, memory: DeviceMemory, seen: Observations, windows: StepWindows
 ) -> Device:
-    step, start_ns, end_ns = _window(windows, None if exact is None else exact.step)
+    step, start_ns, end_ns = _window(windows, None if exact is None else exact.window)
     unit, divisor = ("GiB", _GIB) if memory.peak_bytes >= 4 * _GIB else ("MiB", _MIB)
     area = _area(ledger, start_ns, end_ns)
     if exact is not None:
@@ -173,12 +173,11 @@ def _moments(step: int | None, exact: AllocationTimeline | None, start_ns: int, 
     return f"step {step}, every allocation{part}"
 
 
-def _is_whole(kept: AllocationTimeline, seen: Observations, windows: StepWindows) -> bool:
+def _is_whole(kept: AllocationTimeline, seen: Observations) -> bool:
     """Whether a step that is over has the allocations of every process that had any then."""
-    of_lane = windows.of(kept.lane)
-    if kept.step is None or not of_lane.finished[index := of_lane.numbers.index(kept.step)]:
+    if kept.window is None or not kept.is_over:
         return False
-    start_ns, end_ns = of_lane.windows[index]
+    start_ns, end_ns = kept.window
     others = (one for one in seen.processes if one.lane == kept.lane and one.process.key not in kept.keys)
     return not any(
         one.first_ns < end_ns and one.last_ns > start_ns and not one.owners.keys() <= NOT_ALLOCATED for one in others
@@ -266,10 +265,10 @@ def _floor(layers: list[Layer], used: NDArray[np.float64]) -> float:
     return float(np.floor(0.95 * least / 10) * 10)
 
 
-def _window(windows: StepWindows, wanted: int | None) -> tuple[int | None, int, int]:
-    """The step that is wanted, else the last one; of those that are over, else the whole Recording."""
+def _window(windows: StepWindows, wanted: tuple[int, int] | None) -> tuple[int | None, int, int]:
+    """The step of the window that is wanted, else the last one; of those that are over, else the whole Recording."""
     finished = [index for index in range(1, len(windows.numbers)) if windows.finished[index]]
-    chosen = [index for index in finished if windows.numbers[index] == wanted] or finished
+    chosen = [index for index in finished if tuple(windows.windows[index].tolist()) == wanted] or finished
     index = chosen[-1] if chosen else 0
     start_ns, end_ns = map(int, windows.windows[index])
     return (windows.numbers[index] if finished else None), start_ns, max(end_ns, start_ns + 1)

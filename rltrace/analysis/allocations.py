@@ -24,6 +24,7 @@ NOT_ALLOCATED = frozenset(
 
 
 GONE = "it was gone before it had written them; choose a step that another one follows"
+BEHIND = "more was allocated behind it than is kept, before this process had another phase"
 
 
 class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """None: it was kept outside of any step."""
     peak_bytes: int
+    """The most in the step."""
     peak_at_seconds: float
     """After the Recording's first instant."""
     at_peak_bytes: dict[str, int]
@@ -49,7 +51,7 @@ class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
     late_seconds: float
     """After the step's beginning that all processes have them: what came and went before in the last is missing."""
     lost: int
-    """Entries of the allocators' histories that are missing."""
+    """Allocations and frees that are missing in the allocators' histories."""
 
 
 class AllocationsMissed(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,10 @@ class AllocationTimeline(NamedTuple):
 
     lane: Lane
     step: int | None
+    window: tuple[int, int] | None
+    """When that step began and ended; None: it was kept outside of any step."""
+    is_over: bool
+    """Whether the step is, and was not aborted."""
     keys: frozenset[str]
     """Of those processes."""
     spans: list[Span]
@@ -89,12 +95,14 @@ class AllocationTimeline(NamedTuple):
 
 def allocation_timelines(seen: Observations, windows: StepWindows) -> Iterator[AllocationTimeline]:
     """Every device and step with all allocations, by device."""
-    kept: dict[tuple[Lane, int | None], list[tuple[Seen, Span]]] = {}
+    kept: dict[tuple[Lane, int], list[tuple[Seen, Span]]] = {}
     for process in seen.processes:
         for span in process.allocations_kept:
-            kept.setdefault((process.lane, _step_of(span, windows.of(process.lane))), []).append((process, span))
-    for (lane, step), parts in sorted(kept.items(), key=lambda item: (order(item[0][0]), item[0][1] or 0)):
-        yield _timeline(lane, step, parts)
+            place = _place_of(span, windows.of(process.lane))
+            if place is not None:
+                kept.setdefault((process.lane, place), []).append((process, span))
+    for (lane, place), parts in sorted(kept.items(), key=lambda item: (order(item[0][0]), item[0][1])):
+        yield _timeline(lane, place, windows.of(lane), parts)
 
 
 def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[DeviceMemory]) -> list[AllocationPeak]:
@@ -105,31 +113,40 @@ def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[
         for moment in device.steps
     }
     return [
-        _peak(kept, sampled.get((kept.lane.name, kept.step)), seen.start_ns, _window(kept.step, windows.of(kept.lane)))
+        _peak(kept, sampled.get((kept.lane.name, kept.step)), seen.start_ns)
         for kept in allocation_timelines(seen, windows)
     ]
 
 
-def _window(step: int | None, windows: StepWindows) -> tuple[int, int] | None:
-    if step is None:
-        return None
-    start_ns, end_ns = windows.windows[windows.numbers.index(step)].tolist()
-    return start_ns, end_ns
+OUTSIDE = 0
+"""The place of what was kept outside of any step; a step has that of its window, from 1."""
 
 
-def _step_of(span: Span, windows: StepWindows) -> int | None:
-    """The step that a span is of: that it was kept for, else that it has most of."""
-    if span.args.get("step") in windows.numbers[1:]:
-        return int(span.args["step"])
+def _place_of(span: Span, windows: StepWindows) -> int | None:
+    """The step that a span has most of, if it was kept for one among those of that number.
+
+    None if it was kept for one and has nothing of it: all that its ring still had was from behind it.
+    """
+    wanted = span.args.get("step")
+    is_wanted = wanted in windows.numbers[1:]
     shared = [
-        (min(span.end_ns or span.start_ns, end_ns) - max(span.start_ns, start_ns), number)
-        for (start_ns, end_ns), number in zip(windows.windows[1:].tolist(), windows.numbers[1:], strict=True)
+        (_shared_ns(span, start_ns, end_ns), place)
+        for place, (start_ns, end_ns) in enumerate(windows.windows.tolist())
+        if place != OUTSIDE and (not is_wanted or windows.numbers[place] == wanted)
     ]
-    most_ns, number = max(shared, key=lambda pair: pair[0], default=(0, None))
-    return number if most_ns > 0 else None
+    most_ns, place = max(shared, key=lambda pair: pair[0], default=(0, OUTSIDE))
+    if most_ns > 0:
+        return place
+    return None if is_wanted else OUTSIDE
 
 
-def _timeline(lane: Lane, step: int | None, parts: list[tuple[Seen, Span]]) -> AllocationTimeline:
+def _shared_ns(span: Span, start_ns: int, end_ns: int) -> int:
+    """For how long a span and a step go on together; negative: how far they are apart."""
+    return min(span.end_ns or span.start_ns, end_ns) - max(span.start_ns, start_ns)
+
+
+def _timeline(lane: Lane, place: int, windows: StepWindows, parts: list[tuple[Seen, Span]]) -> AllocationTimeline:
+    start_ns, end_ns = windows.windows[place].tolist()
     changes = [change for process, span in parts for change in _changes(process, span)]
     changes.sort(key=lambda change: change[0])  # stable: an allocator's own order counts where times are equal
     names = np.array([name for _, name, _ in changes])
@@ -138,7 +155,9 @@ def _timeline(lane: Lane, step: int | None, parts: list[tuple[Seen, Span]]) -> A
     reserved = levels.pop(ALLOCATIONS_RESERVED, None)
     return AllocationTimeline(
         lane=lane,
-        step=step,
+        step=windows.numbers[place],
+        window=None if place == OUTSIDE else (start_ns, end_ns),
+        is_over=place != OUTSIDE and windows.finished[place],
         keys=frozenset(process.process.key for process, _ in parts),
         spans=[span for _, span in parts],
         times_ns=np.array([ts_ns for ts_ns, _, _ in changes], np.int64),
@@ -147,25 +166,26 @@ def _timeline(lane: Lane, step: int | None, parts: list[tuple[Seen, Span]]) -> A
     )
 
 
-def _peak(
-    kept: AllocationTimeline, sampled_bytes: int | None, start_ns: int, window: tuple[int, int] | None
-) -> AllocationPeak:
-    inside = _inside(kept.times_ns, window)
-    at = inside.start + int(np.argmax(kept.allocated_bytes()[inside]))
-    at_ns = int(kept.times_ns[at]) if window is None else max(window[0], int(kept.times_ns[at]))
+def _peak(kept: AllocationTimeline, sampled_bytes: int | None, start_ns: int) -> AllocationPeak:
+    inside = _inside(kept.times_ns, kept.window)
+    sizes = kept.allocated_bytes()
+    at = inside.start + int(np.argmax(sizes[inside]))
+    at_ns = int(kept.times_ns[at])
+    if kept.window is not None:
+        at_ns = max(at_ns, kept.window[0])
     return AllocationPeak(
         lane=kept.lane.name,
         rank=kept.lane.rank,
         host=kept.lane.host,
         device=kept.lane.device,
         step=kept.step,
-        peak_bytes=int(kept.allocated_bytes()[at]),
+        peak_bytes=int(sizes[at]),
         peak_at_seconds=(at_ns - start_ns) / 1e9,
         at_peak_bytes={owner: int(level[at]) for owner, level in kept.bytes_by_owner.items() if level[at]},
         reserved_peak_bytes=None if kept.reserved_bytes is None else int(kept.reserved_bytes[inside].max()),
         sampled_peak_bytes=sampled_bytes,
         error_seconds=max(span.args.get("error_ns", 0) for span in kept.spans) / 1e9,
-        late_seconds=0.0 if window is None else max(0, *(span.start_ns - window[0] for span in kept.spans)) / 1e9,
+        late_seconds=0.0 if kept.window is None else max(0, kept.known()[0] - kept.window[0]) / 1e9,
         lost=sum(span.args.get("lost", 0) for span in kept.spans),
     )
 
@@ -174,8 +194,8 @@ def _inside(times_ns: NDArray[np.int64], window: tuple[int, int] | None) -> slic
     """Where the levels of a step are; an engine keeps its allocations until its first phase behind it."""
     if window is None:
         return slice(0, len(times_ns))
-    first = int(np.searchsorted(times_ns, window[0], side="right")) - 1  # the level that the step begins with
-    return slice(max(0, first), max(1, int(np.searchsorted(times_ns, window[1]))))
+    first = max(0, int(np.searchsorted(times_ns, window[0], side="right")) - 1)  # the level that the step begins with
+    return slice(first, max(first + 1, int(np.searchsorted(times_ns, window[1]))))
 
 
 # ---- who kept none ----------------------------------------------------------------------------------------------
@@ -223,13 +243,16 @@ def _steps_there(seen: Observations) -> str:
 def _why_none(process: Seen, step: _ChosenStep) -> str | None:
     """Why a process has no allocations of a step; None if it has them, or has nothing to do with it."""
     said = process.process
-    if step.step not in said.chosen_steps or any(_is_of(span, step) for span in process.allocations_kept):
+    kept = [span for span in process.allocations_kept if _is_of(span, step)]
+    assert step.start_ns is not None
+    if kept and all(_shared_ns(span, step.start_ns, step.end_ns) <= 0 for span in kept):
+        return BEHIND
+    if step.step not in said.chosen_steps or kept:
         return None
     if (reason := said.unavailable.get(allocations_of(step.step))) is not None:
         return reason
     if step.step in said.allocations_begun:
         return "they are not written yet" if said.is_alive else GONE
-    assert step.start_ns is not None
     if not process.owners or process.first_ns > step.end_ns or process.last_ns < step.start_ns:
         return None
     if said.host not in step.hosts:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rltrace import edges, nvml, recorder
+from rltrace.gpu_use import has_used_gpu
 from rltrace.instrument import cuda_ledger
 from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
 from rltrace.instrument.fsdp2 import outside_graphs, remove
@@ -326,16 +327,15 @@ def pinned_bytes(stats: dict[str, Any]) -> int:
 def open_device() -> CudaDevice | None:
     """The device on which this process has a context; None while it has none."""
     torch = sys.modules.get("torch")
-    # Never wakes CUDA up: a process that does not use it shall not hold a context of half a gigabyte.
     if torch is None or not torch.cuda.is_initialized():
         return None
     uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
     try:
         gpu = nvml.whole_gpu(uuid)
     except nvml.UnavailableError as reason:  # torch knows its own rows all the same
-        return CudaDevice(torch, uuid, UnseenCard(str(reason)))
-    # NVML's list may be empty, in a container too: who has memory of torch's has a context.
-    return CudaDevice(torch, uuid, Card(gpu)) if has_context(gpu) or torch.cuda.memory_reserved() else None
+        return CudaDevice(torch, uuid, UnseenCard(str(reason))) if has_used_gpu() else None
+    # NVML's list may be empty, in a container too: who has had memory of torch's has a context.
+    return CudaDevice(torch, uuid, Card(gpu)) if has_used_gpu() or is_listed(gpu) else None
 
 
 def open_engines_card() -> Card | None:
@@ -350,12 +350,12 @@ def open_engines_card() -> Card | None:
     return Card(used[0]) if len(used) == 1 and not used[0].is_divided() else None
 
 
-def has_context(gpu: nvml.Gpu) -> bool:
-    """Whether this process is one of a GPU's; yes where NVML does not say."""
+def is_listed(gpu: nvml.Gpu) -> bool:
+    """Whether NVML says that this process is one of a GPU's."""
     try:
         return os.getpid() in gpu.bytes_by_pid()
     except nvml.UnavailableError:
-        return True
+        return False
 
 
 LEDGER = CudaLedger(open_device, open_engines_card)

@@ -63,7 +63,7 @@ def around_callback(patches: PatchSet, target: str, before: Before, after: After
     """
 
     def make(original: Function, hook: Hook) -> Function:
-        wrapper = wrap_function(original, hook, before, after)
+        wrapper = wrap_function(original, hook, hook.timed(before), hook.timed(after))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
         return wrapper
 

@@ -29,7 +29,7 @@ from rltrace.analysis.allocations import NOT_ALLOCATED, allocation_timelines
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, Counter, Span
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, Counter, Span, allocations_of
 from rltrace.recording import Process, Recording
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.yaml"
@@ -213,12 +213,10 @@ IDLE = """
     weights = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
     rltrace.start_allocations()
-    rltrace.start_kernels()
     for step in range(2):
         with rltrace.span("step", step=step), rltrace.phase("reward"):
             weights(torch.ones(1, 8)).sum().backward()
             optimizer.step()
-    rltrace.stop_kernels()
     rltrace.stop_allocations()
     before = holds()
     torch.ones(1, device="cuda")
@@ -237,6 +235,7 @@ def test_a_process_that_only_asks_what_gpus_there_are_has_no_memory_of_one_becau
     assert json.loads(done.stdout.splitlines()[-1]) == [False, True]
     (process,) = [process for process in Recording.open(tmp_path / "run").processes if process.role != "sampler"]
     assert NO_GPU in process.unavailable["allocations"]
+    assert process.unavailable[allocations_of(1)] == NO_GPU
 
 
 # ---- its clock ----------------------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ def show(recording: Recording, logged: list[dict[str, float]], parameters: int) 
     for peak in found.allocations:
         print(
             f"step {peak.step}  {peak.lane}: every allocation: at most {peak.peak_bytes:,} bytes, {peak.lost} lost, "
-            f"the last process began {peak.late_seconds:.3f} s after the step; {peak.at_peak_bytes}"
+            f"all processes have them from {peak.late_seconds:.3f} s of the step on; {peak.at_peak_bytes}"
         )
     for missed in found.allocations_missed:
         print(f"step {missed.step}: none kept by {', '.join(missed.processes) or 'anybody'}: {missed.reason}")

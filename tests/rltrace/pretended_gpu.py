@@ -54,14 +54,22 @@ def _set_text(text: str) -> None:
     _text = text
 
 
-def come_up(*, has_text: bool = True) -> None:
-    """From here on torch says that CUDA is up; without `has_text` it is a torch before 2.11."""
+def come_up(*, has_text: bool = True, has_context: bool = True) -> None:
+    """From here on torch says that CUDA is up.
+
+    Args:
+        has_text: False: it is a torch before 2.11.
+        has_context: False: nothing was allocated but what `Tensor` does.
+    """
     empty, memory = torch.empty, torch.cuda.memory
     own = os.getpid()
     torch.cuda.is_initialized = lambda: os.getpid() == own  # a forked child cannot use it
     torch.cuda.current_device = lambda: DEVICE
     torch.cuda.memory_stats = lambda _device: GPU.memory_stats()
-    torch.cuda.memory_stats_as_nested_dict = lambda: {"num_device_alloc": 1}
+    torch.cuda.memory_stats_as_nested_dict = lambda: {
+        "num_device_alloc": has_context + GPU.stats["allocation.all.allocated"],
+        "reserved_bytes": {"all": {"current": GPU.reserved_bytes()}},
+    }
     torch.empty = lambda size, **kw: empty(size, **kw) if kw.get("device") is None else Tensor(size)
     torch._C._cuda_isHistoryEnabled = lambda: _is_kept
     memory.get_allocator_backend = lambda: "native"

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from allocator import SEGMENT_BYTES, TEXTS, Allocator
+from allocator import BLOCK_BYTES, DEVICE, SEGMENT_BYTES, TEXTS, Allocator
 from hypothesis import given
 from hypothesis import strategies as st
 from recordings import Written, sample, span
@@ -24,7 +24,7 @@ from traced_runs import run_traced
 import rltrace
 from rltrace import allocations, clock
 from rltrace.allocation_history import Change, Naming, Reserved, Timeline, replay
-from rltrace.allocations import MARKS, PoolHistory, reserved_together, together
+from rltrace.allocations import MARK_BYTES, MARKS, PoolHistory, reserved_together, together
 from rltrace.analysis import summarize
 from rltrace.cli.tables.memory import allocation_table
 from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, UNATTRIBUTED, Span
@@ -268,6 +268,35 @@ def test_where_no_gpu_is_used_the_reason_is_said_and_the_program_runs_on(
     rltrace.stop_allocations()
     rltrace.stop()
     assert process_of(folder).unavailable["allocations"] == "RuntimeError: this process uses no GPU"
+
+
+def test_of_a_full_ring_what_is_written_begins_at_its_oldest_entry_with_what_was_there(
+    folder: Path, process_of: Callable[[Path], Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocator = Allocator(ring=3 * MARKS + 30, host_ns=clock.now_ns())
+    start_ns, stats = allocator.host_ns, allocator.start()
+    weights = Change(allocator.host_ns, 1 << 40, 4096, "rollout.weights")
+    act(allocator, [("allocate", 700, "actor.grads"), ("free", 0, "")] * 20)
+    gone = Change(allocator.host_ns, weights.address, 4096, None)
+    act(allocator, [("allocate", 50, "ref.params")])
+    allocator.mark()
+    keeping = allocations._Keeping(None, DEVICE, stats, start_ns, allocator.windows)
+    keeping.namings = [Naming(start_ns, dict.fromkeys((0, BLOCK_BYTES, 2 * BLOCK_BYTES), "actor.optimizer"))]
+    pools = [allocations.PoolHistory([weights, gone])]
+    stopped = keeping, allocator.snapshot(), pools, allocator.memory_stats()
+    rltrace.start(folder)
+    allocations._write(*stopped)
+    rltrace.stop()
+    events = list(process_of(folder).events())
+    (whole,) = (event for event in events if isinstance(event, Span))
+    left = [entry for entry in allocator.entries[-allocator.ring :] if entry["size"] != MARK_BYTES]
+    changes = sum(entry["action"] in ("alloc", "free_completed") for entry in left)
+    since_ns, _ = allocator.truth[-changes]
+    assert whole.args["lost"] > 0 and whole.args["mismatches"] == 0
+    assert abs(whole.start_ns - since_ns) <= whole.args["error_ns"] < since_ns - start_ns
+    first = {event.name: event.value for event in reversed(events) if isinstance(event, Sample) and event.value}
+    assert first["allocations.rollout.weights_bytes"] == 4096, "mapped before it, unmapped behind it"
+    assert "allocations.actor.optimizer_bytes" not in first, "what that was is long gone"
 
 
 @pytest.mark.parametrize("collects", [True, False])

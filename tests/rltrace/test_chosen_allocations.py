@@ -17,9 +17,9 @@ from traced_runs import TracedRun, run_traced
 
 from rltrace import chosen_steps, recorder
 from rltrace.analysis import summarize
-from rltrace.analysis.allocations import GONE
+from rltrace.analysis.allocations import BEHIND, GONE
 from rltrace.chosen_steps import RunningSteps
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, NO_GPU, STEP, Span
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, NO_GPU, STEP, Span, allocations_of
 from rltrace.events import Counter as Sample
 from rltrace.recording import Process, Recording
 
@@ -211,6 +211,54 @@ def test_where_cuda_comes_up_inside_the_step_the_rest_of_it_is_kept(tmp_path: Pa
     (peak,) = summarize(done.recording).allocations
     assert 0 < peak.late_seconds < 60
     assert "what came and went in it before is missing" in "\n".join(screen(done.recording, 140, whole=True))
+
+
+UNUSED = """
+    import json
+    import rltrace
+    from pretended_gpu import GPU, Tensor, come_up
+    rltrace.start(name="loop")
+    come_up(has_context=False)
+    with rltrace.span("step", step=2):
+        with rltrace.phase("reward"):
+            pass
+        print(json.dumps(GPU.stats))
+        {then}
+        with rltrace.phase("actor.update"):
+            pass
+"""
+
+
+def test_where_cuda_is_up_and_nothing_is_allocated_nothing_of_ours_is_either(tmp_path: Path) -> None:
+    done = run(tmp_path, UNUSED.format(then="pass"))
+    assert json.loads(done.out.splitlines()[0]) == {}
+    loop = named(done.recording, "loop")
+    assert (kept(loop), loop.unavailable[allocations_of(2)]) == ([], NO_GPU)
+
+
+def test_what_is_allocated_there_later_in_the_step_is_kept(tmp_path: Path) -> None:
+    (whole,) = kept(named(run(tmp_path, UNUSED.format(then="held = Tensor(300)")).recording, "loop"))
+    assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (300, 300)
+
+
+def test_of_a_step_whose_part_of_the_history_is_gone_that_is_said_and_no_peak(folder: Path) -> None:
+    written = Written(folder).process("driver", *(span("step", at_s, at_s + 10, step=at_s // 10) for at_s in (20, 30)))
+    behind = [span(ALLOCATIONS_KEPT, 32, 38, step=2, lost=99), sample(f"{ALLOCATIONS}rollout.weights_bytes", 33, 700)]
+    written.process("engine", *behind, role="engine", rank=0, chosen_steps=[2], ended_s=40)
+    found = summarize(written.read())
+    assert found.allocations == []
+    assert [(one.step, one.processes, one.reason) for one in found.allocations_missed] == [
+        (2, ["rank 0 engine"], BEHIND)
+    ]
+
+
+def test_of_two_steps_of_one_number_it_is_the_one_in_which_it_was_kept(folder: Path) -> None:
+    steps = [span("step", 10 + 10 * place, 20 + 10 * place, step=place % 2) for place in range(4)]
+    written = Written(folder).process("driver", *steps, role="driver")
+    levels = [sample(f"{ALLOCATIONS}actor.params_bytes", at_s, size) for at_s, size in ((40, 300), (44, 900), (49, 0))]
+    written.process("worker", span(ALLOCATIONS_KEPT, 40, 49, lost=0), *levels, role="worker", rank=0, ended_s=60)
+    (peak,) = summarize(written.read()).allocations
+    assert (peak.step, peak.peak_bytes, peak.late_seconds) == (1, 900, 0)
 
 
 def test_a_step_without_a_number_has_that_of_its_place_as_in_the_summary(tmp_path: Path) -> None:

@@ -1134,10 +1134,9 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _at: SimpleNamespace(uuid="mine"))
-        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _at: stats)
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _at=None: stats)
         pinned = {"allocated_bytes": {"current": 3 * MIB}, "active_bytes": {"current": 9 * MIB}}
         monkeypatch.setattr(torch.cuda.memory, "host_memory_stats_as_nested_dict", lambda: pinned)
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: size_bytes)
 
     return allocate
 

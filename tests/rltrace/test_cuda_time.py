@@ -294,6 +294,23 @@ def test_a_layer_without_a_pair_has_no_hook_for_one(tmp_path: Path, of_layers: b
     assert root - layer == fewer
 
 
+def test_where_cuda_is_initialized_and_nothing_was_allocated_no_event_of_ours_makes_a_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stats = {"num_device_alloc": 0, "reserved_bytes": {"all": {"current": 0}}}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
+    made = []
+    monkeypatch.setattr(cuda_time, "CudaDevice", made.append)
+    pairs = cuda_time.CudaPairs()
+    with pairs.span("x"):
+        assert made == []
+    stats["num_device_alloc"] = 1
+    monkeypatch.setattr(pairs, "measure", lambda _device: None)
+    with pairs.span("x"):
+        assert made == [torch]
+
+
 def test_a_process_that_does_not_use_cuda_is_not_made_to() -> None:
     code = (
         "import torch; from rltrace.instrument.cuda_time import CudaPairs\n"
