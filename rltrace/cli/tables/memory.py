@@ -24,7 +24,10 @@ NOBODYS = (UNATTRIBUTED, UNEXPLAINED, FREE)
 UNKNOWN = "unknown"
 """Where a figure would be."""
 MOST_OTHERS = 4
-LATE = "late: so far into the step the last began, or its oldest entry is; what came and went in it before is missing"
+LATE = (
+    "late: how far into the step the last process began, or its oldest entry lies; "
+    "what came and went in it before is missing"
+)
 
 LEGEND = {
     UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
