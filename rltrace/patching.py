@@ -401,6 +401,19 @@ def wrap_same_kind(original: Function, hook: Hook, before: Before, after: After)
     return wrap(original, hook, before, after)
 
 
+def wrap_borrowed(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """The same, and its reference is counted here, once, for good.
+
+    When the interpreter ends, the collector empties what nobody refers to: an extension may call it even then, and a
+    method without a closure survives that, where one of ours is a SIGSEGV.
+    """
+    import ctypes  # not where nobody needs it
+
+    wrapper = wrap_same_kind(original, hook, before, after)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
+    return wrapper
+
+
 # ---- patches ----------------------------------------------------------------------------------------------------
 
 
@@ -576,7 +589,14 @@ class PatchSet:
         switch(False)
 
     def around(
-        self, target: str, before: Before, after: After, emits: tuple[str, ...] = (), *, at_edges: bool = True
+        self,
+        target: str,
+        before: Before,
+        after: After,
+        emits: tuple[str, ...] = (),
+        *,
+        at_edges: bool = True,
+        is_borrowed: bool = False,
     ) -> None:
         """Call `before` and `after` around every call of `target`, of whatever kind it is.
 
@@ -587,10 +607,11 @@ class PatchSet:
             emits: Names of the spans that the two write.
             at_edges: What emits a phase, a sleep or a wake-up is an edge of memory on both sides; False: the two tell
                 of edges themselves, because not every call is one.
+            is_borrowed: An extension calls it by a reference that it does not count.
         """
         if at_edges:
             before, after = _at_edges(before, after, emits)
-        self._wrap(wrap_same_kind, target, before, after, emits)
+        self._wrap(wrap_borrowed if is_borrowed else wrap_same_kind, target, before, after, emits)
 
     def span(
         self,

@@ -126,7 +126,7 @@ def picture(recording: Recording) -> Picture:
 def _device(
     ledger: Ledger, exact: AllocationTimeline | None, memory: DeviceMemory, seen: Observations, windows: StepWindows
 ) -> Device:
-    step, start_ns, end_ns = _window(windows, None if exact is None else exact.window)
+    step, start_ns, end_ns = _window(windows, exact)
     unit, divisor = ("GiB", _GIB) if memory.peak_bytes >= 4 * _GIB else ("MiB", _MIB)
     area = _area(ledger, start_ns, end_ns)
     if exact is not None:
@@ -265,13 +265,14 @@ def _floor(layers: list[Layer], used: NDArray[np.float64]) -> float:
     return float(np.floor(0.95 * least / 10) * 10)
 
 
-def _window(windows: StepWindows, wanted: tuple[int, int] | None) -> tuple[int | None, int, int]:
-    """The step of the window that is wanted, else the last one; of those that are over, else the whole Recording."""
-    finished = [index for index in range(1, len(windows.numbers)) if windows.finished[index]]
-    chosen = [index for index in finished if tuple(windows.windows[index].tolist()) == wanted] or finished
-    index = chosen[-1] if chosen else 0
-    start_ns, end_ns = map(int, windows.windows[index])
-    return (windows.numbers[index] if finished else None), start_ns, max(end_ns, start_ns + 1)
+def _window(windows: StepWindows, exact: AllocationTimeline | None) -> tuple[int | None, int, int]:
+    """The step that is there exactly, else the last one that is over, else the whole Recording."""
+    if exact is not None and exact.window is not None:
+        step, (start_ns, end_ns) = exact.step, exact.window
+    else:
+        last = max(index for index, is_over in enumerate(windows.finished) if is_over)
+        step, (start_ns, end_ns) = windows.numbers[last], windows.windows[last].tolist()
+    return step, start_ns, max(end_ns, start_ns + 1)
 
 
 def _from_the_bottom(owner: str) -> tuple[int, int]:

@@ -6,7 +6,6 @@ function for each segment; a segment that is new, or that torch gives back, come
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from typing import Any
@@ -19,7 +18,7 @@ from rltrace.instrument.allocations import enter, leave
 from rltrace.instrument.pools import OWNERS as OWNER_OF_TAG
 from rltrace.instrument.vllm import NEVER_MAPPED, segments
 from rltrace.nvml import DRIVER
-from rltrace.patching import After, Before, Function, Hook, PatchSet, wrap_function
+from rltrace.patching import PatchSet
 
 CUMEM = "vllm.device_allocator.cumem"
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -49,25 +48,10 @@ def name_hooks(patches: PatchSet) -> None:
             patches.around(f"{WORKER}.{method}", functools.partial(enter, ACTIVATIONS), leave)
         patches.around(f"{CUMEM}:create_and_map", pools.handle, pools.mapped)
         patches.around(f"{CUMEM}:unmap_and_release", pools.handle, pools.unmapped)
-        around_callback(patches, f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped)
-        around_callback(patches, f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped)
+        # The extension borrows these (csrc/cumem_allocator.cpp says so), and frees pools until the interpreter is gone.
+        patches.around(f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped, is_borrowed=True)
+        patches.around(f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped, is_borrowed=True)
     allocations.when_kept(switch)
-
-
-def around_callback(patches: PatchSet, target: str, before: Before, after: After) -> None:
-    """As `patches.around`, of a method that vLLM's extension calls until the interpreter is gone.
-
-    The extension does not count its reference to the callback (csrc/cumem_allocator.cpp says so). When the interpreter
-    ends, the collector empties what nobody refers to, then frees the pools, and they call it: a method without a
-    closure survives that, one of ours is a SIGSEGV. So the reference is counted here, once, for good.
-    """
-
-    def make(original: Function, hook: Hook) -> Function:
-        wrapper = wrap_function(original, hook, hook.timed(before), hook.timed(after))
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(wrapper))
-        return wrapper
-
-    patches.wrap(target, make)
 
 
 Handle = tuple[int, int, int, int]

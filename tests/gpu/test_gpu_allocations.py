@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 import textwrap
 import time
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from gpu_runs import EXAMPLE, MIB, rltrace_
 from numpy.typing import NDArray
 
 import rltrace
@@ -31,10 +31,6 @@ from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, Counter, Span, allocations_of
 from rltrace.recording import Process, Recording
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "gpu.yaml"
-CLI = [sys.executable, "-c", "import sys; from rltrace.cli import main; main(sys.argv[1:])"]
-MIB = 1 << 20
 
 
 @pytest.fixture
@@ -94,15 +90,27 @@ UNROUNDED = f"""
 """Sizes that an allocator which had nothing before gives out as they are: half KiBs when small, else pairs of MiB."""
 
 
-def run_program(folder: Path, source: str) -> tuple[dict[str, int], Process]:
-    """A program under `rltrace exec`: what it printed last, and its process."""
-    (folder / "program.py").write_text(textwrap.dedent(source))
-    words = ["exec", "--out", str(folder / "run"), "--sample", "0", "--", sys.executable, str(folder / "program.py")]
-    done = subprocess.run([*CLI, *words], check=False, capture_output=True, text=True, timeout=280)
+def execute(folder: Path, source: str, *options: str) -> tuple[Any, Recording]:
+    """A program under `rltrace exec` with these options: what it printed last, and its Recording."""
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(source))
+    done = rltrace_("exec", "--out", str(folder / "run"), *options, "--", sys.executable, str(program))
     assert done.returncode == 0, done.stderr
-    (process,) = [process for process in Recording.open(folder / "run").processes if process.role != "sampler"]
+    return json.loads(done.stdout.splitlines()[-1]), Recording.open(folder / "run")
+
+
+def only_process(recording: Recording) -> Process:
+    """The program's own, where it has no others."""
+    (process,) = [process for process in recording.processes if process.role != "sampler"]
+    return process
+
+
+def run_program(folder: Path, source: str) -> tuple[dict[str, int], Process]:
+    """A program that keeps its allocations: what it printed last, and its process."""
+    said, recording = execute(folder, source, "--sample", "0")
+    process = only_process(recording)
     assert "allocations" not in process.unavailable, process.unavailable
-    return json.loads(done.stdout.splitlines()[-1]), process
+    return said, process
 
 
 def test_blocks_that_are_not_rounded_add_up_to_what_torch_says_is_allocated(tmp_path: Path) -> None:
@@ -226,14 +234,9 @@ IDLE = """
 
 
 def test_a_process_that_only_asks_what_gpus_there_are_has_no_memory_of_one_because_of_us(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(textwrap.dedent(IDLE))
-    words = ["exec", "--out", str(tmp_path / "run"), "--allocations", "1", "--", sys.executable]
-    done = subprocess.run(
-        [*CLI, *words, str(tmp_path / "program.py")], check=False, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [False, True]
-    (process,) = [process for process in Recording.open(tmp_path / "run").processes if process.role != "sampler"]
+    said, recording = execute(tmp_path, IDLE, "--allocations", "1")
+    assert said == [False, True]
+    process = only_process(recording)
     assert NO_GPU in process.unavailable["allocations"]
     assert process.unavailable[allocations_of(1)] == NO_GPU
 
@@ -508,14 +511,7 @@ def test_the_chosen_steps_of_a_run_that_was_not_edited_are_kept_by_its_worker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two processes: the driver has the steps, the worker has the GPU; behind the last step there is no phase."""
-    (tmp_path / "program.py").write_text(textwrap.dedent(CHOSEN))
-    words = ["exec", "--out", str(tmp_path / "run"), "--allocations", "2,4", "--", sys.executable]
-    done = subprocess.run(
-        [*CLI, *words, str(tmp_path / "program.py")], check=False, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    recording = Recording.open(tmp_path / "run")
+    said, recording = execute(tmp_path, CHOSEN, "--allocations", "2,4")
     driver, worker = (next(one for one in recording.processes if one.role == role) for role in ("driver", "worker"))
     steps = {e.args["step"]: e for e in driver.events() if isinstance(e, Span) and e.name == "step"}
     parts = [e for e in worker.events() if isinstance(e, Span) and e.name == ALLOCATIONS_KEPT]
@@ -551,13 +547,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     config |= {"steps": 3, "allocations": {"steps": [2]}}
     config["rollout"] |= {"enforce_eager": True}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    done = subprocess.run(
-        [*CLI, "run", str(folder / "config.yaml"), "--out", str(folder / "run")],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = rltrace_("run", str(folder / "config.yaml"), "--out", str(folder / "run"))
     assert done.returncode == 0, done.stderr
     return Recording.open(folder / "run")
 
@@ -605,8 +595,9 @@ def test_the_summary_has_the_exact_peak_beside_the_sampled_one(run: Recording) -
     assert peak.step == 2
     assert peak.lost == 0
     assert peak.peak_bytes == sum(peak.at_peak_bytes.values()) > 0
-    shown = subprocess.run([*CLI, "summary", "--all", str(run.path)], check=True, capture_output=True, text=True).stdout
-    assert "Peaks of the steps with every allocation" in shown
+    shown = rltrace_("summary", "--all", str(run.path))
+    assert shown.returncode == 0, shown.stderr
+    assert "Peaks of the steps with every allocation" in shown.stdout
 
 
 def test_at_every_edge_of_the_step_the_exact_total_is_what_the_driver_says(run: Recording) -> None:

@@ -160,5 +160,15 @@ TEXTS = """
     torch.cuda.memory._set_memory_metadata = set_text
     def see(where):
         seen.setdefault(where, []).append(torch.cuda.memory._get_memory_metadata())
+
+    class Observed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            see("forward")
+            return x.clone()
+        @staticmethod
+        def backward(ctx, grad):
+            see("backward")
+            return grad.clone()
 """
 """Begins a program in which allocations have texts: which ones were set, and what each was where it looks."""

@@ -141,6 +141,21 @@ def ledger(gpu: Simulated) -> CudaLedger:
     return CudaLedger(lambda: gpu)
 
 
+Screens = Callable[[Path], list[str]]
+
+
+@pytest.fixture
+def screens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Screens:
+    """What `rltrace summary` shows of a Recording, at first and with `--all`."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def shown(folder: Path, *options: str) -> str:
+        main(["summary", *options, str(folder)], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return lambda folder: [shown(folder), shown(folder, "--all")]
+
+
 def recorded(folder: Path, work: Callable[[], None]) -> dict[str, int]:
     """Who held what at the last edge of some work; all rows together are the whole card."""
     rltrace.start(folder, role="worker", rank=0)
@@ -203,11 +218,7 @@ def test_without_a_source_its_bytes_have_no_owner(
 
 
 def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
-    folder: Path,
-    gpu: Simulated,
-    ledger: CudaLedger,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
 ) -> None:
     def phase(name: str, transient_bytes: int) -> None:
         ledger.reached(Edge((name,)))
@@ -232,7 +243,7 @@ def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
     (process,) = Recording.open(folder).processes
     said = [event.value for event in process.events() if isinstance(event, Counter) and event.name == ALLOCATED_PEAK]
     assert said == [907 * MIB, 1007 * MIB, 5907 * MIB], "only when it changes"
-    _, whole = screens(folder, capsys, monkeypatch)
+    _, whole = screens(folder)
     assert "handed out by torch in rank 0 worker at most: 5.77 GiB, in actor.update, step 7" in whole.splitlines(), (
         whole
     )
@@ -768,11 +779,7 @@ def test_what_torch_has_pinned_and_no_owner_has_is_told_at_every_sample_and_its_
 
 
 def test_what_has_no_owner_of_pinned_memory_is_unknown_with_the_reason_where_torch_does_not_count_it(
-    folder: Path,
-    gpu: Simulated,
-    ledger: CudaLedger,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
 ) -> None:
     gpu.pinned = "this torch does not"
     ledger.tensors["ref"] = lambda: {"ref.params_host_bytes": 9 * MIB, "ref.params_pinned_bytes": 9 * MIB}
@@ -786,7 +793,7 @@ def test_what_has_no_owner_of_pinned_memory_is_unknown_with_the_reason_where_tor
     assert found.peak_owner_pinned_bytes == {"ref.params": 9 * MIB, "unattributed": None}
     (lines,) = folder.glob("processes/*/process.jsonl")
     assert lines.read_text().count("this torch does not") == 1
-    _, whole = screens(folder, capsys, monkeypatch)
+    _, whole = screens(folder)
     text = " ".join(whole.split())
     assert "≥ 9.0 MiB unknown 9.0 MiB 9.0 MiB" in text, "of the process, of nobody, of the ref and pinned"
     assert "pinned: unknown, this torch does not: unattributed" in text
@@ -978,16 +985,6 @@ def test_an_edges_sample_lies_just_outside_of_its_phase_and_belongs_to_it(
 # ---------------------------------------------------------------- what the driver does not tell
 
 
-def screens(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What `rltrace summary` shows of a Recording, at first and with `--all`."""
-    monkeypatch.setenv("COLUMNS", "200")
-    shown = []
-    for options in ([], ["--all"]):
-        main(["summary", *options, str(folder)], standalone_mode=False)
-        shown.append(capsys.readouterr().out)
-    return shown
-
-
 def cells(text: str, owner: str) -> set[str]:
     """What stands beside an owner in the tables."""
     rows = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [owner]]
@@ -1010,11 +1007,7 @@ UNTOLD = "NVML does not say what this process holds"
 
 @pytest.mark.parametrize(("why", "reason"), [(None, UNTOLD), ("NVML: No Permission", "NVML: No Permission")])
 def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_no_zero(
-    why: str | None,
-    reason: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    why: str | None, reason: str, folder: Path, screens: Screens
 ) -> None:
     gpu = Refusing()
     gpu.why = why
@@ -1034,15 +1027,13 @@ def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_n
     assert found.residual is not None
     assert found.unknown == dict.fromkeys(cuda_ledger.OUTSIDE, reason)
     assert not found.unknown.keys() & found.at_peak_bytes.keys()
-    for text in screens(folder, capsys, monkeypatch):
+    for text in screens(folder):
         assert f"unknown, {reason}: rollout.graphs, cuda.context, nccl" in text.splitlines()
         for owner in found.unknown:
             assert {cell.split()[0] for cell in cells(text, owner)} == {"unknown"}
 
 
-def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(folder: Path, screens: Screens) -> None:
     """Graphs: torch knows their pools, and only the driver knows what they take besides."""
     gpu = Refusing()
     ledger = CudaLedger(lambda: gpu)
@@ -1056,7 +1047,7 @@ def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(
             pass
 
     assert recorded(folder, work)["rollout.graphs"] == 32 * MIB
-    whole = screens(folder, capsys, monkeypatch)[1]
+    whole = screens(folder)[1]
     assert {cell[:6] for cell in cells(whole, "rollout.graphs")} == {"≥ 32.0"}
 
 
@@ -1162,7 +1153,7 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
     folder: Path,
     allocated: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    screens: Screens,
 ) -> None:
     nvml = nvml_of(*cards)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -1186,7 +1177,7 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
         "unattributed": 10 * MIB,
     }
     assert found.unknown == dict.fromkeys((*OF_TOTAL, *cuda_ledger.OUTSIDE), reason)
-    for text in screens(folder, capsys, monkeypatch):
+    for text in screens(folder):
         rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unexplained"
         assert f"unknown, {reason}: {rows}" in " ".join(text.split())
         assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unexplained")), text
@@ -1235,11 +1226,7 @@ def test_a_server_says_nothing_of_an_engines_card_whose_totals_it_cannot_have(
 
 
 def test_whose_the_bytes_are_that_a_card_has_of_strangers_is_said_beside_what_is_unexplained(
-    folder: Path,
-    gpu: Simulated,
-    ledger: CudaLedger,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
 ) -> None:
     def work() -> None:
         ledger.sample()
@@ -1252,14 +1239,12 @@ def test_whose_the_bytes_are_that_a_card_has_of_strangers_is_said_beside_what_is
     assert others is not None
     assert (others.unexplained_bytes, others.held_bytes) == (903 * MIB, {str(ENGINE_PID): 900 * MIB})
     line = f"900.0 MiB are of processes that are not of this Recording: pid {ENGINE_PID} 900.0 MiB"
-    for text in screens(folder, capsys, monkeypatch):
+    for text in screens(folder):
         assert "of 903.0 MiB unexplained at " in text
         assert line in text
 
 
-def test_of_many_strangers_the_largest_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_strangers_the_largest_are_named(tmp_path: Path, screens: Screens) -> None:
     written = Written(tmp_path / "run")
     held = {str(pid): pid * MIB for pid in (11, 13, 12, 10, 14, 15)}
     card = {"totals": {"used": 80 * MIB, "driver.reserved": 0}, "held_bytes": held | {"1": 5 * MIB, "16": 0}}
@@ -1269,7 +1254,7 @@ def test_of_many_strangers_the_largest_are_named(
         "of 75.0 MiB unexplained at 1.0 s, 75.0 MiB are of processes that are not of this Recording: "
         "pid 15 15.0 MiB, pid 14 14.0 MiB, pid 13 13.0 MiB, pid 12 12.0 MiB, and 2 more"
     )
-    for text in screens(written.folder, capsys, monkeypatch):
+    for text in screens(written.folder):
         assert line in text
 
 

@@ -70,7 +70,9 @@ PROGRAM = """
             return NOBODY
 
     if sys.argv[1] == "uncounted":
-        vllm_allocations.around_callback = PatchSet.around
+        hooks = sys.modules["rltrace.patching"]
+        hooks.wrap_borrowed = hooks.wrap_same_kind
+        del hooks  # what the program still names is emptied later than its pools are freed
     if sys.argv[1] != "bare":
         vllm_allocations.patches = patches = PatchSet("vllm_allocations", Register())
         vllm_allocations.name_hooks(patches)
