@@ -42,13 +42,14 @@ def watch(watcher: Watcher, *, is_last: bool = False) -> Callable[[], None]:
 
     Args:
         watcher: Called with each.
-        is_last: It may take its time, and does not mind who was told before: after those that sample.
+        is_last: It may take its time, and does not mind who was told before: further from the phase than those that
+            sample, so that what they see is what the phase meets.
     """
     WATCHERS.insert(len(WATCHERS) if is_last else 0, watcher)
     return lambda: WATCHERS.remove(watcher)
 
 
 def reached(edge: Edge) -> None:
-    """Tell everybody who watches."""
-    for watcher in WATCHERS:
+    """Tell everybody who watches; those that may take their time last behind a span, and first before one."""
+    for watcher in WATCHERS if edge.is_end else reversed(WATCHERS):
         watcher(edge)

@@ -8,6 +8,7 @@ has passed, or as the CPU time that it has used since, whichever is less, for a 
 A process that repeats what it knows of itself says how old that is, in the same measure.
 On a GPU a process that says what it holds itself sees what the others hold together: while that stays the same, what
 they said is not older than it was; and where the driver says what each of them holds, not old at all while that is so.
+Nor is what a process says next, if the card's total is by then what it was at the edge.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ class _Process:
         self.cpu_ns = np.array([_of(edge, "cpu_ns", self.pid) for edge in self.edges])
         self.said_age_ns = np.array([float(edge.args.get("age_ns") or 0) for edge in self.edges])
         self.held_bytes = np.array([_of(edge, "held_bytes", self.pid) for edge in self.edges])
+        self.used_bytes = np.array([_used_bytes(edge) for edge in self.edges])
         self.rows = np.zeros((len(self.edges), len(owners)))
         for owner, samples in seen.owners.items():
             self.rows[:, owners.index(owner)] = _values_at(samples, self.ends_ns)
@@ -163,6 +165,8 @@ class _Process:
             return 0.0
         passed_ns = abs(int(self.ends_ns[index]) - _end_ns(edge))
         if self.ends_ns[index] > _end_ns(edge):  # the first thing that it did then may have been to move memory
+            if self.used_bytes[index] == _used_bytes(edge):
+                return 0.0
             return float(self.said_age_ns[index]) + passed_ns
         used_ns = abs(float(self.cpu_ns[index]) - _of(edge, "cpu_ns", self.pid))
         return float(self.said_age_ns[index]) + (min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns)
@@ -205,23 +209,32 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
 
 
 def settled(apart_ns: NDArray[np.float64], unexplained_bytes: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """At which moments all samples hold: they are new, or what nobody explains is what it was at the last such moment.
+    """At which moments all samples hold: they are new, or what nobody explains is what it was at such a moment.
 
     A process that has done something since its sample, as an idle engine does that looks for requests, may have moved
-    memory meanwhile. If it had, without saying so, the total less all rows would not be the same. That is so of a GPU,
-    whose driver counts whole granules; a host's figures are never the same twice.
+    memory meanwhile. If it had, without saying so, the total less all rows would not be what it is at any moment of
+    which all is known, or was at the last that holds: it may grow by a granule now and then. That is so of a GPU, whose
+    driver counts whole granules; a host's figures are never the same twice.
 
     Args:
         apart_ns: Age of the oldest sample, (M,) moments of one device in their order.
         unexplained_bytes: The total less all rows, (M,).
     """
-    found = apart_ns <= SETTLED_NS
+    is_new = apart_ns <= SETTLED_NS
+    found = is_new | (_distance(unexplained_bytes, np.sort(unexplained_bytes[is_new])) <= GRANULE_BYTES)
     before_bytes = np.nan
     for moment, size_bytes in enumerate(unexplained_bytes):
         found[moment] |= abs(size_bytes - before_bytes) <= GRANULE_BYTES
         if found[moment]:
             before_bytes = size_bytes
     return found
+
+
+def _distance(values: NDArray[np.float64], levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each value to the nearest of some that are sorted; infinite where there is none."""
+    around = np.concatenate([[-np.inf], levels, [np.inf]])
+    above = np.searchsorted(levels, values) + 1
+    return np.asarray(np.minimum(around[above] - values, values - around[above - 1]))
 
 
 class _Said(NamedTuple):
@@ -309,6 +322,11 @@ def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
 
 def _totals(edge: Span) -> dict[str, float]:
     return _by_name(edge, "totals")
+
+
+def _used_bytes(edge: Span) -> float:
+    """What a GPU's driver counted at an edge; NaN where nobody asked, or of a host, of which a total tells little."""
+    return float(_totals(edge).get("used", "nan"))
 
 
 def _of(edge: Span, name: str, pid: str) -> float:

@@ -220,11 +220,13 @@ class CudaLedger:
         device, is_phase = self.device(), edge.is_phase
         is_engines = not ENGINES_PHASES.isdisjoint(edge.names)
         # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
-        of_processes = not is_engines or (not edge.is_end and self._knows_holders)
+        of_processes = is_phase and (not is_engines or (not edge.is_end and self._knows_holders))
+        # Before pools move: whether what is held now was held too where another process has just ended a phase.
+        of_card = is_phase or not edge.is_end
         if device is not None:
             state = self.state(device)
             if not self._is_known(state, is_phase, of_processes):
-                self._sample(device, state, of_card=is_phase, of_processes=of_processes)
+                self._sample(device, state, of_card=of_card, of_processes=of_processes)
         elif is_phase and is_engines and (card := self.engines_card()) is not None:
             with recorder.span(MEMORY_EDGE) as sampled:
                 self._set_totals(sampled, card, {}, of_processes)

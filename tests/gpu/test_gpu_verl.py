@@ -41,7 +41,7 @@ def traced(request, tmp_path_factory):
         pytest.skip(f"{torch.cuda.device_count()} GPU; the run needs 2")
     folder: Path = tmp_path_factory.mktemp("verl")
     parameters = verl_run.prepare(folder, "tiny")
-    return parameters, *verl_run.run(folder, 2, STEPS, request.param)
+    return parameters, *verl_run.run(folder, verl_run.command(folder, 2, STEPS, request.param))
 
 
 def test_every_phase_is_on_every_rank(traced):

@@ -1,11 +1,12 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
-Usage: verl_run.py OUT [--shape tiny|8b] [--gpus N] [--steps N] [--v1] [--pairs N] [--allocations STEPS]
+Usage: verl_run.py OUT [--shape tiny|1.7b|8b] [--gpus N] [--steps N] [--v1] [--pairs N [--bare]] [--allocations STEPS]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
-slowest rank's `ray.call` and `ray.collect`; and the bytes of every sync. With `--pairs` one step of each pair is not
-recorded, and verl's own figure of the steps says what recording costs. With RLTRACE_DISABLE=verl,... in the environment
-it is a run with fewer hooks.
+slowest rank's `ray.call` and `ray.collect`; the bytes of every sync; and how the ledger of each GPU adds up. With
+`--pairs` one step of each pair is not recorded, and verl's own figure of the steps says what recording costs; with
+`--bare` the same steps run without rltrace, and what verl says of them is printed. With RLTRACE_DISABLE=verl,... in the
+environment it is a run with fewer hooks.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import multiprocessing
 import os
 import re
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -31,6 +33,8 @@ from rltrace.recording import Recording
 SHAPES = {
     "tiny": {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     | {"num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 512},
+    "1.7b": {"vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 28, "num_attention_heads": 16}
+    | {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 6144},
     "8b": {"vocab_size": 151936, "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32}
     | {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288},
 }
@@ -52,12 +56,15 @@ TEMPLATE = (
 
 
 def prepare(folder: Path, shape: str) -> int:
-    """Write what the run reads; returns the number of the model's parameters.
+    """Write what the run reads, unless it is there; returns the number of the model's parameters.
 
     In a process of its own: a context of this one's would lie on the GPU all along.
     """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(write_inputs, folder, shape).result()
+    made = folder / "parameters"
+    if not made.exists():
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            made.write_text(str(process.submit(write_inputs, folder, shape).result()))
+    return int(made.read_text())
 
 
 def write_inputs(folder: Path, shape: str) -> int:
@@ -95,7 +102,7 @@ def write_inputs(folder: Path, shape: str) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def command(inputs: Path, gpus: int, steps: int, use_v1: bool) -> list[str]:
+def command(inputs: Path, gpus: int, steps: int, use_v1: bool, samples: int = 8) -> list[str]:
     """verl's own command line."""
     settings = {
         "algorithm.adv_estimator": "grpo",
@@ -117,7 +124,7 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool) -> list[str]:
         "actor_rollout_ref.ref.fsdp_config.param_offload": True,
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-        "actor_rollout_ref.rollout.n": 8,
+        "actor_rollout_ref.rollout.n": samples,
         "actor_rollout_ref.rollout.ignore_eos": True,
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.25,
         "actor_rollout_ref.rollout.enforce_eager": True,
@@ -136,29 +143,30 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool) -> list[str]:
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
 
 
-def run(
-    out: Path, gpus: int, steps: int, use_v1: bool, pairs: int = 0, allocations: str = ""
-) -> tuple[Recording, list[dict[str, float]]]:
-    """Run verl under tracing; its Recording, and its own figures of every step."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+def run(out: Path, words: list[str], pairs: int = 0, allocations: str = "") -> tuple[Recording, list[dict[str, float]]]:
+    """Run verl's command line under tracing; its Recording, and its own figures of every step."""
+    environment = {}
     if pairs:
         switch = out / "switch"
         switch.write_bytes(verl_pairs.ON)
         verl_pairs.write_distribution(out / "plugin")
         path = filter(None, [str(out / "plugin"), os.environ.get("PYTHONPATH")])
-        environment |= {verl_pairs.VARIABLE: f"{pairs}:{switch}", "PYTHONPATH": os.pathsep.join(path)}
+        environment = {verl_pairs.VARIABLE: f"{pairs}:{switch}", "PYTHONPATH": os.pathsep.join(path)}
     launcher = ["rltrace", "exec", "--out", str(out / "recording"), "--allocations", allocations, "--"]
+    logged = execute(out, [*launcher, *words], **environment)
+    return Recording.open(out / "recording"), logged
+
+
+def execute(out: Path, words: list[str], **environment: str) -> list[dict[str, float]]:
+    """Run a command that is verl's, with these variables added to its environment; verl's own figures of every step."""
+    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     log = out / "log.txt"
     with log.open("w") as file:
         done = subprocess.run(
-            [*launcher, *command(out, gpus, steps, use_v1)],
-            env=environment,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            check=False,
+            words, env=os.environ | offline | environment, stdout=file, stderr=subprocess.STDOUT, check=False
         )
     assert done.returncode == 0, log.read_text()[-4000:]
-    return Recording.open(out / "recording"), figures(log.read_text())
+    return figures(log.read_text())
 
 
 def figures(log: str) -> list[dict[str, float]]:
@@ -306,32 +314,50 @@ def timers(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[i
     return found
 
 
-def paired(logged: list[dict[str, float]], pairs: int) -> list[tuple[float, float]]:
-    """verl's own seconds of the recorded and of the other step of each pair."""
+def planned(logged: list[dict[str, float]], pairs: int) -> list[TimedStep]:
+    """verl's own seconds of every step, each with the pair that it belongs to."""
     steps = zip(plan(pairs, seed=0), logged, strict=False)
-    return step_pairs([TimedStep(i, said["timing_s/step"], on, pair) for i, ((pair, on), said) in enumerate(steps)])
+    return [TimedStep(i, said["timing_s/step"], on, pair) for i, ((pair, on), said) in enumerate(steps)]
 
 
 def main() -> None:
     """Run, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--inputs", type=Path, help="folder of the model, made unless it is there; OUT where not given")
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=8, help="of each prompt")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--v1", action="store_true", help="verl's new trainer")
     parser.add_argument("--pairs", type=int, default=0, help="of steps, behind two that warm up")
+    parser.add_argument("--bare", action="store_true", help="without rltrace")
     parser.add_argument(
         "--allocations", metavar="STEPS", default="", help="whose every allocation is kept, as 3 or 3,10"
     )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    parameters = prepare(given.out, given.shape)
+    inputs = given.inputs or given.out
+    parameters = prepare(inputs, given.shape)
     steps = WARM_UP_STEPS + 2 * given.pairs if given.pairs else given.steps
-    recording, logged = run(given.out, given.gpus, steps, given.v1, given.pairs, given.allocations)
+    words = command(inputs, given.gpus, steps, given.v1, given.samples)
+    if given.bare:
+        show_bare(execute(given.out, words))
+        return
+    recording, logged = run(given.out, words, given.pairs, given.allocations)
     show(recording, logged, parameters)
     if given.pairs:
-        print(compare("recorded and not", "pair of steps", LEAST_PAIRS, paired(logged, given.pairs), 0.01))
+        timed = planned(logged, given.pairs)
+        print(compare("recorded and not", "pair of steps", LEAST_PAIRS, step_pairs(timed), 0.01))
+        print(*timed, sep="\n")
+
+
+def show_bare(logged: list[dict[str, float]]) -> None:
+    """Print what verl says of the steps of a run without rltrace, behind those that warm up."""
+    seconds = [said["timing_s/step"] for said in logged][WARM_UP_STEPS:]
+    spread_s = statistics.stdev(seconds) if len(seconds) > 1 else 0.0
+    print(f"without rltrace: {len(seconds)} steps, mean {statistics.mean(seconds):.4f} s, deviation {spread_s:.4f} s")
+    print(*(f"{s:.4f}" for s in seconds))
 
 
 def show(recording: Recording, logged: list[dict[str, float]], parameters: int) -> None:
@@ -346,6 +372,8 @@ def show(recording: Recording, logged: list[dict[str, float]], parameters: int) 
         size_bytes = sum(span.args["bytes"] for span in sent)
         print(f"{transfer}: {len(sent)} buckets, {size_bytes} bytes, {size_bytes / parameters:.3f} per parameter")
     found = summarize(recording)
+    for device in found.memory:
+        print(f"{device.lane}, {device.device}: {device.residual}, unknown {device.unknown}")
     for peak in found.allocations:
         print(
             f"step {peak.step}  {peak.lane}: every allocation: at most {peak.peak_bytes:,} bytes, {peak.lost} lost, "

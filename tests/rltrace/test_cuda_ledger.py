@@ -521,22 +521,25 @@ def test_processes_are_asked_for_again_only_if_another_one_has_moved(
     assert [edge.args["held_bytes"][str(ENGINE_PID)] for edge in edges_] == [50 * MIB, 50 * MIB, 40 * MIB]
 
 
-def test_memory_that_moves_within_a_phase_is_said_once_and_the_card_is_not_asked(
+def test_memory_that_moves_within_a_phase_is_said_once_with_the_cards_total_before_it_and_no_processes(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
+    """So that what the engine says as it begins to sleep tells of a generation too that its server ended before."""
     rltrace.start(folder, role="engine", rank=0)
     ledger.sample()
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
-    asked = gpu.asked
-    ledger.reached(Edge())
-    ledger.reached(Edge())  # nothing has changed
+    gpu.other_bytes += 10 * MIB
+    asked, used_bytes = gpu.asked, gpu.card().used_bytes
+    ledger.reached(Edge(("cumem.unmap",), is_end=False))
+    ledger.reached(Edge(("cumem.unmap",), is_end=False))  # nothing has changed
     pools.sleep()
-    ledger.reached(Edge())
+    ledger.reached(Edge(("cumem.unmap",)))
     rltrace.stop()
     assert gpu.asked == asked
     (process,) = Recording.open(folder).processes
-    moved = [event.args for event in process.events() if isinstance(event, Span)][1:]
-    assert [list(args) for args in moved] == [["cpu_ns"], ["cpu_ns"]]
+    before, behind = [event.args for event in process.events() if isinstance(event, Span)][1:]
+    assert before["totals"]["used"] == used_bytes
+    assert list(behind) == ["cpu_ns"]
 
 
 def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
@@ -955,7 +958,7 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
     assert told == [Edge(("actor.update",), is_end, error) for is_end, error in ends]
 
 
-def test_who_may_take_time_at_an_edge_is_told_after_those_that_sample() -> None:
+def test_those_that_sample_are_told_of_an_edge_closest_to_its_phase_and_who_may_take_time_is_not() -> None:
     told: list[str] = []
     undo = [
         edges.watch(lambda _: told.append("slow"), is_last=True),
@@ -963,11 +966,12 @@ def test_who_may_take_time_at_an_edge_is_told_after_those_that_sample() -> None:
         edges.watch(lambda _: told.append("slow too"), is_last=True),
     ]
     try:
+        edges.reached(Edge(is_end=False))
         edges.reached(Edge())
     finally:
         for take_back in undo:
             take_back()
-    assert told == ["sample", "slow", "slow too"]
+    assert told == ["slow too", "slow", "sample", "sample", "slow", "slow too"]
 
 
 def test_an_edges_sample_lies_just_outside_of_its_phase_and_belongs_to_it(

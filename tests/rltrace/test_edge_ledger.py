@@ -223,14 +223,45 @@ def test_where_the_driver_names_no_processes_those_count_that_live(
     assert edge.bytes["rollout.weights"] == weights_mib * MIB
 
 
-def test_old_samples_hold_while_what_nobody_explains_is_what_it_was_at_the_last_settled_moment() -> None:
-    """Not what it was at the moment before, or memory that goes piece by piece, unsaid, would never show."""
+def test_old_samples_hold_where_what_nobody_explains_is_what_it_was_at_the_last_settled_moment() -> None:
+    """It may grow by a granule now and then; where it was more, nobody knows."""
     old_ns = 2 * SETTLED_NS
-    unexplained_bytes = GRANULE_BYTES * np.array([0.0, 0.9, 1.5, 2.4, 0.5])
-    found = settled(np.array([0, old_ns, old_ns, old_ns, old_ns]), unexplained_bytes)
-    assert found.tolist() == [True, True, True, True, False]
-    steps_of_more = GRANULE_BYTES * np.array([0.0, 1.1, 2.0, 0.9])
-    assert settled(np.array([0, old_ns, old_ns, old_ns]), steps_of_more).tolist() == [True, False, False, True]
+    unexplained_bytes = GRANULE_BYTES * np.array([0.0, 0.9, 1.5, 2.4, 3.6, 0.5])
+    found = settled(np.array([0, old_ns, old_ns, old_ns, old_ns, old_ns]), unexplained_bytes)
+    assert found.tolist() == [True, True, True, True, False, True]
+
+
+def test_old_samples_hold_where_what_nobody_explains_is_what_it_is_at_any_moment_of_which_all_is_known() -> None:
+    """Of a process that waits, with another level between, and of one that has only said later what it holds."""
+    old_ns, new_ns = 2 * SETTLED_NS, SETTLED_NS
+    ages_ns = np.array([old_ns, new_ns, new_ns, old_ns, old_ns, new_ns, old_ns])
+    levels = GRANULE_BYTES * np.array([40, 60, 50, 60.9, 55, 40, 61.1])
+    assert settled(ages_ns, levels).tolist() == [True, True, True, True, False, True, False]
+
+
+def test_where_no_moment_is_of_which_all_is_known_none_is_settled() -> None:
+    assert settled(np.array([2.0, 3.0]) * SETTLED_NS, np.zeros(2)).tolist() == [False, False]
+
+
+@pytest.mark.parametrize(("used_mib", "is_settled", "kv_mib"), [(300, True, 200), (302, False, 100)])
+def test_the_next_word_of_a_process_holds_at_an_edge_if_the_cards_total_is_the_same_by_then(
+    tmp_path: Path, used_mib: int, is_settled: bool, kv_mib: int
+) -> None:
+    """A server ends a generation, in which the engine has grown; that one speaks 100 ms later, as it sleeps."""
+    used = {"driver.reserved": 0}
+    worker = [
+        PARAMS,
+        sampled(2, {ENGINE: 1000}, totals=used | {"used": 300 * MIB}),
+        span("rollout.generate", 1, 1.9995),
+    ]
+    engine = [
+        sample("rollout.kv_cache_bytes", 0.9, 100 * MIB),
+        sampled(1, {ENGINE: 0}, totals=used | {"used": 210 * MIB}),
+        sample("rollout.kv_cache_bytes", 2.09, 200 * MIB),
+        sampled(2.1, {ENGINE: 1100}, totals=used | {"used": used_mib * MIB}),
+    ]
+    (edge,) = (edge for edge in read(tmp_path / "run", worker, engine, GPU).edges if edge.edge == "end")
+    assert (edge.is_settled, edge.bytes["rollout.kv_cache"]) == (is_settled, kv_mib * MIB)
 
 
 # ---------------------------------------------------------------- whose a moment is

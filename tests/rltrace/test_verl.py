@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rltrace
-from rltrace import recorder
+from rltrace import edges, recorder
 from rltrace.instrument.verl import dispatch, driver, rollout, weight_sync, worker
 from rltrace.instrument.verl.hook_points import FIRST, HOOK_POINTS, LAST
 from rltrace.patching import Hook, PatchSet
@@ -74,7 +74,10 @@ def test_no_place_is_named_twice_in_a_release(line):
 
 
 def test_a_server_generates_while_a_request_is_in_flight(folder, spans_of):
-    """verl's server cannot run without vLLM: its `generate` is stood in for, two requests that overlap and a third."""
+    """verl's server cannot run without vLLM: its `generate` is stood in for, two requests that overlap and a third.
+
+    Memory is looked at where a phase begins and ends, not at each of its requests.
+    """
     rltrace.start(folder, role="server")
     module = ModuleType("a_server")
 
@@ -86,6 +89,8 @@ def test_a_server_generates_while_a_request_is_in_flight(folder, spans_of):
     sys.modules["a_server"] = module
     patches = PatchSet("verl", recorder.current())
     rollout.serve(patches, "a_server:generate")
+    told = []
+    unwatch = edges.watch(told.append)
 
     async def serve():
         requests = [module.generate(prompt_ids=[7] * n, request_id=f"r{n}", seconds=n / 100) for n in (1, 2)]
@@ -96,9 +101,15 @@ def test_a_server_generates_while_a_request_is_in_flight(folder, spans_of):
         await asyncio.gather(cancelled, return_exceptions=True)
 
     asyncio.run(serve())
+    unwatch()
     patches.undo()
     del sys.modules["a_server"]
     rltrace.stop()
+    assert [(edge.names, edge.is_end) for edge in told] == [
+        (("rollout.generate",), False),
+        (("rollout.generate",), True),
+    ] * 2
+    assert isinstance(told[-1].error, asyncio.CancelledError)
     requests = spans_of(folder, "server.request")
     assert [span.args.get("tokens") for span in requests] == [3, 3, None]
     assert [span.args["prompt_tokens"] for span in requests] == [1, 2, 1]

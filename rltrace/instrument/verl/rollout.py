@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rltrace import recorder
+from rltrace import edges, recorder
 from rltrace.instrument.verl.driver import end_span
 from rltrace.instrument.verl.worker import device_of, keep_self
 from rltrace.patching import PatchSet
@@ -32,8 +32,14 @@ def first_rank(server: Any) -> int:
     return int(server.replica_rank * ranks + server.node_rank * server.gpus_per_node)
 
 
+GENERATE = "rollout.generate"
+
+
 class Generation:
-    """The phase `rollout.generate` of a server: while at least one request is in flight."""
+    """The phase `rollout.generate` of a server: while at least one request is in flight.
+
+    Of the requests the first and the last are edges of memory, and no other: a server answers hundreds in one thread.
+    """
 
     def __init__(self) -> None:
         self._in_flight = 0
@@ -42,9 +48,10 @@ class Generation:
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A request arrives."""
         known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
+        if not self._in_flight:
+            edges.reached(edges.Edge((GENERATE,), is_end=False))
+            self._phase = recorder.span(GENERATE).__enter__()
         self._in_flight += 1
-        if self._in_flight == 1:
-            self._phase = recorder.span("rollout.generate").__enter__()
         return recorder.span("server.request", **known).__enter__()
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
@@ -56,12 +63,13 @@ class Generation:
             end_span(opened, result, error)
             if self._in_flight == 0:
                 self._phase.__exit__(None)
+                edges.reached(edges.Edge((GENERATE,), error=error))
 
 
 def serve(patches: PatchSet, target: str) -> None:
     """A hook on a server's `generate`, which is called once per request."""
     generation = Generation()
-    patches.around(target, generation.begin, generation.end, ("rollout.generate", "server.request"))
+    patches.around(target, generation.begin, generation.end, (GENERATE, "server.request"), at_edges=False)
 
 
 def request_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
