@@ -312,7 +312,7 @@ def _recorded_steps(processes: Sequence[Process], time_line: TimeLine) -> Interv
         for process in processes
         for shift_ns in [time_line.shift_ns(process)]
         for event in process.events()
-        if isinstance(event, Span) and event.name == STEP and event.end_ns and event.args.get("recorded") is True
+        if isinstance(event, Span) and event.name == STEP and event.end_ns and event.args.get("recorded") is not False
     ]
     return np.array(sorted(rows), np.int64).reshape(-1, 2)
 

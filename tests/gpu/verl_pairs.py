@@ -66,11 +66,14 @@ def before_steps(original: Function, count: int, file: Path) -> Function:
 
 
 def plan(count: int) -> Iterator[bytes]:
-    """The byte of each step; what is behind the plan is recorded."""
+    """The byte of each step; what is behind the plan is recorded.
+
+    What an event costs is measured in the second step: before the first a process has timed nothing on its GPU.
+    """
     from rltrace_reference.measure_overhead import plan
 
     recorded = [ON if on else OFF for _, on in plan(count, seed=0)]
-    return itertools.chain([MEASURE], recorded[1:], itertools.repeat(ON))
+    return itertools.chain([ON, MEASURE], recorded[2:], itertools.repeat(ON))
 
 
 def follow(file: Path) -> None:

@@ -26,7 +26,7 @@ import verl_pairs
 from rltrace_reference.measure_overhead import WARM_UP_STEPS, plan
 
 from rltrace.analysis import summarize
-from rltrace.analysis.overhead import LEAST_PAIRS, TimedStep, compare, step_pairs
+from rltrace.analysis.overhead import LEAST_PAIRS, TimedStep, bookkept_cost, compare, process_costs, step_pairs
 from rltrace.events import STEP, Span
 from rltrace.recording import Recording
 
@@ -347,9 +347,16 @@ def main() -> None:
     recording, logged = run(given.out, words, given.pairs, given.allocations)
     show(recording, logged, parameters)
     if given.pairs:
-        timed = planned(logged, given.pairs)
-        print(compare("recorded and not", "pair of steps", LEAST_PAIRS, step_pairs(timed), 0.01))
-        print(*timed, sep="\n")
+        show_pairs(recording, planned(logged, given.pairs))
+
+
+def show_pairs(recording: Recording, timed: list[TimedStep]) -> None:
+    """Print what recording costs, by verl's own figures of the steps and by our bookkeeping."""
+    found = compare("recorded and not", "pair of steps", LEAST_PAIRS, step_pairs(timed), 0.01)
+    costs = process_costs(recording)
+    print(found, *timed, *(cost for cost in costs if cost.seconds > 0), sep="\n")
+    if found.without_seconds is not None and (share := bookkept_cost(costs, found.without_seconds)) is not None:
+        print(f"by our own bookkeeping {100 * share:.2f} % of a step")
 
 
 def show_bare(logged: list[dict[str, float]]) -> None:

@@ -163,8 +163,9 @@ def test_half_the_rounds_begin_with_the_traced_run_and_without_rounds_there_is_o
 
 def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_measured(tmp_path: Path) -> None:
     written = Written(tmp_path / "run")
-    steps = [span("step", 10, 20, recorded=True), span("step", 20, 30, recorded=False), span("step", 30, 40)]
-    written.process("driver", *steps, span("step", 40, 50, recorded=True), role="driver", ended_s=60)
+    steps = [span("step", at_s, at_s + 10, recorded=at_s == 10) for at_s in (10, 20, 30)]
+    another_trainers = span("step", 40, 50)  # which says nothing of recording
+    written.process("driver", *steps, another_trainers, role="driver", ended_s=60)
     for rank, events in enumerate((3, 5)):
         inside = [span("fsdp.forward", 11 + n, 11.5 + n) for n in range(events)]
         outside = [span("fsdp.forward", 5, 6), span("fsdp.forward", 25, 26)]
