@@ -14,6 +14,9 @@ from rltrace_exporters.memory_picture import Device, Picture
 LETTER = 0.0095
 """Of the step's width."""
 
+TITLE_LETTERS = 80
+"""Of an area's title on one line: the bars' title is beside it."""
+
 DOTS_PER_INCH = 144
 WIDTH_INCHES, DEVICE_INCHES = 13.0, 4.2
 
@@ -25,6 +28,16 @@ def draw_as(drawn: Picture, kind: str) -> bytes:
         drawn: What to draw.
         kind: "svg" or "png".
     """
+    figure = figure_of(drawn)
+    file = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    with rc_context({"svg.hashsalt": "rltrace"}):  # else names in it are drawn at random
+        figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
+    return file.getvalue()
+
+
+def figure_of(drawn: Picture) -> Figure:
+    """For each device, a step beside the bars of its phases."""
     figure = Figure(figsize=(WIDTH_INCHES, 0.6 + DEVICE_INCHES * len(drawn.devices)), layout="constrained")
     rows = figure.subplots(len(drawn.devices), 2, squeeze=False, sharey="row", gridspec_kw={"width_ratios": (1.6, 1)})
     for device, (area, bars) in zip(drawn.devices, rows, strict=True):
@@ -32,11 +45,7 @@ def draw_as(drawn: Picture, kind: str) -> bytes:
         _draw_bars(bars, device)
     more = f" · {drawn.left_out} more devices are left out" if drawn.left_out else ""
     figure.suptitle(drawn.title + more, x=0.01, ha="left", fontsize=13, fontweight="bold")
-    file = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    with rc_context({"svg.hashsalt": "rltrace"}):  # else names in it are drawn at random
-        figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
-    return file.getvalue()
+    return figure
 
 
 def _draw_area(axes: Axes, device: Device) -> None:
@@ -61,7 +70,9 @@ def _draw_area(axes: Axes, device: Device) -> None:
         xlim=(0, whole), ylim=(device.floor, device.top), ylabel=device.unit, xlabel="seconds from the step's beginning"
     )
     axes.annotate(device.note, (0, -0.2), xycoords="axes fraction", fontsize=6.5, color="#475569", va="top")
-    axes.set_title(f"{device.name} · {device.moments}", fontsize=10, loc="left", fontweight="bold")
+    line = f"{device.name} · {device.moments}"
+    title = line if len(line) <= TITLE_LETTERS else f"{device.name}\n{device.moments}"
+    axes.set_title(title, fontsize=10, loc="left", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
 
 

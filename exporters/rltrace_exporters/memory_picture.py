@@ -244,10 +244,13 @@ def _exact_area(exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns
 
 
 def _fullest(moments_ns: NDArray[np.int64], total: NDArray[np.int64], start_ns: int, end_ns: int) -> NDArray[np.int64]:
-    """Of each column, where most is allocated and where it ends: of a step's hundred thousand moments, what shows."""
+    """Of each column, where most is allocated and where it ends: of a step's hundred thousand moments, what shows.
+
+    Before them, what holds at the start: where the last process begins, that is more than a moment earlier.
+    """
     column_ns = (end_ns - start_ns) / COLUMNS
-    inside = np.flatnonzero((start_ns <= moments_ns) & (moments_ns < end_ns))
-    before = np.flatnonzero(moments_ns < start_ns)[-1:]
+    inside = np.flatnonzero((start_ns < moments_ns) & (moments_ns < end_ns))
+    before = np.flatnonzero(moments_ns <= start_ns)[-1:]
     columns = ((moments_ns[inside] - start_ns) / column_ns).astype(np.int64)
     by_column = inside[np.lexsort((total[inside], columns))]
     ends = np.flatnonzero(np.diff(columns, append=COLUMNS))

@@ -2,7 +2,8 @@
 
 A process with `step` spans of its own keeps them from just before that span until just after it. Any other, a worker or
 an engine, looks at each edge of its phases whether such a step runs, as `chosen_steps.py` says: it begins at its first
-edge inside the step and writes at its first one after it, or when it ends. What came and went before that first edge is
+edge inside the step and writes at its first one after it, or when it ends. So does a vLLM worker whenever it runs its
+model, for a generation is no phase of its process where verl serves it. What came and went before that first edge is
 not there; what was allocated before and is still there is. Without the variable there is no hook at all.
 """
 
@@ -19,6 +20,7 @@ from rltrace import allocations, chosen_steps, edges, recorder
 from rltrace.chosen_steps import RunningSteps
 from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, STEP, allocations_of
 from rltrace.gpu_use import has_used_gpu
+from rltrace.instrument.vllm import WORKER, nothing
 from rltrace.patching import Hook, PatchSet
 
 PAUSED = "recording was paused when it ended"
@@ -38,12 +40,13 @@ class ChosenAllocations:
             ValueError: `RLTRACE_ALLOCATIONS` names no steps.
         """
         if steps := chosen_steps.parse(os.environ.get(chosen_steps.VARIABLE, "")):
-            patches.use("rltrace.edges:watch", functools.partial(follow, steps), (ALLOCATIONS_KEPT,))
+            patches.use("rltrace.edges:watch", functools.partial(follow, steps, patches), (ALLOCATIONS_KEPT,))
 
 
-def follow(steps: frozenset[int], hook: Hook) -> Callable[[], None]:
+def follow(steps: frozenset[int], patches: PatchSet, hook: Hook) -> Callable[[], None]:
     """Keep these steps in this process from here on; returns what undoes it."""
     follower = Follower(steps, hook)
+    patches.around(f"{WORKER}.execute_model", lambda _args, _kwargs: follower.edge(), nothing)
     recorder.identify(chosen_steps=sorted(steps))
     undos = (
         edges.watch(follower.edge, is_last=True),

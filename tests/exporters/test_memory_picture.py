@@ -13,6 +13,7 @@ from zipfile import ZipFile
 import pytest
 from msgspec.structs import replace
 from recording_file import SECOND, RecordingFile
+from rltrace_exporters import memory_image
 from rltrace_exporters.memory import Memory
 from rltrace_exporters.memory_picture import _note, picture
 from screenshot import browser_page, chromium
@@ -170,6 +171,19 @@ def test_a_part_of_a_step_with_every_allocation_is_drawn_among_its_edges_and_nev
     assert (device.seconds[1:] >= device.seconds[:-1]).all()
 
 
+def test_where_the_last_process_begins_to_keep_its_own_the_others_are_not_alone_for_a_moment(tmp_path: Path) -> None:
+    """The engine has kept its own from 2 s on, the worker, which holds nearly all, from 3 s."""
+    written, _ = written_with_part(tmp_path / "run")
+    engine = written.process(3, role="engine", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
+    engine.span("memory.allocations", 2 * SECOND, 7 * SECOND, step=0)
+    for at, value in ((2, 9), (7, 0)):
+        engine.counter("allocations.rollout.weights_bytes", at * SECOND, value)
+        engine.counter("allocations.reserved_bytes", at * SECOND, value)
+    (device,) = picture(Recording.open(written.path)).devices
+    assert device.moments == "step 0, every allocation from 3.0 to 7.0 s"
+    assert round(min(device.used) * 2**20) == 100
+
+
 def test_a_step_of_which_a_process_of_the_device_kept_no_allocations_is_drawn_from_its_edges(tmp_path: Path) -> None:
     written, _ = written_with_part(tmp_path / "run")
     engine = written.process(3, role="engine", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
@@ -227,6 +241,18 @@ def test_the_svg_and_the_png_are_pictures(tmp_path: Path) -> None:
         "http" not in re.sub(r'(xmlns|xlink|rdf|dc|cc)[:\w]*="[^"]*"|<!DOCTYPE[^>]*>', "", svg).partition("<defs>")[2]
     )
     assert drawn_as(".png", tmp_path).read_bytes().startswith(b"\x89PNG\r\n")
+
+
+@pytest.mark.parametrize("moments", ["step 1, every allocation", "step 1234, every allocation from 1234.1 to 2345.6 s"])
+def test_a_title_that_is_long_does_not_run_into_the_one_beside_it(tmp_path: Path, moments: str) -> None:
+    written, _ = written_with_part(tmp_path / "run")
+    drawn = picture(Recording.open(written.path))
+    (device,) = drawn.devices
+    name = "rank 0 · GPU-2a4c231e-7087-7460-8227-451fa473f363"
+    figure = memory_image.figure_of(drawn._replace(devices=[device._replace(name=name, moments=moments)]))
+    figure.draw_without_rendering()
+    area, bars = (axes.get_title(loc="left") and axes._left_title.get_window_extent() for axes in figure.axes)
+    assert area.x1 < bars.x0
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

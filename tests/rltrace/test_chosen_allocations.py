@@ -315,6 +315,36 @@ def test_what_was_kept_of_anothers_step_is_dropped_where_a_process_comes_to_step
     assert kept(named(done.recording, "loop")) == []
 
 
+def test_a_vllm_worker_whose_generation_is_no_phase_of_it_keeps_it_and_writes_in_the_next_one(tmp_path: Path) -> None:
+    """As of verl, whose server begins and ends it; the worker itself comes to an edge only as it falls asleep."""
+    worker = tmp_path / "vllm" / "v1" / "worker" / "gpu_worker.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text(
+        "from pretended_gpu import Tensor\nclass Worker:\n    def execute_model(self):\n        Tensor(70)\n"
+    )
+    source = """
+        from pathlib import Path
+        import rltrace
+        from pretended_gpu import come_up
+        from rltrace import allocations, chosen_steps
+        from vllm.v1.worker.gpu_worker import Worker
+        come_up()
+        folder = Path(rltrace.start(name="loop"))
+        Worker().execute_model()
+        chosen_steps.say(folder, 2, "another", is_over=False)
+        Worker().execute_model()
+        Worker().execute_model()
+        chosen_steps.say(folder, 2, "another", is_over=True)
+        assert allocations.is_kept()
+        Worker().execute_model()
+        assert not allocations.is_kept()
+    """
+    done = run(tmp_path, source)
+    assert done.returncode == 0, done.err
+    (whole,) = kept(named(done.recording, "loop"))
+    assert (whole.args["step"], whole.args["allocations"], whole.args["peak_bytes"]) == (2, 2, 70)
+
+
 def test_a_programs_own_history_goes_on_whatever_step_another_is_in(tmp_path: Path) -> None:
     source = ANOTHERS.format(first="rltrace.start_allocations()", last="rltrace.stop_allocations()")
     (whole,) = kept(named(run(tmp_path, source).recording, "loop"))
