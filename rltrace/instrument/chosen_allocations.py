@@ -20,7 +20,6 @@ from rltrace import allocations, chosen_steps, edges, recorder
 from rltrace.chosen_steps import RunningSteps
 from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, STEP, allocations_of
 from rltrace.gpu_use import has_used_gpu
-from rltrace.instrument.vllm import WORKER, nothing
 from rltrace.patching import Hook, PatchSet
 
 PAUSED = "recording was paused when it ended"
@@ -40,13 +39,23 @@ class ChosenAllocations:
             ValueError: `RLTRACE_ALLOCATIONS` names no steps.
         """
         if steps := chosen_steps.parse(os.environ.get(chosen_steps.VARIABLE, "")):
-            patches.use("rltrace.edges:watch", functools.partial(follow, steps, patches), (ALLOCATIONS_KEPT,))
+            patches.use("rltrace.edges:watch", functools.partial(follow, steps), (ALLOCATIONS_KEPT,))
 
 
-def follow(steps: frozenset[int], patches: PatchSet, hook: Hook) -> Callable[[], None]:
+FOLLOWERS: list[Follower] = []
+"""Of this process: one, where steps are chosen."""
+
+
+def look() -> None:
+    """What is an edge for chosen steps alone; never raises and never waits."""
+    for follower in FOLLOWERS:
+        follower.edge()
+
+
+def follow(steps: frozenset[int], hook: Hook) -> Callable[[], None]:
     """Keep these steps in this process from here on; returns what undoes it."""
     follower = Follower(steps, hook)
-    patches.around(f"{WORKER}.execute_model", lambda _args, _kwargs: follower.edge(), nothing)
+    FOLLOWERS.append(follower)
     recorder.identify(chosen_steps=sorted(steps))
     undos = (
         edges.watch(follower.edge, is_last=True),
@@ -56,6 +65,7 @@ def follow(steps: frozenset[int], patches: PatchSet, hook: Hook) -> Callable[[],
     os.register_at_fork(after_in_child=follower.forget)
 
     def undo() -> None:
+        FOLLOWERS.remove(follower)
         for take_back in undos:
             take_back()
 

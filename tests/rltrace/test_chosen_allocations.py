@@ -322,6 +322,9 @@ def test_a_vllm_worker_whose_generation_is_no_phase_of_it_keeps_it_and_writes_in
     worker.write_text(
         "from pretended_gpu import Tensor\nclass Worker:\n    def execute_model(self):\n        Tensor(70)\n"
     )
+    version = tmp_path / "vllm-0.24.0.dist-info" / "METADATA"
+    version.parent.mkdir()
+    version.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
     source = """
         from pathlib import Path
         import rltrace

@@ -160,7 +160,10 @@ def test_a_leak_that_grows_over_steps_is_named_with_its_size(tmp_path: Path) -> 
 
 
 def test_kernels_that_an_engine_compiles_at_every_step_are_told_with_their_rate(tmp_path: Path) -> None:
-    """Each step has two shapes that the engine has not seen, which leave 2 MiB and what its library really compiles."""
+    """Each step has two shapes that the engine has not seen, which leave 2 MiB and what its library really compiles.
+
+    Code that it compiles it maps itself, outside of the heap, which no row has: 0.2 MiB a step where it has AMX.
+    """
     body = """
     rollout.sleep(1)
     rollout.wake_up(["like a compiler"])
@@ -174,11 +177,12 @@ def test_kernels_that_an_engine_compiles_at_every_step_are_told_with_their_rate(
     """
     run = run_engine(tmp_path, body)
     assert run.returncode == 0, run.err
-    found = summarize(run.recording).leaks
-    assert {leak.owner for leak in found} <= {"library.kernels", "allocator.cached"}
-    (leak,) = [leak for leak in found if leak.owner == "library.kernels"]
+    found = {leak.owner: leak for leak in summarize(run.recording).leaks}
+    assert found.keys() <= {"library.kernels", "allocator.cached", "unexplained"}
+    leak = found["library.kernels"]
     assert (leak.lane, leak.sleeps) == ("rank 0", 8)
     assert 2 * MIB <= leak.bytes_per_sleep <= leak.last_bytes / 10
+    assert "unexplained" not in found or found["unexplained"].bytes_per_sleep < leak.bytes_per_sleep / 20
 
 
 def leaks_of(folder: Path, rows: dict[str, list[float]], unexplained: list[float]) -> list[Leak]:
