@@ -8,7 +8,8 @@ has passed, or as the CPU time that it has used since, whichever is less, for a 
 A process that repeats what it knows of itself says how old that is, in the same measure.
 On a GPU a process that says what it holds itself sees what the others hold together: while that stays the same, what
 they said is not older than it was; and where the driver says what each of them holds, not old at all while that is so.
-Nor is what a process says next, if the card's total is by then what it was at the edge.
+Where its last word is old, what a process says next is not, if the card's total is by then what it was at the edge:
+then nothing has come to the card or gone, whatever has moved within an allocator.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class _Process:
     def nearest(self, edge: Span) -> tuple[int | None, float]:
         """Which of its own samples tells most about an edge, and how old that is in nanoseconds.
 
-        One before or behind it if that is new; else its last word, for a process samples before it moves memory.
+        One before or behind it if that is new. Else the next one, if the card held as much by then; else its last word,
+        for a process samples before it moves memory.
         """
         behind = int(np.searchsorted(self.ends_ns, _end_ns(edge), side="right"))
         near = [index for index in (behind - 1, behind) if 0 <= index < len(self.edges)]
@@ -158,15 +160,17 @@ class _Process:
         age_ns, _, index = min(
             (self._age_ns(index, edge), abs(self.ends_ns[index] - _end_ns(edge)), index) for index in near
         )
-        return (index, age_ns) if age_ns <= SETTLED_NS else (near[0], self._age_ns(near[0], edge))
+        if age_ns <= SETTLED_NS:
+            return index, age_ns
+        if self.used_bytes[near[-1]] == _used_bytes(edge) and near[-1] == behind:
+            return behind, 0.0
+        return near[0], self._age_ns(near[0], edge)
 
     def _age_ns(self, index: int, edge: Span) -> float:
         if self.held_bytes[index] == _of(edge, "held_bytes", self.pid):
             return 0.0
         passed_ns = abs(int(self.ends_ns[index]) - _end_ns(edge))
         if self.ends_ns[index] > _end_ns(edge):  # the first thing that it did then may have been to move memory
-            if self.used_bytes[index] == _used_bytes(edge):
-                return 0.0
             return float(self.said_age_ns[index]) + passed_ns
         used_ns = abs(float(self.cpu_ns[index]) - _of(edge, "cpu_ns", self.pid))
         return float(self.said_age_ns[index]) + (min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns)
@@ -212,9 +216,10 @@ def settled(apart_ns: NDArray[np.float64], unexplained_bytes: NDArray[np.float64
     """At which moments all samples hold: they are new, or what nobody explains is what it was at such a moment.
 
     A process that has done something since its sample, as an idle engine does that looks for requests, may have moved
-    memory meanwhile. If it had, without saying so, the total less all rows would not be what it is at any moment of
-    which all is known, or was at the last that holds: it may grow by a granule now and then. That is so of a GPU, whose
-    driver counts whole granules; a host's figures are never the same twice.
+    memory meanwhile. If it had, without saying so, the total less all rows would hardly be, to a granule, what it is at
+    any moment of which all is known, of which a run has a few levels; or what it was at the last that holds, for it may
+    grow by a granule now and then. That is so of a GPU, whose driver counts whole granules; a host's figures are never
+    the same twice. What is taken for settled is judged: a coincidence can accuse the ledger and not acquit it.
 
     Args:
         apart_ns: Age of the oldest sample, (M,) moments of one device in their order.
@@ -314,10 +319,11 @@ def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
     """The processes of an edge's device with what each holds; where the driver does not say, all that we know."""
     if not _is_of_gpu(edge):
         return _totals(edge)
-    for said in (_held_bytes(edge), _by_name(edge, "cpu_ns")):
-        if said:
-            return {pid: _of(edge, "held_bytes", pid) for pid in said}
-    return {pid: 0.0 for pid, process in known.items() if process.has_said(_end_ns(edge))}
+    if held := _held_bytes(edge):
+        return {pid: float(size) for pid, size in held.items()}
+    # Whose processor time was read is a list of an earlier edge, to which another may have come since.
+    there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(_end_ns(edge)))
+    return dict.fromkeys([*_by_name(edge, "cpu_ns"), *there], np.nan)
 
 
 def _totals(edge: Span) -> dict[str, float]:

@@ -307,14 +307,13 @@ def process_costs(recording: Recording) -> list[ProcessCost]:
 
 
 def _recorded_steps(processes: Sequence[Process], time_line: TimeLine) -> Intervals:
-    rows = [
-        (event.start_ns + shift_ns, event.end_ns + shift_ns)
-        for process in processes
-        for shift_ns in [time_line.shift_ns(process)]
-        for event in process.events()
-        if isinstance(event, Span) and event.name == STEP and event.end_ns and event.args.get("recorded") is not False
-    ]
-    return np.array(sorted(rows), np.int64).reshape(-1, 2)
+    """Those of the first process that has any: where each rank has its own, they overlap."""
+    for process in processes:
+        steps = [event for event in process.events() if isinstance(event, Span) and event.name == STEP]
+        if steps:
+            rows = [(step.start_ns, step.end_ns) for step in steps if step.end_ns and step.args.get("recorded", True)]
+            return np.array(sorted(rows), np.int64).reshape(-1, 2) + time_line.shift_ns(process)
+    return np.empty((0, 2), np.int64)
 
 
 def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCost:

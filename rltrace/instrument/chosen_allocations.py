@@ -2,9 +2,9 @@
 
 A process with `step` spans of its own keeps them from just before that span until just after it. Any other, a worker or
 an engine, looks at each edge of its phases whether such a step runs, as `chosen_steps.py` says: it begins at its first
-edge inside the step and writes at its first one after it, or when it ends. So does a vLLM worker whenever it runs its
-model, for a generation is no phase of its process where verl serves it. What came and went before that first edge is
-not there; what was allocated before and is still there is. Without the variable there is no hook at all.
+edge inside the step and writes at its first one after it, or when it ends. A vLLM worker looks whenever it executes its
+model besides (`vllm_allocations.py`). What came and went before that first edge is not there; what was allocated before
+and is still there is. Without the variable there is no hook at all.
 """
 
 from __future__ import annotations

@@ -7,14 +7,12 @@ is known which bytes move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has othe
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Collection
 from typing import Any
 
-from rltrace import chosen_steps, edges, memory, recorder
+from rltrace import edges, memory, recorder
 from rltrace.clock import now_ns
-from rltrace.instrument import chosen_allocations
 from rltrace.instrument.cuda_ledger import CONTEXT
 from rltrace.instrument.cuda_memory import LEDGER, Growing
 from rltrace.instrument.pools import Pools
@@ -42,8 +40,6 @@ class Vllm:
         install_sleep(patches, pools)
         install_steps(patches)
         install_processes(patches)
-        if os.environ.get(chosen_steps.VARIABLE):  # a generation is no phase of the worker, where a server begins it
-            patches.around(f"{WORKER}.execute_model", look_for_chosen_step, nothing)
 
 
 def install_startup(patches: PatchSet, pools: Pools) -> None:
@@ -131,11 +127,6 @@ def install_processes(patches: PatchSet) -> None:
 def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say which of an engine's workers this process is; its rank in the engine is none of the run's ranks."""
     recorder.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
-
-
-def look_for_chosen_step(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Begin to keep every allocation, or write what was kept, if such a step has begun or ended."""
-    chosen_allocations.look()
 
 
 def nothing_yet(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:

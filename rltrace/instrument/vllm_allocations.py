@@ -7,13 +7,15 @@ function for each segment; a segment that is new, or that torch gives back, come
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any
 
-from rltrace import allocations
+from rltrace import allocations, chosen_steps
 from rltrace.allocation_history import Change
 from rltrace.clock import now_ns
 from rltrace.events import UNATTRIBUTED
+from rltrace.instrument import chosen_allocations
 from rltrace.instrument.allocations import enter, leave
 from rltrace.instrument.pools import OWNERS as OWNER_OF_TAG
 from rltrace.instrument.vllm import NEVER_MAPPED, segments
@@ -43,15 +45,24 @@ def name_hooks(patches: PatchSet) -> None:
     allocations.keep_beside(pools)
     allocations.name_by(pools.owners)
     allocator = f"{CUMEM}:CuMemAllocator"
+    execution = f"{WORKER}.execute_model"
+    if is_chosen := bool(os.environ.get(chosen_steps.VARIABLE)):
+        patches.around(execution, enter_execution, leave)
     with patches.dormant() as switch:
-        for method in ("execute_model", "sample_tokens"):
-            patches.around(f"{WORKER}.{method}", functools.partial(enter, ACTIVATIONS), leave)
+        for target in (f"{WORKER}.sample_tokens", *(() if is_chosen else (execution,))):
+            patches.around(target, functools.partial(enter, ACTIVATIONS), leave)
         patches.around(f"{CUMEM}:create_and_map", pools.handle, pools.mapped)
         patches.around(f"{CUMEM}:unmap_and_release", pools.handle, pools.unmapped)
         # The extension borrows these (csrc/cumem_allocator.cpp says so), and frees pools until the interpreter is gone.
         patches.around(f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped, is_borrowed=True)
         patches.around(f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped, is_borrowed=True)
     allocations.when_kept(switch)
+
+
+def enter_execution(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Where steps are chosen, a worker looks for one here: its server's generations are no phases of its own."""
+    chosen_allocations.look()
+    return enter(ACTIVATIONS, args, kwargs)
 
 
 Handle = tuple[int, int, int, int]

@@ -56,15 +56,18 @@ TEMPLATE = (
 
 
 def prepare(folder: Path, shape: str) -> int:
-    """Write what the run reads, unless it is there; returns the number of the model's parameters.
+    """Write what the run reads, unless it is there in this shape; returns the number of the model's parameters.
 
     In a process of its own: a context of this one's would lie on the GPU all along.
     """
-    made = folder / "parameters"
-    if not made.exists():
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            made.write_text(str(process.submit(write_inputs, folder, shape).result()))
-    return int(made.read_text())
+    made = folder / "made.txt"
+    known, parameters = made.read_text().split() if made.exists() else ("", "0")
+    if known == shape:
+        return int(parameters)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        count = process.submit(write_inputs, folder, shape).result()
+    made.write_text(f"{shape} {count}")
+    return count
 
 
 def write_inputs(folder: Path, shape: str) -> int:
@@ -336,6 +339,8 @@ def main() -> None:
         "--allocations", metavar="STEPS", default="", help="whose every allocation is kept, as 3 or 3,10"
     )
     given = parser.parse_args()
+    if given.bare and given.allocations:
+        parser.error("--allocations: nothing is recorded of a run that is --bare")
     given.out.mkdir(parents=True, exist_ok=True)
     inputs = given.inputs or given.out
     parameters = prepare(inputs, given.shape)

@@ -19,7 +19,7 @@ from rltrace import chosen_steps, recorder
 from rltrace.analysis import summarize
 from rltrace.analysis.allocations import BEHIND, GONE
 from rltrace.chosen_steps import RunningSteps
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, NO_GPU, STEP, Span, allocations_of
+from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, STEP, Span, allocations_of
 from rltrace.events import Counter as Sample
 from rltrace.recording import Process, Recording
 
@@ -315,24 +315,26 @@ def test_what_was_kept_of_anothers_step_is_dropped_where_a_process_comes_to_step
     assert kept(named(done.recording, "loop")) == []
 
 
-def test_a_vllm_worker_whose_generation_is_no_phase_of_it_keeps_it_and_writes_in_the_next_one(tmp_path: Path) -> None:
+def test_a_vllm_worker_keeps_a_generation_that_is_no_phase_of_it_and_writes_as_it_executes_the_next(
+    tmp_path: Path,
+) -> None:
     """As of verl, whose server begins and ends it; the worker itself comes to an edge only as it falls asleep."""
     worker = tmp_path / "vllm" / "v1" / "worker" / "gpu_worker.py"
     worker.parent.mkdir(parents=True)
     worker.write_text(
         "from pretended_gpu import Tensor\nclass Worker:\n    def execute_model(self):\n        Tensor(70)\n"
     )
-    version = tmp_path / "vllm-0.24.0.dist-info" / "METADATA"
-    version.parent.mkdir()
-    version.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
     source = """
         from pathlib import Path
         import rltrace
         from pretended_gpu import come_up
-        from rltrace import allocations, chosen_steps
+        from rltrace import allocations, chosen_steps, recorder
+        from rltrace.instrument import vllm_allocations
+        from rltrace.patching import PatchSet
         from vllm.v1.worker.gpu_worker import Worker
         come_up()
         folder = Path(rltrace.start(name="loop"))
+        vllm_allocations.name_hooks(PatchSet("vllm_allocations", recorder.current()))  # which needs a driver
         Worker().execute_model()
         chosen_steps.say(folder, 2, "another", is_over=False)
         Worker().execute_model()
@@ -344,8 +346,13 @@ def test_a_vllm_worker_whose_generation_is_no_phase_of_it_keeps_it_and_writes_in
     """
     done = run(tmp_path, source)
     assert done.returncode == 0, done.err
-    (whole,) = kept(named(done.recording, "loop"))
+    loop = named(done.recording, "loop")
+    (whole,) = kept(loop)
     assert (whole.args["step"], whole.args["allocations"], whole.args["peak_bytes"]) == (2, 2, 70)
+    samples = [event for event in loop.events() if isinstance(event, Sample) and event.name.startswith(ALLOCATIONS)]
+    held = {sample.name: sample.value for sample in samples if sample.value}
+    assert held.pop(ALLOCATIONS_RESERVED, None) is not None
+    assert held == {f"{ALLOCATIONS}rollout.activations_bytes": 70}, "of the first execution too"
 
 
 def test_a_programs_own_history_goes_on_whatever_step_another_is_in(tmp_path: Path) -> None:

@@ -223,6 +223,13 @@ def test_where_the_driver_names_no_processes_those_count_that_live(
     assert edge.bytes["rollout.weights"] == weights_mib * MIB
 
 
+def test_a_process_that_came_since_the_others_were_listed_is_counted_with_what_it_says(tmp_path: Path) -> None:
+    worker = before_a_sync({WORKER: 0}, totals={"used": 300 * MIB, "driver.reserved": 0})
+    engine = [sample("rollout.weights_bytes", 1.99, 200 * MIB), sampled(1.999, {ENGINE: 0})]
+    (edge,) = begins(read(tmp_path / "run", worker, engine, GPU))
+    assert (edge.bytes["rollout.weights"], edge.is_settled) == (200 * MIB, True)
+
+
 def test_old_samples_hold_where_what_nobody_explains_is_what_it_was_at_the_last_settled_moment() -> None:
     """It may grow by a granule now and then; where it was more, nobody knows."""
     old_ns = 2 * SETTLED_NS
@@ -262,6 +269,22 @@ def test_the_next_word_of_a_process_holds_at_an_edge_if_the_cards_total_is_the_s
     ]
     (edge,) = (edge for edge in read(tmp_path / "run", worker, engine, GPU).edges if edge.edge == "end")
     assert (edge.is_settled, edge.bytes["rollout.kv_cache"]) == (is_settled, kv_mib * MIB)
+
+
+def test_a_new_word_is_not_given_up_for_a_later_one_of_the_same_total(tmp_path: Path) -> None:
+    """Gradients that are freed into the cache change nothing on the card; at the edge they were there."""
+    card = {"totals": {"used": 300 * MIB, "driver.reserved": 0}}
+    engine = [sampled(2, {WORKER: 1}, **card), span("rollout.generate", 1, 1.9995)]
+    worker = [
+        sample("actor.grads_bytes", 1.99, 200 * MIB),
+        sampled(1.999, {WORKER: 0}),
+        sample("actor.grads_bytes", 6.9, 0),
+        sample("allocator.cached_bytes", 6.9, 200 * MIB),
+        sampled(7, {WORKER: 5000}, **card),
+    ]
+    (edge,) = (edge for edge in read(tmp_path / "run", worker, engine, GPU).edges if edge.edge == "end")
+    assert (edge.bytes["actor.grads"], edge.bytes["allocator.cached"]) == (200 * MIB, 0)
+    assert edge.apart_seconds == pytest.approx(0.001)
 
 
 # ---------------------------------------------------------------- whose a moment is

@@ -166,6 +166,7 @@ def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_
     steps = [span("step", at_s, at_s + 10, recorded=at_s == 10) for at_s in (10, 20, 30)]
     another_trainers = span("step", 40, 50)  # which says nothing of recording
     written.process("driver", *steps, another_trainers, role="driver", ended_s=60)
+    written.process("of-a-rank", span("step", 12, 48), role="worker", rank=2, ended_s=60)
     for rank, events in enumerate((3, 5)):
         inside = [span("fsdp.forward", 11 + n, 11.5 + n) for n in range(events)]
         outside = [span("fsdp.forward", 5, 6), span("fsdp.forward", 25, 26)]
