@@ -7,6 +7,7 @@ import json
 import pytest
 from framework_runs import TIMEOUT_SECONDS, run_bare, run_exec, write_program
 
+from rltrace.events import COLLECTION
 from rltrace.instrument.vllm import Vllm
 from rltrace.patching import PatchSet
 
@@ -115,10 +116,8 @@ def test_the_engine_and_its_worker_are_traced_processes_of_the_program(traced):
     program = next(process for process in traced.recording.processes if process.key == roles["engine"].parent)
     assert roles["engine_worker"].parent == roles["engine"].key
     assert program.parent is None and program.hooks
-    assert {span.name for span in roles["engine"].events() if hasattr(span, "task")} == {
-        "engine.step",
-        "rollout.request",
-    }
+    names = {span.name for span in roles["engine"].events() if hasattr(span, "task")}
+    assert names - {COLLECTION} == {"engine.step", "rollout.request"}, "but for collections, which come when they come"
     assert {"rollout.load", "rollout.reserve_kv"} <= {
         span.name for span in roles["engine_worker"].events() if hasattr(span, "task")
     }
