@@ -2,12 +2,14 @@
 
 It reaches every process as any other distribution's does, by an entry point (`write_distribution`). The driver says
 before each step whether it is recorded, in one byte of a file, and every process looks at that byte all the time, in
-both kinds of steps alike.
+both kinds of steps alike. Beside that file lies what a step that is not recorded has nowhere else: when each step began
+and ended, and when each process collected all its garbage.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import mmap
 import os
@@ -27,6 +29,12 @@ OFF, ON, MEASURE = b"0", b"1", b"m"
 LOOK_SECONDS = 0.01
 SETTLE_SECONDS = 0.1
 """Before a step's time begins: ten looks."""
+STEPS = "steps.txt"
+"""Beside the file of the byte: begin and end of each step, in nanoseconds of the host's monotonic clock."""
+COLLECTIONS = "collections-{pid}.txt"
+"""Beside it: the same of each full collection of one process."""
+FULL = 2
+"""The generation of a collection that looks at every object."""
 
 
 class Pairs:
@@ -41,6 +49,7 @@ class Pairs:
             return
         count, _, file = os.environ[VARIABLE].partition(":")
         threading.Thread(target=follow, args=(Path(file),), daemon=True).start()
+        gc.callbacks.append(Collections(Path(file).parent))
         patches.use("verl:__version__", functools.partial(name_timer, patches, int(count), Path(file)))
 
 
@@ -60,9 +69,35 @@ def before_steps(original: Function, count: int, file: Path) -> Function:
             with file.open("r+b") as byte:  # not truncated: it is mapped
                 byte.write(next(states))
             time.sleep(SETTLE_SECONDS)
+        start_ns = time.monotonic_ns()
         yield from original(name, *args, **kwargs)
+        if name == "step":
+            note(file.with_name(STEPS), start_ns)
 
     return timer
+
+
+class Collections:
+    """Notes full collections of this process, in either kind of steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._start_ns = 0
+
+    def __call__(self, state: str, info: dict[str, int]) -> None:
+        """What `gc` calls at the begin and at the end of every collection."""
+        if info["generation"] != FULL:
+            return
+        if state == "start":
+            self._start_ns = time.monotonic_ns()
+        else:
+            note(self._folder / COLLECTIONS.format(pid=os.getpid()), self._start_ns)
+
+
+def note(file: Path, start_ns: int) -> None:
+    """Add a line: from then until now."""
+    with file.open("a") as lines:
+        lines.write(f"{start_ns} {time.monotonic_ns()}\n")
 
 
 def plan(count: int) -> Iterator[bytes]:

@@ -1,12 +1,14 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
 Usage: verl_run.py OUT [--shape tiny|1.7b|8b] [--gpus N] [--steps N] [--v1] [--pairs N [--bare]] [--allocations STEPS]
+                   [--long] [-- SETTING=VALUE...]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
 slowest rank's `ray.call` and `ray.collect`; the bytes of every sync; and how the ledger of each GPU adds up. With
 `--pairs` one step of each pair is not recorded, and verl's own figure of the steps says what recording costs; with
-`--bare` the same steps run without rltrace, and what verl says of them is printed. With RLTRACE_DISABLE=verl,... in the
-environment it is a run with fewer hooks.
+`--bare` the same steps run without rltrace, and what verl says of them is printed. `--long` makes steps that wait for
+the GPUs and not for Python: 512 tokens a response, 9,000 a micro-batch, CUDA graphs. With RLTRACE_DISABLE=verl,... in
+the environment it is a run with fewer hooks.
 """
 
 from __future__ import annotations
@@ -18,15 +20,26 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import verl_pairs
 from rltrace_reference.measure_overhead import WARM_UP_STEPS, plan
 
 from rltrace.analysis import summarize
-from rltrace.analysis.overhead import LEAST_PAIRS, TimedStep, bookkept_cost, compare, process_costs, step_pairs
+from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns
+from rltrace.analysis.overhead import (
+    LEAST_PAIRS,
+    TimedStep,
+    bookkept_cost,
+    compare,
+    phase_pairs,
+    process_costs,
+    step_pairs,
+)
 from rltrace.events import STEP, Span
 from rltrace.recording import Recording
 
@@ -45,6 +58,24 @@ METHODS = {
     "update_weights": ("update_weights", "trainer.update_weights"),
 }
 """verl's timer, the worker's method that it is around, and our span around the trainer's function that calls it."""
+PHASES = ("gen", *METHODS)
+"""Those of verl's timers that stand beside each other in a step."""
+
+LONG = {
+    "data.train_batch_size": 16,
+    "data.max_response_length": 512,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 16,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 16,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 16,
+    "actor_rollout_ref.rollout.enforce_eager": False,
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes": "[1,2,4,8,16,32,48,64]",
+    # Graphs without torch.compile, which would take a minute of every start.
+    "+actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config": (
+        """'{"mode":0,"cudagraph_mode":"FULL_DECODE_ONLY"}'"""
+    ),
+}
+"""verl's settings of a step that waits for the GPUs."""
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -105,9 +136,17 @@ def write_inputs(folder: Path, shape: str) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def command(inputs: Path, gpus: int, steps: int, use_v1: bool, samples: int = 8) -> list[str]:
-    """verl's own command line."""
-    settings = {
+def command(inputs: Path, gpus: int, steps: int, use_v1: bool, **others: object) -> list[str]:
+    """verl's own command line.
+
+    Args:
+        inputs: Folder of the model and of the rows.
+        gpus: Ranks.
+        steps: Of the run.
+        use_v1: Whether with the new trainer.
+        others: Settings by verl's names, which replace those here or come besides.
+    """
+    settings: dict[str, object] = {
         "algorithm.adv_estimator": "grpo",
         "data.train_files": inputs / "rows.parquet",
         "data.val_files": inputs / "rows.parquet",
@@ -127,7 +166,7 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool, samples: int = 8)
         "actor_rollout_ref.ref.fsdp_config.param_offload": True,
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-        "actor_rollout_ref.rollout.n": samples,
+        "actor_rollout_ref.rollout.n": 8,
         "actor_rollout_ref.rollout.ignore_eos": True,
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.25,
         "actor_rollout_ref.rollout.enforce_eager": True,
@@ -142,6 +181,7 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool, samples: int = 8)
         "trainer.total_training_steps": steps,
         "trainer.resume_mode": "disable",
         "trainer.use_v1": use_v1,
+        **others,
     }
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
 
@@ -317,10 +357,41 @@ def timers(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[i
     return found
 
 
-def planned(logged: list[dict[str, float]], pairs: int) -> list[TimedStep]:
-    """verl's own seconds of every step, each with the pair that it belongs to."""
-    steps = zip(plan(pairs, seed=0), logged, strict=False)
-    return [TimedStep(i, said["timing_s/step"], on, pair) for i, ((pair, on), said) in enumerate(steps)]
+def planned(logged: list[dict[str, float]], pairs: int, collecting_s: list[float]) -> list[TimedStep]:
+    """verl's own seconds of every step and of its parts, each with the pair that it belongs to."""
+    steps = zip(plan(pairs, seed=0), logged, collecting_s, strict=False)
+    return [
+        TimedStep(
+            step=i,
+            seconds=said["timing_s/step"],
+            recorded=on,
+            pair=pair,
+            phases={phase: said[f"timing_s/{phase}"] for phase in PHASES if f"timing_s/{phase}" in said}
+            | {COLLECTING: spent_s, NOT_COLLECTING: said["timing_s/step"] - spent_s},
+        )
+        for i, ((pair, on), said, spent_s) in enumerate(steps)
+    ]
+
+
+COLLECTING, NOT_COLLECTING = "garbage collections", "all but these"
+
+
+def noted(file: Path) -> Intervals:
+    """The lines of a file of `verl_pairs`, shape (N, 2); none of a file that nobody began."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return np.array([line.split() for line in lines], np.int64).reshape(-1, 2)
+
+
+def collecting(folder: Path, pids: Iterable[int]) -> list[float]:
+    """Of each step that ended, seconds in which at least one of these processes collected all its garbage.
+
+    A rank that collects lets the others wait, so what two of them do at once counts once.
+    """
+    spent = [noted(folder / verl_pairs.COLLECTIONS.format(pid=pid)) for pid in pids]
+    return [
+        covered_ns(EMPTY, *(np.clip(rows, start_ns, end_ns) for rows in spent)) / 1e9
+        for start_ns, end_ns in noted(folder / verl_pairs.STEPS)
+    ]
 
 
 def main() -> None:
@@ -338,6 +409,8 @@ def main() -> None:
     parser.add_argument(
         "--allocations", metavar="STEPS", default="", help="whose every allocation is kept, as 3 or 3,10"
     )
+    parser.add_argument("--long", action="store_true", help="steps that wait for the GPUs")
+    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="verl's own, instead of those here")
     given = parser.parse_args()
     if given.bare and given.allocations:
         parser.error("--allocations: nothing is recorded of a run that is --bare")
@@ -345,21 +418,33 @@ def main() -> None:
     inputs = given.inputs or given.out
     parameters = prepare(inputs, given.shape)
     steps = WARM_UP_STEPS + 2 * given.pairs if given.pairs else given.steps
-    words = command(inputs, given.gpus, steps, given.v1, given.samples)
+    settings = {"actor_rollout_ref.rollout.n": given.samples} | (LONG if given.long else {})
+    settings |= dict(word.split("=", 1) for word in given.settings)
+    words = command(inputs, given.gpus, steps, given.v1, **settings)
     if given.bare:
         show_bare(execute(given.out, words))
         return
     recording, logged = run(given.out, words, given.pairs, given.allocations)
     show(recording, logged, parameters)
     if given.pairs:
-        show_pairs(recording, planned(logged, given.pairs))
+        workers = [process.pid for process in recording.processes if process.role == "worker"]
+        show_pairs(recording, planned(logged, given.pairs, collecting(given.out, workers)))
+
+
+LIMIT = 0.01
+"""Of a step, which tracing is to stay below."""
 
 
 def show_pairs(recording: Recording, timed: list[TimedStep]) -> None:
     """Print what recording costs, by verl's own figures of the steps and by our bookkeeping."""
-    found = compare("recorded and not", "pair of steps", LEAST_PAIRS, step_pairs(timed), 0.01)
+    found = compare("recorded and not", "pair of steps", LEAST_PAIRS, step_pairs(timed), LIMIT)
     costs = process_costs(recording)
-    print(found, *timed, *(cost for cost in costs if cost.seconds > 0), sep="\n")
+    print(*timed, *(cost for cost in costs if cost.seconds > 0), found, sep="\n")
+    in_phases = phase_pairs(timed)
+    for phase in dict.fromkeys(phase for pair in in_phases for phase in pair):
+        pairs = [pair[phase] for pair in in_phases if phase in pair]
+        if any(off_s > 0 for _, off_s in pairs):
+            print(compare(phase, "pair of steps", LEAST_PAIRS, pairs, LIMIT))
     if found.without_seconds is not None and (share := bookkept_cost(costs, found.without_seconds)) is not None:
         print(f"by our own bookkeeping {100 * share:.2f} % of a step")
 
