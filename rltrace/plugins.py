@@ -12,6 +12,7 @@ INSTRUMENTATIONS = {
     "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
     "fsdp1": "rltrace.instrument.fsdp1:Fsdp1",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
+    "torch_autograd": "rltrace.instrument.torch_autograd:TorchAutograd",
     "cuda_time": "rltrace.instrument.cuda_time:CudaTime",
     "cuda_memory": "rltrace.instrument.cuda_memory:CudaMemory",
     "allocations": "rltrace.instrument.allocations:Allocations",

@@ -13,15 +13,18 @@ from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import DeviceSpans, Observations
 from rltrace.analysis.phases import in_order
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import GPU_TIME, WEIGHT_SYNC_STAGES
+from rltrace.events import GPU_TIME, LOG_PROBS, LOSS, WEIGHT_SYNC_STAGES
 
 FORWARD, BACKWARD = PASSES = ("fsdp.forward", "fsdp.backward")
+WHOLE_BACKWARD = "autograd.backward"
+"""From the loss on: the model's is a part of it."""
 OPTIMIZER = "optimizer.step"
 SCATTER = "fsdp.reduce_scatter"
 GATHERS_AND_SCATTERS = ("fsdp.all_gather", SCATTER)
 COLLECTIVES = "collectives"
 """All of them together: what overlaps counts once."""
-ORDER = (*PASSES, OPTIMIZER, *GATHERS_AND_SCATTERS, COLLECTIVES, *WEIGHT_SYNC_STAGES)
+COMPUTE = (FORWARD, LOG_PROBS, LOSS, WHOLE_BACKWARD, BACKWARD, OPTIMIZER)
+ORDER = (*COMPUTE, *GATHERS_AND_SCATTERS, COLLECTIVES, *WEIGHT_SYNC_STAGES)
 
 
 class GpuWork(msgspec.Struct, frozen=True, kw_only=True):

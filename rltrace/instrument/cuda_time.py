@@ -22,12 +22,13 @@ from typing import Any
 
 from rltrace import cost, edges, recorder
 from rltrace.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed, Work
-from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME
+from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME, LOG_PROBS
 from rltrace.gpu_use import has_used_gpu
+from rltrace.instrument import torch_autograd
 from rltrace.instrument.fsdp2 import PACKAGE, Backwards, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
-from rltrace.patching import PatchSet
+from rltrace.patching import Hook, PatchSet
 
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
@@ -42,7 +43,7 @@ VARIABLE, LAYERS = "RLTRACE_CUDA_TIME", "layers"
 
 
 class CudaTime:
-    """Collectives, forward, backward, optimizer steps, and the copies of a weight sync."""
+    """Collectives, forward, log-probs, backward, optimizer steps, and the copies of a weight sync."""
 
     name = "cuda_time"
     supports = ("torch >= 2.11, < 2.14",)
@@ -55,7 +56,7 @@ class CudaTime:
 
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
-    patches.use("torch.cuda:is_initialized", lambda _hook: edges.watch(pairs.reached, is_last=True))
+    patches.use("torch.cuda:is_initialized", functools.partial(follow, pairs))
     for kind, whole, classes in ((GATHER, "output_tensor", GATHERS), (SCATTER, "input_tensor", SCATTERS)):
         for class_name in classes:
             patches.around(
@@ -77,10 +78,22 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         (BACKWARD,),
     )
     patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
+    patches.around(
+        torch_autograd.TARGET,
+        functools.partial(begin_whole_backward, pairs),
+        end_pair,
+        (DEVICE_TIME + torch_autograd.NAME,),
+    )
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         functools.partial(watch_optimizer_steps, span=pairs.span),
         (f"{DEVICE_TIME}optimizer.step",),
+    )
+    patches.around(
+        "rltrace_reference.grpo:token_log_probs",
+        lambda _args, _kwargs: pairs.begin(DEVICE_TIME + LOG_PROBS, {}),
+        end_pair,
+        (DEVICE_TIME + LOG_PROBS,),
     )
     for method, stage in (("Sender.pack", "weight_sync.pack"), ("Receiver.load", "weight_sync.load")):
         patches.around(
@@ -89,6 +102,32 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
             end_pair,
             (DEVICE_TIME + stage,),
         )
+
+
+FOLLOWED: list[CudaPairs] = []
+"""Of this process: one, where there is a GPU to time."""
+
+
+def follow(pairs: CudaPairs, _hook: Hook) -> Callable[[], None]:
+    """Look at the end of every phase what is done, and let other hooks make pairs; returns what undoes it."""
+    FOLLOWED.append(pairs)
+    unwatch = edges.watch(pairs.reached, is_last=True)
+
+    def undo() -> None:
+        FOLLOWED.remove(pairs)
+        unwatch()
+
+    return undo
+
+
+def begin_work(name: str) -> Any:
+    """What to leave behind work that another instrumentation's hook sees begin now; None where nothing is measured."""
+    return FOLLOWED[0].begin(DEVICE_TIME + name, {}) if FOLLOWED else None
+
+
+def begin_whole_backward(pairs: CudaPairs, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Open the pair of a backward, from the loss on; one within another is a part of that."""
+    return None if torch_autograd.is_in_backward() else pairs.begin(DEVICE_TIME + torch_autograd.NAME, {})
 
 
 def begin_collective(

@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 from rltrace import recorder
+from rltrace.events import LOG_PROBS
 from rltrace.instrument.requests import Requests
 from rltrace.patching import PatchSet
 
@@ -56,6 +57,7 @@ def install_worker(patches: PatchSet) -> None:
         patches.span(f"{RUN}.actor:{policy}.draw", f"{subject}.draw")
     patches.span(f"{RUN}.actor:Actor.state_dict", "actor.state_dict", late_args=tensor_name, each_item=True)
     patches.span(f"{RUN}.actor:Actor.micro_batch", "actor.micro_batch", batch_args)
+    patches.span(f"{RUN}.grpo:token_log_probs", LOG_PROBS)
     manager = f"{RUN}.sharding_manager:ShardingManager"
     patches.span(f"{manager}.wake_weights", "rollout.wake_weights")
     patches.span(f"{manager}.sync_weights", "weight_sync", lambda manager: {"step": manager.step}, sync_stats)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from rltrace_reference import weight_sync
+from rltrace_reference import grpo, weight_sync
 from sharded_runs import TRAIN, train
 from test_summary_screen import screen
 from traced_runs import TracedRun, run_traced
@@ -79,7 +79,7 @@ def by_start(process: Process, name: str) -> list[Span]:
     return sorted(spans, key=lambda span: span.start_ns)
 
 
-@pytest.mark.parametrize("name", ["fsdp.forward", "fsdp.backward", "optimizer.step"])
+@pytest.mark.parametrize("name", ["fsdp.forward", "fsdp.backward", "autograd.backward", "optimizer.step"])
 def test_what_the_host_does_and_what_the_device_does_for_it_are_the_same_work(
     trained: tuple[int, TracedRun], name: str
 ) -> None:
@@ -181,6 +181,50 @@ def test_the_copies_of_a_bucket_are_gpu_spans_that_name_it_whether_they_end_well
     emitted = {name for hook in patches.hooks for name in hook.emits}
     assert {name for name, _, _ in pairs.opened} <= emitted
     assert packing.places[0].tolist() == [1, 1]
+
+
+OF_ANOTHER = """
+import sys
+from types import ModuleType
+import torch.cuda
+from rltrace.instrument.verl.worker import timed_span
+
+def prepare(number):
+    return 1 / number
+
+sys.modules["outputs"] = outputs = ModuleType("outputs")
+outputs.prepare = prepare
+others = PatchSet("verl", recorder.current(), ())
+timed_span("micro_batch.log_probs")(others, "outputs:prepare")
+assert outputs.prepare is not prepare and outputs.prepare(2) == 0.5
+try:
+    outputs.prepare(0)
+except ZeroDivisionError as error:
+    print(error)
+assert patches.undo() == []  # nobody is there to time it
+outputs.prepare(1)
+pairs.close()
+"""
+
+
+def test_what_a_framework_of_its_own_launches_is_timed_beside_its_span_while_anybody_times(tmp_path: Path) -> None:
+    run = run_traced(tmp_path, ON_THE_HOST + OF_ANOTHER)
+    assert (run.returncode, run.out) == (0, "division by zero\n"), run.err
+    on_host, on_gpu = run.spans("micro_batch.log_probs"), run.spans("gpu.micro_batch.log_probs")
+    assert [span.args.get("error") for span in on_host] == [None, "ZeroDivisionError", None]
+    assert len(on_gpu) == 1  # what ended by an error may have launched anything
+    assert on_gpu[0].start_ns <= on_host[0].end_ns and on_gpu[0].end_ns >= on_host[0].start_ns
+
+
+def test_the_log_probs_of_the_reference_run_are_a_gpu_span() -> None:
+    pairs, logits, tokens = Pairs(), torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.int64)
+    patches = PatchSet("test", Register())
+    cuda_time.name_hooks(patches, cast(Any, pairs), of_layers=False)
+    try:
+        assert grpo.token_log_probs(logits, tokens, 1.0).shape == (1, 3)
+    finally:
+        assert patches.undo() == []
+    assert pairs.opened == [("gpu.micro_batch.log_probs", {}, 0)]
 
 
 def test_the_device_is_asked_where_something_has_ended_and_not_where_it_begins() -> None:

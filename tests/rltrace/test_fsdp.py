@@ -1,4 +1,4 @@
-"""Hooks on FSDP2, on FSDP1 and on torch's optimizers: real training on two gloo ranks, and on one.
+"""Hooks on FSDP2, on FSDP1, on backwards and on torch's optimizers: real training on two gloo ranks, and on one.
 
 Their spans are the same, whichever shards the model.
 """
@@ -10,7 +10,7 @@ from traced_runs import run_traced
 pytestmark = pytest.mark.run
 
 KINDS = ("fsdp2", "fsdp1", "fsdp1_flat")
-HOOKED = ("fsdp1", "fsdp2", "torch_optim", "python_gc")
+HOOKED = ("fsdp1", "fsdp2", "torch_optim", "torch_autograd", "python_gc")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -33,6 +33,7 @@ def test_every_span_of_a_training_step_is_there(two_ranks, kind):
     assert len(ranks_of(two_ranks, kind)) == 2
     for spans in ranks_of(two_ranks, kind):
         assert names(spans) == [
+            "autograd.backward",
             "fsdp.all_gather",
             "fsdp.backward",
             "fsdp.forward",
@@ -68,6 +69,44 @@ def test_spans_nest_as_the_work_does(two_ranks, kind):
             if span.name == "fsdp.reduce_scatter":
                 assert (stack[-1].name, stack[-1].args["module"]) == ("fsdp.backward", span.args["module"])
             stack.append(span)
+
+
+@every_kind
+def test_the_models_backward_lies_in_the_one_that_begins_at_the_loss(two_ranks, kind):
+    for spans in ranks_of(two_ranks, kind):
+        wholes = [span for span in spans if span.name == "autograd.backward"]
+        models = [span for span in spans if span.name == "fsdp.backward" and span.args["module"] == ""]
+        assert len(wholes) == len(models) == 2
+        for whole, model in zip(wholes, models, strict=True):
+            assert whole.start_ns < model.start_ns and model.end_ns <= whole.end_ns
+
+
+REPEATED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+import rltrace
+
+layer = torch.nn.Linear(4, 4)
+hidden = torch.ones(2, 4, requires_grad=True)
+for _ in range(3):
+    hidden = checkpoint(layer, hidden, use_reentrant=True)  # computed again within the backward, by a backward
+hidden.sum().backward()
+with rltrace.span("twice"):
+    loss = layer(torch.ones(2, 4)).sum()
+    loss.backward()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        print("second time" in str(error))
+torch.autograd.backward([layer(torch.ones(2, 4)).sum()])
+"""
+
+
+def test_a_backward_within_a_backward_is_a_part_of_it_and_one_that_fails_says_so(tmp_path):
+    run = run_traced(tmp_path, REPEATED)
+    assert (run.returncode, run.out) == (0, "True\n"), run.err
+    spans = run.spans("autograd.backward")
+    assert [span.args.get("error") for span in spans] == [None, None, "RuntimeError", None]
 
 
 LAYER_ELEMENTS = 16 * 32 + 32 + 32 * 16 + 16
@@ -125,7 +164,7 @@ def test_one_rank_has_no_collectives(tmp_path):
     run = train(tmp_path, "fsdp2", "fsdp1", ranks=1)
     for kind in ("fsdp2", "fsdp1"):
         (spans,) = ranks_of(run, kind)
-        assert names(spans) == ["fsdp.backward", "fsdp.forward", "optimizer.step"]
+        assert names(spans) == ["autograd.backward", "fsdp.backward", "fsdp.forward", "optimizer.step"]
 
 
 # ---- what does not go as usual, on one rank ----------------------------------------------------------------------
@@ -253,4 +292,5 @@ def test_a_compiled_model_is_not_disturbed(tmp_path):
     assert "get_eval_frame_callback" not in run.err, "dynamo looked into our hook"
     (process,) = run.recording.processes
     for kind in ("fsdp1", "fsdp2"):
-        assert names(spans_inside(process, "compiled", kind=kind)) == ["fsdp.backward", "fsdp.forward"]
+        expected = ["autograd.backward", "fsdp.backward", "fsdp.forward"]
+        assert names(spans_inside(process, "compiled", kind=kind)) == expected

@@ -18,6 +18,7 @@ from rltrace.recording import Recording
 Records = list[list[Any]]
 GATHER, SCATTER = "gpu.fsdp.all_gather", "gpu.fsdp.reduce_scatter"
 FORWARD, BACKWARD, OPTIMIZER = "gpu.fsdp.forward", "gpu.fsdp.backward", "gpu.optimizer.step"
+LOG_PROBS, WHOLE_BACKWARD = "gpu.micro_batch.log_probs", "gpu.autograd.backward"
 
 
 def written(
@@ -235,7 +236,10 @@ def test_the_first_screen_has_one_line_of_it_and_all_has_the_rest(tmp_path: Path
     phases = [span("ref.log_prob", 0, 31), span("actor.update", 31, 90)]
     work = [*phases, *passes, span(GATHER, 0, 11, error_ns=7_000), span(SCATTER, 70, 85, error_ns=49_000)]
     recording = written(tmp_path / "run", work, steps=((0, 90, True),))
-    said = "GPU in a step backward 21.000, forward 20.000 s; beside that collectives 26.000 s, exposed 26.000"
+    said = (
+        "GPU in a step backward 21.000, forward 20.000, optimizer.step 2.000 s; beside that collectives 26.000 s, "
+        "exposed 26.000"
+    )
     assert " ".join(printed(recording, whole=False).split()).count(said) == 1
     text = printed(recording, whole=True)
     assert text.index("GPU work: ") < text.index("every start and end is off by 49 µs at most")
@@ -255,6 +259,23 @@ def test_kinds_of_work_in_one_line_have_the_unit_of_all_or_each_its_own(
     work = [span(FORWARD, 1, 2, module=""), span(OPTIMIZER, 3, 3 + optimizer_s)]
     lines = printed(written(tmp_path / "run", work), whole=False).splitlines()
     assert f"GPU in a step {said}" in [" ".join(line.split()) for line in lines]
+
+
+def test_a_backward_from_the_loss_on_stands_for_the_models_in_the_one_line(tmp_path: Path) -> None:
+    work = [
+        span(FORWARD, 1, 2, module=""),
+        span(LOG_PROBS, 2, 5),
+        span(WHOLE_BACKWARD, 5, 9),
+        span(BACKWARD, 7, 9, module=""),
+        span(OPTIMIZER, 9, 9.5),
+    ]
+    recording = written(tmp_path / "run", work)
+    said = "GPU in a step backward 4.000, log_probs 3.000, forward 1.000 s"
+    assert said in [" ".join(line.split()) for line in printed(recording, whole=False).splitlines()]
+    text = printed(recording, whole=True)
+    places = [text.index(f"\n{kind.removeprefix('gpu.')} ") for kind in (FORWARD, LOG_PROBS, WHOLE_BACKWARD, BACKWARD)]
+    assert places == sorted(places)
+    assert "autograd.backward: from the loss on, the model's is a part of it" in text
 
 
 def test_a_recording_without_gpu_spans_shows_nothing_of_it(tmp_path: Path) -> None:

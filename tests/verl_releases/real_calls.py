@@ -1,6 +1,7 @@
 """Calls of verl's own functions, with small real input on a CPU; each runs to its end."""
 
 import asyncio
+import functools
 import os
 import threading
 import traceback
@@ -267,20 +268,38 @@ def batch_of_an_engine(**flags):
     def nested(rows):
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
+    def of_responses(row):
+        """Releases from 0.8 on leave padding out here too."""
+        return nested([row] * 4) if LINE >= 8 else torch.stack([row] * 4)
+
     settings = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 2, "temperature": 1.0, "max_response_length": 3}
+    tokens = [torch.randint(0, 32, (6,)) for _ in range(4)]
     return tensordict_utils.get_tensordict(
         {
-            "input_ids": nested([torch.randint(0, 32, (6,)) for _ in range(4)]),
+            "input_ids": nested(tokens),
+            "prompts": nested([row[:3] for row in tokens]),
+            "responses": nested([row[3:] for row in tokens]),
+            "attention_mask": torch.ones(4, 6, dtype=torch.long),
             "position_ids": nested([torch.arange(6)] * 4),
             "loss_mask": nested([torch.ones(6, dtype=torch.long)] * 4),
+            "response_mask": of_responses(torch.ones(3, dtype=torch.long)),
+            "old_log_probs": of_responses(torch.zeros(3)),
+            "advantages": of_responses(torch.ones(3)),
         },
-        non_tensor_dict={**settings, "use_remove_padding": False, **flags},
+        non_tensor_dict={**settings, "use_remove_padding": False, "global_batch_size": 4, **flags},
     )
 
 
-def loss(model_output, data, dp_group=None):
-    """Something to go down."""
-    return model_output["log_probs"].values().sum(), {}
+def loss():
+    """verl's own of PPO, as its engine worker takes it."""
+    from verl.workers import engine_workers
+
+    settings = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
+    config = Settings(
+        settings | {"global_batch_info": {}, "loss_scale_factor": None, "loss_agg_mode": "token-mean"}
+        | {"policy_loss": {"loss_mode": "vanilla"}, "entropy_coeff": 0.0, "use_kl_loss": False}
+    )  # fmt: skip
+    return functools.partial(engine_workers.ppo_loss, config=config)
 
 
 def phases_of_a_rank():
@@ -290,10 +309,10 @@ def phases_of_a_rank():
     of_actor = engine()
 
     def infer(data):
-        assert len(of_actor.infer_batch(data, loss)["loss"]) == 2
+        assert len(of_actor.infer_batch(data, loss())["loss"]) == 2
 
     def train(data):
-        assert "grad_norm" in of_actor.train_batch(data, loss)["metrics"]
+        assert "grad_norm" in of_actor.train_batch(data, loss())["metrics"]
 
     worker = object.__new__(ActorRolloutRefWorker)
     worker.enable_routing_replay = False

@@ -34,13 +34,14 @@ OFFLOAD = {
     "offload_fsdp_model_to_cpu",
     "offload_fsdp_optimizer",
 }
-UPDATE = {"update_policy", "_forward_micro_batch", "_optimizer_step"}
+UPDATE = {"update_policy", "_forward_micro_batch", "logprobs_from_logits", "_optimizer_step"}
 BUCKETS = {"_init_socket", "_init_buffer", "receive_weights", "update_weights", "resume", "release"}
 
 ENGINE = {"forward_backward_batch", "forward_step", "get_per_tensor_param"}
+PARTS = {"prepare_model_inputs", "prepare_model_outputs", "ppo_loss"}
 PHASES = {"compute_log_prob", "compute_ref_log_prob", "update_actor"}
 CONVERSION = {"to_tensordict", "left_right_2_no_padding", "no_padding_2_padding", "from_tensordict"}
-LATEST = DRIVER | OFFLOAD | BUCKETS | ENGINE | PHASES | {"extract_reward", "_call_tool", "sleep", "wake_up"}
+LATEST = DRIVER | OFFLOAD | BUCKETS | ENGINE | PARTS | PHASES | {"extract_reward", "_call_tool", "sleep", "wake_up"}
 
 FINISHED = {
     4: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor"},
@@ -236,6 +237,30 @@ def test_the_phases_of_a_rank_have_the_names_of_every_recording(release, exercis
     (update,) = run.named("actor.update")
     inside = [s for s in run.named("actor.micro_batch") if update.start_ns <= s.start_ns and s.end_ns <= update.end_ns]
     assert len(inside) == 2
+
+
+@buckets_in
+def test_a_micro_batch_says_what_is_around_the_models_forward(release, exercised):
+    run = exercised(release)
+    (update,) = run.named("actor.update")
+    for micro_batch in run.named("actor.micro_batch"):
+        if not update.start_ns <= micro_batch.start_ns < update.end_ns:  # of the actor without an engine
+            continue
+        parts = [
+            span
+            for span in run.spans
+            if span.name.startswith("micro_batch.") and micro_batch.start_ns <= span.start_ns < micro_batch.end_ns
+        ]
+        assert [part.name for part in parts] == ["micro_batch.inputs", "micro_batch.log_probs", "micro_batch.loss"]
+        assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(parts))
+        assert parts[-1].end_ns <= micro_batch.end_ns
+
+
+@every_release
+def test_log_probs_are_made_of_the_logits_of_every_micro_batch(release, exercised):
+    """Two of an update, and of the releases with an engine's phases two of each of their three log-probs."""
+    made = exercised(release).named("micro_batch.log_probs")
+    assert len(made) == 2 * (release.line <= 7) + 2 * 4 * (release.line >= 7)
 
 
 @buckets_in

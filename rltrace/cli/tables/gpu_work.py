@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.gpu_work import COLLECTIVES, GATHERS_AND_SCATTERS, PASSES, GpuWork
+from rltrace.analysis.gpu_work import BACKWARD, COLLECTIVES, GATHERS_AND_SCATTERS, PASSES, WHOLE_BACKWARD, GpuWork
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled
 
-FEW = 2
+FEW = 3
 """Kinds of work that are named in one line."""
+PLAIN = {"fsdp", "autograd", "micro_batch"}
+"""Subjects that are left out there."""
 
 WHOLES = "a layer's forward and backward lie in its model's, whose waits for collectives are in the seconds"
+FROM_LOSS = "autograd.backward: from the loss on, the model's is a part of it"
 COLLECTIVE = (
     "collectives: each rank waits in them for the slowest, which has the fewest seconds of them; GB/s: by what one "
     "rank receives or sends, (ranks - 1) / ranks of the whole; queued: ready, and behind another one; not in the "
@@ -68,7 +71,8 @@ class _Row:
 def gpu_work_line(found: Sequence[GpuWork]) -> Text:
     """One line: the kinds that took longest, the collectives, and how much of these was exposed."""
     whole = {row.work: row for row in _rows(found) if row.phase is None}
-    others = [row for name, row in whole.items() if name not in (*GATHERS_AND_SCATTERS, COLLECTIVES)]
+    contained = (*GATHERS_AND_SCATTERS, COLLECTIVES, *([BACKWARD] if WHOLE_BACKWARD in whole else []))
+    others = [row for name, row in whole.items() if name not in contained]
     parts = [_short(row) for row in sorted(others, key=lambda row: -row.seconds)[:FEW]]
     said = [figures.with_units(parts)] if parts else []
     together = whole.get(COLLECTIVES)
@@ -109,7 +113,8 @@ def _rows(found: Sequence[GpuWork]) -> list[_Row]:
 
 
 def _short(row: _Row) -> str:
-    return f"{row.work.removeprefix('fsdp.')} {figures.seconds(row.seconds)}"
+    subject, _, action = row.work.partition(".")
+    return f"{action if subject in PLAIN else row.work} {figures.seconds(row.seconds)}"
 
 
 def _caption(found: Sequence[GpuWork]) -> str:
@@ -117,6 +122,7 @@ def _caption(found: Sequence[GpuWork]) -> str:
     works = {item.work for item in found}
     error = figures.short(max(item.largest_error_seconds for item in found))
     parts = [WHOLES] if works.intersection(PASSES) else []
+    parts += [FROM_LOSS] if works.issuperset((WHOLE_BACKWARD, BACKWARD)) else []
     if COLLECTIVES in works:
         is_known = any(item.least_exposed_seconds is not None for item in found)
         parts += [COLLECTIVE, EXPOSED if is_known else UNKNOWN]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rltrace.events import INPUTS, LOG_PROBS, LOSS
 from rltrace.instrument.verl import dispatch, driver, rollout, weight_sync, worker
 from rltrace.patching import PatchSet
 
@@ -128,6 +129,11 @@ WORKER = (
     HookPoint(f"{ACTOR}._optimizer_step", worker.stop_micro_batch, until=7),
     HookPoint(f"{ENGINE}:FSDPEngine.forward_backward_batch", worker.end_micro_batches, since=6),
     HookPoint(f"{ENGINE}:FSDPEngineWithLMHead.forward_step", worker.begin_micro_batch, since=6),
+    HookPoint(f"{ENGINE}:FSDPEngineWithLMHead.prepare_model_inputs", driver.span_named(INPUTS), since=6),
+    # Log-probs and entropy; the workers before the engines have one function for the model's forward and both.
+    HookPoint(f"{ENGINE}:FSDPEngineWithLMHead.prepare_model_outputs", worker.timed_span(LOG_PROBS), since=6),
+    HookPoint("verl.workers.actor.dp_actor:logprobs_from_logits", worker.timed_span(LOG_PROBS), until=7),
+    HookPoint("verl.workers.engine_workers:ppo_loss", worker.timed_span(LOSS), since=7),
     # Each calls the one for FSDP2 if the model is one.
     HookPoint(f"{FSDP}:load_fsdp_model_to_gpu", worker.offload("offload.h2d")),
     HookPoint(f"{FSDP}:load_fsdp_optimizer", worker.offload("offload.h2d")),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import memory, recorder
+from rltrace.instrument import cuda_time
 from rltrace.instrument.reference import gpu_uuid
 from rltrace.instrument.verl.driver import done, end_span
 from rltrace.patching import PatchSet
@@ -173,6 +174,20 @@ def begin_micro_batch(patches: PatchSet, target: str) -> None:
 def stop_micro_batch(patches: PatchSet, target: str) -> None:
     """A hook on what follows the last backward of a mini-batch."""
     patches.around(target, _micro_batches.stop, done)
+
+
+def timed_span(name: str) -> Callable[[PatchSet, str], None]:
+    """A hook that makes every call a span, and what it launches one on the GPU's stream."""
+
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return cuda_time.begin_work(name), recorder.span(name).__enter__()
+
+    def end(opened: tuple[Any, Any], result: Any, error: BaseException | None) -> None:
+        work, span = opened
+        end_span(span, result, error)
+        cuda_time.end_pair(work, result, error)
+
+    return lambda patches, target: patches.around(target, begin, end, (name,))
 
 
 # ---- offload ----------------------------------------------------------------------------------------------------
