@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rltrace import clock, recorder
 from rltrace.allocation_history import Change, Naming, Reservation, Reserved, Timeline, replay, reserved
@@ -95,6 +95,8 @@ class _Keeping:
     windows: list[tuple[int, int]] = field(default_factory=list)
     """Host's clock before and after each mark, in their order."""
     namings: list[Naming] = field(default_factory=list)
+    still_since_ns: int | None = None
+    """Since when nothing had come or gone as it began; None: nobody knows."""
 
 
 # ---- from the hooks ---------------------------------------------------------------------------------------------
@@ -169,10 +171,39 @@ def start_allocations() -> None:
         recorder.unavailable(WHAT, reason)
 
 
-def begin() -> str | None:
-    """As `start_allocations`; returns why it cannot be, None if it can."""
+class Stillness(NamedTuple):
+    """How much an allocator had done at a time."""
+
+    at_ns: int
+    counts: tuple[int, ...]
+
+
+COUNTED = [f"{what}.all.{sign}" for what in ("allocation", "active", "segment") for sign in ("allocated", "freed")]
+"""Of torch.cuda.memory_stats(): they go up with every change; active is also what waits for a stream to be freed."""
+
+
+def stillness() -> Stillness | None:
+    """What to give to `begin`, so that it can tell whether anything has come or gone meanwhile; None without a GPU."""
+    if not has_used_gpu():
+        return None
+    import torch
+
+    counts = _counts(torch.cuda.memory_stats(torch.cuda.current_device()))
+    return Stillness(clock.now_ns(), counts)
+
+
+def _counts(stats: dict[str, int]) -> tuple[int, ...]:
+    return tuple(stats.get(name, 0) for name in COUNTED)
+
+
+def begin(last: Stillness | None = None) -> str | None:
+    """As `start_allocations`; returns why it cannot be, None if it can.
+
+    Args:
+        last: From before. If nothing has come or gone since, what is there now was there all along, and is written so.
+    """
     try:
-        _keep(_start())
+        _keep(_start(last))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -190,13 +221,15 @@ def _keep(keeping: _Keeping | None) -> None:
         switch(keeping is not None)
 
 
-def _start() -> _Keeping:
+def _start(last: Stillness | None) -> _Keeping:
     import torch
 
     memory = torch.cuda.memory
     _require_history(torch)
     device = torch.cuda.current_device()
     keeping = _Keeping(memory, device, torch.cuda.memory_stats(device))
+    if last is not None and last.counts == _counts(keeping.stats):
+        keeping.still_since_ns = last.at_ns
     memory._record_memory_history(enabled="all", context=None, max_entries=MOST_ENTRIES, clear_history=True)
     try:
         keeping.start_ns = clock.now_ns()
@@ -455,6 +488,9 @@ def _write(
     namings += [Naming(start_ns, beside.owners_at(start_ns)) for beside in histories]
     timeline = together(history, pools, namings)
     levels = reserved_together(history, pools, start_ns)
+    if start_ns == keeping.start_ns and keeping.still_since_ns is not None:  # nothing is missing behind that
+        start_ns = keeping.still_since_ns
+        levels[0] = levels[0]._replace(ts_ns=start_ns)
     write(timeline, levels, history, start_ns, keeping.windows[-1][1], **args)
 
 

@@ -4,7 +4,8 @@ A process with `step` spans of its own keeps them from just before that span unt
 an engine, looks at each edge of its phases whether such a step runs, as `chosen_steps.py` says: it begins at its first
 edge inside the step and writes at its first one after it, or when it ends. A vLLM worker looks whenever it executes its
 model besides (`vllm_allocations.py`). What came and went before that first edge is not there; what was allocated before
-and is still there is. Without the variable there is no hook at all.
+and is still there is. If the allocator's own counts say that nothing came or went since the edge before, as in a worker
+that waits while others generate, what is there is known from that edge on. Without the variable there is no hook.
 """
 
 from __future__ import annotations
@@ -96,16 +97,20 @@ class Follower:
         """The chosen step in which this process is, as far as it knows."""
         self._reason: str | None = None
         """Why its allocations are not kept, in that step."""
+        self._last: allocations.Stillness | None = None
+        """Of its last edge outside of such a step."""
 
     # -- told by hooks
 
-    def edge(self, _edge: edges.Edge | None = None) -> None:
-        """A phase begins or ends; never raises and never waits."""
+    def edge(self, edge: edges.Edge | None = None) -> None:
+        """A phase begins or ends, or without an edge a vLLM worker executes its model; never raises and never waits."""
         is_done = self._step is None and (self._steps_begun or not self._left)
         if is_done or not self._hook.live or not self._lock.acquire(blocking=False):
             return
         try:
             self._look()
+            if edge is not None and self._step is None:
+                self._last = allocations.stillness()
         except Exception as error:
             self._hook.failed(error)
         finally:
@@ -214,7 +219,7 @@ class Follower:
         """Begin, unless that was tried; CUDA may come up in the middle of a step."""
         if self._step is None or self._reason != NO_GPU or not has_used_gpu():
             return
-        self._reason = "the program keeps its own" if allocations.is_kept() else allocations.begin()
+        self._reason = "the program keeps its own" if allocations.is_kept() else allocations.begin(self._last)
         if self._reason is None:
             self._hook.row.fired()
             if (current := recorder.current()) is not None:

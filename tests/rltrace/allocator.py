@@ -62,6 +62,7 @@ class Allocator:
     def complete_free(self, address: int, text: str = "") -> None:
         """From here on the block can be used again."""
         self.pending.remove(address)
+        self.stats["active.all.freed"] += 1
         size_bytes, _ = self.blocks.pop(address)
         self._entry("free_completed", address, size_bytes, text)
 
@@ -104,6 +105,7 @@ class Allocator:
             "requested_bytes.all.current": sum(size for size, _ in self.blocks.values()),
             "allocation.all.allocated": self.stats["allocation.all.allocated"],
             "allocation.all.freed": self.stats["allocation.all.freed"],
+            "active.all.freed": self.stats["active.all.freed"],
         }
 
     def held(self) -> dict[str, int]:

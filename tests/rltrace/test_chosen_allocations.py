@@ -469,6 +469,52 @@ def test_who_uses_no_gpu_says_so_and_the_summary_has_those_that_do(on_ray: Trace
     assert f"allocations of step 2 were not kept by trainer, rank 2 worker: {NO_GPU}" in whole
 
 
+WAITING = """
+    from pathlib import Path
+    import rltrace
+    from pretended_gpu import GPU, Tensor, come_up
+    from rltrace import chosen_steps
+    come_up()
+    folder = Path(rltrace.start(name="waiting"))
+    held, pending = Tensor(1000), Tensor(30)
+    with rltrace.phase("weight_sync"):
+        Tensor(500)
+        GPU.ask_to_free(pending._address)
+    chosen_steps.say(folder, 2, "another", is_over=False)
+    {meanwhile}
+    with rltrace.phase("actor.update"):
+        Tensor(70)
+    chosen_steps.say(folder, 2, "another", is_over=True)
+    with rltrace.phase("weight_sync"):
+        pass
+    type(pending).__del__ = lambda tensor: None
+"""
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "is_known"),
+    [("pass", True), ("Tensor(3)", False), ("GPU.complete_free(pending._address)", False)],
+    ids=["nothing", "an allocation", "a stream"],
+)
+def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did_nothing(
+    tmp_path: Path, meanwhile: str, is_known: bool
+) -> None:
+    done = run(tmp_path, WAITING.format(meanwhile=meanwhile))
+    assert done.returncode == 0, done.err
+    process = named(done.recording, "waiting")
+    (whole,) = kept(process)
+    first, update, _ = sorted(
+        (e for e in process.events() if isinstance(e, Span) and e.is_phase), key=lambda e: e.start_ns
+    )
+    assert first.end_ns is not None and whole.start_ns > first.end_ns
+    waited_ns = update.start_ns - first.end_ns
+    is_first = whole.start_ns - first.end_ns < waited_ns / 2
+    samples = [e for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
+    assert min(sample.ts_ns for sample in samples) == whole.start_ns
+    assert is_first == is_known
+    assert whole.args["start_bytes"] == (1000 if "complete_free" in meanwhile else 1030)
+
+
 def test_a_worker_that_ends_behind_the_step_has_written_it(tmp_path: Path) -> None:
     """The last step has no edge behind it."""
     done = run(tmp_path, RAY.replace("range(5)", "range(3)"))
