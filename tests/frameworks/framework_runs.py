@@ -7,6 +7,7 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+from environments import ROOT
 from traced_runs import TracedRun
 
 from rltrace.recording import Recording
@@ -33,6 +34,13 @@ def run_exec(environment: Path, program: Path, *arguments: str, **variables: str
     command = [environment / "bin/rltrace", "exec", "--out", folder, "--", environment / "bin/python", program]
     done = _run([*command, *arguments], program.parent, variables)
     return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
+
+
+def run_contracts(environment: Path, chosen: str) -> subprocess.CompletedProcess[str]:
+    """Whether the chosen rows of the table of instrumentations keep what each promises with what is installed."""
+    contracts = ROOT / "tests" / "contracts" / "test_instrumentations.py"
+    pytest = [environment / "bin/python", "-m", "pytest", "-q", "-rs"]
+    return _run([*pytest, contracts, "-k", chosen], ROOT, {})
 
 
 def _run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

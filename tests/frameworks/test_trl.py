@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
-from environments import ROOT
-from framework_runs import TIMEOUT_SECONDS, run_bare, run_exec, write_program
+from framework_runs import TIMEOUT_SECONDS, run_bare, run_contracts, run_exec, write_program
 
 from rltrace.analysis.summary import summarize
 
@@ -106,12 +104,7 @@ def test_a_rank_says_who_it_is(traced):
 
 
 def test_the_contracts_hold_for_the_real_packages(trl_environment):
-    """TRL, torch_memory_saver, FSDP1 and FSDP2 as installed: every hook binds, keeps its face, and is undone."""
-    contracts = "tests/contracts/test_instrumentations.py"
-    chosen = "trl or torch_memory_saver or fsdp"
-    done = subprocess.run(
-        [trl_environment / "bin/python", "-m", "pytest", "-q", "-rs", contracts, "-k", chosen],
-        check=False, capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
+    """TRL, torch_memory_saver, FSDP1, FSDP2 and torch as installed: every hook binds, keeps its face, and is undone."""
+    done = run_contracts(trl_environment, "trl or torch_memory_saver or fsdp or autograd")
     assert done.returncode == 0, done.stdout[-4000:]
     assert "skipped" not in done.stdout, done.stdout[-2000:]

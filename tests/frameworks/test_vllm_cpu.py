@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from framework_runs import TIMEOUT_SECONDS, run_bare, run_exec, write_program
+from framework_runs import TIMEOUT_SECONDS, run_bare, run_contracts, run_exec, write_program
 
 from rltrace.events import COLLECTION
 from rltrace.instrument.vllm import Vllm
@@ -171,3 +171,10 @@ def test_hooks_bind_to_the_real_vllm_and_are_undone(vllm_environment, tmp_path):
     run = run_exec(vllm_environment, write_program(tmp_path, UNDO), **VARIABLES)
     assert run.returncode == 0, run.err[-4000:]
     assert result(run.out) == [len(targets_of(Vllm())), [], True]
+
+
+def test_the_contracts_hold_for_the_real_package(vllm_environment):
+    """Every hook binds, keeps the face of what it wraps, and is undone."""
+    done = run_contracts(vllm_environment, "vllm")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "skipped" not in done.stdout, done.stdout[-2000:]
