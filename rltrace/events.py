@@ -101,7 +101,7 @@ RAY_CALL = "ray.call"
 """A method of an actor, or a task, where it runs; `method` says which."""
 
 INPUTS, LOG_PROBS, LOSS = "micro_batch.inputs", "micro_batch.log_probs", "micro_batch.loss"
-"""What is around a model's forward: its inputs; log-probs (and entropy) from logits; and the loss made of these."""
+"""What is around a model's forward: its inputs; log-probs of its logits, often with entropy; the loss made of these."""
 
 MEMORY_EDGE = "memory.edge"
 """A process measures what it owns, and the kernel's totals of all processes on its device; its length is its cost."""

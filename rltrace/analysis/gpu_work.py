@@ -37,8 +37,8 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
     phase: str | None
     """Of the rank, while the GPU did it; None is the whole step."""
     seconds: float
-    """While at least one span was open. Of a model's forward or backward its waits for collectives are a part, of a
-    collective its wait for the slowest rank."""
+    """While at least one span was open; a model's backward lies in `autograd.backward`. Of a model's forward or
+    backward its waits for collectives are a part, of a collective its wait for the slowest rank."""
     count: float
     """That begin in a step; a layer's forward or backward is a part of its model's."""
     bytes: float

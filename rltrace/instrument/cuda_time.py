@@ -78,10 +78,10 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         (BACKWARD,),
     )
     patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
-    patches.around(
+    begin_backward = functools.partial(begin_whole_backward, pairs)
+    patches.wrap(
         torch_autograd.TARGET,
-        functools.partial(begin_whole_backward, pairs),
-        end_pair,
+        functools.partial(torch_autograd.wrap_backward, before=begin_backward, after=end_pair),
         (DEVICE_TIME + torch_autograd.NAME,),
     )
     patches.use(
@@ -105,7 +105,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
 
 
 FOLLOWED: list[CudaPairs] = []
-"""Of this process: one, where there is a GPU to time."""
+"""Those of this process whose hooks are in place; the first one takes what other instrumentations see."""
 
 
 def follow(pairs: CudaPairs, _hook: Hook) -> Callable[[], None]:

@@ -339,7 +339,7 @@ def close(stack: list[tuple[Any, Any]], module: Any) -> None:
 
 
 def outside_graphs(hook: Function) -> Function:
-    """A hook on modules that a compiled model does not trace into.
+    """A hook, as on modules, that a compiled model does not trace into.
 
     `torch._disable_dynamo` takes 3 µs a call, which only what runs under dynamo has to pay.
     """
@@ -351,11 +351,8 @@ def outside_graphs(hook: Function) -> Function:
     if compiles is None:
         return of_compiled
 
-    def call(*args: Any) -> None:
-        if compiles() is None:
-            hook(*args)
-        else:
-            of_compiled(*args)
+    def call(*args: Any) -> Any:
+        return hook(*args) if compiles() is None else of_compiled(*args)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # a graph ends here, as at `of_compiled`
     return call if skip_frames(dynamo, call.__code__) else of_compiled

@@ -151,6 +151,7 @@ def test_a_graph_can_be_captured_through_a_pair_and_one_pair_spans_a_replay(
 SPANS = {
     "gpu.fsdp.forward": (4, 4),
     "gpu.fsdp.backward": (4, 4),
+    "gpu.autograd.backward": (1, 1),
     "gpu.optimizer.step": (1, 1),
     "gpu.weight_sync.pack": (1, 1),
     "gpu.weight_sync.load": (1, 1),

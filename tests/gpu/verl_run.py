@@ -1,7 +1,7 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
 Usage: verl_run.py OUT [--shape tiny|1.7b|8b] [--gpus N] [--steps N] [--v1] [--pairs N [--bare]] [--allocations STEPS]
-                   [--long] [-- SETTING=VALUE...]
+                   [--long] [SETTING=VALUE...]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
 slowest rank's `ray.call` and `ray.collect`; the bytes of every sync; and how the ledger of each GPU adds up. With
@@ -192,6 +192,8 @@ def run(out: Path, words: list[str], pairs: int = 0, allocations: str = "") -> t
     if pairs:
         switch = out / "switch"
         switch.write_bytes(verl_pairs.ON)
+        for noted_before in (*out.glob(verl_pairs.STEPS), *out.glob(verl_pairs.COLLECTIONS.format(pid="*"))):
+            noted_before.unlink()
         verl_pairs.write_distribution(out / "plugin")
         path = filter(None, [str(out / "plugin"), os.environ.get("PYTHONPATH")])
         environment = {verl_pairs.VARIABLE: f"{pairs}:{switch}", "PYTHONPATH": os.pathsep.join(path)}
@@ -411,7 +413,9 @@ def main() -> None:
     )
     parser.add_argument("--long", action="store_true", help="steps that wait for the GPUs")
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="verl's own, instead of those here")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
+    if wrong := [word for word in given.settings if "=" not in word]:
+        parser.error(f"{', '.join(wrong)}: say SETTING=VALUE")
     if given.bare and given.allocations:
         parser.error("--allocations: nothing is recorded of a run that is --bare")
     given.out.mkdir(parents=True, exist_ok=True)

@@ -216,6 +216,23 @@ def test_what_a_framework_of_its_own_launches_is_timed_beside_its_span_while_any
     assert on_gpu[0].start_ns <= on_host[0].end_ns and on_gpu[0].end_ns >= on_host[0].start_ns
 
 
+NESTED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+layer, hidden = torch.nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True)
+for _ in range(3):
+    hidden = checkpoint(layer, hidden, use_reentrant=True)  # computed again within the backward, by a backward
+hidden.sum().backward()
+pairs.close()
+"""
+
+
+def test_a_backward_within_a_backward_has_no_pair_of_its_own(tmp_path: Path) -> None:
+    run = run_traced(tmp_path, ON_THE_HOST + NESTED)
+    assert run.returncode == 0, run.err
+    assert len(run.spans("gpu.autograd.backward")) == len(run.spans("autograd.backward")) == 1
+
+
 def test_the_log_probs_of_the_reference_run_are_a_gpu_span() -> None:
     pairs, logits, tokens = Pairs(), torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.int64)
     patches = PatchSet("test", Register())

@@ -109,6 +109,34 @@ def test_a_backward_within_a_backward_is_a_part_of_it_and_one_that_fails_says_so
     assert [span.args.get("error") for span in spans] == [None, None, "RuntimeError", None]
 
 
+COMPILED_WITH_BACKWARD = """
+import torch
+
+layer = torch.nn.Linear(4, 4)
+
+def step(batch):
+    loss = layer(batch).sin().sum()
+    loss.backward()
+    return loss * 2
+
+def compiled_step():
+    return torch.compile(step, backend="eager")
+
+results = [compiled_step()(torch.ones(2, 4)).item() for _ in range(3)]
+counted = torch._dynamo.utils.counters
+print(len(set(results)), sorted(counted["frames"].items()), sum(counted["graph_break"].values()))
+"""
+
+
+def test_a_compiled_function_with_a_backward_in_it_is_compiled_as_without_us(tmp_path):
+    (tmp_path / "bare").mkdir()
+    bare = run_traced(tmp_path / "bare", COMPILED_WITH_BACKWARD, RLTRACE_DISABLE="torch_autograd")
+    run = run_traced(tmp_path, COMPILED_WITH_BACKWARD)
+    assert (run.returncode, bare.returncode) == (0, 0), run.err
+    assert run.out == bare.out and run.out.startswith("1 ")
+    assert (len(run.spans("autograd.backward")), len(bare.spans("autograd.backward"))) == (3, 0)
+
+
 LAYER_ELEMENTS = 16 * 32 + 32 + 32 * 16 + 16
 
 

@@ -243,9 +243,9 @@ def test_the_phases_of_a_rank_have_the_names_of_every_recording(release, exercis
 def test_a_micro_batch_says_what_is_around_the_models_forward(release, exercised):
     run = exercised(release)
     (update,) = run.named("actor.update")
-    for micro_batch in run.named("actor.micro_batch"):
-        if not update.start_ns <= micro_batch.start_ns < update.end_ns:  # of the actor without an engine
-            continue
+    of_engine = [s for s in run.named("actor.micro_batch") if update.start_ns <= s.start_ns < update.end_ns]
+    assert len(of_engine) == 2
+    for micro_batch in of_engine:
         parts = [
             span
             for span in run.spans

@@ -133,6 +133,7 @@ WORKER = (
     # Log-probs and entropy; the workers before the engines have one function for the model's forward and both.
     HookPoint(f"{ENGINE}:FSDPEngineWithLMHead.prepare_model_outputs", worker.timed_span(LOG_PROBS), since=6),
     HookPoint("verl.workers.actor.dp_actor:logprobs_from_logits", worker.timed_span(LOG_PROBS), until=7),
+    HookPoint("verl.workers.roles.actor:ppo_loss", worker.timed_span(LOSS), since=6, until=6),
     HookPoint("verl.workers.engine_workers:ppo_loss", worker.timed_span(LOSS), since=7),
     # Each calls the one for FSDP2 if the model is one.
     HookPoint(f"{FSDP}:load_fsdp_model_to_gpu", worker.offload("offload.h2d")),

@@ -180,13 +180,17 @@ def timed_span(name: str) -> Callable[[PatchSet, str], None]:
     """A hook that makes every call a span, and what it launches one on the GPU's stream."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return cuda_time.begin_work(name), recorder.span(name).__enter__()
+        span = recorder.span(name).__enter__()
+        return span, cuda_time.begin_work(name)
 
     def end(opened: tuple[Any, Any], result: Any, error: BaseException | None) -> None:
-        work, span = opened
-        end_span(span, result, error)
-        cuda_time.end_pair(work, result, error)
+        span, work = opened
+        try:
+            cuda_time.end_pair(work, result, error)
+        finally:
+            end_span(span, result, error)
 
+    # Of the two names the host's is said to be emitted: without a GPU the other one would seem to be missing.
     return lambda patches, target: patches.around(target, begin, end, (name,))
 
 
