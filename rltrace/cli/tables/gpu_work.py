@@ -11,7 +11,7 @@ from rltrace.analysis.gpu_work import BACKWARD, COLLECTIVES, GATHERS_AND_SCATTER
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled
 
-FEW = 3
+FEW = 2
 """Kinds of work that are named in one line."""
 PLAIN = {"fsdp", "autograd", "micro_batch"}
 """Subjects that are left out there."""
