@@ -57,6 +57,9 @@ class Pools(Protocol):
     def end(self) -> PoolHistory:
         """What has happened."""
 
+    def has_segments(self) -> bool:
+        """Whether there is anything, asleep or awake."""
+
 
 @dataclass
 class PoolHistory:
@@ -172,10 +175,15 @@ def start_allocations() -> None:
 
 
 class Stillness(NamedTuple):
-    """How much an allocator had done at a time."""
+    """How much torch's allocator had done on a device at a time."""
 
     at_ns: int
+    device: int
     counts: tuple[int, ...]
+
+    def lasts(self, until: Stillness) -> bool:
+        """Whether nothing has come or gone on the same device between both."""
+        return (self.device, self.counts) == (until.device, until.counts)
 
 
 COUNTED = [f"{what}.all.{sign}" for what in ("allocation", "active", "segment") for sign in ("allocated", "freed")]
@@ -183,17 +191,20 @@ COUNTED = [f"{what}.all.{sign}" for what in ("allocation", "active", "segment") 
 
 
 def stillness() -> Stillness | None:
-    """What to give to `begin`, so that it can tell whether anything has come or gone meanwhile; None without a GPU."""
+    """What to give to `begin`, so that it can tell whether anything has come or gone meanwhile; None if it cannot."""
     if not has_used_gpu():
         return None
     import torch
 
-    counts = _counts(torch.cuda.memory_stats(torch.cuda.current_device()))
-    return Stillness(clock.now_ns(), counts)
+    device = torch.cuda.current_device()
+    return _stillness(device, torch.cuda.memory_stats(device))
 
 
-def _counts(stats: dict[str, int]) -> tuple[int, ...]:
-    return tuple(stats.get(name, 0) for name in COUNTED)
+def _stillness(device: int, stats: dict[str, int]) -> Stillness | None:
+    """None where there are pools, which sleep and wake up without torch's allocator."""
+    if any(pools.has_segments() for pools in _pools):
+        return None
+    return Stillness(clock.now_ns(), device, tuple(stats.get(name, 0) for name in COUNTED))
 
 
 def begin(last: Stillness | None = None) -> str | None:
@@ -228,7 +239,8 @@ def _start(last: Stillness | None) -> _Keeping:
     _require_history(torch)
     device = torch.cuda.current_device()
     keeping = _Keeping(memory, device, torch.cuda.memory_stats(device))
-    if last is not None and last.counts == _counts(keeping.stats):
+    now = _stillness(device, keeping.stats)
+    if last is not None and now is not None and last.lasts(now):
         keeping.still_since_ns = last.at_ns
     memory._record_memory_history(enabled="all", context=None, max_entries=MOST_ENTRIES, clear_history=True)
     try:

@@ -94,6 +94,10 @@ class CumemPools:
                 alive[address] = size_bytes
         return allocations.PoolHistory(changes, alive, ranges)
 
+    def has_segments(self) -> bool:
+        """Whether the allocator has any, asleep or awake."""
+        return bool(_pool_data())
+
     def owners(self) -> dict[int, str]:
         """Owners by address of every segment, asleep or awake."""
         return {address: _owner_of(data) for address, data in _pool_data().items()}

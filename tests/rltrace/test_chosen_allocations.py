@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -489,17 +490,32 @@ WAITING = """
         pass
     type(pending).__del__ = lambda tensor: None
 """
+AN_ENGINE = """
+import sys
+from types import SimpleNamespace as Of
+from rltrace import allocations
+from rltrace.instrument.vllm_allocations import CUMEM, CumemPools
+segments = {4096: Of(handle=(0, 100, 4096, 1), tag="weights")}
+sys.modules[CUMEM] = Of(CuMemAllocator=Of(instance=Of(pointer_to_data=segments)))
+allocations.keep_beside(CumemPools())
+"""
+"""Pools as vLLM's, that sleep and wake up without a word of torch's allocator."""
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "is_known"),
-    [("pass", True), ("Tensor(3)", False), ("GPU.complete_free(pending._address)", False)],
-    ids=["nothing", "an allocation", "a stream"],
+    ("before", "meanwhile", "is_known", "start_bytes"),
+    [
+        ("", "pass", True, 1030),
+        ("", "Tensor(3)", False, 1030),
+        ("", "GPU.complete_free(pending._address)", False, 1000),
+        (AN_ENGINE, "pass", False, 1130),
+    ],
+    ids=["nothing", "an allocation", "a stream", "an engine"],
 )
 def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did_nothing(
-    tmp_path: Path, meanwhile: str, is_known: bool
+    tmp_path: Path, before: str, meanwhile: str, is_known: bool, start_bytes: int
 ) -> None:
-    done = run(tmp_path, WAITING.format(meanwhile=meanwhile))
+    done = run(tmp_path, before + textwrap.dedent(WAITING).format(meanwhile=meanwhile))
     assert done.returncode == 0, done.err
     process = named(done.recording, "waiting")
     (whole,) = kept(process)
@@ -512,7 +528,7 @@ def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did
     samples = [e for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
     assert min(sample.ts_ns for sample in samples) == whole.start_ns
     assert is_first == is_known
-    assert whole.args["start_bytes"] == (1000 if "complete_free" in meanwhile else 1030)
+    assert whole.args["start_bytes"] == start_bytes
 
 
 def test_a_worker_that_ends_behind_the_step_has_written_it(tmp_path: Path) -> None:
