@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import DeviceSpans, Observations
-from rltrace.analysis.phases import in_order
+from rltrace.analysis.phases import in_order, lane_phases
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import GPU_TIME, LOG_PROBS, LOSS, WEIGHT_SYNC_STAGES
 
@@ -75,12 +75,13 @@ def gpu_work(seen: Observations, windows: StepWindows) -> list[GpuWork]:
     for process in seen.processes:
         for name, kept in process.device_spans.items():
             of_lane.setdefault(process.lane, {}).setdefault(name, []).append(kept)
-    steady = {lane: own.windows[own.steady] for lane in sorted(of_lane, key=order) if (own := windows.of(lane)).steady}
-    return [
-        row
-        for lane, steps in steady.items()
-        for row in _of_lane(lane, of_lane[lane], _phases(lane, steps, seen), steps, seen.end_ns)
-    ]
+    phases = lane_phases(seen)
+    found: list[GpuWork] = []
+    for lane in sorted(of_lane, key=order):
+        own = windows.of(lane)
+        if own.steady:
+            found += _of_lane(lane, of_lane[lane], phases.get(lane, {}), own.windows[own.steady], seen.end_ns)
+    return found
 
 
 def gpu_work_missed(seen: Observations) -> dict[str, str]:
@@ -96,7 +97,8 @@ def _of_lane(
     lane: Lane, kept: dict[str, list[DeviceSpans]], phases: dict[str, Intervals], steady: Intervals, until_ns: int
 ) -> Iterator[GpuWork]:
     together = [spans for name in GATHERS_AND_SCATTERS for spans in kept.get(name, ())]
-    windows: list[tuple[str | None, Intervals]] = [(None, steady), *phases.items()]
+    of_phases = [(name, cut(phases[name], steady)[0]) for name in in_order(phases)]
+    windows: list[tuple[str | None, Intervals]] = [(None, steady), *of_phases]
     kinds = {**kept, COLLECTIVES: together} if together else kept
     columns = {name: _Columns(name, spans, until_ns) for name, spans in kinds.items()}
     compute = _maybe_computing(columns), _surely_computing(columns)
@@ -136,16 +138,6 @@ def _work(
         most_exposed_seconds=most,
         largest_error_seconds=columns.largest_error_ns / 1e9,
     )
-
-
-def _phases(lane: Lane, steady: Intervals, seen: Observations) -> dict[str, Intervals]:
-    """When a lane was in each of its phases, in the steady steps."""
-    found: dict[str, list[Intervals]] = {}
-    for process in seen.processes:
-        if process.lane == lane:
-            for name, kept in process.phases.items():
-                found.setdefault(name, []).append(kept.rows(seen.end_ns))
-    return {name: cut(union(*found[name]), steady)[0] for name in in_order(found)}
 
 
 def _maybe_computing(columns: dict[str, _Columns]) -> Intervals:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -57,3 +60,68 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
     starts = np.maximum(rows[row, 0], windows[window, 0])
     ends = np.minimum(rows[row, 1], windows[window, 1])
     return np.column_stack([starts, ends]).astype(np.int64), cast(NDArray[np.intp], window), row
+
+
+def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
+    """What of the windows no interval covers.
+
+    Args:
+        rows: Shape (N, 2), disjoint and in order.
+        windows: Shape (W, 2), likewise.
+
+    Returns:
+        The gaps, shape (G, 2), in order and none empty; and for each the index of its window.
+    """
+    pieces, _, _ = cut(rows, windows)
+    starts = np.sort(np.concatenate([windows[:, 0], pieces[:, 1]]))
+    ends = np.sort(np.concatenate([windows[:, 1], pieces[:, 0]]))
+    gaps = np.column_stack([starts, ends])[ends > starts]
+    return gaps, np.searchsorted(windows[:, 0], gaps[:, 0], side="right") - 1
+
+
+def opened_last(rows: Intervals, windows: Intervals) -> Iterator[tuple[int, int, int]]:
+    """Divide windows among intervals: each instant is of the one that began last of those that cover it.
+
+    Args:
+        rows: Shape (N, 2), in any order.
+        windows: Shape (W, 2), disjoint and in order.
+
+    Yields:
+        A window, an interval, by their indices, and nanoseconds; what nothing covers is left out.
+    """
+    pieces, window, row = cut(rows, windows)
+    in_time = np.lexsort((pieces[:, 0], window))
+    edges = np.searchsorted(window[in_time], np.arange(len(windows) + 1))
+    for at, (begin, end) in enumerate(pairwise(edges.tolist())):
+        chosen = in_time[begin:end]
+        of = row[chosen].tolist()
+        for place, length_ns in _divide(pieces[chosen].tolist(), rows[of].tolist()):
+            yield at, of[place], length_ns
+
+
+def _divide(pieces: list[list[int]], whole: list[list[int]]) -> Iterator[tuple[int, int]]:
+    """Sweep over one window's pieces, sorted by their starts; of two that began at once the one that ends first counts.
+
+    Args:
+        pieces: What of each interval lies in the window.
+        whole: The intervals.
+    """
+    covering: list[tuple[int, int, int]] = []
+    now_ns = 0
+    for place, (start_ns, _) in enumerate(pieces):
+        yield from _sweep(covering, now_ns, start_ns)
+        now_ns = start_ns
+        begun_ns, end_ns = whole[place]
+        heapq.heappush(covering, (-begun_ns, end_ns, place))
+    yield from _sweep(covering, now_ns, max((end_ns for _, end_ns in pieces), default=now_ns))
+
+
+def _sweep(covering: list[tuple[int, int, int]], now_ns: int, until_ns: int) -> Iterator[tuple[int, int]]:
+    """On from now, with what covers it; what is over by then is taken off where it is in the way."""
+    while covering and now_ns < until_ns:
+        _, end_ns, place = covering[0]
+        if end_ns <= now_ns:
+            heapq.heappop(covering)
+            continue
+        yield place, min(end_ns, until_ns) - now_ns
+        now_ns = min(end_ns, until_ns)

@@ -95,21 +95,11 @@ def partition(phases: Mapping[str, Intervals], driver: Intervals, window: tuple[
 
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     """Every step of every rank, of the driver, and of every other process that has phases: by step, then by rank."""
-    of_lane: dict[Lane, dict[str, list[Intervals]]] = {}
-    driver: list[Intervals] = []
-    astray: set[Lane] = set()
-    for process in seen.processes:
-        if process.phases and not seen.time_line.is_aligned(process.process):
-            astray.add(process.lane)
-        for name, kept in process.phases.items():
-            rows = kept.rows(seen.end_ns)
-            of_lane.setdefault(process.lane, {}).setdefault(name, []).append(rows)
-            if name in DRIVER_PHASES:
-                driver.append(rows)
-    of_driver = union(*driver)
+    of_driver = union(*driver_phases(seen).values())
+    acting = [process for process in seen.processes if process.phases]
+    astray = {process.lane for process in acting if not seen.time_line.is_aligned(process.process)}
     found = []
-    for lane in sorted(of_lane, key=order):
-        whole = {name: union(*rows) for name, rows in of_lane[lane].items()}
+    for lane, whole in lane_phases(seen).items():
         happened = sorted(whole, key=lambda name: int(whole[name][:1, 0].sum()))
         own = windows.of(lane)
         driver_of_window = _by_window(of_driver, own)
@@ -121,6 +111,25 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
             )
             found.append((place, row))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
+
+
+def lane_phases(seen: Observations) -> dict[Lane, dict[str, Intervals]]:
+    """When each lane was in each of its phases: ranks by number, the driver before and all others behind them."""
+    of_lane: dict[Lane, dict[str, list[Intervals]]] = {}
+    for process in seen.processes:
+        for name, kept in process.phases.items():
+            of_lane.setdefault(process.lane, {}).setdefault(name, []).append(kept.rows(seen.end_ns))
+    lanes = sorted(of_lane, key=order)
+    return {lane: {name: union(*rows) for name, rows in of_lane[lane].items()} for lane in lanes}
+
+
+def driver_phases(seen: Observations) -> dict[str, Intervals]:
+    """When the driver was in each of its own, wherever they were recorded."""
+    found: dict[str, list[Intervals]] = {}
+    for process in seen.processes:
+        for name in process.phases.keys() & DRIVER_PHASES:
+            found.setdefault(name, []).append(process.phases[name].rows(seen.end_ns))
+    return {name: union(*rows) for name, rows in sorted(found.items())}
 
 
 def _rank_step(

@@ -10,6 +10,7 @@ from rltrace.analysis.errors import SpanErrors, span_errors
 from rltrace.analysis.gpu_work import GpuWork, gpu_work, gpu_work_missed
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
+from rltrace.analysis.idle import IdleGap, idle_gaps
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
@@ -67,6 +68,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[RankStep]
     steady: Steady | None
     """What to compare: the steps after the first, which also warms everything up; None while no step is over."""
+    idle: list[IdleGap]
     own_spans: list[SpanFigures]
     hook_spans: list[SpanFigures]
     gpu_work: list[GpuWork]
@@ -112,6 +114,7 @@ def summarize(recording: Recording) -> Summary:
         steps=all_steps,
         phases=phases,
         steady=steady(windows, all_steps, phases),
+        idle=idle_gaps(seen, windows),
         own_spans=own_spans(seen, windows),
         hook_spans=hook_spans(seen, windows),
         gpu_work=gpu_work(seen, windows),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rltrace.analysis.intervals import covered_ns, cut, total_ns, union
+from rltrace.analysis.intervals import covered_ns, cut, opened_last, outside, total_ns, union
 from rltrace.analysis.phases import partition
 
 Row = tuple[int, int]
@@ -41,6 +44,42 @@ def test_cut_gives_each_window_its_piece_of_each_row(given_rows: list[Row], edge
             mine = pieces[(window == at) & (row == of)]
             assert moments([tuple(piece) for piece in mine]) == moments([(row_start, row_end)]) & set(range(start, end))
             assert row_start == row_end or (mine[:, 1] > mine[:, 0]).all(), "to touch a window is not to lie in it"
+
+
+def windows_of(edges: list[int]) -> list[Row]:
+    """Disjoint ones; some touch."""
+    edges = sorted(edges)
+    return [(start, end) for start, end in pairwise(edges)][:: 2 if len(edges) % 2 else 1]
+
+
+edges = st.lists(st.integers(0, 80), max_size=8, unique=True)
+
+
+@given(rows, edges)
+def test_outside_is_what_of_each_window_nothing_covers(given_rows: list[Row], edges: list[int]) -> None:
+    windows = windows_of(edges)
+    gaps, window = outside(union(as_array(given_rows)), as_array(windows))
+    for at, row in enumerate(windows):
+        mine = [tuple(gap) for gap in gaps[window == at]]
+        assert moments(mine) == moments([row]) - moments(given_rows)
+        assert sum(end - start for start, end in mine) == len(moments(mine))
+    assert (gaps[:, 1] > gaps[:, 0]).all() and (gaps[1:, 0] >= gaps[:-1, 1]).all()
+
+
+@given(rows, edges)
+def test_each_instant_of_a_window_is_of_who_began_last_of_those_that_cover_it(
+    given_rows: list[Row], edges: list[int]
+) -> None:
+    windows = windows_of(edges)
+    expected: Counter[tuple[int, Row]] = Counter()
+    for at, (start, end) in enumerate(windows):
+        for moment in range(start, end):
+            if covering := [row for row in given_rows if row[0] <= moment < row[1]]:
+                expected[at, max(covering, key=lambda row: (row[0], -row[1]))] += 1
+    found: Counter[tuple[int, Row]] = Counter()
+    for at, of, length_ns in opened_last(as_array(given_rows), as_array(windows)):
+        found[at, given_rows[of]] += length_ns
+    assert found == expected
 
 
 @given(st.lists(rows, min_size=1, max_size=4), rows)

@@ -609,6 +609,7 @@ def keys(value: object, path: str = "") -> set[str]:
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
             by_name += ("expected_bytes", "moved_bytes", "left_bytes", "held_bytes", "peak_owner_bytes", "counters")
             by_name += ("peak_owner_pinned_bytes", "pinned_unknown")
+            by_name += ("driver_seconds", "own_seconds", "elsewhere_seconds")
             named = last in by_name or path.endswith(("phases[].phases", "lanes[].phases"))
             here = f"{path}.{'*' if named else key}".lstrip(".")
             found |= {here} | keys(item, here)
@@ -623,12 +624,15 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     edges = [span("memory.edge", at, at + 0.05, totals={"9": 100}, cpu_ns={"9": at}) for at in (2, 4, 6, 8, 10)]
     grows = [sample("unattributed_bytes", at + 0.01, at * 2**20) for at in (2, 4, 6, 8, 10)]
     sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]
+    written.process("plan", span("plan", 0, 1), role="driver", ended_s=9)
+    written.process("agent", span("agent_loop.run", 0, 1), ended_s=9)
     moves = [span("cumem.unmap", 3, 3.1, tag="weights", bytes=7), sample("rollout.weights_bytes", 2.01, 30)]
     failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
     on_host = [sample("ref.params_host_bytes", 3, 7), sample("resident_bytes", 3, 70)]
     kept = [span("memory.allocations", 2, 4, error_ns=9, lost=0), sample("allocations.actor.grads_bytes", 3, 7)]
     work = [
         *edges,
+        span("prepare", 0, 1),
         *on_host,
         failure,
         *grows,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
@@ -18,6 +19,7 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
+from rltrace.cli.tables.idle import idle_tables
 from rltrace.cli.tables.memory import (
     allocation_line,
     allocation_table,
@@ -190,19 +192,23 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
-    """The steady step, each lane's, the first step's and the start-up's."""
+    """The steady step, each lane's, the first step's and the start-up's; each with what is idle in it."""
     if (table := steady_table(summary, whole=True)) is not None:
         yield table
     found = summary.steady
     if found is not None:
         over = [row for row in summary.phases if row.step is not None and row.finished]
         yield from lane_tables("Phases of each, steady steps", [row for row in over if row.steady])
+        yield from idle_tables("steady steps", STEADY_STEP, summary.idle)
         yield from lane_tables(f"Phases of each, step {found.first_step}", [row for row in over if not row.steady])
+        yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary.idle)
     if startup := [row for row in summary.phases if row.step is None]:
         if summary.steps:
             yield from lane_tables("Start-up, before the first step", startup, STARTUP_IDLE)
         else:
             yield from lane_tables("Phases", startup)
+        yield from idle_tables("start-up", STARTUP, summary.idle)
+        yield from idle_tables("", RUN, summary.idle)
 
 
 def _ending(summary: Summary) -> Iterator[Text]:
