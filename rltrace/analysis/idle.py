@@ -37,7 +37,7 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
     others_seconds: float
     """Of those, while another rank was in a phase."""
     driver_seconds: dict[str, float]
-    """By the span, or the method called, that the driver had opened last; what took most first."""
+    """By the span, or the method called, that the driver had opened last, in that step; what took most first."""
     own_seconds: dict[str, float]
     """Likewise of the lane's own processes."""
     elsewhere_seconds: dict[str, float]
@@ -74,10 +74,10 @@ class _Spans:
         self.rows: Intervals = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
         self.names = names
 
-    def opened_last(self, gaps: Intervals) -> list[Counter[str]]:
-        """Of each gap, nanoseconds by name."""
+    def opened_last(self, gaps: Intervals, since_ns: NDArray[np.int64]) -> list[Counter[str]]:
+        """Of each gap, nanoseconds by name; what was open before its step is, as a program's main, no answer."""
         found: list[Counter[str]] = [Counter() for _ in gaps]
-        for gap, row, length_ns in opened_last(self.rows, gaps):
+        for gap, row, length_ns in opened_last(self.rows, gaps, since_ns):
             found[gap][self.names[row]] += length_ns
         return found
 
@@ -97,7 +97,8 @@ class _Gaps:
     def figures(self, lane: Lane, others: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
         """One item a pair of phases, of the steps that go together; `spans` of driver, lane, and elsewhere."""
         others_ns = _inside_ns(others, self.rows)
-        meanwhile = [of.opened_last(self.rows) for of in spans]
+        begins_ns = self._windows.windows[self.window, 0]
+        meanwhile = [of.opened_last(self.rows, begins_ns) for of in spans]
         for what, places in _together(self._windows):
             alike: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
             for gap in np.flatnonzero(np.isin(self.window, places)).tolist():

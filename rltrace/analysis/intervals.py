@@ -79,17 +79,20 @@ def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.
     return gaps, np.searchsorted(windows[:, 0], gaps[:, 0], side="right") - 1
 
 
-def opened_last(rows: Intervals, windows: Intervals) -> Iterator[tuple[int, int, int]]:
+def opened_last(rows: Intervals, windows: Intervals, since_ns: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
     """Divide windows among intervals: each instant is of the one that began last of those that cover it.
 
     Args:
         rows: Shape (N, 2), in any order.
         windows: Shape (W, 2), disjoint and in order.
+        since_ns: Shape (W,); what began before that counts for nothing in that window.
 
     Yields:
         A window, an interval, by their indices, and nanoseconds; what nothing covers is left out.
     """
     pieces, window, row = cut(rows, windows)
+    is_new = rows[row, 0] >= since_ns[window]
+    pieces, window, row = pieces[is_new], window[is_new], row[is_new]
     in_time = np.lexsort((pieces[:, 0], window))
     edges = np.searchsorted(window[in_time], np.arange(len(windows) + 1))
     for at, (begin, end) in enumerate(pairwise(edges.tolist())):

@@ -66,18 +66,19 @@ def test_outside_is_what_of_each_window_nothing_covers(given_rows: list[Row], ed
     assert (gaps[:, 1] > gaps[:, 0]).all() and (gaps[1:, 0] >= gaps[:-1, 1]).all()
 
 
-@given(rows, edges)
+@given(rows, edges, st.lists(st.integers(0, 80), min_size=8, max_size=8))
 def test_each_instant_of_a_window_is_of_who_began_last_of_those_that_cover_it(
-    given_rows: list[Row], edges: list[int]
+    given_rows: list[Row], edges: list[int], since: list[int]
 ) -> None:
     windows = windows_of(edges)
     expected: Counter[tuple[int, Row]] = Counter()
     for at, (start, end) in enumerate(windows):
+        new = [row for row in given_rows if row[0] >= since[at]]
         for moment in range(start, end):
-            if covering := [row for row in given_rows if row[0] <= moment < row[1]]:
+            if covering := [row for row in new if row[0] <= moment < row[1]]:
                 expected[at, max(covering, key=lambda row: (row[0], -row[1]))] += 1
     found: Counter[tuple[int, Row]] = Counter()
-    for at, of, length_ns in opened_last(as_array(given_rows), as_array(windows)):
+    for at, of, length_ns in opened_last(as_array(given_rows), as_array(windows), np.array(since)):
         found[at, given_rows[of]] += length_ns
     assert found == expected
 

@@ -23,10 +23,10 @@ def loop(folder: Path) -> Recording:
     """Three steps of 10 s, the first of 20, of a driver, two ranks with an engine, and an agent loop."""
     written = Written(folder, ranks=2)
     begins = [(10, 20), (30, 10), (40, 10)]
-    driver = [span("start", 0, 10)]
+    driver = [span("main", 0, 51), span("start", 0, 10)]
     for number, (begin, length) in enumerate(begins):
         driver.append(span("step", begin, begin + length, step=number))
-        driver.append(span("plan", begin, begin + length))
+        driver.append(span("plan", begin, begin + length - 0.5))
         driver.append(span("ray.call", begin + 5, begin + 7, method="Trainer.fit"))
         driver.append(span("reward", begin + 7, begin + 8))
     written.process("driver", *driver, role="driver", ended_s=51)
@@ -58,6 +58,11 @@ def test_each_gap_says_what_driver_rank_and_the_rest_had_opened_last(tmp_path: P
     assert found.driver_seconds == {"Trainer.fit": 2, "plan": 1}
     assert found.own_seconds == {"server.request": 2}, "and then nothing"
     assert found.elsewhere_seconds == {"agent_loop.run": 2.5}
+
+
+def test_what_was_open_before_the_step_is_no_answer(tmp_path: Path) -> None:
+    found = gaps(summarize(loop(tmp_path / "run")), STEADY_STEP)["actor.update", None]
+    assert (found.seconds, found.driver_seconds) == (1, {"plan": 0.5})
 
 
 def test_start_up_and_first_step_have_their_own(tmp_path: Path) -> None:
@@ -110,3 +115,13 @@ def test_all_of_it_is_a_table_for_steady_steps_the_first_and_the_start_up(tmp_pa
     rows = [" ".join(line.split()) for line in lines[at + 1 : at + 9]]
     assert rows[0] == "idle between seconds of it others meanwhile"
     assert rows[2].startswith("rollout.generate → reward 2.500 0.500 driver Trainer.fit 2.000, plan 0.500")
+
+
+def test_the_first_screen_says_where_most_of_a_notable_idle_time_is(tmp_path: Path) -> None:
+    lines = screen(loop(tmp_path / "run"))
+    assert lines.count("Idle in a step 2.500 of 4.500 s from rollout.generate to reward") == 1
+    busy = Written(tmp_path / "busy")
+    busy.process(
+        "w", span("step", 0, 10, step=0), span("actor.update", 0.1, 9.8), role="worker", rank=0, ended_s=11
+    )  # 3 % of it
+    assert not [line for line in screen(busy.read()) if line.startswith("Idle")]

@@ -19,7 +19,7 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
-from rltrace.cli.tables.idle import idle_tables
+from rltrace.cli.tables.idle import SLIGHT_SECONDS, idle_line, idle_tables
 from rltrace.cli.tables.memory import (
     allocation_line,
     allocation_table,
@@ -102,14 +102,16 @@ def _spread(length: Spread) -> str:
 
 def _lines(summary: Summary) -> Iterator[RenderableType]:
     """One line a thing, of which `--all` has a table."""
-    if len(by_lane(summary.steps)) == 1 and (line := step_line(summary.steps)) is not None:
+    steps = step_line(summary.steps) if len(by_lane(summary.steps)) == 1 else None
+    sleeps = sleep_line(summary.sleeps) if summary.sleeps else None
+    if steps is not None or sleeps is not None:
+        yield Text(" · ").join(filter(None, [steps, sleeps]))
+    if (line := idle_line(summary)) is not None:
         yield line
     if summary.gpu_work:
         yield gpu_work_line(summary.gpu_work)
     if summary.weight_sync:
         yield sync_line(in_steady(summary.weight_sync, summary.steady))
-    if summary.sleeps:
-        yield sleep_line(summary.sleeps)
     if (line := collection_line(summary)) is not None:
         yield line
     if summary.allocations:
@@ -139,6 +141,7 @@ def _left_out(summary: Summary) -> list[str]:
         "GPU work": bool(summary.gpu_work),
         "weight sync by stage": bool(summary.weight_sync),
         "memory by phase": bool(summary.memory),
+        "idle time": any(gap.seconds >= SLIGHT_SECONDS for gap in summary.idle),
         "peaks of all allocations": len(summary.allocations) > 1,
     }
     each = [what for what, is_there in single.items() if is_there]
