@@ -264,7 +264,7 @@ def _is_of(span: Span, step: _ChosenStep) -> bool:
     """By what it says, else by when it was: a program may keep them by itself."""
     if "step" in span.args:
         return bool(span.args["step"] == step.step)
-    return step.start_ns is not None and span.start_ns < step.end_ns and (span.end_ns or step.end_ns) > step.start_ns
+    return step.start_ns is not None and _shared_ns(span, step.start_ns, step.end_ns) > 0
 
 
 def _changes(process: Seen, span: Span) -> Iterator[tuple[int, str, int]]:
