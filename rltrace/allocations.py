@@ -186,8 +186,16 @@ class Stillness(NamedTuple):
         return (self.device, self.counts) == (until.device, until.counts)
 
 
-COUNTED = [f"{what}.all.{sign}" for what in ("allocation", "active", "segment") for sign in ("allocated", "freed")]
-"""Of torch.cuda.memory_stats(): they go up with every change; active is also what waits for a stream to be freed."""
+COUNTED = (
+    *(f"{what}.all.{sign}" for what in ("allocation", "active", "segment") for sign in ("allocated", "freed")),
+    *("num_device_alloc", "num_device_free"),
+    *(f"{what}_bytes.all.current" for what in ("requested", "reserved")),
+)
+"""Of torch.cuda.memory_stats(): they go up with every change.
+
+Active is also what waits for a stream to be freed. Of segments that can be expanded only the driver's calls are counted
+(torch 2.11, CUDACachingAllocator.cpp, `map_block`). Bytes are there in case that the program resets the counts.
+"""
 
 
 def stillness() -> Stillness | None:
@@ -196,8 +204,11 @@ def stillness() -> Stillness | None:
         return None
     import torch
 
-    device = torch.cuda.current_device()
-    return _stillness(device, torch.cuda.memory_stats(device))
+    try:
+        device = torch.cuda.current_device()
+        return _stillness(device, torch.cuda.memory_stats(device))
+    except RuntimeError:  # an allocator of the program's own counts nothing
+        return None
 
 
 def _stillness(device: int, stats: dict[str, int]) -> Stillness | None:

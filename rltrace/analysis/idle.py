@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.intervals import Intervals, cut, opened_last, outside, total_ns, union
+from rltrace.analysis.intervals import EMPTY, Intervals, cut, opened_last, outside, total_ns, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import driver_phases, lane_phases
@@ -18,12 +17,17 @@ from rltrace.analysis.steps import FIRST, StepWindows
 RUN, STARTUP, FIRST_STEP, STEADY_STEP = "run", "startup", "first_step", "steady_step"
 """What is added up: all of a Recording without steps; else what is before them, or a step."""
 
+Between = tuple[str | None, str | None]
+"""The phases that a gap lies between; None: the step begins, or ends, with it."""
+
 
 class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
     """A lane's idle time between two phases; of the steady steps a mean."""
 
     lane: str
     rank: int | None
+    host: str | None
+    device: str | None
     of: str
     """`run`, `startup`, `first_step` (where it is no steady one) or `steady_step`."""
     after: str | None
@@ -47,39 +51,56 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
 def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
     """Of each rank, without any of each other process: start-up, first step, steady ones; what took most first."""
     phases, of_driver = lane_phases(seen), driver_phases(seen)
-    lanes = [lane for lane in phases if lane.rank is not None] or [lane for lane in phases if not lane.is_driver]
-    busy = {lane: union(*phases[lane].values()) for lane in lanes}
+    lanes = _lanes(phases)
+    busy = union(*(rows for lane in lanes for rows in phases[lane].values()))
     driver = _Spans(seen, [process for process in seen.processes if process.lane.is_driver])
-    elsewhere = _Spans(seen, [p for p in seen.processes if not p.lane.is_driver and p.lane not in busy])
+    elsewhere = _Spans(seen, [process for process in seen.processes if _is_elsewhere(process.lane, lanes)])
     found: list[IdleGap] = []
     for lane in lanes:
         own = _Spans(seen, [process for process in seen.processes if process.lane == lane])
-        others = union(*(busy[other] for other in lanes if other != lane))
-        gaps = _Gaps({**phases[lane], **of_driver}, windows.of(lane))
-        found += gaps.figures(lane, others, driver, own, elsewhere)
+        known = phases[lane] if lane.is_driver else {**phases[lane], **of_driver}
+        found += _Gaps(known, windows.of(lane)).figures(lane, busy, driver, own, elsewhere)
     return found
 
 
+def _lanes(phases: Iterable[Lane]) -> list[Lane]:
+    """Those that one figure can stand for, as in `steady.together`."""
+    all_lanes = list(phases)
+    ranks = [lane for lane in all_lanes if lane.rank is not None]
+    return ranks or [lane for lane in all_lanes if not lane.is_driver] or all_lanes
+
+
+def _is_elsewhere(lane: Lane, lanes: list[Lane]) -> bool:
+    return not lane.is_driver and lane.rank is None and lane not in lanes
+
+
 class _Spans:
-    """Spans of some processes that are no phases."""
+    """All spans of some processes, their phases with them."""
 
     def __init__(self, seen: Observations, processes: Iterable[Seen]) -> None:
-        rows = []
-        names: list[str] = []
+        rows, places = [EMPTY], [np.empty(0, np.intp)]
+        known: dict[str, int] = {}
         for process in processes:
             until_ns = seen.open_until_ns(process, unseen_ns=process.last_ns)
-            for (name, method), kept in process.named.items():
+            of_calls = ((method or name, kept) for (name, method), kept in process.named.items())
+            for name, kept in (*of_calls, *process.phases.items(), *process.stages.items()):
                 rows.append(kept.rows(until_ns))
-                names += [method or name] * len(rows[-1])
-        self.rows: Intervals = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
-        self.names = names
+                places.append(np.full(len(rows[-1]), known.setdefault(name, len(known)), np.intp))
+        self.names = list(known)
+        self._rows: Intervals = np.concatenate(rows)
+        self._name_of_row = np.concatenate(places)
+        self._opened: dict[int, tuple[Intervals, NDArray[np.intp]]] = {}
 
-    def opened_last(self, gaps: Intervals, since_ns: NDArray[np.int64]) -> list[Counter[str]]:
-        """Of each gap, nanoseconds by name; what was open before its step is, as a program's main, no answer."""
-        found: list[Counter[str]] = [Counter() for _ in gaps]
-        for gap, row, length_ns in opened_last(self.rows, gaps, since_ns):
-            found[gap][self.names[row]] += length_ns
-        return found
+    def opened_last(self, windows: StepWindows) -> tuple[Intervals, NDArray[np.intp]]:
+        """Which was opened last at each instant, of those of its window: a program's main, open before, is no answer.
+
+        Returns:
+            Segments, disjoint and in order; and each one's name, by its place in `names`.
+        """
+        if id(windows) not in self._opened:
+            segments, row = opened_last(self._rows, windows.windows)
+            self._opened[id(windows)] = segments, self._name_of_row[row]
+        return self._opened[id(windows)]
 
 
 class _Gaps:
@@ -87,37 +108,59 @@ class _Gaps:
 
     def __init__(self, phases: dict[str, Intervals], windows: StepWindows) -> None:
         self._windows = windows
-        self.rows, window = outside(union(*phases.values()), windows.windows)
-        self.window = window
-        edges = windows.windows[window]
-        after = _names_at(self.rows[:, 0], edges[:, 0], {name: rows[:, 1] for name, rows in phases.items()})
-        before = _names_at(self.rows[:, 1], edges[:, 1], {name: rows[:, 0] for name, rows in phases.items()})
-        self.between = list(zip(after, before, strict=True))
+        self._rows, self._window = outside(union(*phases.values()), windows.windows)
+        edges = windows.windows[self._window]
+        after = _names_at(self._rows[:, 0], edges[:, 0], {name: rows[:, 1] for name, rows in phases.items()})
+        before = _names_at(self._rows[:, 1], edges[:, 1], {name: rows[:, 0] for name, rows in phases.items()})
+        self._between: list[Between] = list(zip(after, before, strict=True))
 
-    def figures(self, lane: Lane, others: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
-        """One item a pair of phases, of the steps that go together; `spans` of driver, lane, and elsewhere."""
-        others_ns = _inside_ns(others, self.rows)
-        begins_ns = self._windows.windows[self.window, 0]
-        meanwhile = [of.opened_last(self.rows, begins_ns) for of in spans]
+    def figures(self, lane: Lane, busy: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
+        """One item a pair of phases, of the steps that go together.
+
+        Args:
+            lane: Whose they are.
+            busy: When any lane was in a phase.
+            spans: Of the driver, of the lane, and of who is elsewhere.
+        """
+        pieces, _, gap_of_piece = cut(self._rows, busy)
+        others_ns = np.bincount(gap_of_piece, pieces[:, 1] - pieces[:, 0], len(self._rows))
         for what, places in _together(self._windows):
-            alike: defaultdict[tuple[str | None, str | None], list[int]] = defaultdict(list)
-            for gap in np.flatnonzero(np.isin(self.window, places)).tolist():
-                alike[self.between[gap]].append(gap)
-            for (after, before), gaps in sorted(alike.items(), key=lambda item: -total_ns(self.rows[item[1]])):
-                driver, own, elsewhere = (_mean((of[gap] for gap in gaps), len(places)) for of in meanwhile)
+            alike = self._alike(places)
+            driver, own, elsewhere = (self._meanwhile(alike, of, len(places)) for of in spans)
+            for at, ((after, before), gaps) in enumerate(alike):
                 yield IdleGap(
                     lane=lane.name,
                     rank=lane.rank,
+                    host=lane.host,
+                    device=lane.device,
                     of=what,
                     after=after,
                     before=before,
                     count=len(gaps) / len(places),
-                    seconds=total_ns(self.rows[gaps]) / 1e9 / len(places),
-                    others_seconds=int(others_ns[gaps].sum()) / 1e9 / len(places),
-                    driver_seconds=driver,
-                    own_seconds=own,
-                    elsewhere_seconds=elsewhere,
+                    seconds=total_ns(self._rows[gaps]) / 1e9 / len(places),
+                    others_seconds=float(others_ns[gaps].sum()) / 1e9 / len(places),
+                    driver_seconds=driver[at],
+                    own_seconds=own[at],
+                    elsewhere_seconds=elsewhere[at],
                 )
+
+    def _alike(self, places: list[int]) -> list[tuple[Between, list[int]]]:
+        """The gaps of some windows, by what they are between; what took most first."""
+        found: dict[Between, list[int]] = {}
+        for gap in np.flatnonzero(np.isin(self._window, places)).tolist():
+            found.setdefault(self._between[gap], []).append(gap)
+        return sorted(found.items(), key=lambda item: -total_ns(self._rows[item[1]]))
+
+    def _meanwhile(self, alike: list[tuple[Between, list[int]]], spans: _Spans, steps: int) -> list[dict[str, float]]:
+        """Seconds of a step by name, of each such group of gaps."""
+        segments, name = spans.opened_last(self._windows)
+        found = []
+        for _, gaps in alike:
+            pieces, segment, _ = cut(self._rows[gaps], segments)
+            name_ns = np.bincount(name[segment], pieces[:, 1] - pieces[:, 0], len(spans.names))
+            longest = np.argsort(-name_ns, kind="stable")
+            found.append({spans.names[at]: float(name_ns[at]) / 1e9 / steps for at in longest.tolist() if name_ns[at]})
+        return found
 
 
 def _names_at(
@@ -126,15 +169,7 @@ def _names_at(
     """Which phase has one of its times at each of these; None at the edge of the window."""
     name_at = {at_ns: name for name, of_phase in phases.items() for at_ns in of_phase.tolist()}
     pairs = zip(times_ns.tolist(), edges_ns.tolist(), strict=True)
-    return [None if at_ns == edge_ns else name_at[at_ns] for at_ns, edge_ns in pairs]
-
-
-def _inside_ns(rows: Intervals, gaps: Intervals) -> NDArray[np.int64]:
-    """How much of each gap disjoint intervals cover."""
-    pieces, gap, _ = cut(rows, gaps)
-    found = np.zeros(len(gaps), np.int64)
-    np.add.at(found, gap, pieces[:, 1] - pieces[:, 0])
-    return found
+    return [None if at_ns == edge_ns else name_at.get(at_ns) for at_ns, edge_ns in pairs]
 
 
 def _together(windows: StepWindows) -> Iterator[tuple[str, list[int]]]:
@@ -144,10 +179,3 @@ def _together(windows: StepWindows) -> Iterator[tuple[str, list[int]]]:
         yield FIRST_STEP, [FIRST]
     if windows.steady:
         yield STEADY_STEP, windows.steady
-
-
-def _mean(each: Iterable[Counter[str]], steps: int) -> dict[str, float]:
-    together: Counter[str] = Counter()
-    for lengths_ns in each:
-        together.update(lengths_ns)
-    return {name: length_ns / 1e9 / steps for name, length_ns in together.most_common()}

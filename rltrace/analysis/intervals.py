@@ -79,52 +79,46 @@ def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.
     return gaps, np.searchsorted(windows[:, 0], gaps[:, 0], side="right") - 1
 
 
-def opened_last(rows: Intervals, windows: Intervals, since_ns: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+def opened_last(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
     """Divide windows among intervals: each instant is of the one that began last of those that cover it.
 
     Args:
-        rows: Shape (N, 2), in any order.
+        rows: Shape (N, 2), in any order; in a window those count that begin in it.
         windows: Shape (W, 2), disjoint and in order.
-        since_ns: Shape (W,); what began before that counts for nothing in that window.
 
-    Yields:
-        A window, an interval, by their indices, and nanoseconds; what nothing covers is left out.
+    Returns:
+        Segments, shape (S, 2), disjoint and in order, and the index of each one's row; what nothing covers has none.
     """
     pieces, window, row = cut(rows, windows)
-    is_new = rows[row, 0] >= since_ns[window]
-    pieces, window, row = pieces[is_new], window[is_new], row[is_new]
-    in_time = np.lexsort((pieces[:, 0], window))
-    edges = np.searchsorted(window[in_time], np.arange(len(windows) + 1))
-    for at, (begin, end) in enumerate(pairwise(edges.tolist())):
-        chosen = in_time[begin:end]
-        of = row[chosen].tolist()
-        for place, length_ns in _divide(pieces[chosen].tolist(), rows[of].tolist()):
-            yield at, of[place], length_ns
+    begun = np.flatnonzero(pieces[:, 0] == rows[row, 0])
+    in_time = begun[np.lexsort((pieces[begun, 0], window[begun]))]
+    edges = np.searchsorted(window[in_time], np.arange(len(windows) + 1)).tolist()
+    found: list[tuple[int, int, int]] = []
+    for at, (first, behind) in enumerate(pairwise(edges)):
+        chosen = row[in_time[first:behind]]
+        found += _divide(rows[chosen].tolist(), chosen.tolist(), int(windows[at, 1]))
+    segments = np.array(found, np.int64).reshape(-1, 3)
+    return segments[:, :2], segments[:, 2].astype(np.intp)
 
 
-def _divide(pieces: list[list[int]], whole: list[list[int]]) -> Iterator[tuple[int, int]]:
-    """Sweep over one window's pieces, sorted by their starts; of two that began at once the one that ends first counts.
-
-    Args:
-        pieces: What of each interval lies in the window.
-        whole: The intervals.
-    """
+def _divide(rows: list[list[int]], names: list[int], end_ns: int) -> Iterator[tuple[int, int, int]]:
+    """Sweep over the rows of one window, sorted by their starts; of two that begin at once the shorter one counts."""
     covering: list[tuple[int, int, int]] = []
     now_ns = 0
-    for place, (start_ns, _) in enumerate(pieces):
+    for (start_ns, until_ns), name in zip(rows, names, strict=True):
         yield from _sweep(covering, now_ns, start_ns)
         now_ns = start_ns
-        begun_ns, end_ns = whole[place]
-        heapq.heappush(covering, (-begun_ns, end_ns, place))
-    yield from _sweep(covering, now_ns, max((end_ns for _, end_ns in pieces), default=now_ns))
+        heapq.heappush(covering, (-start_ns, until_ns, name))
+    yield from _sweep(covering, now_ns, end_ns)
 
 
-def _sweep(covering: list[tuple[int, int, int]], now_ns: int, until_ns: int) -> Iterator[tuple[int, int]]:
+def _sweep(covering: list[tuple[int, int, int]], now_ns: int, until_ns: int) -> Iterator[tuple[int, int, int]]:
     """On from now, with what covers it; what is over by then is taken off where it is in the way."""
     while covering and now_ns < until_ns:
-        _, end_ns, place = covering[0]
+        _, end_ns, name = covering[0]
         if end_ns <= now_ns:
             heapq.heappop(covering)
             continue
-        yield place, min(end_ns, until_ns) - now_ns
-        now_ns = min(end_ns, until_ns)
+        reach_ns = min(end_ns, until_ns)
+        yield now_ns, reach_ns, name
+        now_ns = reach_ns

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rltrace.analysis.intervals import covered_ns, cut, opened_last, outside, total_ns, union
@@ -66,21 +65,25 @@ def test_outside_is_what_of_each_window_nothing_covers(given_rows: list[Row], ed
     assert (gaps[:, 1] > gaps[:, 0]).all() and (gaps[1:, 0] >= gaps[:-1, 1]).all()
 
 
-@given(rows, edges, st.lists(st.integers(0, 80), min_size=8, max_size=8))
-def test_each_instant_of_a_window_is_of_who_began_last_of_those_that_cover_it(
-    given_rows: list[Row], edges: list[int], since: list[int]
+@given(rows, edges)
+@example([(0, 9), (3, 10)], [0, 12])
+@example([(0, 9), (3, 5), (4, 5)], [0, 4, 12])
+def test_each_instant_of_a_window_is_of_who_began_last_in_it_of_those_that_cover_it(
+    given_rows: list[Row], edges: list[int]
 ) -> None:
     windows = windows_of(edges)
-    expected: Counter[tuple[int, Row]] = Counter()
-    for at, (start, end) in enumerate(windows):
-        new = [row for row in given_rows if row[0] >= since[at]]
+    expected: dict[int, Row] = {}
+    for start, end in windows:
+        new = [row for row in given_rows if start <= row[0]]
         for moment in range(start, end):
             if covering := [row for row in new if row[0] <= moment < row[1]]:
-                expected[at, max(covering, key=lambda row: (row[0], -row[1]))] += 1
-    found: Counter[tuple[int, Row]] = Counter()
-    for at, of, length_ns in opened_last(as_array(given_rows), as_array(windows), np.array(since)):
-        found[at, given_rows[of]] += length_ns
+                expected[moment] = max(covering, key=lambda row: (row[0], -row[1]))
+    segments, of = opened_last(as_array(given_rows), as_array(windows))
+    found = {
+        moment: given_rows[at] for (start, end), at in zip(segments, of, strict=True) for moment in range(start, end)
+    }
     assert found == expected
+    assert (segments[:, 1] > segments[:, 0]).all() and (segments[1:, 0] >= segments[:-1, 1]).all()
 
 
 @given(st.lists(rows, min_size=1, max_size=4), rows)

@@ -472,19 +472,22 @@ def test_who_uses_no_gpu_says_so_and_the_summary_has_those_that_do(on_ray: Trace
 
 WAITING = """
     from pathlib import Path
-    import rltrace
-    from pretended_gpu import GPU, Tensor, come_up
+    import rltrace, torch
+    from pretended_gpu import DEVICE, GPU, Tensor, come_up
     from rltrace import chosen_steps
     come_up()
     folder = Path(rltrace.start(name="waiting"))
     held, pending = Tensor(1000), Tensor(30)
     with rltrace.phase("weight_sync"):
-        Tensor(500)
+        cached = [Tensor(500) for _ in range(5)]
+        del cached
         GPU.ask_to_free(pending._address)
+        {before}
     chosen_steps.say(folder, 2, "another", is_over=False)
     {meanwhile}
     with rltrace.phase("actor.update"):
-        Tensor(70)
+        more = [Tensor(70) for _ in range(9)]
+        del more
     chosen_steps.say(folder, 2, "another", is_over=True)
     with rltrace.phase("weight_sync"):
         pass
@@ -495,27 +498,36 @@ import sys
 from types import SimpleNamespace as Of
 from rltrace import allocations
 from rltrace.instrument.vllm_allocations import CUMEM, CumemPools
-segments = {4096: Of(handle=(0, 100, 4096, 1), tag="weights")}
+segments = {{4096: Of(handle=(0, 100, 4096, 1), tag="weights", is_asleep={is_asleep})}}
 sys.modules[CUMEM] = Of(CuMemAllocator=Of(instance=Of(pointer_to_data=segments)))
 allocations.keep_beside(CumemPools())
 """
 """Pools as vLLM's, that sleep and wake up without a word of torch's allocator."""
+AWAKE, ASLEEP = (f"exec({AN_ENGINE.format(is_asleep=is_asleep)!r})" for is_asleep in (False, True))
+ON_ANOTHER = "torch.cuda.current_device = lambda: DEVICE + 1"
+BACK = "torch.cuda.current_device = lambda: DEVICE"
 
 
 @pytest.mark.parametrize(
     ("before", "meanwhile", "is_known", "start_bytes"),
     [
-        ("", "pass", True, 1030),
-        ("", "Tensor(3)", False, 1030),
-        ("", "GPU.complete_free(pending._address)", False, 1000),
-        (AN_ENGINE, "pass", False, 1130),
+        pytest.param("", "pass", True, 1030, id="nothing"),
+        pytest.param("", "Tensor(3)", False, 1030, id="what came and went"),
+        pytest.param("", "GPU.complete_free(pending._address)", False, 1000, id="a stream let go"),
+        pytest.param("", "GPU.empty_cache()", False, 1030, id="the cache was emptied"),
+        pytest.param("GPU.is_expandable = True", "GPU.empty_cache()", False, 1030, id="by expandable segments"),
+        pytest.param("GPU.stats.clear()", "new = Tensor(3); GPU.stats.clear()", False, 1033, id="counts were reset"),
+        pytest.param(ON_ANOTHER, BACK, False, 1030, id="another device"),
+        pytest.param(AWAKE, "pass", False, 1130, id="an engine"),
+        pytest.param(ASLEEP, "pass", False, 1030, id="an engine that sleeps"),
+        pytest.param("", AWAKE, False, 1130, id="an engine that came"),
+        pytest.param("GPU.ring = 36", "pass", False, 1030 + 6 * 70, id="entries were lost"),
     ],
-    ids=["nothing", "an allocation", "a stream", "an engine"],
 )
 def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did_nothing(
     tmp_path: Path, before: str, meanwhile: str, is_known: bool, start_bytes: int
 ) -> None:
-    done = run(tmp_path, before + textwrap.dedent(WAITING).format(meanwhile=meanwhile))
+    done = run(tmp_path, WAITING.format(before=before, meanwhile=meanwhile))
     assert done.returncode == 0, done.err
     process = named(done.recording, "waiting")
     (whole,) = kept(process)
@@ -529,6 +541,20 @@ def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did
     assert min(sample.ts_ns for sample in samples) == whole.start_ns
     assert is_first == is_known
     assert whole.args["start_bytes"] == start_bytes
+
+
+def test_an_allocator_that_counts_nothing_is_no_failure(tmp_path: Path) -> None:
+    refuse = """
+        def refuse(*_):
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+        torch.cuda.memory_stats = torch.cuda.memory_stats_as_nested_dict = refuse
+        torch.cuda.memory.get_allocator_backend = lambda: "pluggable"
+    """
+    before = f"exec({textwrap.dedent(refuse)!r})"
+    done = run(tmp_path, WAITING.format(before=before, meanwhile="pass"))
+    assert (done.returncode, done.err) == (0, "")
+    reason = named(done.recording, "waiting").unavailable[allocations_of(2)]
+    assert "chosen an allocator that keeps no history" in reason
 
 
 def test_a_worker_that_ends_behind_the_step_has_written_it(tmp_path: Path) -> None:

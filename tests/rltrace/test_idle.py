@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recordings import Written, sample, span, two_ranks, two_workers
@@ -65,6 +66,19 @@ def test_what_was_open_before_the_step_is_no_answer(tmp_path: Path) -> None:
     assert (found.seconds, found.driver_seconds) == (1, {"plan": 0.5})
 
 
+def test_phases_count_among_what_was_opened_and_a_rank_is_never_elsewhere(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    saves = [span("step", 0, 10, step=0), span("fit", 0, 10), span("checkpoint", 5, 9, phase=True)]
+    written.process("driver", *saves, role="driver", ended_s=11)
+    written.process("w", span("actor.update", 0, 4), span("write", 6, None), role="worker", rank=0, ended_s=11)
+    written.process("server", span("server.request", 4, 9), rank=1, ended_s=11)
+    written.process("scores", span("serve", 4, 10), span("reward_model.score", 5, 8, phase=True), ended_s=11)
+    found = gaps(summarize(written.read()), STEADY_STEP)["actor.update", None]
+    assert list(found.driver_seconds.items()) == [("checkpoint", 4), ("fit", 2)], "what took most first"
+    assert found.own_seconds == {"write": 4}, "it was never over"
+    assert found.elsewhere_seconds == {"serve": 3, "reward_model.score": 3}
+
+
 def test_start_up_and_first_step_have_their_own(tmp_path: Path) -> None:
     summary = summarize(loop(tmp_path / "run"))
     startup, first = gaps(summary, STARTUP), gaps(summary, FIRST_STEP)
@@ -77,16 +91,68 @@ def test_start_up_and_first_step_have_their_own(tmp_path: Path) -> None:
     assert not gaps(summary, RUN)
 
 
-@pytest.mark.parametrize("recorded", [loop, lambda folder: two_ranks(folder).read()], ids=["loop", "two ranks"])
-def test_they_add_up_to_the_idle_of_every_rank(tmp_path: Path, recorded: Callable[[Path], Recording]) -> None:
+def odd_steps(folder: Path) -> Recording:
+    """One step that was not recorded, one aborted, one that overlaps the next, and one that is open."""
+    steps = [
+        span("step", 10, 20, step=0, recorded=False),
+        span("step", 20, 30, step=1, error="ValueError"),
+        span("step", 30, 45, step=2),
+        span("step", 40, 50, step=3),
+        span("step", 50, None, step=4),
+    ]
+    phases = [span("actor.update", at, at + 4) for at in (1, 21, 27, 31, 41, 51)]
+    written = Written(folder).process("driver", *steps, span("reward", 46, 48), role="driver", ended_s=60)
+    written.process("w", *phases, span("rollout.sleep", 48, 48), span("rollout.generate", 58, None), rank=0, ended_s=61)
+    return written.read()
+
+
+def one_step(folder: Path, **args: Any) -> Recording:
+    """The only one, and after it something else."""
+    step = [span("step", 2, 10, step=0, **args), span("actor.update", 3, 4), span("actor.update", 11, 12)]
+    return Written(folder).process("w", *step, rank=0, ended_s=13).read()
+
+
+def aborted(folder: Path) -> Recording:
+    return one_step(folder, error="ValueError")
+
+
+def paused(folder: Path) -> Recording:
+    return one_step(folder, recorded=False)
+
+
+def no_driver(folder: Path) -> Recording:
+    return two_workers(folder).read()
+
+
+def driver_alone(folder: Path) -> Recording:
+    """A driver whose reward is a phase, and nobody else has any."""
+    work = [span("step", 0, 10, step=0), span("reward", 2, 5), span("plan", 5, 9)]
+    return Written(folder).process("driver", *work, role="driver", ended_s=11).read()
+
+
+def of_two_ranks(folder: Path) -> Recording:
+    return two_ranks(folder).read()
+
+
+RECORDED = [loop, of_two_ranks, odd_steps, one_step, aborted, paused, no_driver, driver_alone]
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_they_add_up_to_the_idle_of_every_lane(tmp_path: Path, recorded: Callable[[Path], Recording]) -> None:
     summary = summarize(recorded(tmp_path / "run"))
-    assert summary.steady is not None
-    for lane in (lane for lane in summary.steady.lanes if lane.rank is not None):
-        total = sum(gap.seconds for gap in gaps(summary, STEADY_STEP, lane.lane).values())
-        assert total == pytest.approx(lane.phases["idle"].mean_seconds, abs=1e-9)
-        startup = sum(gap.seconds for gap in gaps(summary, STARTUP, lane.lane).values())
-        (before,) = [row for row in summary.phases if row.step is None and row.lane == lane.lane]
-        assert startup == pytest.approx(before.phases["idle"].seconds, abs=1e-9)
+    lanes = {row.lane for row in summary.phases if row.lane != "driver"} or {"driver"}
+    assert {gap.lane for gap in summary.idle} == lanes
+    for lane in lanes:
+        rows = [row for row in summary.phases if row.lane == lane]
+        over = [row for row in rows if row.step is not None and row.finished]
+        steady = [row.phases["idle"].seconds for row in over if row.steady]
+        expected = {
+            STARTUP if summary.steps else RUN: rows[0].phases["idle"].seconds,
+            FIRST_STEP: sum(row.phases["idle"].seconds for row in over if not row.steady),
+            STEADY_STEP: sum(steady) / len(steady) if steady else 0,
+        }
+        for of, seconds in expected.items():
+            assert sum(gap.seconds for gap in gaps(summary, of, lane).values()) == pytest.approx(seconds, abs=1e-9)
 
 
 def test_processes_without_a_rank_have_theirs_in_steps_of_their_own(tmp_path: Path) -> None:
@@ -107,21 +173,75 @@ def test_a_recording_without_steps_is_one(tmp_path: Path) -> None:
     assert {gap.of for gap in summary.idle} == {RUN}
 
 
+def table(recording: Recording, title: str) -> list[str]:
+    """The lines of a table of `--all` from its title to its caption, spaces as one."""
+    lines = [" ".join(line.split()) for line in screen(recording, 150, whole=True)]
+    at = lines.index(title)
+    return [line for line in lines[at : lines.index("", at)] if not line.startswith("─")]
+
+
 def test_all_of_it_is_a_table_for_steady_steps_the_first_and_the_start_up(tmp_path: Path) -> None:
-    lines = screen(loop(tmp_path / "run"), whole=True)
-    for steps in ("steady steps", "step 0", "start-up"):
-        assert lines.count(f"Idle, {steps}: mean of 2 ranks") == 1
-    at = lines.index("Idle, steady steps: mean of 2 ranks")
-    rows = [" ".join(line.split()) for line in lines[at + 1 : at + 9]]
-    assert rows[0] == "idle between seconds of it others meanwhile"
-    assert rows[2].startswith("rollout.generate → reward 2.500 0.500 driver Trainer.fit 2.000, plan 0.500")
+    recording = loop(tmp_path / "run")
+    assert table(recording, "Idle, steady steps: mean of 2 ranks") == [
+        "Idle, steady steps: mean of 2 ranks",
+        "idle between seconds of it others meanwhile",
+        "rollout.generate → reward 2.500 0.500 driver Trainer.fit 2.000, plan 0.500; rank server.request 1.500; "
+        "elsewhere agent_loop.run 2.000",
+        "begin → rollout.generate 1.000 driver plan 1.000; rank server.request 1.000; elsewhere agent_loop.run 1.000",
+        "actor.update → end 1.000 driver plan 0.500",
+        "idle 4.500",
+        "of it others: another rank was in a phase; "
+        "meanwhile: the span, or the actor's method, that each had opened last in the step",
+    ]
+    assert table(recording, "Idle, step 0: mean of 2 ranks")[2].startswith(
+        "actor.update → end 11.000 driver plan 10.500"
+    )
+    assert table(recording, "Idle, start-up: mean of 2 ranks")[-2:] == [
+        "idle 7.000",
+        "meanwhile: the span, or the actor's method, that each had opened last in the step",
+    ]
+
+
+def test_a_table_names_two_of_those_that_took_a_tenth_and_adds_up_what_took_less_than_a_millisecond(
+    tmp_path: Path,
+) -> None:
+    spans = [span("act", 0, 1, phase=True), span("act", 2, 3, phase=True), span("act", 3.0004, 4, phase=True)]
+    spans += [span("think", 3.0001, 3.0002), span("act", 4.0003, 5, phase=True), span("rest", 5.0002, 6, phase=True)]
+    own = [span("a", 1, 1.3), span("b", 1.3, 1.5), span("c", 1.5, 1.92), span("d", 1.92, 2)]
+    recording = Written(tmp_path / "run").process("w", *spans, *own, role="worker", pid=7, ended_s=6).read()
+    assert table(recording, "Idle: mean of 1 process") == [
+        "Idle: mean of 1 process",
+        "idle between seconds meanwhile",
+        "act → act 1.001 itself c 0.420, a 0.300",
+        "1 shorter 200 µs",
+        "idle 1.001",
+        "meanwhile: the span, or the actor's method, that each had opened last in the step",
+    ]
+    one = Written(tmp_path / "one").process("w", span("a", 0, 9), span("act", 1, 9, phase=True), pid=7, ended_s=9)
+    assert table(one.read(), "Idle: mean of 1 process")[2:4] == ["begin → act 1.000 itself a 1.000", "idle 1.000"]
+
+
+def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    steps = [span("step", 10 * number, 10 * number + 10, step=number) for number in range(3)]
+    written.process("driver", *steps, role="driver", ended_s=31)
+    idle_of = {"busy": 0, "early": 8, "late": 4}
+    for rank, (name, seconds) in enumerate(idle_of.items()):
+        phases = [span("actor.update", begin, begin + 10 - seconds) for begin in (0, 10, 20)]
+        device = {"host": "here", "uuid": f"GPU-{rank}"}
+        written.process(name, *phases, role="worker", rank=min(rank, 1), device=device, ended_s=31)
+    recording = written.read()
+    assert "Idle in a step 4.000 of 4.000 s from actor.update to its end" in screen(recording)
+    assert table(recording, "Idle, steady steps: mean of 3 ranks")[2].startswith("actor.update → end 4.000 4.000")
 
 
 def test_the_first_screen_says_where_most_of_a_notable_idle_time_is(tmp_path: Path) -> None:
     lines = screen(loop(tmp_path / "run"))
     assert lines.count("Idle in a step 2.500 of 4.500 s from rollout.generate to reward") == 1
-    busy = Written(tmp_path / "busy")
-    busy.process(
+    assert lines[-1].endswith(", idle time")
+    busy = Written(tmp_path / "busy").process(
         "w", span("step", 0, 10, step=0), span("actor.update", 0.1, 9.8), role="worker", rank=0, ended_s=11
-    )  # 3 % of it
-    assert not [line for line in screen(busy.read()) if line.startswith("Idle")]
+    )
+    assert not [line for line in screen(busy.read()) if line.startswith("Idle")], "3 % of it"
+    whole = Written(tmp_path / "whole").process("w", span("act", 0, 9, phase=True), rank=0, ended_s=9)
+    assert not screen(whole.read())[-1].endswith(", idle time")

@@ -202,16 +202,16 @@ def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
     if found is not None:
         over = [row for row in summary.phases if row.step is not None and row.finished]
         yield from lane_tables("Phases of each, steady steps", [row for row in over if row.steady])
-        yield from idle_tables("steady steps", STEADY_STEP, summary.idle)
+        yield from idle_tables("steady steps", STEADY_STEP, summary)
         yield from lane_tables(f"Phases of each, step {found.first_step}", [row for row in over if not row.steady])
-        yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary.idle)
+        yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary)
     if startup := [row for row in summary.phases if row.step is None]:
         if summary.steps:
             yield from lane_tables("Start-up, before the first step", startup, STARTUP_IDLE)
         else:
             yield from lane_tables("Phases", startup)
-        yield from idle_tables("start-up", STARTUP, summary.idle)
-        yield from idle_tables("", RUN, summary.idle)
+        yield from idle_tables("start-up", STARTUP, summary)
+        yield from idle_tables("", RUN, summary)
 
 
 def _ending(summary: Summary) -> Iterator[Text]:

@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rltrace.analysis.idle import STEADY_STEP, IdleGap
+from rltrace.analysis.lanes import DRIVER_ROLE
+from rltrace.analysis.phases import RankStep
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
@@ -19,13 +21,12 @@ NOTABLE, MOST = 0.1, 2
 """Of what went on meanwhile: which share of the gap it has to take, and how many are named of each."""
 NOTABLE_IDLE = 0.05
 """Of a step, from which on the first screen says where it is."""
-CAPTION = (
-    "of it others: another rank was in a phase; meanwhile: the span, or the actor's method, that each had opened last"
-)
+OTHERS = "of it others: another rank was in a phase"
+MEANWHILE = "meanwhile: the span, or the actor's method, that each had opened last in the step"
 
 
 class _Row:
-    """A mean over the lanes."""
+    """A mean over the lanes, those that have no such gap with them."""
 
     def __init__(self, items: Sequence[IdleGap], lanes: int) -> None:
         self.after, self.before = items[0].after, items[0].before
@@ -38,7 +39,12 @@ class _Row:
             "elsewhere": [item.elsewhere_seconds for item in items],
         }
 
-    def meanwhile(self) -> str:
+    def cells(self) -> list[str]:
+        others = figures.seconds(self.others_seconds) if self.others_seconds >= SLIGHT_SECONDS else ""
+        between = f"{self.after or 'begin'} → {self.before or 'end'}"
+        return [between, figures.seconds(self.seconds), others, self._said()]
+
+    def _said(self) -> str:
         """What took most, of each."""
         said = {who: ", ".join(self._longest(each)) for who, each in self._meanwhile.items()}
         return "; ".join(f"{who} {names}" for who, names in said.items() if names)
@@ -51,47 +57,58 @@ class _Row:
         return [f"{name} {figures.seconds(length)}" for name, length in longest if length >= NOTABLE * self.seconds]
 
 
-def idle_tables(steps: str, of: str, found: Sequence[IdleGap]) -> Iterator[RenderableType]:
+def idle_tables(steps: str, of: str, summary: Summary) -> Iterator[RenderableType]:
     """One, what took most first; none where nothing took a millisecond.
 
     Args:
         steps: How to call them.
         of: Which ones, as of `IdleGap`.
-        found: Of all steps and lanes.
+        summary: Of the Recording.
     """
-    chosen = [gap for gap in found if gap.of == of]
-    rows = sorted(_rows(chosen), key=lambda row: -row.seconds)
+    rows = _rows(summary, of)
     shown = [row for row in rows if row.seconds >= SLIGHT_SECONDS]
     if not shown:
         return
     table = Figures("idle between", "seconds", Column("of it others", 5), words("meanwhile", 7))
-    for row in shown:
-        others = figures.seconds(row.others_seconds) if row.others_seconds >= SLIGHT_SECONDS else ""
-        between = f"{row.after or 'begin'} → {row.before or 'end'}"
-        table.add_row(between, figures.seconds(row.seconds), others, row.meanwhile())
+    cells = [row.cells() for row in shown]
+    for of_row in cells:
+        table.add_row(*of_row)
     if slight := rows[len(shown) :]:
         table.add_row(f"{len(slight)} shorter", figures.seconds(sum(row.seconds for row in slight)), style="dim")
     table.add_row("idle", figures.seconds(sum(row.seconds for row in rows)), style="bold")
-    lanes = {gap.lane: gap.rank for gap in chosen}
-    of_whom = figures.count(len(lanes), "process" if None in lanes.values() else "rank")
-    yield titled(f"Idle{', ' if steps else ''}{steps}: mean of {of_whom}", table, CAPTION)
+    captions = zip((OTHERS, MEANWHILE), zip(*(of_row[2:] for of_row in cells), strict=True), strict=True)
+    lanes = _lanes(summary)
+    whose = (
+        f"mean of {figures.count(len(lanes), 'rank' if all(lane.rank is not None for lane in lanes) else 'process')}"
+    )
+    title = ", ".join(filter(None, ["Idle", steps]))
+    yield titled(f"{title}: {whose}", table, "; ".join(caption for caption, said in captions if any(said)))
 
 
 def idle_line(summary: Summary) -> Text | None:
     """One line, where most of it is; None where it is no notable part of a step."""
-    rows = _rows([gap for gap in summary.idle if gap.of == STEADY_STEP])
+    rows = _rows(summary, STEADY_STEP)
     seconds = sum(row.seconds for row in rows)
     if summary.steady is None or not rows or seconds < NOTABLE_IDLE * summary.steady.seconds.mean_seconds:
         return None
-    longest = max(rows, key=lambda row: row.seconds)
+    longest = rows[0]
     parts = figures.with_unit(f"{figures.seconds(longest.seconds)} of {figures.seconds(seconds)}")
     where = f"from {longest.after or 'its begin'} to {longest.before or 'its end'}"
     return Text.assemble(("Idle", "bold"), f" in a step {parts} {where}")
 
 
-def _rows(found: Sequence[IdleGap]) -> list[_Row]:
+def _rows(summary: Summary, of: str) -> list[_Row]:
+    """What took most first."""
     alike: dict[tuple[str | None, str | None], list[IdleGap]] = {}
-    for gap in found:
-        alike.setdefault((gap.after, gap.before), []).append(gap)
-    lanes = len({gap.lane for gap in found})
-    return [_Row(items, lanes) for items in alike.values()]
+    for gap in summary.idle:
+        if gap.of == of:
+            alike.setdefault((gap.after, gap.before), []).append(gap)
+    lanes = len(_lanes(summary))
+    return sorted((_Row(items, lanes) for items in alike.values()), key=lambda row: -row.seconds)
+
+
+def _lanes(summary: Summary) -> list[RankStep]:
+    """A row of each that has gaps, or could have."""
+    of_lane = {(row.lane, row.host, row.device): row for row in summary.phases}
+    ranks = [row for row in of_lane.values() if row.rank is not None]
+    return ranks or [row for row in of_lane.values() if row.lane != DRIVER_ROLE] or list(of_lane.values())
