@@ -187,14 +187,15 @@ class Stillness(NamedTuple):
 
 
 COUNTED = (
-    *(f"{what}.all.{sign}" for what in ("allocation", "active", "segment") for sign in ("allocated", "freed")),
+    *(f"{what}.all.{sign}" for what in ("active", "segment") for sign in ("allocated", "freed")),
     *("num_device_alloc", "num_device_free"),
     *(f"{what}_bytes.all.current" for what in ("requested", "reserved")),
 )
 """Of torch.cuda.memory_stats(): they go up with every change.
 
-Active is also what waits for a stream to be freed. Of segments that can be expanded only the driver's calls are counted
-(torch 2.11, CUDACachingAllocator.cpp, `map_block`). Bytes are there in case that the program resets the counts.
+Active is what is allocated, or waits for a stream to be freed. Of segments that can be expanded only the driver's calls
+are counted (torch 2.11, CUDACachingAllocator.cpp, `map_block`). Bytes are there in case that the program resets the
+counts.
 """
 
 
