@@ -187,15 +187,14 @@ class Stillness(NamedTuple):
 
 
 COUNTED = (
-    *(f"{what}.all.{sign}" for what in ("active", "segment") for sign in ("allocated", "freed")),
-    *("num_device_alloc", "num_device_free"),
-    *(f"{what}_bytes.all.current" for what in ("requested", "reserved")),
+    *("active.all.allocated", "active.all.freed"),
+    *("requested_bytes.all.current", "reserved_bytes.all.current"),
 )
-"""Of torch.cuda.memory_stats(): they go up with every change.
+"""Of torch.cuda.memory_stats(): whatever comes or goes changes one of them.
 
-Active is what is allocated, or waits for a stream to be freed. Of segments that can be expanded only the driver's calls
-are counted (torch 2.11, CUDACachingAllocator.cpp, `map_block`). Bytes are there in case that the program resets the
-counts.
+Active is what is allocated, or waits for a stream to be freed. By bytes alone an emptied cache is seen, for no segment
+that can be expanded is counted (torch 2.11, CUDACachingAllocator.cpp, `unmap_block`), and what happened where the
+program has reset the counts.
 """
 
 

@@ -40,18 +40,15 @@ class Allocator:
     """What it had from the driver at first, and after each change."""
     windows: list[tuple[int, int]] = field(default_factory=list)
     is_kept: bool = False
-    is_expandable: bool = False
-    """Its segments are not counted then, only the calls of the driver."""
 
     def allocate(self, size_bytes: int, text: str = "") -> int:
         """A new block."""
         taken = {*self.blocks}
         address = next(a for a in range(BLOCK_BYTES, 1 << 40, BLOCK_BYTES) if a not in taken)
         self.blocks[address] = (size_bytes, text if text in OWNERS else "unattributed")
-        self._count("allocation.all.allocated", "active.all.allocated")
+        self.stats.update(("allocation.all.allocated", "active.all.allocated"))
         if (segment := address - address % SEGMENT_BYTES) not in self.segments:
             self.segments.add(segment)
-            self._count("num_device_alloc", *(() if self.is_expandable else ("segment.all.allocated",)))
             self._entry("segment_alloc", segment, SEGMENT_BYTES, text)
         self._entry("alloc", address, size_bytes, text)
         return address
@@ -78,11 +75,7 @@ class Allocator:
         """Give back every segment that nothing lies in."""
         for segment in sorted(self.segments - {address - address % SEGMENT_BYTES for address in self.blocks}):
             self.segments.remove(segment)
-            self._count("num_device_free", *(() if self.is_expandable else ("segment.all.freed",)))
             self._entry("segment_free", segment, SEGMENT_BYTES, "")
-
-    def _count(self, *names: str) -> None:
-        self.stats.update(names)
 
     def reserved_bytes(self) -> int:
         """What it has from the driver."""

@@ -515,7 +515,6 @@ BACK = "torch.cuda.current_device = lambda: DEVICE"
         pytest.param("", "Tensor(3)", False, 1030, id="what came and went"),
         pytest.param("", "GPU.complete_free(pending._address)", False, 1000, id="a stream let go"),
         pytest.param("", "GPU.empty_cache()", False, 1030, id="the cache was emptied"),
-        pytest.param("GPU.is_expandable = True", "GPU.empty_cache()", False, 1030, id="by expandable segments"),
         pytest.param("GPU.stats.clear()", "new = Tensor(3); GPU.stats.clear()", False, 1033, id="counts were reset"),
         pytest.param(ON_ANOTHER, BACK, False, 1030, id="another device"),
         pytest.param(AWAKE, "pass", False, 1130, id="an engine"),

@@ -226,7 +226,7 @@ def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean
     written = Written(tmp_path / "run")
     steps = [span("step", 10 * number, 10 * number + 10, step=number) for number in range(3)]
     written.process("driver", *steps, role="driver", ended_s=31)
-    idle_of = {"busy": (0, 0), "late": (5, 1), "early": (1, 7.1)}
+    idle_of = {"a": (0, 0), "b": (5, 1), "c": (1, 7.1)}
     for rank, (name, (before, behind)) in enumerate(idle_of.items()):
         phases = [span("actor.update", begin + before, begin + 10 - behind) for begin in (0, 10, 20)]
         device = {"host": "here", "uuid": f"GPU-{rank}"}
