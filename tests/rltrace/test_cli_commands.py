@@ -555,7 +555,7 @@ def test_many_ranks_are_shown_as_mean_fastest_and_slowest(tmp_path: Path) -> Non
     written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
     for rank in range(8):
         written.process(f"w{rank}", span("actor.update", 0, 1 + rank), role="worker", rank=rank, ended_s=10)
-    line = [line for line in printed(written, whole=True).splitlines() if line.startswith("actor.update")][-1]
+    line = [line for line in printed(written, whole=True).splitlines() if line.startswith("actor.update  ")][-1]
     assert line.split() == ["actor.update", "4.500", "45%", "████▌", "1.000", "rank", "0", "8.000", "rank", "7"]
 
 
