@@ -20,11 +20,19 @@ from typing import Any, NamedTuple, Protocol
 
 from rltrace import clock, recorder
 from rltrace.allocation_history import Change, Naming, Reservation, Reserved, Timeline, replay, reserved
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, OWNERS, UNATTRIBUTED
+from rltrace.events import (
+    ALLOCATIONS,
+    ALLOCATIONS_KEPT,
+    ALLOCATIONS_RESERVED,
+    ALLOCATIONS_WRITTEN,
+    NO_GPU,
+    OWNERS,
+    UNATTRIBUTED,
+)
 from rltrace.gpu_use import has_used_gpu
 from rltrace.kernels import ClockMap, clock_map
 
-MOST_ENTRIES = 1 << 20
+MOST_ENTRIES = 1 << 22
 """That torch keeps, some 260 MB of the host's memory when full, and 0.7 GB while they are written; the oldest make
 room, and are counted. A step of an 8B model with 32 samples a rank has 970,000, three an allocation.
 """
@@ -313,7 +321,7 @@ def end(**args: Any) -> str | None:
         return "nothing was kept"
     try:
         _keep(None)
-        with _without_collections():
+        with recorder.span(ALLOCATIONS_WRITTEN), _without_collections():
             _write(*_stop(keeping), **args)
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -134,6 +134,9 @@ ALLOCATIONS_RESERVED = "allocations.reserved_bytes"
 ALLOCATIONS_KEPT = "memory.allocations"
 """Where every allocation was kept; its arguments say how far off their times are, and what was lost."""
 
+ALLOCATIONS_WRITTEN = "memory.write_allocations"
+"""A process writes what it has kept, seconds for a million entries; its length is its cost."""
+
 NO_GPU = "this process uses no GPU"
 """Why a process keeps none, if that is so."""
 

@@ -29,7 +29,16 @@ from rltrace.analysis.allocations import NOT_ALLOCATED, allocation_timelines
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, Counter, Span, allocations_of
+from rltrace.events import (
+    ALLOCATIONS,
+    ALLOCATIONS_KEPT,
+    ALLOCATIONS_RESERVED,
+    ALLOCATIONS_WRITTEN,
+    NO_GPU,
+    Counter,
+    Span,
+    allocations_of,
+)
 from rltrace.recording import Process, Recording
 
 
@@ -187,6 +196,39 @@ def test_every_allocation_is_there_and_keeping_it_is_cheap(recorded: Path, capsy
     assert span.args["lost"] == 0
     # Each allocation, each free, and an owner's beginning and end.
     assert len(samples) == 2 * count + 2
+
+
+@pytest.mark.in_this_process
+def test_a_step_of_half_a_million_allocations_is_whole_and_written_in_seconds(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many as a step has in which log-probs are computed row by row: 1.5 million entries."""
+    count = 500_000
+    before_mib = resident_mib()
+    rltrace.start_allocations()
+    for _ in range(count):
+        torch.empty(MIB, dtype=torch.uint8, device="cuda")
+    kept_mib = resident_mib()
+    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to what there is now
+    rltrace.stop_allocations()
+    most_mib = resident_mib("VmHWM")
+    span, samples = read_after_stop(recorded)
+    (process,) = Recording.open(recorded).processes
+    (written,) = [event for event in process.events() if isinstance(event, Span) and event.name == ALLOCATIONS_WRITTEN]
+    with capsys.disabled():
+        print(
+            f"\n{count:,} allocations: {kept_mib - before_mib:.0f} MiB of the host's memory, "
+            f"{most_mib - before_mib:.0f} MiB at most while they are written, {written.seconds:.2f} s"
+        )
+    assert (span.args["allocations"], span.args["lost"]) == (count, 0)
+    assert len(samples) == 2 * count + 2
+    assert written.seconds < 30
+
+
+def resident_mib(what: str = "VmRSS") -> float:
+    """This process's memory now, or its most so far (`VmHWM`)."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{what}:")]
+    return int(line.split()[1]) / 1024
 
 
 @pytest.mark.in_this_process

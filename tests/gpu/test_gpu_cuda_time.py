@@ -36,21 +36,22 @@ def matrices(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_pair_costs_the_host_microseconds(
     measured: tuple[DeviceTimes, list[DeviceSpan]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On an idle device, events from the pool; the mean of a thousand. First: a profiler that ran slows all calls."""
+    """On an idle device, events from the pool; the best of five rounds, for a busy host slows all calls."""
     times, written = measured
-    count = 1000
-    for _ in range(2):
+    count, rounds = 200, 5
+    submits_ns, resolves_ns = [], []
+    for _ in range(rounds):
         written.clear()
         start_ns = clock.now_ns()
         for _ in range(count):
             with times.pair("nothing"):
                 pass
-        submitted_ns = clock.now_ns()
+        submits_ns.append((clock.now_ns() - start_ns) / count)
         torch.cuda.synchronize()
         begin_ns = clock.now_ns()
-        assert times.poll() == len(written)
-        resolved_ns = clock.now_ns() - begin_ns
-    submit_us, resolve_us = (submitted_ns - start_ns) / count / 1e3, resolved_ns / len(written) / 1e3
+        assert times.poll() == len(written) > 0
+        resolves_ns.append((clock.now_ns() - begin_ns) / len(written))
+    submit_us, resolve_us = min(submits_ns) / 1e3, min(resolves_ns) / 1e3
     with capsys.disabled():
         print(f"\na pair: {submit_us:.2f} µs to submit, {resolve_us:.2f} µs to resolve, without writing it")
     assert submit_us < 30 and resolve_us < 30

@@ -20,7 +20,16 @@ from rltrace import chosen_steps, recorder
 from rltrace.analysis import summarize
 from rltrace.analysis.allocations import BEHIND, GONE
 from rltrace.chosen_steps import RunningSteps
-from rltrace.events import ALLOCATIONS, ALLOCATIONS_KEPT, ALLOCATIONS_RESERVED, NO_GPU, STEP, Span, allocations_of
+from rltrace.events import (
+    ALLOCATIONS,
+    ALLOCATIONS_KEPT,
+    ALLOCATIONS_RESERVED,
+    ALLOCATIONS_WRITTEN,
+    NO_GPU,
+    STEP,
+    Span,
+    allocations_of,
+)
 from rltrace.events import Counter as Sample
 from rltrace.recording import Process, Recording
 
@@ -109,6 +118,13 @@ def test_a_loop_keeps_its_chosen_step_once_whole_and_nothing_else_however_it_end
     assert (peak.step, peak.peak_bytes, peak.late_seconds) == (2, 1100, 0)
     assert missed(done.recording) == {}
     assert not done.err
+
+
+def test_what_it_takes_to_write_a_step_is_a_span_behind_it(tmp_path: Path) -> None:
+    done = loop(tmp_path)
+    process = named(done.recording, "loop")
+    (written,) = [event for event in process.events() if isinstance(event, Span) and event.name == ALLOCATIONS_WRITTEN]
+    assert step_of(done.recording, 2).end_ns < written.start_ns < written.end_ns < step_of(done.recording, 3).start_ns
 
 
 def test_several_steps_are_kept_and_each_is_told_apart(tmp_path: Path) -> None:
