@@ -44,7 +44,7 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     """Their numbers: all that are over and were recorded, after the first."""
     first_step: int | None
-    """The one that is left out; None where fewer than two others are over, so that it is among `steps`."""
+    """The one that is left out; None where no other is over, so that it is among `steps`."""
     unfinished_steps: int
     """Left out too: open, or aborted."""
     seconds: Spread

@@ -14,8 +14,6 @@ from rltrace.events import Span
 
 FIRST = 1
 """The window of the first step; the one before it is the start-up."""
-LEAST_STEADY = 2
-"""With so many steps after the first, it is left out of a mean."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +70,9 @@ class StepWindows:
         """Of each window, whether its step is over and was not aborted."""
         whole = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
         later = [place for place in whole if place != FIRST]
-        self.steady = later if len(later) >= LEAST_STEADY else whole
-        """Windows of the steps that a mean is made over: the first one warms up kernels, communicators and caches."""
+        self.steady = later or whole
+        """Windows of the steps that a mean is made over: the first one warms up kernels, communicators and caches, so
+        that a single other one says more than a mean of both."""
 
     def of(self, lane: Lane) -> StepWindows:
         """Those that a lane's spans are counted in."""

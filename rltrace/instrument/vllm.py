@@ -239,18 +239,25 @@ class Steps:
         self._begun: dict[int, tuple[Any, int, int, int]] = {}
         """Scheduler output (kept, so that its id stays its own), start, lane and preemptions, by the output's id."""
         self._lanes = Lanes()
+        self._are_preempted_named = False
+        """By the scheduler's outputs, from 0.12 on."""
 
-    def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[int, Any, list[Any]]:
-        """When the scheduling began, the scheduler, and the requests that were running then."""
+    def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[int, Any, list[Any] | None]:
+        """When the scheduling began, the scheduler, and the requests that were running then, if that is needed."""
         scheduler = args[0]
-        return now_ns(), scheduler, list(scheduler.running)
+        return now_ns(), scheduler, None if self._are_preempted_named else list(scheduler.running)
 
-    def keep_output(self, token: tuple[int, Any, list[Any]], output: Any, error: BaseException | None) -> None:
+    def keep_output(self, token: tuple[int, Any, list[Any] | None], output: Any, error: BaseException | None) -> None:
         """A step that computes nothing is none."""
         start_ns, scheduler, running = token
-        if error is None and output.total_num_scheduled_tokens > 0:
+        if error is not None or output.total_num_scheduled_tokens == 0:
+            return
+        if running is None:
+            preempted = len(output.preempted_req_ids or ())
+        else:
+            self._are_preempted_named = hasattr(output, "preempted_req_ids")
             preempted = preemptions(output, running, scheduler.running)
-            self._begun[id(output)] = (output, start_ns, self._lanes.take(), preempted)
+        self._begun[id(output)] = (output, start_ns, self._lanes.take(), preempted)
 
     def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The scheduler, and which step its call is about to end."""
@@ -258,15 +265,25 @@ class Steps:
         return args[0], self._begun.pop(id(output), None)
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
-        """Write the step's span."""
+        """Write the step's span: what it computed and what is left, as the embedded engine says it."""
         scheduler, begun = token
         if begun is None:
             return
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
-        args = step_args(scheduler, output) | {"preempted": preempted} | late
-        recorder.span_at("engine.step", start_ns, now_ns(), lane=lane, **args)
+        recorder.span_at(
+            "engine.step",
+            start_ns,
+            now_ns(),
+            lane=lane,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            tokens=output.total_num_scheduled_tokens,
+            kv_usage=scheduler.kv_cache_manager.usage,
+            preempted=preempted,
+            **late,
+        )
 
 
 def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:
@@ -283,16 +300,6 @@ def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:
     if still[: len(running)] == running:
         return 0
     return sum(request.status.name == "PREEMPTED" for request in running)
-
-
-def step_args(scheduler: Any, output: Any) -> dict[str, Any]:
-    """What a step computed and what is left, as the embedded engine says it."""
-    return {
-        "running": len(scheduler.running),
-        "waiting": len(scheduler.waiting),
-        "tokens": output.total_num_scheduled_tokens,
-        "kv_usage": scheduler.kv_cache_manager.usage,
-    }
 
 
 class SchedulerRequests:

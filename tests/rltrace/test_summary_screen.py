@@ -201,7 +201,7 @@ def test_who_is_no_rank_is_named_on_the_first_screen_and_has_a_table_of_its_own(
     written.process("j", span("judge", 0, 5, phase=True), role="judge", pid=77, ended_s=10)
     assert "phases of judge 77 too: see --all" in screen(written.read())
     whole = screen(written.read(), whole=True)
-    at = whole.index("Phases of each, steady steps: the others")
+    at = whole.index("Phases of each, step 0: the others")
     rows = [line.split()[:3] for line in whole[at + 3 : whole.index("", at)]]
     assert rows == [["reward", "2.000", "20%"], ["judge", "5.000", "50%"], ["idle", "5.000", "50%"]]
 
@@ -616,6 +616,16 @@ def test_a_first_step_is_named_though_another_process_has_too_few_to_leave_its_o
     assert "Phases of each, step 0" in whole
 
 
+def test_tables_of_the_only_step_name_it(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process(
+        "p", span("step", 0, 4, step=0), span("act", 1, 3, phase=True), ended_s=5
+    )
+    lines = screen(written.read(), whole=True)
+    assert "A step: step 0, the first" in lines
+    assert "Phases of each, step 0" in lines and "Idle, step 0: mean of 1 process" in lines
+    assert "steady" not in "".join(lines)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_steps_that_overlap_are_said_to(tmp_path: Path, overlap: bool) -> None:
     steps = [span("step", at, at + (5 if overlap else 2), step=at) for at in (0, 2, 4)]
@@ -645,4 +655,4 @@ def test_a_program_without_steps_is_told_how_to_mark_them(tmp_path: Path) -> Non
     written.process("q", span("step", 0, 1, step=0), ended_s=1)
     lines = screen(written.read())
     assert not any("No step is marked" in line for line in lines)
-    assert any(line.startswith("A step: step 0, the first with it: 1.000 s; `with rltrace.phase(") for line in lines)
+    assert any(line.startswith("A step: step 0, the first: 1.000 s; `with rltrace.phase(") for line in lines)

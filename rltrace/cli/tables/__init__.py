@@ -33,7 +33,7 @@ from rltrace.cli.tables.memory import (
     out_of_memory_table,
     phase_table,
 )
-from rltrace.cli.tables.phases import STARTUP_IDLE, lane_tables, steady_table, steady_title
+from rltrace.cli.tables.phases import STARTUP_IDLE, lane_tables, steady_table, steady_title, steady_words
 from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, collection_line, hook_span_table, open_span_table, own_span_table
@@ -201,8 +201,8 @@ def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
     found = summary.steady
     if found is not None:
         over = [row for row in summary.phases if row.step is not None and row.finished]
-        yield from lane_tables("Phases of each, steady steps", [row for row in over if row.steady])
-        yield from idle_tables("steady steps", STEADY_STEP, summary)
+        yield from lane_tables(f"Phases of each, {steady_words(found)}", [row for row in over if row.steady])
+        yield from idle_tables(steady_words(found), STEADY_STEP, summary)
         yield from lane_tables(f"Phases of each, step {found.first_step}", [row for row in over if not row.steady])
         yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary)
     if startup := [row for row in summary.phases if row.step is None]:

@@ -103,10 +103,16 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
     left_out = f"; {found.unfinished_steps} not over, left out" if found.unfinished_steps else ""
     numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
     numbers += of_processes(summary.steps)
-    apart = (
-        f", the first one (step {found.first_step}) apart" if found.first_step is not None else ", the first with it"
-    )
-    return f"A step: {numbers}{apart}{left_out}"
+    if found.first_step is not None:
+        return f"A step: {numbers}, the first one (step {found.first_step}) apart{left_out}"
+    return f"A step: {numbers}, the first{'' if len(found.steps) == 1 else ' with it'}{left_out}"
+
+
+def steady_words(found: Steady) -> str:
+    """How a table's title calls those steps."""
+    if found.first_step is not None:
+        return "steady steps"
+    return f"{'step' if len(found.steps) == 1 else 'steps'} {figures.ranges(found.steps)}"
 
 
 def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:
