@@ -1,4 +1,4 @@
-"""Engine steps of vLLM's schedulers that name no preempted request; real ones run in tests/frameworks."""
+"""Engine steps of vLLM's schedulers, those that name no preempted request too; real ones run in tests/frameworks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ import rltrace
 from rltrace.instrument.vllm import Steps
 
 
-class Scheduler:
-    """As vLLM 0.11 writes it: whom it preempts leaves `running`."""
+class Request:
+    """One is no other, though they look alike."""
 
-    def __init__(self, requests: int) -> None:
-        self.running = [SimpleNamespace(status=SimpleNamespace(name="RUNNING")) for _ in range(requests)]
+    def __init__(self) -> None:
+        self.status = SimpleNamespace(name="RUNNING")
+
+
+class Scheduler:
+    """As vLLM 0.11 writes it, whom it preempts leaves `running`; later ones name them besides."""
+
+    def __init__(self, requests: int, *, is_naming: bool = False) -> None:
+        self.running = [Request() for _ in range(requests)]
         self.waiting: list[Any] = []
         self.kv_cache_manager = SimpleNamespace(usage=0.5)
+        self.is_naming = is_naming
 
     def schedule(self, preempted: tuple[int, ...], arriving: int) -> Any:
         for request in [self.running[at] for at in preempted]:
@@ -26,20 +34,22 @@ class Scheduler:
             request.status.name = "PREEMPTED"
             self.waiting.append(request)
         self.running += Scheduler(arriving).running
-        return SimpleNamespace(total_num_scheduled_tokens=len(self.running))
+        named = {"preempted_req_ids": set(map(str, preempted)) or None} if self.is_naming else {}
+        return SimpleNamespace(total_num_scheduled_tokens=len(self.running), **named)
 
 
+@pytest.mark.parametrize("is_naming", [False, True])
 @pytest.mark.parametrize(("preempted", "arriving"), [((), 0), ((), 2), ((3,), 0), ((0, 2), 0), ((1,), 2)])
 def test_a_step_says_how_many_requests_it_took_the_place_of(
-    preempted: tuple[int, ...], arriving: int, folder: Path, spans_of: Any
+    preempted: tuple[int, ...], arriving: int, is_naming: bool, folder: Path, spans_of: Any
 ) -> None:
     rltrace.start(folder)
-    scheduler, steps = Scheduler(4), Steps()
-    token = steps.begin((scheduler,), {})
-    output = scheduler.schedule(preempted, arriving)
-    steps.keep_output(token, output, None)
-    steps.end(steps.find_output((scheduler, output), {}), None, None)
+    scheduler, steps = Scheduler(6, is_naming=is_naming), Steps()
+    for taken, come in (((5,), 0), ((), 0), ((0,), 0), (preempted, arriving)):
+        token = steps.begin((scheduler,), {})
+        output = scheduler.schedule(taken, come)
+        steps.keep_output(token, output, None)
+        steps.end(steps.find_output((scheduler, output), {}), None, None)
     rltrace.stop()
-    (step,) = spans_of(folder, "engine.step")
-    assert step.args["preempted"] == len(preempted)
-    assert step.args["running"] == 4 - len(preempted) + arriving
+    said = [(step.args["preempted"], step.args["running"]) for step in spans_of(folder, "engine.step")]
+    assert said == [(1, 5), (0, 5), (1, 4), (len(preempted), 4 - len(preempted) + arriving)]
