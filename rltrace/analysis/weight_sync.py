@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, total_ns, union
+from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, outside, total_ns, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Intervalled, Observations
 from rltrace.analysis.steps import StepWindows
@@ -48,6 +48,8 @@ class RankSync(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
     stages: dict[str, Stage]
     """By name, in the order in which a bucket passes them."""
+    rest_seconds: float
+    """In which there was none of them."""
 
 
 class _Columns:
@@ -103,11 +105,9 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
 
 
 def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[str, _Part]) -> RankSync:
-    if len(in_phase):
-        seconds = covered_ns(in_phase) / 1e9
-    else:
-        rows = np.concatenate([part.rows for part in parts.values()])
-        seconds = float(rows[:, 1].max() - rows[:, 0].min()) / 1e9
+    in_stages = union(*(part.rows for part in parts.values()))
+    whole = in_phase if len(in_phase) else _reach(in_stages)
+    seconds = covered_ns(whole) / 1e9
     nothing = _Part(EMPTY, 0, 0, 0)
     sent = parts.get(SEND, nothing)
     size_bytes = sent.bytes or max((part.bytes for part in parts.values()), default=0)
@@ -122,7 +122,13 @@ def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[st
         buckets=sent.spans,
         tensors=counted or parts.get(GATHER, nothing).spans,
         stages={name: part.figures() for name, part in parts.items()},
+        rest_seconds=covered_ns(outside(in_stages, whole)[0]) / 1e9,
     )
+
+
+def _reach(rows: Intervals) -> Intervals:
+    """From the first to the last."""
+    return np.array([[rows[0, 0], rows[-1, 1]]], np.int64) if len(rows) else EMPTY
 
 
 def _parts(columns: _Columns, windows: StepWindows) -> dict[int, _Part]:

@@ -193,6 +193,20 @@ def test_a_sync_counts_overlapping_buckets_once_and_says_the_sum_too(summary: Su
     assert send.gigabytes_per_second == 0.8
     assert (sync.seconds, sync.bytes, sync.buckets, sync.tensors) == (2, 2 * 10**9, 2, 6)
     assert sync.gigabytes_per_second == 1
+    assert sync.rest_seconds == 0
+
+
+def test_what_of_a_sync_is_in_no_stage_is_said(tmp_path: Path) -> None:
+    """What a stage does before the phase, and where two are at once, counts neither twice nor against the rest."""
+    stages = [span("weight_sync.gather", 0.5, 2), span("weight_sync.send", 3, 5), span("weight_sync.wait", 4, 6)]
+    apart = [span("weight_sync.send", 12, 13), span("weight_sync.send", 15, 16)]
+    steps = [span("step", 0, 10, step=0), span("step", 10, 20, step=1)]
+    written = Written(tmp_path / "run").process(
+        "w", *steps, span("weight_sync", 1, 8), *stages, *apart, rank=0, ended_s=20
+    )
+    first, without_phase = summarize(written.read()).weight_sync
+    assert (first.seconds, first.rest_seconds) == (7, 3)
+    assert (without_phase.seconds, without_phase.rest_seconds) == (4, 2)
 
 
 def test_a_devices_peak_is_that_of_the_sum_over_its_processes(summary: Summary) -> None:

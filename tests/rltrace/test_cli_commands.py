@@ -487,7 +487,7 @@ def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None
         "0 4.000", "1 4.000", "2 10.000 aborted", "3 1.000 open",
     ]  # fmt: skip
     lines = printed(driver).splitlines()
-    at = lines.index("A step: step 1, the first one (step 0) apart; 2 not over, left out")
+    at = lines.index("A step: step 1, the first one (step 0) apart; 1 aborted and 1 not over, left out")
     (reward,) = [line.split()[:3] for line in lines[at:] if line.startswith("reward")]
     assert reward == ["reward", "1.000", "25%"], "of a program that is a driver alone"
 

@@ -236,7 +236,7 @@ def test_the_first_screen_has_one_line_of_it_and_all_has_the_rest(tmp_path: Path
     phases = [span("ref.log_prob", 0, 31), span("actor.update", 31, 90)]
     work = [*phases, *passes, span(GATHER, 0, 11, error_ns=7_000), span(SCATTER, 70, 85, error_ns=49_000)]
     recording = written(tmp_path / "run", work, steps=((0, 90, True),))
-    said = "GPU in a step backward 21.000, forward 20.000 s; beside that collectives 26.000 s, exposed 26.000"
+    said = "GPU in a step backward 21.000, forward 20.000 s; meanwhile collectives 26.000 s, exposed 26.000"
     assert " ".join(printed(recording, whole=False).split()).count(said) == 1
     text = printed(recording, whole=True)
     assert text.index("GPU work: ") < text.index("every start and end is off by 49 µs at most")

@@ -232,7 +232,7 @@ def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean
         device = {"host": "here", "uuid": f"GPU-{rank}"}
         written.process(name, *phases, role="worker", rank=min(rank, 1), device=device, ended_s=31)
     recording = written.read()
-    assert "Idle in a step 2.700 of 4.700 s from actor.update to its end" in screen(recording)
+    assert "Idle in a step 2.700 of 4.700 s from actor.update to the step's end" in screen(recording)
     assert table(recording, "Idle, steady steps: mean of 3 ranks")[2:5] == [
         "actor.update → end 2.700 2.700",
         "begin → actor.update 2.000 2.000",

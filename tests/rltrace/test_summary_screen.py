@@ -616,6 +616,30 @@ def test_a_first_step_is_named_though_another_process_has_too_few_to_leave_its_o
     assert "Phases of each, step 0" in whole
 
 
+def test_every_step_has_its_phases_in_a_row(tmp_path: Path) -> None:
+    """A number that comes twice is two steps, and a step that is not over has no row."""
+    written = Written(tmp_path / "run")
+    lengths = (4, 1, 2)
+    for rank in range(2):
+        steps = [span("step", 10 * at, 10 * at + 9, step=min(at, 1)) for at in range(3)] + [
+            span("step", 30, None, step=2)
+        ]
+        updates = [span("actor.update", 10 * at, 10 * at + length + rank) for at, length in enumerate(lengths)]
+        written.process(f"w{rank}", *(steps if rank == 0 else []), *updates, rank=rank, pid=rank + 1, ended_s=31)
+    lines = screen(written.read(), whole=True)
+    at = lines.index("Phases of each step: mean of 2 ranks")
+    assert [line.split() for line in lines[at + 3 : at + 6]] == [
+        ["0", "9.000", "4.500", "4.500"], ["1", "9.000", "1.500", "7.500"], ["1", "9.000", "2.500", "6.500"],
+    ]  # fmt: skip
+    assert lines[at + 6] == "1 actor.update  2 idle"
+
+
+def test_a_step_that_its_process_left_open_is_said(tmp_path: Path) -> None:
+    steps = [span("step", 0, 2, step=0), span("step", 2, None, step=1)]
+    recording = Written(tmp_path / "run").process("p", *steps, span("act", 0, 1, phase=True), ended_s=5).read()
+    assert "step 1 was not over when its process ended, 5.0 s" in screen(recording)
+
+
 def test_tables_of_the_only_step_name_it(tmp_path: Path) -> None:
     written = Written(tmp_path / "run").process(
         "p", span("step", 0, 4, step=0), span("act", 1, 3, phase=True), ended_s=5

@@ -33,7 +33,14 @@ from rltrace.cli.tables.memory import (
     out_of_memory_table,
     phase_table,
 )
-from rltrace.cli.tables.phases import STARTUP_IDLE, lane_tables, steady_table, steady_title, steady_words
+from rltrace.cli.tables.phases import (
+    STARTUP_IDLE,
+    lane_tables,
+    phases_by_step,
+    steady_table,
+    steady_title,
+    steady_words,
+)
 from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, collection_line, hook_span_table, open_span_table, own_span_table
@@ -157,6 +164,8 @@ def _whole(summary: Summary) -> Iterator[RenderableType]:
     yield from _all_seconds(summary)
     own = by_lane(summary.steps)
     yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "") for lane, steps in own.items())
+    if (by_step := phases_by_step(summary)) is not None:
+        yield by_step
     if summary.own_spans:
         yield own_span_table(summary)
     if summary.hook_spans:

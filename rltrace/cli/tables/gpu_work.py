@@ -79,7 +79,7 @@ def gpu_work_line(found: Sequence[GpuWork]) -> Text:
     if together is not None:
         exposed = together.exposed()
         said.append(figures.with_unit(_short(together)) + (f", exposed {exposed}" if exposed else ""))
-    return Text.assemble(("GPU", "bold"), f" in a step {'; beside that '.join(said)}")
+    return Text.assemble(("GPU", "bold"), f" in a step {'; meanwhile '.join(said)}")
 
 
 def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:

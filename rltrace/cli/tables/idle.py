@@ -93,8 +93,8 @@ def idle_line(summary: Summary) -> Text | None:
         return None
     longest = rows[0]
     parts = figures.with_unit(f"{figures.seconds(longest.seconds)} of {figures.seconds(seconds)}")
-    where = f"from {longest.after or 'its begin'} to {longest.before or 'its end'}"
-    return Text.assemble(("Idle", "bold"), f" in a step {parts} {where}")
+    begin, end = longest.after or "the step's begin", longest.before or "the step's end"
+    return Text.assemble(("Idle", "bold"), f" in a step {parts} from {begin} to {end}")
 
 
 def _rows(summary: Summary, of: str) -> list[_Row]:

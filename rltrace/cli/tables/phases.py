@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -16,7 +17,7 @@ from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 from rltrace.cli.tables.process_phases import CAPTION, is_without_ranks, process_phases
-from rltrace.cli.tables.steps import by_lane, of_processes
+from rltrace.cli.tables.steps import by_lane, first_and_last, of_processes
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 SLIGHT = 0.001
@@ -100,7 +101,7 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
     if found is None:
         unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
         return f"A step: {figures.count(unfinished, 'step')}, none of them over"
-    left_out = f"; {found.unfinished_steps} not over, left out" if found.unfinished_steps else ""
+    left_out = _left_out(summary, found.unfinished_steps)
     numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
     numbers += of_processes(summary.steps)
     if found.first_step is not None:
@@ -108,11 +109,53 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
     return f"A step: {numbers}, the first{'' if len(found.steps) == 1 else ' with it'}{left_out}"
 
 
+def _left_out(summary: Summary, unfinished: int) -> str:
+    """Which steps are not among them, though some of them are over."""
+    aborted = sum(step.error is not None for step in summary.steps)
+    counts = {"aborted": aborted, "not over": unfinished - aborted}
+    said = " and ".join(f"{count} {how}" for how, count in counts.items() if count > 0)
+    return f"; {said}, left out" if said else ""
+
+
 def steady_words(found: Steady) -> str:
     """How a table's title calls those steps."""
     if found.first_step is not None:
         return "steady steps"
     return f"{'step' if len(found.steps) == 1 else 'steps'} {figures.ranges(found.steps)}"
+
+
+def phases_by_step(summary: Summary) -> RenderableType | None:
+    """One row a step, its phases a mean over the ranks; None where that says no more than the mean over the steps."""
+    over = [row for row in summary.phases if row.step is not None and row.finished]
+    ranks = [row for row in over if row.rank is not None]
+    steps = _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE])
+    if len(steps) < 2 or len(by_lane(summary.steps)) > 1:
+        return None
+    names = in_order(name for rows in steps for row in rows for name, own in row.phases.items() if own.seconds)
+    table = Figures("step", "seconds", *(str(number) for number in range(1, len(names) + 1)))
+    for rows in first_and_last(steps):
+        if rows is None:
+            table.add_row("…")
+            continue
+        seconds = (fmean(row.phases[name].seconds if name in row.phases else 0.0 for row in rows) for name in names)
+        whole = figures.seconds(fmean(row.seconds for row in rows))
+        table.add_row(str(rows[0].step), whole, *(figures.seconds(length) if length else "·" for length in seconds))
+    whose = figures.count(
+        len({(row.lane, row.device) for rows in steps for row in rows}), "rank" if ranks else "process"
+    )
+    legend = "  ".join(f"{number} {name}" for number, name in enumerate(names, 1))
+    return titled(f"Phases of each step: mean of {whose}", table, legend)
+
+
+def _by_step(rows: Sequence[RankStep]) -> list[list[RankStep]]:
+    """Of each step, a row a lane; a number that comes twice is two steps."""
+    met: Counter[tuple[str, str | None, str | None, int | None]] = Counter()
+    steps: dict[tuple[int | None, int], list[RankStep]] = {}
+    for row in rows:
+        whose = (row.lane, row.host, row.device, row.step)
+        steps.setdefault((row.step, met[whose]), []).append(row)
+        met[whose] += 1
+    return list(steps.values())
 
 
 def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from rltrace.cli.tables.fit import Column, Figures, titled, words
 from rltrace.events import COLLECTION, RAY_CALL
 
 MOST_OPEN = 20
+OF_STEP = "of a step"
 FEW = 6
 WORTH_A_LINE = 0.01
 """Of a step: less garbage collection than that is in the table only."""
@@ -27,7 +28,10 @@ def own_span_table(summary: Summary, most: int | None = None) -> RenderableType:
 
 def hook_span_table(summary: Summary, most: int | None = None) -> RenderableType:
     """What hooks marked beside phases, weight sync, sleeps and GPU work, which have tables of their own."""
-    return titled("Spans of hooks", *_spans(summary.hook_spans, of=_whole(summary), most=most))
+    of = _whole(summary)
+    table, caption = _spans(summary.hook_spans, of=of, most=most)
+    counted = f"times and lengths: of the whole run; {of}: of those of a mean" if of == OF_STEP else ""
+    return titled("Spans of hooks", table, "; ".join(filter(None, [counted, caption])))
 
 
 def collection_line(summary: Summary) -> Text | None:
@@ -43,7 +47,7 @@ def collection_line(summary: Summary) -> Text | None:
 
 
 def _whole(summary: Summary) -> str:
-    return "of a step" if summary.steps else "of the run"
+    return OF_STEP if summary.steps else "of the run"
 
 
 def _spans(spans: Sequence[SpanFigures], *, of: str, most: int | None) -> tuple[Figures, str]:

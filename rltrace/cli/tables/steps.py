@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
 from statistics import fmean
+from typing import TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -14,6 +15,7 @@ from rltrace.analysis.steps import Step
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled
 
+_Item = TypeVar("_Item")
 MOST_PROCESSES = 6
 MOST_STEPS = 30
 """A longer run shows its first and last steps."""
@@ -84,7 +86,7 @@ def step_table(steps: Sequence[Step], whose: str = "", most: int = MOST_STEPS) -
     table = Figures("step", "seconds", Column("reward", 8), bars(1), *columns)
     rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
     best = max((abs(reward) for reward in rewards if isfinite(reward)), default=0.0)
-    for step in _shown(steps, most):
+    for step in first_and_last(steps, most):
         if step is None:
             table.add_row("…")
             continue
@@ -99,12 +101,12 @@ def step_table(steps: Sequence[Step], whose: str = "", most: int = MOST_STEPS) -
     return titled(f"Steps{whose}", table)
 
 
-def _shown(steps: Sequence[Step], most: int) -> list[Step | None]:
+def first_and_last(items: Sequence[_Item], most: int = MOST_STEPS) -> list[_Item | None]:
     """All of them, or the first third and the last ones, with a gap between."""
-    if len(steps) <= most:
-        return list(steps)
+    if len(items) <= most:
+        return list(items)
     first = max(1, most // 3)
-    return [*steps[:first], None, *steps[first - most :]]
+    return [*items[:first], None, *items[first - most :]]
 
 
 def _unfinished(step: Step) -> str:

@@ -59,6 +59,7 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
                 figures.megabytes(size / len(stages)),
                 figures.rate(size, seconds),
             )
+    table.add_row("none of these", figures.seconds(fmean(sync.rest_seconds for sync in syncs)), style="dim")
     size, seconds = sum(sync.bytes for sync in syncs), sum(sync.seconds for sync in syncs)
     table.add_section()
     whole = figures.megabytes(size / len(syncs)), figures.rate(size, seconds)
