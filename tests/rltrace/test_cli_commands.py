@@ -486,6 +486,10 @@ def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None
     assert [" ".join(line.split()) for line in lines[at : at + 4]] == [
         "0 4.000", "1 4.000", "2 10.000 aborted", "3 1.000 open",
     ]  # fmt: skip
+    at = lines.index("Phases of each step: mean of 1 process") + 3
+    assert [line.split() for line in lines[at : at + 2]] == [
+        ["0", "4.000", "1.000", "3.000"], ["1", "4.000", "1.000", "3.000"],
+    ]  # fmt: skip
     lines = printed(driver).splitlines()
     at = lines.index("A step: step 1, the first one (step 0) apart; 1 aborted and 1 not over, left out")
     (reward,) = [line.split()[:3] for line in lines[at:] if line.startswith("reward")]

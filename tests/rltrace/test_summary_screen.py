@@ -117,7 +117,7 @@ def test_the_first_screen_is_one_screen(recorded: dict[str, Recording], which: s
 def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording]) -> None:
     """Phases, owners, columns and whole tables."""
     text = " ".join(" ".join(screen(recorded["gpus"], 80)).split())
-    assert "below 0.1%: wait.driver 0.002, reward 0.002, advantage 146 µs" in text
+    assert "below 0.1%: wait.driver 0.002 s, reward 0.002 s, advantage 146 µs" in text
     assert "below 1% each, 1.28 GiB at this peak: actor.activations, rollout.graphs, rollout.activations, nccl" in text
     assert "--all shows each step, rank, process, hook, sleep, the start-up, the host" in text
     assert "--all shows" not in "".join(screen(recorded["gpus"], 80, whole=True))

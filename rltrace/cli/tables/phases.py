@@ -66,7 +66,7 @@ def _rank_table(
     slight = []
     for name, of, of_first, is_of_driver in _named_rows(shown, first):
         if not whole and _share(name, of) < SLIGHT:
-            slight.append(f"{name} {figures.seconds(_mean(name, of))}")
+            slight.append(f"{name} {figures.with_unit(figures.seconds(_mean(name, of)))}")
             continue
         spread = ("", "") if is_of_driver else _spread_cells(name, ranks)
         most = figures.size(held[name]) if name in held and not is_of_driver else ""
@@ -128,7 +128,7 @@ def phases_by_step(summary: Summary) -> RenderableType | None:
     """One row a step, its phases a mean over the ranks; None where that says no more than the mean over the steps."""
     over = [row for row in summary.phases if row.step is not None and row.finished]
     ranks = [row for row in over if row.rank is not None]
-    steps = _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE])
+    steps = _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE] or over)
     if len(steps) < 2 or len(by_lane(summary.steps)) > 1:
         return None
     names = in_order(name for rows in steps for row in rows for name, own in row.phases.items() if own.seconds)
