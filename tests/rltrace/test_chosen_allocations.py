@@ -501,6 +501,7 @@ WAITING = """
         {before}
     chosen_steps.say(folder, 2, "another", is_over=False)
     {meanwhile}
+    rltrace.counter("waited_bytes", 0)
     with rltrace.phase("actor.update"):
         more = [Tensor(70) for _ in range(9)]
         del more
@@ -546,12 +547,10 @@ def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did
     assert done.returncode == 0, done.err
     process = named(done.recording, "waiting")
     (whole,) = kept(process)
-    first, update, _ = sorted(
-        (e for e in process.events() if isinstance(e, Span) and e.is_phase), key=lambda e: e.start_ns
-    )
+    first, _, _ = sorted((e for e in process.events() if isinstance(e, Span) and e.is_phase), key=lambda e: e.start_ns)
     assert first.end_ns is not None and whole.start_ns > first.end_ns
-    waited_ns = update.start_ns - first.end_ns
-    is_first = whole.start_ns - first.end_ns < waited_ns / 2
+    (waited,) = [e for e in process.events() if isinstance(e, Sample) and e.name == "waited_bytes"]
+    is_first = whole.start_ns < waited.ts_ns
     samples = [e for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
     assert min(sample.ts_ns for sample in samples) == whole.start_ns
     assert is_first == is_known
