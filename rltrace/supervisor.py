@@ -2,7 +2,7 @@
 
 Who lives and who died is read from the Recording: a process whose pid is gone and whose folder has no `end` line died.
 The supervisor is the subreaper of all it starts, so that daemons whose parent died (Ray's raylet) are found too. The
-command stays in the terminal's foreground group: Ctrl-C, Ctrl-Z and standard input work as without the supervisor.
+command stays in the supervisor's process group: Ctrl-C, Ctrl-Z, `timeout` and standard input work as without it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rltrace import chosen_steps, clock, cluster, sampler
 from rltrace.attendant import Attendant
+from rltrace.bystander import Bystander
 from rltrace.environment import traced_environment
 from rltrace.errors import RltraceError, RunError
 from rltrace.lineage import running_parent_of
@@ -31,6 +32,8 @@ from rltrace.recording import Process
 from rltrace.untraced import ProcessTree
 
 POLL_SECONDS = 0.1
+GROUP_SECONDS = 0.05
+"""How long after a signal the same one may come to the whole group: `timeout` sends it to its child first."""
 DEATH_GRACE_SECONDS = 12.0
 """How long the command may take to end by itself after one of its processes died."""
 TERMINATE_SECONDS = 5.0
@@ -136,6 +139,7 @@ class _Supervisor:
         self.sampling = sampling
         self.collecting: Attendant | None = None
         """Reads the clocks of a cluster's nodes and collects from them, where the driver joined a cluster."""
+        self.bystander = Bystander()
         self.tree = ProcessTree(os.getpid(), recording)
         self.exit_codes: dict[int, int] = {}
         """Of children and adopted orphans that are gone: negative is a signal."""
@@ -152,13 +156,14 @@ class _Supervisor:
             self._reap()
             self._look_for_deaths()
             self._collect_from_cluster()
-            if self.deadline is not None and time.monotonic() > self.deadline:
+            if self.is_our_run and self.deadline is not None and time.monotonic() > self.deadline:
                 break
         code = self.exit_codes.get(self.pid)
         if code is not None and code < 0 and self.interrupted_by is None:
             self._command_was_killed(-code)
         self._finish(self.collecting, COLLECT_SECONDS)
         self._finish(self.sampling, TERMINATE_SECONDS)
+        self.bystander.let_end()
         self._clear(is_well=code == 0)
         self.watch.close(self.exit_codes, ended_well=code == 0)
         with contextlib.suppress(OSError):  # a full disk: whose command this is gets its exit code all the same
@@ -174,10 +179,17 @@ class _Supervisor:
             self.deadline = 0.0
         self.interrupted_by = info.si_signo
         self.watch.is_stopping = True  # whoever is killed now, by us or by the command's own shutdown
-        if info.si_code != _SI_KERNEL:
+        if self.pid not in self.exit_codes and not self._has_had(info):
             _send(self.pid, info.si_signo)
         if self.is_our_run and self.deadline is None:
             self.deadline = time.monotonic() + LEAVE_SECONDS
+
+    def _has_had(self, info: signal.struct_siginfo) -> bool:
+        """Whether the command has had a signal that reached us, as it was sent to our whole process group."""
+        time.sleep(GROUP_SECONDS)
+        signal.sigtimedwait({info.si_signo}, 0)  # sent to us, then to the group: it is the same one
+        is_to_group = self.bystander.had(info.si_signo) or info.si_code == _SI_KERNEL
+        return is_to_group and os.getpgid(self.pid) == os.getpgrp()
 
     def _reap(self) -> None:
         while True:

@@ -15,6 +15,7 @@ import pytest
 from recordings import Written, span
 
 from rltrace.analysis import Summary, summarize
+from rltrace.bystander import Bystander
 from rltrace.recording import Process, Recording
 from rltrace.supervisor import _Supervisor, _Watch
 
@@ -180,6 +181,64 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
             break
     assert b"cleaned up" in seen
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+COUNTS = """
+import os, signal
+{before}
+print("ready", flush=True)
+for _ in range(3):
+    print(signal.sigwaitinfo({{signal.SIGINT, signal.SIGTERM}}).si_signo, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "before"),
+    [
+        pytest.param((os.kill,), "", id="to us"),
+        pytest.param((os.killpg,), "", id="to the group"),
+        pytest.param((os.kill, os.killpg), "", id="to us and to the group, as timeout does"),
+        pytest.param((os.kill,), "os.setpgid(0, 0)", id="to us, and the command is in a group of its own"),
+        pytest.param((os.killpg,), "os.setpgid(0, 0)", id="to our group, and the command is in one of its own"),
+    ],
+)
+def test_a_command_has_each_signal_once_however_it_was_sent_and_as_often_as_it_was(
+    tmp_path: Path, sent: tuple[Callable[[int, int], None], ...], before: str
+) -> None:
+    """And nobody is ended by force who was only asked twice, as one that leaves a prompt by Ctrl-C is not."""
+    program = "import signal; signal.pthread_sigmask(0, {2, 15})" + COUNTS.format(before=before)
+    cli = "from rltrace.cli import main; main()"
+    command = [sys.executable, "-c", cli, "exec", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", program]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert run.stdout is not None and run.stdout.readline() == "ready\n"
+    asked = (signal.SIGINT, signal.SIGINT, signal.SIGTERM)
+    for number in asked:
+        for send in sent:
+            send(run.pid, number)
+        assert run.stdout.readline() == f"{int(number)}\n"
+        time.sleep(0.3)  # one that came twice would be there by now
+    assert (run.stdout.read(), run.wait()) == ("", 0)
+
+
+def test_a_bystander_shows_each_signal_of_the_group_once() -> None:
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    bystander = Bystander()
+    try:
+        for _ in range(2):
+            assert not bystander.had(signal.SIGHUP)
+            assert bystander._process is not None
+            os.kill(bystander._process.pid, signal.SIGHUP)
+            assert bystander.had(signal.SIGHUP)
+    finally:
+        bystander.let_end()
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def test_without_a_bystander_every_signal_is_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    bystander = Bystander()
+    assert not bystander.had(signal.SIGTERM)
+    bystander.let_end()
 
 
 def test_of_deaths_seen_at_once_one_that_was_asked_to_end_is_not_the_cause(tmp_path: Path) -> None:
