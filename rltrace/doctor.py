@@ -22,12 +22,13 @@ import msgspec
 from rltrace import manifest, probe, storage
 from rltrace.analysis import summarize
 from rltrace.analysis.hooks import HookFigures
+from rltrace.command_line import PYTHON, python_options, words_of_program
 from rltrace.environment import traced_environment
 from rltrace.events import Span
 from rltrace.launchers import Launch, look_through
 from rltrace.recorder import DIR_VARIABLE, default_folder
 from rltrace.recording import Recording
-from rltrace.untraced import PYTHON, python_options, why_untraced, words_of_program
+from rltrace.untraced import why_untraced
 
 ANSWER_SECONDS = 300.0
 """How long one question may take: importing vLLM on a busy machine is the longest."""

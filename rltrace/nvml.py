@@ -52,6 +52,20 @@ def gpus() -> list[Gpu]:
     return found
 
 
+def driver_version() -> str:
+    """Of the GPUs' driver, after `gpus` found some.
+
+    Raises:
+        UnavailableError: NVML does not say.
+    """
+    import pynvml
+
+    try:
+        return _text(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        raise UnavailableError(f"NVML: {error}") from None
+
+
 def whole_gpu(uuid: str) -> Gpu:
     """The GPU of a process that has all of it.
 
@@ -86,8 +100,7 @@ class Gpu:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        uuid = nvml.nvmlDeviceGetUUID(handle)
-        self.uuid: str = uuid.decode() if isinstance(uuid, bytes) else uuid
+        self.uuid = _text(nvml.nvmlDeviceGetUUID(handle))
         self.unavailable: dict[str, str] = {}
         """Counter -> reason."""
         self._rates: dict[str, Rate] = {}
@@ -129,6 +142,15 @@ class Gpu:
         except self._nvml.NVMLError:  # it cannot be divided
             return False
         return bool(current_mode == self._nvml.NVML_DEVICE_MIG_ENABLE)
+
+    def name(self) -> str:
+        """Its model.
+
+        Raises:
+            UnavailableError: NVML does not say.
+        """
+        with self._said_as_unavailable():
+            return _text(self._nvml.nvmlDeviceGetName(self._handle))
 
     def memory(self) -> Memory:
         """How its memory is divided (4 us).
@@ -243,6 +265,11 @@ class Rate:
         if last is None or total < last[0] or now_ns <= last[1]:
             return None
         return (total - last[0]) * 1e9 / (now_ns - last[1])
+
+
+def _text(said: bytes | str) -> str:
+    """As newer bindings give it, whichever are installed."""
+    return said.decode() if isinstance(said, bytes) else said
 
 
 def _split(samples: Mapping[str, float]) -> Iterator[tuple[list[str], float]]:

@@ -17,8 +17,9 @@ from typing import Any
 
 import msgpack
 
-from rltrace import alignment, archive, manifest
+from rltrace import alignment, archive, ending, manifest
 from rltrace.alignment import Alignment, Domain
+from rltrace.ending import Ending
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Args, Counter, Span
 from rltrace.manifest import LINES
@@ -121,6 +122,11 @@ class Recording:
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
 
     @property
+    def ending(self) -> Ending | None:
+        """How the command ended; None while it goes on, and of a program that no `rltrace exec` or `run` started."""
+        return ending.read(self.folder)
+
+    @property
     def untraced(self) -> list[dict[str, Any]]:
         """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
         file = self.folder / manifest.UNTRACED
@@ -198,6 +204,12 @@ class Process:
     def device(self) -> dict[str, Any] | None:
         device = self.identity.get("device")
         return device if isinstance(device, dict) else None
+
+    @property
+    def machine(self) -> dict[str, Any] | None:
+        """What `rltrace.machine.machine` said of its host, where the process is its sampler."""
+        machine = self.identity.get("machine")
+        return machine if isinstance(machine, dict) else None
 
     @property
     def chosen_steps(self) -> list[int]:

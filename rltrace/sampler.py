@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rltrace import recorder
 from rltrace.attendant import Attendant, is_over
 from rltrace.events import SAMPLER
+from rltrace.machine import machine
 
 if TYPE_CHECKING:
     from rltrace.host import Host
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if recorder.join(options.recording, role=SAMPLER) is None:
         return 1
+    recorder.identify(machine=machine())
     sampler = Sampler(options.recording)
     due_s = time.monotonic()
     while not is_over(max(0.0, due_s - time.monotonic())):

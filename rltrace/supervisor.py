@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rltrace import chosen_steps, clock, cluster, sampler
+from rltrace import chosen_steps, clock, cluster, ending, sampler
 from rltrace.attendant import Attendant
 from rltrace.bystander import Bystander
 from rltrace.environment import traced_environment
@@ -169,7 +169,10 @@ class _Supervisor:
         with contextlib.suppress(OSError):  # a full disk: whose command this is gets its exit code all the same
             self.tree.write()
         code = self.exit_codes.get(self.pid, -signal.SIGKILL) if code is None else code
-        return Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
+        outcome = Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
+        with contextlib.suppress(OSError):
+            ending.write(self.recording, ending.Ending(outcome.exit_code, outcome.interrupted_by))
+        return outcome
 
     def _take_signal(self, seconds: float) -> None:
         info = signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, seconds)

@@ -11,6 +11,7 @@ import os
 import re
 from pathlib import Path
 
+from rltrace.command_line import PYTHON, python_options
 from rltrace.lineage import parent_of, stack_of
 from rltrace.manifest import PROCESSES, UNTRACED, redact_command
 from rltrace.recorder import DIR_VARIABLE
@@ -27,8 +28,6 @@ STANDARD_ONLY = (
 
 NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
 
-PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[dt]?")
-"""File names of interpreters."""
 _PACKAGE = re.compile(rb"/(?:site|dist)-packages/\S+\.so")
 
 
@@ -154,33 +153,6 @@ def why_untraced(command: list[str], environment: list[str]) -> str | None:
         if option in options:
             return f"started with -{option}: Python ignores PYTHONPATH, and rltrace is not installed for it"
     return None
-
-
-def python_options(command: list[str]) -> str:
-    """The letters of the options that the interpreter itself is given."""
-    return _parsed(command)[0]
-
-
-def words_of_program(command: list[str]) -> list[str]:
-    """What follows the interpreter and its options: `-m`, a module and its words; a script and its words; `-c` ..."""
-    return _parsed(command)[1]
-
-
-def _parsed(command: list[str]) -> tuple[str, list[str]]:
-    """Letters of the interpreter's own options, and the words behind them, `-c` and `-m` apart from what is theirs."""
-    letters = ""
-    words = command[1:]
-    while words and words[0].startswith("-") and words[0] != "-" and not words[0].startswith("--"):
-        word = words.pop(0)
-        for at, letter in enumerate(word[1:], 1):
-            rest = word[at + 1 :]
-            if letter in "cm":
-                return letters, [f"-{letter}", *([rest] if rest else []), *words]
-            if letter in "WX":  # the rest is its value, or the next word
-                words = words if rest else words[1:]
-                break
-            letters += letter
-    return letters, words
 
 
 def _words(pid: int, file: str) -> list[str]:

@@ -21,7 +21,7 @@ OURS = frozenset(SOURCES)
 EVENTS = {"rltrace.events"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions"}
 WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment"}
-READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.recording"}
+READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "rltrace.recorder": WRITING | {"rltrace.announcement"},
     "rltrace.decorator": {"rltrace.recorder"},
     "rltrace.archive": {"rltrace.errors", "rltrace.manifest"},
-    "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive"},
+    "rltrace.ending": set(),
+    "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending"},
     "rltrace.versions": set(),
     "rltrace.lineage": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
@@ -52,7 +53,10 @@ MAY_IMPORT = {
     "rltrace.host": READING,
     "rltrace.nvml": LOW,
     "rltrace.attendant": set(),
-    "rltrace.sampler": READING | {"rltrace.recorder", "rltrace.host", "rltrace.nvml", "rltrace.attendant"},
+    "rltrace.machine": {"rltrace.nvml"},
+    "rltrace.sampler": READING
+    | {"rltrace.recorder", "rltrace.host", "rltrace.nvml", "rltrace.machine", "rltrace.attendant"},
+    "rltrace.command_line": set(),
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
     | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
@@ -64,7 +68,7 @@ MAY_IMPORT = {
     "rltrace.nodes": READING | {"rltrace.chosen_steps"},
     "rltrace.collection": READING | {"rltrace.nodes"},
     "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection", "rltrace.attendant", "rltrace.announcement"},
-    "rltrace.analysis": READING | {"rltrace.analysis"},
+    "rltrace.analysis": READING | {"rltrace.analysis", "rltrace.command_line"},
     "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},
 }
 """What each part may import of ours; a part is the longest of these names that a module's name begins with."""

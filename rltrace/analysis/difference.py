@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -10,10 +11,12 @@ import msgspec
 
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.ledger import FREE
+from rltrace.analysis.machines import described
 from rltrace.analysis.phases import RankStep, in_order
 from rltrace.analysis.steady import Spread, lanes, spread, together
 from rltrace.analysis.summary import Run, Summary
 from rltrace.analysis.weight_sync import RankSync
+from rltrace.command_line import PYTHON, words_of_program
 from rltrace.events import DRIVER_PHASES, OWNERS, STEP, WEIGHT_SYNC_STAGES
 
 VERSION = 1
@@ -28,6 +31,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     steps: list[int]
     """The numbers of those that are compared: `Steady`'s."""
+    is_first: bool
+    """The only one that is over is the run's first, which also warms up."""
     ranks: int
 
 
@@ -35,7 +40,8 @@ class Setting(msgspec.Struct, frozen=True):
     """What the runs were made with, where that differs."""
 
     name: str
-    """A package, a key of the configuration, or the name of a word `name=value` of the command."""
+    """`gpus`, `driver` or `processors`; a package; a key of the configuration; or of the command the name of a word
+    `name=value`, an option, or `argument 1`."""
     a: str | None
     b: str | None
     """None: this run has nothing of that name."""
@@ -108,7 +114,7 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
     Args:
         a: The figures of the run to compare with.
         b: The figures of the other one.
-        settings: As `settings` gives them.
+        settings: As `settings` gives them; what differs between their machines is put before.
         same_program: As `same_program` says.
     """
     rows = [_of_ranks(summary) for summary in (a, b)]
@@ -123,7 +129,7 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
         a=_side(a),
         b=_side(b),
         same_program=same_program,
-        settings=list(settings),
+        settings=[*_differing(described(a.run.machines), described(b.run.machines)), *settings],
         step=_seconds(STEP, *steps) if any(steps) else None,
         phases=phases,
         driver=[own for own in driver if own.name not in {row.name for row in phases}],
@@ -141,7 +147,9 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
 
 def _side(summary: Summary) -> Side:
     ranks = {row.rank for row in summary.processes if row.rank is not None}
-    return Side(run=summary.run, steps=summary.steady.steps if summary.steady else [], ranks=len(ranks))
+    found = summary.steady
+    is_first = found is not None and found.first_step is None
+    return Side(run=summary.run, steps=found.steps if found is not None else [], is_first=is_first, ranks=len(ranks))
 
 
 # ---- seconds ----------------------------------------------------------------------------------------------------
@@ -254,15 +262,15 @@ def _bytes(name: str, sizes: Sequence[int | None]) -> Bytes | None:
 
 
 def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Setting]:
-    """What differs between two manifests: packages, then the configuration, then `name=value` of the command."""
+    """What differs between two manifests: packages, then the configuration, then what the program was given."""
     found = _differing(_versions(a), _versions(b))
     if same_program(a, b):
-        found += [*_differing(_config(a), _config(b)), *_differing(_words(a), _words(b))]
+        found += [*_differing(_config(a), _config(b)), *_differing(_given(a), _given(b))]
     return found
 
 
 def same_program(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two manifests are of one program: both have a configuration, or commands alike but for `name=value`."""
+    """Whether two manifests are of one program: both have a configuration, or the same script, module or command."""
     return bool(_config(a) and _config(b)) or (not (_config(a) or _config(b)) and _program(a) == _program(b))
 
 
@@ -288,10 +296,34 @@ def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
 
 
 def _program(manifest: Mapping[str, Any]) -> list[str]:
-    """The command without its `name=value`."""
-    return [str(word) for word in manifest.get("command") or () if "=" not in str(word)]
+    """Of the command the script, `-m` and the module, or the program."""
+    return _parted(manifest)[0]
 
 
-def _words(manifest: Mapping[str, Any]) -> dict[str, str]:
-    words = (str(word).partition("=") for word in manifest.get("command") or ())
-    return {name.lstrip("+-"): value for name, equals, value in words if equals}
+def _given(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What the program was given: `name=value`, `--option value`, an option alone, and arguments by their number."""
+    given: dict[str, str] = {}
+    option = None
+    arguments = 0
+    for word in _parted(manifest)[1]:
+        name, equals, value = word.partition("=")
+        if option is not None and not equals and not word.startswith("-"):
+            given[option] = word
+            option = None
+        elif equals:
+            option = None
+            given[name.lstrip("+-")] = value
+        elif word.startswith("-"):
+            option = word.lstrip("-")
+            given[option] = "given"
+        else:
+            arguments += 1
+            given[f"argument {arguments}"] = word
+    return given
+
+
+def _parted(manifest: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    command = [str(word) for word in manifest.get("command") or ()]
+    words = words_of_program(command) if command and PYTHON.fullmatch(Path(command[0]).name) else command
+    many = 2 if words[:1] == ["-m"] or words[:1] == ["-c"] else 1
+    return words[:many], words[many:]

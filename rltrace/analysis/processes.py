@@ -76,7 +76,7 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
         device=seen.lane.device,
         parent=parent,
         state=state(seen),
-        killed_by=_signal_name(process.killed_by),
+        killed_by=signal_name(process.killed_by),
         start_seconds=(seen.first_ns - all_seen.start_ns) / 1e9,
         last_seconds=(seen.last_ns - all_seen.start_ns) / 1e9,
         spans=seen.spans,
@@ -109,7 +109,8 @@ def _by_pid(child: Seen, all_seen: list[Seen]) -> str | None:
     return max(older, key=lambda seen: seen.first_ns).process.key if older else None
 
 
-def _signal_name(number: int | None) -> str | None:
+def signal_name(number: int | None) -> str | None:
+    """What a signal is called; None for none."""
     if number is None:
         return None
     try:

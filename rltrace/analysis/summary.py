@@ -11,11 +11,12 @@ from rltrace.analysis.gpu_work import GpuWork, gpu_work, gpu_work_missed
 from rltrace.analysis.hooks import HookFigures, hooks, names_not_applicable
 from rltrace.analysis.host_memory import HostMemory, host_memory
 from rltrace.analysis.idle import IdleGap, idle_gaps
+from rltrace.analysis.machines import Machine, machines
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, rank_steps
-from rltrace.analysis.processes import ProcessFigures, processes
+from rltrace.analysis.processes import ProcessFigures, processes, signal_name
 from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.spans import SpanFigures, hook_spans, own_spans
 from rltrace.analysis.steady import Steady, steady
@@ -39,6 +40,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """From the first process's beginning to the last event of any."""
     is_live: bool
+    exit_code: int | None
+    """Of the command; None while it goes on, and of a program that no `rltrace exec` or `run` started."""
+    interrupted_by: str | None
+    """Name of the signal by which the user asked it to end."""
+    versions: dict[str, str]
+    """Of the packages that it was made with."""
+    machines: list[Machine]
     clock_domains: int
     """More than 1: see `clocks`."""
 
@@ -143,6 +151,7 @@ def summarize(recording: Recording) -> Summary:
 def _run(seen: Observations, clock_domains: int) -> Run:
     manifest = seen.recording.manifest
     created_ns = manifest.get("created_unix_ns")
+    ending = seen.recording.ending
     return Run(
         path=str(seen.recording.path),
         run_id=manifest.get("run_id"),
@@ -150,6 +159,10 @@ def _run(seen: Observations, clock_domains: int) -> Run:
         created_unix_seconds=created_ns / 1e9 if isinstance(created_ns, (int, float)) else None,
         seconds=(seen.end_ns - seen.start_ns) / 1e9,
         is_live=any(process.is_alive for process in seen.recording.processes),
+        exit_code=ending.exit_code if ending is not None else None,
+        interrupted_by=signal_name(ending.interrupted_by) if ending is not None else None,
+        versions={str(name): str(version) for name, version in (manifest.get("versions") or {}).items()},
+        machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
     )
 

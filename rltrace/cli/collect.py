@@ -15,7 +15,7 @@ from rltrace.errors import RecordingError, RunError
 @click.option(
     "--address",
     metavar="HOST:PORT",
-    help="Of the Ray cluster.  [default: the one that RUN's driver joined, else RAY_ADDRESS, else this machine's]",
+    help="Of the Ray cluster.  [default: the one that RUN's driver joined, else RAY_ADDRESS]",
 )
 def collect(run: str | None, address: str | None) -> None:
     """Fetch what the other hosts of RUN recorded.
@@ -30,7 +30,10 @@ def collect(run: str | None, address: str | None) -> None:
     from rltrace import cluster, nodes
     from rltrace.collection import collect as fetch
 
-    where = address or cluster.ray_address(recording.path) or os.environ.get("RAY_ADDRESS") or "auto"
+    where = address or cluster.ray_address(recording.path) or os.environ.get("RAY_ADDRESS")
+    if where is None:
+        click.echo(f"{recording.path}: nothing to fetch: its driver joined no Ray cluster; --address names one to ask")
+        return
     with nodes.join(where, str(recording.manifest.get("run_id"))) as joined:
         failures = joined.read_clocks(recording.path)
         done = fetch(recording.path, joined)

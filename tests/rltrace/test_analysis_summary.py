@@ -622,7 +622,7 @@ def keys(value: object, path: str = "") -> set[str]:
             last = path.rpartition(".")[2]
             by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
             by_name += ("expected_bytes", "moved_bytes", "left_bytes", "held_bytes", "peak_owner_bytes", "counters")
-            by_name += ("peak_owner_pinned_bytes", "pinned_unknown")
+            by_name += ("peak_owner_pinned_bytes", "pinned_unknown", "versions", "gpus")
             by_name += ("driver_seconds", "own_seconds", "elsewhere_seconds")
             named = last in by_name or path.endswith(("phases[].phases", "lanes[].phases"))
             here = f"{path}.{'*' if named else key}".lstrip(".")
@@ -634,7 +634,8 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
     written = two_ranks(tmp_path / "run")
     step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
-    written.process("sampler", sample("host.cpu_percent", 1, 50), role="sampler", ended_s=5)
+    machine = {"cpu": "EPYC", "cpus": 2, "gpus": [{"uuid": "GPU-1", "name": "H200"}], "driver": "580"}
+    written.process("sampler", sample("host.cpu_percent", 1, 50), role="sampler", machine=machine, ended_s=5)
     edges = [span("memory.edge", at, at + 0.05, totals={"9": 100}, cpu_ns={"9": at}) for at in (2, 4, 6, 8, 10)]
     grows = [sample("unattributed_bytes", at + 0.01, at * 2**20) for at in (2, 4, 6, 8, 10)]
     sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]

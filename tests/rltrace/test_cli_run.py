@@ -79,7 +79,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
 def test_collecting_without_ray_says_what_to_do_and_that_one_host_needs_nothing(tmp_path: Path) -> None:
     folder = Written(tmp_path / "run").process("p", ended_s=1).folder
     program = "import sys; sys.modules['ray'] = None\nfrom rltrace.cli import main; main(prog_name='rltrace')"
-    command = [sys.executable, "-c", program, "collect", str(folder)]
+    command = [sys.executable, "-c", program, "collect", str(folder), "--address", "127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 6
     assert done.stderr == (

@@ -103,6 +103,7 @@ def test_a_run_that_ends_well_says_nothing(start: Callable[[str], Run]) -> None:
     code, errors, _ = run.end()
     assert (code, errors) == (0, "")
     assert run.summary().complete
+    assert (run.summary().run.exit_code, run.summary().run.interrupted_by) == (0, None)
 
 
 def test_a_drivers_own_error_is_not_blamed_on_who_ends_with_it(start: Callable[[str], Run]) -> None:
@@ -121,7 +122,7 @@ def test_an_interrupted_run_leaves_nothing_behind(start: Callable[[str], Run], n
     code, _, seconds = run.end()
     assert code == 128 + number
     assert seconds < 30
-    run.summary()
+    assert run.summary().run.interrupted_by == signal.Signals(number).name
 
 
 @pytest.mark.parametrize(

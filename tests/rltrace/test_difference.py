@@ -119,6 +119,40 @@ def test_what_the_runs_were_made_with_is_said_where_it_differs(runs: tuple[Path,
     assert settings({"command": ["t.py"]}, {"command": ["t.py", "lr=1"]}) == [Setting("lr", None, "1")]
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ("python t.py --lr 1 --fast", "python3.12 -u t.py --lr=2", [("lr", "1", "2"), ("fast", "given", None)]),
+        ("python t.py a --fast b", "python t.py c --fast", [("argument 1", "a", "c"), ("fast", "b", "given")]),
+        ("torchrun t.py", "torchrun u.py", [("argument 1", "t.py", "u.py")]),
+        ("python -m verl x=1", "python -m verl +x=2 -v", [("x", "1", "2"), ("v", None, "given")]),
+        ("python t.py --lr 1", "python u.py --lr 2", None),
+        ("python -m verl", "python -m trl", None),
+        ("python -c pass", "python -c print()", None),
+        ("python t.py", "t.py", []),
+    ],
+)
+def test_two_commands_of_one_program_differ_in_what_it_was_given(
+    a: str, b: str, found: list[tuple[str, str | None, str | None]] | None
+) -> None:
+    made = {"command": a.split()}, {"command": b.split()}
+    assert same_program(*made) == (found is not None)
+    assert settings(*made) == [Setting(*row) for row in found or ()]
+
+
+def test_runs_on_other_machines_say_so_whatever_the_program(tmp_path: Path) -> None:
+    runs = []
+    for host, gpus in (("a", ["H200", "H200"]), ("b", ["H100"])):
+        written = Written(tmp_path / host).process("p", span("step", 0, 1, step=3), ended_s=1)
+        named = [{"uuid": f"GPU-{at}", "name": name} for at, name in enumerate(gpus)]
+        machine = {"cpu": "EPYC", "cpus": 8, "gpus": named, "driver": "580"}
+        runs.append(written.process("s", role="sampler", machine=machine, ended_s=1).folder)
+    assert between(*runs).settings == [Setting("gpus", "2 H200", "1 H100")]
+    text = call(*runs).stdout
+    assert re.search(r"gpus +2 H200 +1 H100", text)
+    assert re.search(r"B  \S+/b  step 3, the first: it also warms up", text)
+
+
 def test_phases_of_one_process_are_there_once_whatever_it_is_called(tmp_path: Path) -> None:
     runs = []
     for role in ("driver", "process"):
@@ -171,7 +205,7 @@ def test_real_runs_of_two_programs_are_compared() -> None:
     result = call(recordings / "qwen3_8b_4gpu.zip", recordings / "verl_8b_4gpu.zip")
     assert result.exit_code == 0
     assert "What differs" not in result.stdout, "the same packages"
-    assert "Two programs: their settings are not compared" in result.stdout
+    assert "Two programs: of what they were made with only the machine" in result.stdout
     assert re.search(r"weight_sync +0\.10\d .*0\.80\d .*\+0\.70\d +7\.\d\d", result.stdout)
     assert re.search(r"Weight sync of a rank: 16,381\.47 and 32,762\.94 MB", result.stdout)
     assert re.search(r"fsdp\.forward +4\.70\d +4\.09\d +-0\.61\d +0\.87", result.stdout)

@@ -242,6 +242,15 @@ def test_bad_input_is_one_line_and_an_exit_code(tmp_path: Path, words: list[str]
         assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
 
 
+def test_a_run_that_joined_no_cluster_has_nothing_to_fetch_from_whichever_is_there(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    manifest.create(tmp_path / "run", owner=None, command=[], config=None)
+    done = rltrace_command(nodes, tmp_path, "collect", "run")
+    said = "run: nothing to fetch: its driver joined no Ray cluster; --address names one to ask\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
 CHOSEN = f"""
 import os, sys, time
 import ray, rltrace

@@ -19,6 +19,7 @@ from recordings import Written, sample
 from rltrace import manifest, nvml
 from rltrace.analysis import summarize
 from rltrace.events import COLLECTION, SAMPLED, SAMPLER, subjects
+from rltrace.machine import machine
 from rltrace.recording import Process, Recording
 
 CLI = "import sys; from rltrace.cli import main; main(sys.argv[1:])"
@@ -224,6 +225,35 @@ def test_samples_of_gpus_and_processes_are_told_apart_by_whose_they_are(tmp_path
     assert host.gpus["GPU-a"]["gpu.process_bytes rank 0 engine"].mean == 60
     assert host.processes["rank 0 engine"]["process.pss_bytes"].mean == 5
     assert host.sampler_cpu_share == pytest.approx(0.05)
+
+
+def test_the_sampler_says_on_which_machine_it_is(sampled: tuple[Path, list[str]]) -> None:
+    (machine,) = summarize(Recording.open(sampled[0])).run.machines
+    assert machine.host == os.uname().nodename
+    assert machine.cpus == len(os.sched_getaffinity(0))
+    assert machine.cpu and machine.cpu in Path("/proc/cpuinfo").read_text()
+
+
+def test_gpus_are_named_by_their_model_in_whichever_type_nvml_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = [b"GPU-a", "GPU-b"]
+    said = SimpleNamespace(
+        NVMLError=BusyError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda at: at,
+        nvmlDeviceGetUUID=lambda at: uuids[at],
+        nvmlDeviceGetName=lambda at: (b"NVIDIA H200", "NVIDIA H100 80GB HBM3")[at],
+        nvmlSystemGetDriverVersion=lambda: "580.95.05",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", said)
+    found = machine()
+    assert found["gpus"] == [
+        {"uuid": "GPU-a", "name": "NVIDIA H200"},
+        {"uuid": "GPU-b", "name": "NVIDIA H100 80GB HBM3"},
+    ]
+    assert found["driver"] == "580.95.05"
+    said.nvmlDeviceGetName = Mock(side_effect=BusyError("busy"))
+    assert (machine()["gpus"], machine()["driver"]) == ([], None)
 
 
 class BusyError(Exception):

@@ -16,6 +16,7 @@ from recordings import Written, hook, sample, span, two_ranks, two_workers
 from rich.console import Console, Group, RenderableType
 from traced_runs import run_traced
 
+from rltrace import ending
 from rltrace.analysis import summarize
 from rltrace.cli.tables import figures, show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
@@ -553,6 +554,40 @@ def test_a_recording_of_the_sampler_alone_is_not_complete(tmp_path: Path) -> Non
     (first, *_) = screen(written.read())
     assert "no process has recorded anything" in first
     assert "complete" not in first and "nothing lost" not in first
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "interrupted_by", "said"),
+    [
+        (0, None, "complete"),
+        (0, signal.SIGINT, "complete"),  # it was asked to end, and did in good order
+        (3, None, "left with exit code 3"),
+        (143, signal.SIGTERM, "interrupted by SIGTERM"),
+    ],
+)
+def test_how_the_command_ended_is_in_the_first_line(
+    tmp_path: Path, exit_code: int, interrupted_by: int | None, said: str
+) -> None:
+    written = Written(tmp_path / "run").process("p", span("step", 0, 1, step=0), ended_s=1)
+    ending.write(written.folder, ending.Ending(exit_code, interrupted_by))
+    (first, *_) = screen(written.read())
+    assert first.endswith(f"1 process · {said} · nothing lost")
+
+
+def test_when_on_what_and_with_which_packages_it_was_made_is_in_the_heading(tmp_path: Path) -> None:
+    """And the sampler that says it is no process of the run."""
+    written = Written(tmp_path / "run").process("p", span("step", 0, 1, step=0), ended_s=1)
+    gpus = [{"uuid": f"GPU-{at}", "name": "NVIDIA H200"} for at in range(2)]
+    machine = {"cpu": "EPYC", "cpus": 64, "gpus": gpus, "driver": "580.95"}
+    recording = written.process("s", role="sampler", machine=machine, ended_s=1).read()
+    versions = {"rltrace-toolkit": "0.1.0", "verl": "0.9.1", "msgspec": "0.20"}
+    recording.manifest |= {"versions": versions, "created_unix_ns": 1_700_000_000 * 10**9}
+    for whole in (False, True):
+        head = screen(recording, 200, whole=whole)
+        assert "1 process ·" in head[0]
+        assert head[1].endswith("/run · 2023-11-14 22:13 UTC · 2 NVIDIA H200")
+        made = "rltrace 0.1.0 · verl 0.9.1 · msgspec 0.20 · driver 580.95 · processors 64 of EPYC"
+        assert head[3] == (made if whole else "")
 
 
 def test_processes_of_one_name_that_died_alike_are_one_line(tmp_path: Path) -> None:

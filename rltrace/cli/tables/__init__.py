@@ -33,6 +33,7 @@ from rltrace.cli.tables.memory import (
     out_of_memory_table,
     phase_table,
 )
+from rltrace.cli.tables.origin import made_with, when_and_where
 from rltrace.cli.tables.phases import (
     STARTUP_IDLE,
     lane_tables,
@@ -236,13 +237,15 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
         figures.count(len(summary.steps), "step") + of_processes(summary.steps) if summary.steps else "no steps",
         f"{run.seconds:.1f} s",
         *([figures.count(len(ranks), "rank")] if ranks else []),
-        figures.count(len(summary.processes), "process"),
+        figures.count(sum(process.role != SAMPLER for process in summary.processes), "process"),
     ]
     line = Text.assemble(" · ".join(facts), " · ", _state(run, summary))
     if not summary.losses and any(process.role != SAMPLER for process in summary.processes):
         line.append(" · nothing lost", "green")
     command = " ".join(run.command if whole else _few_words(run.command))
-    return Group(line, Text(run.path, "bold", overflow="fold"), Text(command, "dim", overflow="fold"))
+    place = Text.assemble((run.path, "bold"), *(f" · {fact}" for fact in when_and_where(run)), overflow="fold")
+    made = [Text(made_with(run), "dim")] if whole and made_with(run) else []
+    return Group(line, place, Text(command, "dim", overflow="fold"), *made)
 
 
 def _few_words(command: Sequence[str]) -> list[str]:
@@ -258,6 +261,10 @@ def _few_words(command: Sequence[str]) -> list[str]:
 def _state(run: Run, summary: Summary) -> Text:
     if died := deaths(summary):
         return Text(_died(died), "bold red")
+    if run.exit_code and run.interrupted_by is not None:
+        return Text(f"interrupted by {run.interrupted_by}", "yellow")
+    if run.exit_code:
+        return Text(f"left with exit code {run.exit_code}", "bold red")
     if any(process.state == "stopped" for process in summary.processes):
         return Text("stopped", "yellow")
     if all(process.role == SAMPLER for process in summary.processes):

@@ -32,7 +32,7 @@ def _sections(found: Difference) -> Iterator[RenderableType]:
     if found.settings:
         yield setting_table(found.settings)
     if not found.same_program:
-        yield Text("Two programs: their settings are not compared, only the versions of packages", "dim")
+        yield Text("Two programs: of what they were made with only the machine and the packages are compared", "dim")
     if found.step is not None:
         yield phase_table(found)
     if found.weight_sync:
@@ -46,6 +46,7 @@ def _sections(found: Difference) -> Iterator[RenderableType]:
 def _who(name: str, side: Side) -> Text:
     """Which run, and what is compared of it."""
     steps = f"{'step' if len(side.steps) == 1 else 'mean of steps'} {figures.ranges(side.steps)}"
+    steps += ", the first: it also warms up" if side.is_first else ""
     facts = [steps if side.steps else "no step is over", *([figures.count(side.ranks, "rank")] if side.ranks else [])]
     return Text.assemble((f"{name}  ", "bold"), side.run.path, (f"  {', '.join(facts)}", "dim"), overflow="fold")
 

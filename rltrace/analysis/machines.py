@@ -1,0 +1,47 @@
+"""The hosts of a run: their processors and GPUs, as each one's sampler said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from rltrace.recording import Process
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host is."""
+
+    host: str
+    cpu: str | None
+    cpus: int | None
+    """That the run could use."""
+    gpus: dict[str, str]
+    """Models by uuid: all that the run could use."""
+    driver: str | None
+    """Version of the GPUs' driver."""
+
+
+def machines(processes: Iterable[Process]) -> list[Machine]:
+    """One for each process that has said what its machine is."""
+    return [_machine(process.host, said) for process in processes if (said := process.machine) is not None]
+
+
+def _machine(host: str, said: dict[str, object]) -> Machine:
+    listed = said.get("gpus")
+    gpus = {str(gpu["uuid"]): str(gpu["name"]) for gpu in (listed if isinstance(listed, list) else [])}
+    return msgspec.convert({**said, "host": host, "gpus": gpus}, Machine)
+
+
+def described(found: Sequence[Machine]) -> dict[str, str]:
+    """What all hosts together are: `gpus`, `driver` and `processors`, those of them that are known."""
+    models = Counter(model for machine in found for model in machine.gpus.values())
+    drivers = {machine.driver: None for machine in found if machine.driver}
+    processors = {f"{machine.cpus} of {machine.cpu}": None for machine in found if machine.cpu}
+    said = {
+        "gpus": ", ".join(f"{many} {model}" for model, many in models.items()),
+        "driver": ", ".join(drivers),
+        "processors": ", ".join(processors),
+    }
+    return {name: text for name, text in said.items() if text}
