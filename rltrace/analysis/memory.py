@@ -230,12 +230,15 @@ class _Device:
                 yield self.moment(int(inside[np.argmax(self.used[inside])]))
 
     def phase_peaks(self) -> Iterator[Moment]:
-        """The fullest moment of each phase: inside it, or at its end."""
+        """The fullest moment of each phase: inside it, or at one of its edges."""
         times_ns = self.ledger.times_ns
         fullest: dict[str, int] = {}
         for start_ns, end_ns, name in self.told_apart:
             inside = np.flatnonzero((start_ns <= times_ns) & (times_ns <= end_ns))
-            candidates = [*map(int, inside), self.nearest(end_ns), *([fullest[name]] if name in fullest else [])]
+            # Its first sample may lie before its beginning: what a sleep frees was there when it began.
+            begin = [index for index in (self.nearest(start_ns),) if self.away_ns(index, start_ns) <= SETTLED_NS]
+            known = [fullest[name]] if name in fullest else []
+            candidates = [*map(int, inside), self.nearest(end_ns), *known, *begin]
             fullest[name] = max(candidates, key=lambda index: self.used[index])
         for name in sorted(fullest, key=lambda name: (ORDER.get(name, len(ORDER)), name)):
             yield self.moment(fullest[name], name)

@@ -217,9 +217,9 @@ def test_a_devices_peak_is_that_of_the_sum_over_its_processes(summary: Summary) 
     assert (memory.owner_peaks["actor.grads"].bytes, memory.owner_peaks["actor.grads"].phase) == (50, "actor.update")
 
 
-def edge(start_s: float, end_s: float) -> list[list[Any]]:
+def edge(start_s: float, end_s: float, total_bytes: int = 900) -> list[list[Any]]:
     """The sampling of a phase's edge, by the process with the pid 9."""
-    return span("memory.edge", start_s, end_s, totals={"9": 900}, cpu_ns={"9": 0})
+    return span("memory.edge", start_s, end_s, totals={"9": total_bytes}, cpu_ns={"9": 0})
 
 
 def test_a_sliver_of_a_phase_does_not_take_the_peak_of_the_one_before_it(tmp_path: Path) -> None:
@@ -236,6 +236,20 @@ def test_a_sliver_of_a_phase_does_not_take_the_peak_of_the_one_before_it(tmp_pat
     assert held == {"weight_sync": 0, "rollout.wake_kv_cache": 500, "advantage": 500}, "one that is never longer stays"
     assert memory.owner_peaks["rollout.kv_cache"].phase == "rollout.wake_kv_cache"
     assert [found.phase for found in memory.edges].count("weight_sync") == 4, "all edges are judged"
+
+
+@pytest.mark.parametrize("edge_s", [1.9996, 2.0001], ids=["before it begins", "in it"])
+def test_what_a_phase_frees_was_there_when_it_began(tmp_path: Path, edge_s: float) -> None:
+    """On whichever side of its beginning the sample of that edge lies."""
+    records = [
+        span("rollout.generate", 1, edge_s), sample("rollout.kv_cache_bytes", 1.5, 500),
+        edge(edge_s, edge_s + 0.0002), sample("nccl_bytes", edge_s + 0.0002, 7),
+        span("rollout.sleep", 2, 3), edge(3.0001, 3.0002, 400), sample("rollout.kv_cache_bytes", 3.0002, 0),
+    ]  # fmt: skip
+    written = Written(tmp_path / "run").process("w", *records, role="worker", rank=0, pid=9, ended_s=6)
+    (memory,) = summarize(written.read()).memory
+    held = {moment.phase: moment.bytes["rollout.kv_cache"] for moment in memory.phases}
+    assert held == {"rollout.generate": 500, "rollout.sleep": 500}
 
 
 @pytest.mark.parametrize(
