@@ -22,6 +22,7 @@ import msgspec
 from rltrace import manifest, probe, storage
 from rltrace.analysis import summarize
 from rltrace.analysis.hooks import HookFigures
+from rltrace.announcement import say
 from rltrace.command_line import PYTHON, python_options, words_of_program
 from rltrace.environment import traced_environment
 from rltrace.events import Span
@@ -98,6 +99,7 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
         of_python = interpreter_findings(python, first, launch, unknown)
         if first.error is not None:  # it would answer the others alike
             return diagnosis(command, python, [*of_python, in_folder], [])
+        say("importing the frameworks and starting a process of each kind, which takes some seconds ...")
         with ThreadPoolExecutor(2) as pool:
             asked = {name: pool.submit(ask, python, name, environment) for name in OF_EVERY_PYTHON}
             runs = pool.submit(program_findings, program, python, environment)

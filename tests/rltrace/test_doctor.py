@@ -195,6 +195,7 @@ def test_what_a_command_starts_is_looked_for_behind_the_programs_in_front_of_it(
     done = environment.rltrace("doctor", "--json", "--", "bash", "train.sh", cwd=tmp_path)
     found = findings(done)
     assert done.returncode == 9, found
+    assert done.stderr.splitlines()[0].endswith("starting a process of each kind, which takes some seconds ...")
     assert found["command"][0] == "unknown"
     assert found["command"][1].startswith("cannot tell which Python it starts: `bash`: runs a script")
     assert f"what follows is of {environment.path}/bin/python" in found["command"][1]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import Written, hook, sample, span, two_ranks, two_workers
+from recordings import NO_PID, Written, hook, sample, span, two_ranks, two_workers
 from rich.console import Console, Group, RenderableType
 from traced_runs import run_traced
 
@@ -588,6 +588,23 @@ def test_when_on_what_and_with_which_packages_it_was_made_is_in_the_heading(tmp_
         assert head[1].endswith("/run · 2023-11-14 22:13 UTC · 2 NVIDIA H200")
         made = "rltrace 0.1.0 · verl 0.9.1 · msgspec 0.20 · driver 580.95 · processors 64 of EPYC"
         assert head[3] == (made if whole else "")
+
+
+def test_in_the_tree_those_that_recorded_nothing_are_one_line_below_who_started_them(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("d", span("step", 0, 1, step=0), role="driver", ended_s=9)
+    for number in range(5):
+        written.process(f"p{number}", pid=2**22 + 10 + number, parent="d", ended_s=2 + number if number > 1 else None)
+    device = {"host": socket.gethostname(), "uuid": "GPU-d38bb060-9e00-bf8f"}
+    written.process("w", span("act", 1, 2), role="worker", rank=0, parent="d", device=device, ended_s=3)
+    written.process("s", role="sampler", pid=7, ended_s=9)
+    lines = screen(written.read(), 140, whole=True)
+    at = lines.index(f"Processes on {socket.gethostname()}")
+    assert [re.sub(r"\d+\.\d", "", line) for line in lines[at + 1 : at + 5]] == [
+        f"├── driver  pid {NO_PID}  - s, 1 span  ended",
+        f"│   ├── rank 0 worker  pid {NO_PID}, GPU-d38bb060  - s, 1 span  ended",
+        "│   └── 5 x process  pid 4194314, 4194315, 4194316 and 2 more  - s, 0 spans  2 died, 3 ended",
+        "└── sampler  pid 7  - s, 0 spans  ended",
+    ]
 
 
 def test_processes_of_one_name_that_died_alike_are_one_line(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 BAR = 10
+FEW_PIDS = 3
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -103,6 +104,12 @@ def count(many: int, what: str) -> str:
     """A number and its noun."""
     plural = what + ("es" if what.endswith("s") else "s")
     return f"{many:,} {what if many == 1 else plural}"
+
+
+def pids(found: Sequence[int]) -> str:
+    """Numbers of processes, the first few: pid 7, 8, 9 and 2 more."""
+    more = f" and {len(found) - FEW_PIDS} more" if len(found) > FEW_PIDS else ""
+    return f"pid {', '.join(map(str, found[:FEW_PIDS]))}{more}"
 
 
 def between(least: str, most: str) -> str:

@@ -92,9 +92,8 @@ def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
     last = max(alike, key=lambda process: process.last_seconds)
     killed = f" by {last.killed_by}" if last.killed_by else ""
     doing = f", in {inside}" if inside is not None else ""
-    pids = ", ".join(str(process.pid) for process in alike[:FEW])
-    more = f" and {len(alike) - FEW} more" if len(alike) > FEW else ""
-    return f"{last.name} (pid {pids}{more}) died{killed}{doing}, {last.last_seconds:.1f} s"
+    whose = figures.pids([process.pid for process in alike])
+    return f"{last.name} ({whose}) died{killed}{doing}, {last.last_seconds:.1f} s"
 
 
 def _aborted(summary: Summary) -> Iterator[str]:

@@ -14,11 +14,14 @@ from rltrace.analysis.samples import HostSamples
 from rltrace.analysis.untraced import Untraced
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Figures, titled
+from rltrace.events import SAMPLER
 
 _STATE_STYLES = {"alive": "cyan", "ended": "green", "died": "bold red", "stopped": "yellow", "unknown": "yellow"}
 MOST_LETTERS = 100
 """Of a command line."""
 MOST_BARE = 3
+DEVICE_LETTERS = 12
+"""Of a device: as many as tell GPUs apart, and as nvidia-smi takes for one."""
 
 
 def process_line(processes: Sequence[ProcessFigures]) -> Text:
@@ -37,31 +40,45 @@ def _times(many: int, role: str) -> str:
 
 
 def process_tree(processes: Sequence[ProcessFigures]) -> RenderableType:
-    """Who started whom."""
+    """Who started whom; those that one process started and that recorded nothing are one line."""
     below: dict[str | None, list[ProcessFigures]] = {}
     for process in processes:
         below.setdefault(process.parent, []).append(process)
-    tree = Tree(Text("Processes", "bold"), guide_style="dim")
-    _grow(tree, None, below)
+    hosts = {process.host for process in processes}
+    tree = Tree(Text("Processes" + (f" on {hosts.pop()}" if len(hosts) == 1 else ""), "bold"), guide_style="dim")
+    _grow(tree, None, below, has_hosts=bool(hosts))
     return tree
 
 
-def _grow(branch: Tree, parent: str | None, below: dict[str | None, list[ProcessFigures]]) -> None:
+def _grow(branch: Tree, parent: str | None, below: dict[str | None, list[ProcessFigures]], *, has_hosts: bool) -> None:
+    silent: dict[tuple[str, str], list[ProcessFigures]] = {}
     for process in sorted(below.get(parent, []), key=lambda process: (process.rank is None, process.rank or 0)):
-        _grow(branch.add(_branch(process)), process.key, below)
+        if process.spans == 0 and process.key not in below and process.role != SAMPLER:
+            silent.setdefault((process.name, process.host), []).append(process)
+        else:
+            _grow(branch.add(_branch([process], has_hosts=has_hosts)), process.key, below, has_hosts=has_hosts)
+    for alike in silent.values():
+        branch.add(_branch(alike, has_hosts=has_hosts))
 
 
-def _branch(process: ProcessFigures) -> Text:
-    state = process.state + (f" by {process.killed_by}" if process.killed_by and process.state == "died" else "")
-    line = Text.assemble((process.name, "bold"), f"  pid {process.pid} on {process.host}")
-    if process.device:
-        line.append(f", device {process.device}")
-    line.append(f"  {process.start_seconds:.1f}-{process.last_seconds:.1f} s, {process.spans:,} spans  ")
-    line.append(state, _STATE_STYLES[process.state])
-    if not process.clock_aligned:
+def _branch(alike: Sequence[ProcessFigures], *, has_hosts: bool) -> Text:
+    """A process, or several that are told together."""
+    one, many = alike[0], len(alike)
+    pids = figures.pids(sorted(process.pid for process in alike))
+    line = Text.assemble((_times(many, one.name), "bold"), f"  {pids}")
+    line.append(f" on {one.host}" if has_hosts else "")
+    if many == 1 and one.device:
+        line.append(f", {one.device[:DEVICE_LETTERS]}")
+    start_seconds, last_seconds = min(p.start_seconds for p in alike), max(p.last_seconds for p in alike)
+    line.append(f"  {start_seconds:.1f}-{last_seconds:.1f} s, {figures.count(one.spans, 'span')}  ")
+    ends = Counter((process.state, process.killed_by if process.state == "died" else None) for process in alike)
+    for at, ((state, killed_by), count) in enumerate(ends.items()):
+        said = state + (f" by {killed_by}" if killed_by else "")
+        line.append(", " if at else "").append(f"{count} {said}" if len(ends) > 1 else said, _STATE_STYLES[state])
+    if not one.clock_aligned:
         line.append("  another clock, error unknown", "yellow")
-    elif process.clock_bound_seconds:
-        line.append(f"  clock within ±{figures.short(process.clock_bound_seconds)}", "dim")
+    elif one.clock_bound_seconds:
+        line.append(f"  clock within ±{figures.short(one.clock_bound_seconds)}", "dim")
     return line
 
 
