@@ -2,7 +2,8 @@
 
 Who lives and who died is read from the Recording: a process whose pid is gone and whose folder has no `end` line died.
 The supervisor is the subreaper of all it starts, so that daemons whose parent died (Ray's raylet) are found too. The
-command stays in the supervisor's process group: Ctrl-C, Ctrl-Z, `timeout` and standard input work as without it.
+command stays in the supervisor's process group: Ctrl-C, Ctrl-Z, `timeout` and standard input work as without it. A
+command that makes a group of its own has what was sent to the supervisor's, too.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from rltrace.recording import Process
 from rltrace.untraced import ProcessTree
 
 POLL_SECONDS = 0.1
-GROUP_SECONDS = 0.05
-"""How long after a signal the same one may come to the whole group: `timeout` sends it to its child first."""
+GROUP_SECONDS = 0.1
+"""How long after a signal the same one may come to the whole group (`timeout` sends it to its child first), and is known;
+the same one twice within this time is one."""
 DEATH_GRACE_SECONDS = 12.0
 """How long the command may take to end by itself after one of its processes died."""
 TERMINATE_SECONDS = 5.0
@@ -48,7 +50,6 @@ WATCHED_ROLES = frozenset({"driver", "worker", "engine"})
 
 COMMAND_NOT_FOUND = 127
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SI_KERNEL = 0x80  # the terminal sent it, and to the whole foreground group
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -101,8 +102,9 @@ def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, samp
     _adopt_orphans()
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
     try:
+        bystander = Bystander(_FORWARDED)
         sampling = sampler.start(recording, sample_seconds) if sample_seconds else None
-        return _Supervisor(_start(command, recording, unblocked), recording, is_our_run, sampling).wait()
+        return _Supervisor(_start(command, recording, unblocked), recording, is_our_run, sampling, bystander).wait()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
@@ -131,7 +133,14 @@ def _start(command: Sequence[str], recording: Path, signals: Iterable[int]) -> i
 
 
 class _Supervisor:
-    def __init__(self, pid: int, recording: Path, is_our_run: bool, sampling: Attendant | None = None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        recording: Path,
+        is_our_run: bool,
+        sampling: Attendant | None = None,
+        bystander: Bystander | None = None,
+    ) -> None:
         self.pid = pid
         self.recording = recording
         self.is_our_run = is_our_run
@@ -139,8 +148,9 @@ class _Supervisor:
         self.sampling = sampling
         self.collecting: Attendant | None = None
         """Reads the clocks of a cluster's nodes and collects from them, where the driver joined a cluster."""
-        self.bystander = Bystander()
-        self.tree = ProcessTree(os.getpid(), recording)
+        self.bystander = bystander
+        """None: whatever reaches us is forwarded."""
+        self.tree = ProcessTree(os.getpid(), recording, apart=() if bystander is None else (bystander.pid,))
         self.exit_codes: dict[int, int] = {}
         """Of children and adopted orphans that are gone: negative is a signal."""
         self.deaths: list[Death] = []
@@ -156,14 +166,15 @@ class _Supervisor:
             self._reap()
             self._look_for_deaths()
             self._collect_from_cluster()
-            if self.is_our_run and self.deadline is not None and time.monotonic() > self.deadline:
+            if self.deadline is not None and time.monotonic() > self.deadline:
                 break
         code = self.exit_codes.get(self.pid)
         if code is not None and code < 0 and self.interrupted_by is None:
             self._command_was_killed(-code)
         self._finish(self.collecting, COLLECT_SECONDS)
         self._finish(self.sampling, TERMINATE_SECONDS)
-        self.bystander.let_end()
+        if self.bystander is not None:
+            self.bystander.let_end()
         self._clear(is_well=code == 0)
         self.watch.close(self.exit_codes, ended_well=code == 0)
         with contextlib.suppress(OSError):  # a full disk: whose command this is gets its exit code all the same
@@ -178,20 +189,21 @@ class _Supervisor:
         info = signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, seconds)
         if info is None or info.si_signo == signal.SIGCHLD:
             return
-        if self.interrupted_by is not None:  # asked twice: now
+        is_over = self.pid in self.exit_codes
+        if self.interrupted_by is not None and (self.is_our_run or is_over):  # asked twice: now
             self.deadline = 0.0
         self.interrupted_by = info.si_signo
         self.watch.is_stopping = True  # whoever is killed now, by us or by the command's own shutdown
-        if self.pid not in self.exit_codes and not self._has_had(info):
+        if not is_over and not self._has_had(info.si_signo):
             _send(self.pid, info.si_signo)
         if self.is_our_run and self.deadline is None:
             self.deadline = time.monotonic() + LEAVE_SECONDS
 
-    def _has_had(self, info: signal.struct_siginfo) -> bool:
+    def _has_had(self, number: int) -> bool:
         """Whether the command has had a signal that reached us, as it was sent to our whole process group."""
         time.sleep(GROUP_SECONDS)
-        signal.sigtimedwait({info.si_signo}, 0)  # sent to us, then to the group: it is the same one
-        is_to_group = self.bystander.had(info.si_signo) or info.si_code == _SI_KERNEL
+        signal.sigtimedwait({number}, 0)  # sent to us, then to the group: it is the same one
+        is_to_group = self.bystander is not None and self.bystander.had(number)
         return is_to_group and os.getpgid(self.pid) == os.getpgrp()
 
     def _reap(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from rltrace.command_line import PYTHON, python_options
@@ -37,13 +38,14 @@ class ProcessTree:
     Args:
         root: Its pid; it is not among them.
         recording: That they are to join.
+        apart: Pids of ours below the root, that are there before the first look.
     """
 
-    def __init__(self, root: int, recording: Path) -> None:
+    def __init__(self, root: int, recording: Path, apart: Iterable[int] = ()) -> None:
         self._recording = recording
         self._root = root
         self._members = {root}
-        self._seen: set[int] = set()
+        self._seen = set(apart)
         self._looks = 0
         self._young: dict[int, int] = {}
         """At which look each was first seen."""

@@ -65,7 +65,7 @@ def exec_(out: str | None, allocations: str, sample_seconds: float, command: tup
     if allocations:
         os.environ[chosen_steps.VARIABLE] = allocations
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
-    with contextlib.suppress(BrokenPipeError):  # nobody reads it
+    with contextlib.suppress(OSError):  # nobody reads it, or there is no terminal any more
         _say(folder, outcome)
     return outcome.exit_code
 

@@ -15,7 +15,6 @@ import pytest
 from recordings import Written, span
 
 from rltrace.analysis import Summary, summarize
-from rltrace.bystander import Bystander
 from rltrace.recording import Process, Recording
 from rltrace.supervisor import _Supervisor, _Watch
 
@@ -166,8 +165,7 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
     """A terminal sends it to the whole group: forwarding it too would interrupt the command's cleaning up."""
     program = "import time\ntry:\n print('ready', flush=True)\n time.sleep(60)\n"
     program += "except KeyboardInterrupt:\n time.sleep(1)\n print('cleaned up')\n"
-    cli = "from rltrace.cli import main; main()"
-    command = [sys.executable, "-c", cli, "exec", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", program]
+    command = exec_command(tmp_path / "run", program)
     pid, terminal = os.forkpty()
     if pid == 0:
         os.execv(command[0], command)
@@ -184,13 +182,26 @@ def test_ctrl_c_reaches_the_command_once(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-COUNTS = """
+CLI = "from rltrace.cli import main; main()"
+# Prints the number of each signal that it gets, until it has had a SIGHUP and nothing more has come for a while.
+TELLS = """
 import os, signal
-{before}
+told = {1, 2, 15}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+%s
 print("ready", flush=True)
-for _ in range(3):
-    print(signal.sigwaitinfo({{signal.SIGINT, signal.SIGTERM}}).si_signo, flush=True)
+number = None
+while number != signal.SIGHUP:
+    number = signal.sigwait(told)
+    print(int(number), flush=True)
+while (more := signal.sigtimedwait(told, 0.5)) is not None:
+    print(more.si_signo, flush=True)
 """
+
+
+def exec_command(folder: Path, program: str) -> list[str]:
+    """`rltrace exec` of a program."""
+    return [sys.executable, "-c", CLI, "exec", "--out", str(folder), "--", sys.executable, "-c", program]
 
 
 @pytest.mark.parametrize(
@@ -207,39 +218,65 @@ def test_a_command_has_each_signal_once_however_it_was_sent_and_as_often_as_it_w
     tmp_path: Path, sent: tuple[Callable[[int, int], None], ...], before: str
 ) -> None:
     """And nobody is ended by force who was only asked twice, as one that leaves a prompt by Ctrl-C is not."""
-    program = "import signal; signal.pthread_sigmask(0, {2, 15})" + COUNTS.format(before=before)
-    cli = "from rltrace.cli import main; main()"
-    command = [sys.executable, "-c", cli, "exec", "--out", str(tmp_path / "run"), "--", sys.executable, "-c", program]
+    command = exec_command(tmp_path / "run", TELLS % before)
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert run.stdout is not None and run.stdout.readline() == "ready\n"
-    asked = (signal.SIGINT, signal.SIGINT, signal.SIGTERM)
-    for number in asked:
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         for send in sent:
             send(run.pid, number)
         assert run.stdout.readline() == f"{int(number)}\n"
-        time.sleep(0.3)  # one that came twice would be there by now
+        time.sleep(0.3)  # one that came twice would be read as the next
     assert (run.stdout.read(), run.wait()) == ("", 0)
 
 
-def test_a_bystander_shows_each_signal_of_the_group_once() -> None:
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    bystander = Bystander()
-    try:
-        for _ in range(2):
-            assert not bystander.had(signal.SIGHUP)
-            assert bystander._process is not None
-            os.kill(bystander._process.pid, signal.SIGHUP)
-            assert bystander.had(signal.SIGHUP)
-    finally:
-        bystander.let_end()
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+@pytest.mark.parametrize("first", [os.kill, os.killpg])
+def test_signals_that_come_together_are_told_apart(tmp_path: Path, first: Callable[[int, int], None]) -> None:
+    """Also where the first is to us alone and the other to the group."""
+    command = exec_command(tmp_path / "run", TELLS % "")
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert run.stdout is not None and run.stdout.readline() == "ready\n"
+    first(run.pid, signal.SIGTERM)
+    os.killpg(run.pid, signal.SIGINT)
+    assert sorted(run.stdout.readline() for _ in range(2)) == ["15\n", "2\n"]
+    os.killpg(run.pid, signal.SIGHUP)
+    assert (run.stdout.read(), run.wait()) == ("1\n", 0)
 
 
-def test_without_a_bystander_every_signal_is_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    bystander = Bystander()
-    assert not bystander.had(signal.SIGTERM)
-    bystander.let_end()
+def test_a_terminal_that_goes_away_is_told_to_the_command(tmp_path: Path) -> None:
+    """The kernel tells only the session's leader, which is us."""
+    command = exec_command(tmp_path / "run", TELLS % f"os.dup2(os.open({str(tmp_path / 'told')!r}, 65), 1)")
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execv(command[0], command)
+    while not (tmp_path / "told").exists() or "ready" not in (tmp_path / "told").read_text():
+        time.sleep(0.02)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "told").read_text() == "ready\n1\n"
+
+
+def test_a_bystander_tells_each_signal_once_and_is_gone_with_its_starter() -> None:
+    program = """
+import os, signal, time
+from rltrace.bystander import Bystander
+signal.pthread_sigmask(signal.SIG_BLOCK, {1, 2, 15})
+bystander = Bystander({1, 2, 15})
+for asked in ((1,), (2, 15), (1,)):
+    for number in asked:
+        os.kill(bystander.pid, number)
+    time.sleep(0.3)
+    print([[number for number in (1, 2, 15) if bystander.had(number)] for _ in range(2)])
+print(bystander.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    *told, pid = done.stdout.splitlines()
+    assert told == ["[[1], []]", "[[2, 15], []]", "[[1], []]"], done.stderr
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{pid} is still there")
 
 
 def test_of_deaths_seen_at_once_one_that_was_asked_to_end_is_not_the_cause(tmp_path: Path) -> None:
@@ -291,11 +328,12 @@ def test_of_deaths_seen_at_once_the_parent_and_then_the_command_come_first(tmp_p
     assert [death.name for death in supervisor.deaths] == ["the command", "rank 0 worker", "rank 0 worker"]
 
 
-def test_who_interrupts_twice_is_in_a_hurry(tmp_path: Path) -> None:
-    """The first time the command is given time to leave; the second time none."""
+@pytest.mark.parametrize("is_our_run", [True, False])
+def test_who_interrupts_a_run_twice_is_in_a_hurry(tmp_path: Path, is_our_run: bool) -> None:
+    """The first time the command is given time to leave; the second time none. A program of one's own may go on."""
     Written(tmp_path / "run")
     command = subprocess.Popen(["sleep", "60"])
-    supervisor = _Supervisor(command.pid, tmp_path / "run", is_our_run=True)
+    supervisor = _Supervisor(command.pid, tmp_path / "run", is_our_run=is_our_run)
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     deadlines = []
     try:
@@ -307,5 +345,9 @@ def test_who_interrupts_twice_is_in_a_hurry(tmp_path: Path) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         command.kill()
         command.wait()
-    assert deadlines[0] is not None and deadlines[0] > time.monotonic() - 60
-    assert (deadlines[1], supervisor.interrupted_by) == (0.0, signal.SIGTERM)
+    assert supervisor.interrupted_by == signal.SIGTERM
+    if is_our_run:
+        assert deadlines[0] is not None and deadlines[0] > time.monotonic() - 60
+        assert deadlines[1] == 0.0
+    else:
+        assert deadlines == [None, None]
