@@ -35,7 +35,7 @@ from rltrace.kernels import ClockMap, clock_map
 MOST_ENTRIES = 1 << 22
 """That torch keeps, three an allocation; the oldest make room, and are counted.
 
-Memory of the host is taken as they come, some 140 bytes each, and 0.7 KB more while they are written. A step of an 8B
+Memory of the host is taken as they come, some 140 bytes each, 0.7 KB in all while they are written. A step of an 8B
 model with 32 samples a rank has 970,000; one of 1.7B whose log-probs verl computes row by row, 1.5 million.
 """
 WHAT = "allocations"

@@ -34,8 +34,8 @@ from rltrace.untraced import ProcessTree
 
 POLL_SECONDS = 0.1
 GROUP_SECONDS = 0.1
-"""How long after a signal the same one may come to the whole group (`timeout` sends it to its child first), and is known;
-the same one twice within this time is one."""
+"""How long after a signal the same one may come to the whole group, as `timeout` sends it to its child first, and until
+that is known; the same one twice within this time is one."""
 DEATH_GRACE_SECONDS = 12.0
 """How long the command may take to end by itself after one of its processes died."""
 TERMINATE_SECONDS = 5.0

@@ -60,7 +60,7 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True):
     """b's mean by a's; None where one lacks it."""
     overlapping: bool | None
     """Whether some step of one lies among those of the other: then they may differ by chance. None where a run has
-    fewer than two steps."""
+    fewer than two steps that are compared."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
 def _side(summary: Summary) -> Side:
     ranks = {row.rank for row in summary.processes if row.rank is not None}
     found = summary.steady
-    is_first = found is not None and found.first_step is None
+    is_first = found is not None and found.has_first
     return Side(run=summary.run, steps=found.steps if found is not None else [], is_first=is_first, ranks=len(ranks))
 
 

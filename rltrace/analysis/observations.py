@@ -17,6 +17,7 @@ from rltrace.events import (
     ALLOCATIONS,
     ALLOCATIONS_KEPT,
     ALLOCATIONS_RESERVED,
+    ALLOCATIONS_WRITTEN,
     DEVICE_TIME,
     KERNEL,
     MEMORY_EDGE,
@@ -175,9 +176,8 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        self.made_by_hooks = {
-            REQUEST, *(str(name) for process in processes for hook in process.hooks for name in hook.get("emits") or ())
-        }  # fmt: skip
+        emitted = (hook.get("emits") or () for process in processes for hook in process.hooks)
+        self.made_by_hooks = {REQUEST, ALLOCATIONS_WRITTEN, *(str(name) for names in emitted for name in names)}
         """Names of spans."""
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)

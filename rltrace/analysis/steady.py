@@ -44,7 +44,9 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     """Their numbers: all that are over and were recorded, after the first."""
     first_step: int | None
-    """The one that is left out; None where no other is over, so that it is among `steps`."""
+    """The one that is left out as warm-up; None where it is among `steps`, not over, aborted or not recorded."""
+    has_first: bool
+    """No other is over, so that the first is among `steps`."""
     unfinished_steps: int
     """Left out too: open, or aborted."""
     seconds: Spread
@@ -56,10 +58,12 @@ def steady(windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankSte
     having = [own for own in windows.all() if own.steady]
     if not having:
         return None
+    apart = [own for own in having if FIRST not in own.steady and own.recorded[FIRST] and own.finished[FIRST]]
     counted = [step for step in steps if step.steady]
     return Steady(
         steps=sorted({step.step for step in counted}),
-        first_step=next((own.numbers[FIRST] for own in having if FIRST not in own.steady), None),
+        first_step=next((own.numbers[FIRST] for own in apart), None),
+        has_first=not apart and any(FIRST in own.steady for own in having),
         unfinished_steps=sum(not finished for own in windows.all() for finished in own.finished),
         seconds=spread([step.seconds for step in counted]),
         lanes=lanes([row for row in phases if row.steady]),

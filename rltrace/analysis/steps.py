@@ -29,6 +29,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """None: the step was under way when the Recording was last written."""
     seconds: float
     """Until the Recording's last instant if the step is open."""
+    left_open_at_seconds: float | None
+    """When its process ended in good order, and the step was not over; else None."""
     error: str | None
     """Name of the exception that aborted the step; None if none did."""
     recorded: bool
@@ -111,8 +113,9 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         lane=windows.owner.lane.name,
         step=number,
         start_seconds=(span.start_ns - seen.start_ns) / 1e9,
-        end_seconds=None if span.end_ns is None else (span.end_ns - seen.start_ns) / 1e9,
+        end_seconds=_seconds_at(span.end_ns, seen),
         seconds=seconds,
+        left_open_at_seconds=_seconds_at(windows.owner.process.end_ns, seen) if span.end_ns is None else None,
         error=_error(span),
         recorded=_is_recorded(span),
         steady=place in windows.steady,
@@ -121,6 +124,10 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         tokens_per_second=rate,
         figures=numbers,
     )
+
+
+def _seconds_at(at_ns: int | None, seen: Observations) -> float | None:
+    return None if at_ns is None else (at_ns - seen.start_ns) / 1e9
 
 
 def _owners(seen: Observations) -> list[Seen]:

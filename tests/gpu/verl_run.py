@@ -1,7 +1,7 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
 Usage: verl_run.py OUT [--shape tiny|1.7b|8b] [--gpus N] [--steps N] [--v1] [--pairs N [--bare]] [--allocations STEPS]
-                   [--long] [SETTING=VALUE...]
+                   [--long] [--samples N] [SETTING=VALUE...]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
 slowest rank's `ray.call` and `ray.collect`; the bytes of every sync; and how the ledger of each GPU adds up. With

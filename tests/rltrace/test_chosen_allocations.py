@@ -125,6 +125,9 @@ def test_what_it_takes_to_write_a_step_is_a_span_behind_it(tmp_path: Path) -> No
     process = named(done.recording, "loop")
     (written,) = [event for event in process.events() if isinstance(event, Span) and event.name == ALLOCATIONS_WRITTEN]
     assert step_of(done.recording, 2).end_ns < written.start_ns < written.end_ns < step_of(done.recording, 3).start_ns
+    found = summarize(done.recording)
+    assert ALLOCATIONS_WRITTEN in {span.name for span in found.hook_spans}, "it is no span of the program's own"
+    assert ALLOCATIONS_WRITTEN not in {span.name for span in found.own_spans}
 
 
 def test_several_steps_are_kept_and_each_is_told_apart(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_one_step_says_nothing_about_chance(tmp_path: Path) -> None:
     one = written.process("driver", span("step", 0, 9, step=0), role="driver", pid=9, ended_s=40).folder
     found = between(made(tmp_path / "a", update=[5, 1, 2, 1.5]), one)
     assert found.step is not None and found.step.overlapping is None
+    assert "one step of B: any difference may be chance" in call(tmp_path / "a", one).stdout
     assert of("actor.update", found.phases).b is None and of("actor.update", found.phases).ratio is None
 
 

@@ -340,7 +340,8 @@ def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_pat
 def test_spans_of_ones_own_have_a_table(recorded: dict[str, Recording]) -> None:
     lines = screen(recorded["loop"])
     at = lines.index("Spans of your own")
-    rows = [line.split() for line in lines[at + 3 : lines.index("", at)]]
+    *rows, caption = [line.split() for line in lines[at + 3 : lines.index("", at)]]
+    assert " ".join(caption) == "of a step: of the steps in the mean; all else: of the whole run"
     assert {(row[0], row[1], row[2]) for row in rows} == {
         ("sample", "driver", "12"), ("send", "driver", "3"), ("reward.score", "driver", "3"),
     }  # fmt: skip
@@ -687,9 +688,50 @@ def test_every_step_has_its_phases_in_a_row(tmp_path: Path) -> None:
 
 
 def test_a_step_that_its_process_left_open_is_said(tmp_path: Path) -> None:
+    """Whatever became of others; of one that died it is said what it died in."""
     steps = [span("step", 0, 2, step=0), span("step", 2, None, step=1)]
-    recording = Written(tmp_path / "run").process("p", *steps, span("act", 0, 1, phase=True), ended_s=5).read()
-    assert "step 1 was not over when its process ended, 5.0 s" in screen(recording)
+    for name, ended_s in (("left", 5), ("died", None)):
+        written = Written(tmp_path / name).process("p", *steps, role="driver", ended_s=ended_s)
+        written.process("dead", span("act", 0, 1), pid=NO_PID + 1)
+        lines = screen(written.process("later", span("act", 9, 50), pid=NO_PID + 2, ended_s=50).read())
+        told = [line for line in lines if "was not over when its process ended" in line]
+        assert told == (["step 1 was not over when its process ended, 5.0 s"] if name == "left" else [])
+        assert (f"driver (pid {NO_PID}) died, in step, 2.0 s" in lines) == (name == "died")
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ({}, ", the first one (step 0) apart"),
+        ({"error": "ValueError"}, "; 1 aborted, left out"),
+        ({"recorded": False}, ""),
+    ],
+)
+def test_a_first_step_that_has_no_figures_is_not_said_to_stand_apart(
+    tmp_path: Path, first: dict[str, Any], said: str
+) -> None:
+    steps = [span("step", 2 * at, 2 * at + 1, step=at, **(first if at == 0 else {})) for at in range(3)]
+    updates = [span("actor.update", 2 * at, 2 * at + 0.5) for at in range(3)]
+    recording = Written(tmp_path / "run").process("p", *steps, *updates, rank=0, ended_s=7).read()
+    whole = screen(recording, whole=True)
+    assert f"A step: mean of steps 1-2{said}" in whole
+    assert any(line.startswith("Phases of each, steady steps") for line in whole)
+    steady = summarize(recording).steady
+    assert steady is not None and not steady.has_first
+    assert (steady.first_step == 0) == (not first) == any(line == "Phases of each, step 0" for line in whole)
+
+
+def test_stages_of_a_sync_and_what_is_in_none_add_up(tmp_path: Path) -> None:
+    """Also where a rank's sync has none."""
+    written = Written(tmp_path / "run")
+    for rank in range(2):
+        send = [span("weight_sync.send", 1, 2, bytes=10**9)] if rank == 0 else []
+        written.process(f"w{rank}", span("weight_sync", 1, 3), *send, rank=rank, pid=rank + 1, ended_s=4)
+    lines = screen(written.read(), whole=True)
+    at = next(place for place, line in enumerate(lines) if line.startswith("Weight sync by stage"))
+    cells = {line.split("  ")[0]: line.split() for line in lines[at + 3 : at + 7]}
+    assert cells["send"] == ["send", "0.500", "0.500", "0.5", "500.00", "1"]
+    assert cells["none of these"][3] == "1.500" and cells["weight_sync"][1] == "2.000"
 
 
 def test_tables_of_the_only_step_name_it(tmp_path: Path) -> None:

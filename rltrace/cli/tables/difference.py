@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.difference import Bytes, Difference, Seconds, Setting, Side, Work
+from rltrace.analysis.difference import LEAST_STEPS, Bytes, Difference, Seconds, Setting, Side, Work
 from rltrace.analysis.steady import Spread
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
@@ -75,6 +75,9 @@ def phase_table(found: Difference) -> RenderableType:
     captions = [f"below {SLIGHT:.1%} of both: {', '.join(slight)}"] if slight else []
     if any(row.overlapping for row, _ in _phase_rows(found)) or (found.step is not None and found.step.overlapping):
         captions.append("~: the ranges of their steps overlap, it may be chance; so may others be where steps are few")
+    if found.step is not None and found.step.a and found.step.b and found.step.overlapping is None:
+        few = [name for name, side in (("A", found.a), ("B", found.b)) if len(side.steps) < LEAST_STEPS]
+        captions.append(f"one step of {' and '.join(few)}: any difference may be chance")
     return titled("A step", table, "; ".join(captions))
 
 

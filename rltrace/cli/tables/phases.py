@@ -101,31 +101,37 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
     if found is None:
         unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
         return f"A step: {figures.count(unfinished, 'step')}, none of them over"
-    left_out = _left_out(summary, found.unfinished_steps)
+    left_out = _left_out(summary)
     numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
     numbers += of_processes(summary.steps)
     if found.first_step is not None:
         return f"A step: {numbers}, the first one (step {found.first_step}) apart{left_out}"
-    return f"A step: {numbers}, the first{'' if len(found.steps) == 1 else ' with it'}{left_out}"
+    first = f", the first{'' if len(found.steps) == 1 else ' with it'}" if found.has_first else ""
+    return f"A step: {numbers}{first}{left_out}"
 
 
-def _left_out(summary: Summary, unfinished: int) -> str:
-    """Which steps are not among them, though some of them are over."""
-    aborted = sum(step.error is not None for step in summary.steps)
-    counts = {"aborted": aborted, "not over": unfinished - aborted}
-    said = " and ".join(f"{count} {how}" for how, count in counts.items() if count > 0)
+def _left_out(summary: Summary) -> str:
+    """Which steps are not among them, nor apart."""
+    counts = {
+        "aborted": sum(step.error is not None for step in summary.steps),
+        "not over": sum(step.error is None and step.end_seconds is None for step in summary.steps),
+    }
+    said = " and ".join(f"{count} {how}" for how, count in counts.items() if count)
     return f"; {said}, left out" if said else ""
 
 
 def steady_words(found: Steady) -> str:
     """How a table's title calls those steps."""
-    if found.first_step is not None:
+    if not found.has_first:
         return "steady steps"
     return f"{'step' if len(found.steps) == 1 else 'steps'} {figures.ranges(found.steps)}"
 
 
 def phases_by_step(summary: Summary) -> RenderableType | None:
-    """One row a step, its phases a mean over the ranks; None where that says no more than the mean over the steps."""
+    """One row a step that is over, its phases a mean over the ranks.
+
+    None of a single step, of which the mean says as much, and where processes have steps of their own.
+    """
     over = [row for row in summary.phases if row.step is not None and row.finished]
     ranks = [row for row in over if row.rank is not None]
     steps = _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE] or over)
@@ -140,22 +146,25 @@ def phases_by_step(summary: Summary) -> RenderableType | None:
         seconds = (fmean(row.phases[name].seconds if name in row.phases else 0.0 for row in rows) for name in names)
         whole = figures.seconds(fmean(row.seconds for row in rows))
         table.add_row(str(rows[0].step), whole, *(figures.seconds(length) if length else "·" for length in seconds))
-    whose = figures.count(
-        len({(row.lane, row.device) for rows in steps for row in rows}), "rank" if ranks else "process"
-    )
+    many = len({_whose(row) for rows in steps for row in rows})
+    whose = figures.count(many, "rank" if ranks else "process")
     legend = "  ".join(f"{number} {name}" for number, name in enumerate(names, 1))
     return titled(f"Phases of each step: mean of {whose}", table, legend)
 
 
 def _by_step(rows: Sequence[RankStep]) -> list[list[RankStep]]:
     """Of each step, a row a lane; a number that comes twice is two steps."""
-    met: Counter[tuple[str, str | None, str | None, int | None]] = Counter()
+    met: Counter[tuple[object, ...]] = Counter()
     steps: dict[tuple[int | None, int], list[RankStep]] = {}
     for row in rows:
-        whose = (row.lane, row.host, row.device, row.step)
-        steps.setdefault((row.step, met[whose]), []).append(row)
-        met[whose] += 1
+        own = (*_whose(row), row.step)
+        steps.setdefault((row.step, met[own]), []).append(row)
+        met[own] += 1
     return list(steps.values())
+
+
+def _whose(row: RankStep) -> tuple[str, str | None, str | None]:
+    return row.lane, row.host, row.device
 
 
 def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:

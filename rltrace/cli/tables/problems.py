@@ -99,11 +99,12 @@ def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
 def _aborted(summary: Summary) -> Iterator[str]:
     is_of_many = len(by_lane(summary.steps)) > 1
     for step in summary.steps:
-        whose, at = f" of {step.lane}" if is_of_many else "", f"{step.start_seconds + step.seconds:.1f} s"
+        whose = f" of {step.lane}" if is_of_many else ""
         if step.error is not None:
-            yield f"step {step.step}{whose} was aborted by {step.error}, {at}"
-        elif step.end_seconds is None and summary.complete:
-            yield f"step {step.step}{whose} was not over when its process ended, {at}"
+            at_seconds = step.start_seconds + step.seconds
+            yield f"step {step.step}{whose} was aborted by {step.error}, {at_seconds:.1f} s"
+        elif step.left_open_at_seconds is not None:
+            yield f"step {step.step}{whose} was not over when its process ended, {step.left_open_at_seconds:.1f} s"
 
 
 def _errors(summary: Summary) -> Iterator[str]:

@@ -15,7 +15,6 @@ from rltrace.cli.tables.fit import Column, Figures, titled, words
 from rltrace.events import COLLECTION, RAY_CALL
 
 MOST_OPEN = 20
-OF_STEP = "of a step"
 FEW = 6
 WORTH_A_LINE = 0.01
 """Of a step: less garbage collection than that is in the table only."""
@@ -23,15 +22,12 @@ WORTH_A_LINE = 0.01
 
 def own_span_table(summary: Summary, most: int | None = None) -> RenderableType:
     """What the program itself marked."""
-    return titled("Spans of your own", *_spans(summary.own_spans, of=_whole(summary), most=most))
+    return titled("Spans of your own", *_spans(summary.own_spans, summary, most))
 
 
 def hook_span_table(summary: Summary, most: int | None = None) -> RenderableType:
     """What hooks marked beside phases, weight sync, sleeps and GPU work, which have tables of their own."""
-    of = _whole(summary)
-    table, caption = _spans(summary.hook_spans, of=of, most=most)
-    counted = f"times and lengths: of the whole run; {of}: of those of a mean" if of == OF_STEP else ""
-    return titled("Spans of hooks", table, "; ".join(filter(None, [counted, caption])))
+    return titled("Spans of hooks", *_spans(summary.hook_spans, summary, most))
 
 
 def collection_line(summary: Summary) -> Text | None:
@@ -46,12 +42,9 @@ def collection_line(summary: Summary) -> Text | None:
     return Text.assemble(("Garbage collection", "bold"), f" {', '.join(parts)}: `gc.freeze()`")
 
 
-def _whole(summary: Summary) -> str:
-    return OF_STEP if summary.steps else "of the run"
-
-
-def _spans(spans: Sequence[SpanFigures], *, of: str, most: int | None) -> tuple[Figures, str]:
-    """How often, how long, and what share of the whole; the longest in all first."""
+def _spans(spans: Sequence[SpanFigures], summary: Summary, most: int | None) -> tuple[Figures, str]:
+    """How often and how long in the run, and what share of a step, or of the run; the longest in all first."""
+    of = "of a step" if summary.steps else "of the run"
     table = Figures(
         "span", Column("process", 7, is_left=True), "times", "seconds", "mean", Column("longest", 6), Column(of, 8)
     )
@@ -63,7 +56,8 @@ def _spans(spans: Sequence[SpanFigures], *, of: str, most: int | None) -> tuple[
         lengths = _length(span.mean_seconds), _length(span.max_seconds)
         table.add_row(_called(span), _who(span), times, seconds, *lengths, share)
     more = len(spans) - len(shown)
-    lines = [f"{more} more: see --all"] if more else []
+    lines = [f"{of}: of the steps in the mean; all else: of the whole run"] if summary.steady is not None else []
+    lines += [f"{more} more: see --all"] if more else []
     lines += [f"Class.method: {RAY_CALL} of an actor"] if any("." in (span.method or "") for span in shown) else []
     lines += ["seconds and mean are of those that are over"] if any(span.open for span in shown) else []
     return table, "; ".join(lines)

@@ -45,7 +45,7 @@ def _stage_seconds(name: str, syncs: Sequence[RankSync]) -> float:
 
 
 def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
-    """The stages of a bucket, a mean over ranks and steps."""
+    """The stages of a bucket, a mean over ranks and steps; one that a sync does without is 0 there."""
     table = Figures("stage", "seconds", Column("summed", 4), Column("spans", 3), "MB", "GB/s")
     for name in WEIGHT_SYNC_STAGES:
         stages = [sync.stages[name] for sync in syncs if name in sync.stages]
@@ -53,10 +53,10 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
             size, seconds = sum(stage.bytes for stage in stages), sum(stage.seconds for stage in stages)
             table.add_row(
                 name.partition(".")[2],
-                figures.seconds(seconds / len(stages)),
-                figures.seconds(fmean(stage.summed_seconds for stage in stages)),
-                f"{fmean(stage.spans for stage in stages):.0f}",
-                figures.megabytes(size / len(stages)),
+                figures.seconds(seconds / len(syncs)),
+                figures.seconds(sum(stage.summed_seconds for stage in stages) / len(syncs)),
+                figures.number(round(sum(stage.spans for stage in stages) / len(syncs), 1)),
+                figures.megabytes(size / len(syncs)),
                 figures.rate(size, seconds),
             )
     table.add_row("none of these", figures.seconds(fmean(sync.rest_seconds for sync in syncs)), style="dim")
