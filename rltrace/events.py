@@ -157,6 +157,9 @@ WEIGHT_SYNC_STAGES = (
 )
 """Stages of one bucket, in the order its bytes pass them."""
 
+ENGINE_STAGES = WEIGHT_SYNC_STAGES[4:]
+"""Those of whoever takes the weights; the others are the sender's."""
+
 
 def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict[str, str]:
     """Names whose bytes do not really move on such a run, each with the reason.

@@ -732,6 +732,13 @@ def test_stages_of_a_sync_and_what_is_in_none_add_up(tmp_path: Path) -> None:
     cells = {line.split("  ")[0]: line.split() for line in lines[at + 3 : at + 7]}
     assert cells["send"] == ["send", "0.500", "0.500", "0.5", "500.00", "1"]
     assert cells["none of these"][3] == "1.500" and cells["weight_sync"][1] == "2.000"
+    assert not any("in the engine" in line for line in lines)
+
+
+def test_stages_of_whoever_takes_the_weights_are_said_to_be_its(tmp_path: Path) -> None:
+    stages = [span("weight_sync.send", 1, 2, bytes=1), span("weight_sync.map", 2, 3), span("weight_sync.load", 3, 4)]
+    written = Written(tmp_path / "run").process("w", span("weight_sync", 1, 4), *stages, rank=0, ended_s=5)
+    assert "; in the engine: map, load" in " ".join(screen(written.read(), whole=True))
 
 
 def test_tables_of_the_only_step_name_it(tmp_path: Path) -> None:

@@ -261,12 +261,14 @@ def engine():
     return made
 
 
+def nested(rows):
+    """Sequences without padding."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
 def batch_of_an_engine(**flags):
     """Four sequences of six tokens without padding, in micro-batches of two."""
     from verl.utils import tensordict_utils
-
-    def nested(rows):
-        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
     def of_responses(row):
         """Releases from 0.8 on leave padding out here too."""
@@ -294,12 +296,35 @@ def loss():
     """verl's own of PPO, as its engine worker takes it."""
     from verl.workers import engine_workers
 
+    return functools.partial(engine_workers.ppo_loss, config=configuration_of_a_loss())
+
+
+def configuration_of_a_loss():
+    """Of an actor."""
     settings = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
-    config = Settings(
+    return Settings(
         settings | {"global_batch_info": {}, "loss_scale_factor": None, "loss_agg_mode": "token-mean"}
-        | {"policy_loss": {"loss_mode": "vanilla"}, "entropy_coeff": 0.0, "use_kl_loss": False}
+        | {"policy_loss": {"loss_mode": "vanilla"}, "entropy_coeff": 0.0, "use_kl_loss": False, "strategy": "fsdp"}
     )  # fmt: skip
-    return functools.partial(engine_workers.ppo_loss, config=config)
+
+
+def a_distillation():
+    """Two real updates by a teacher's log-probs: of each token, then of the two likeliest ones beside task rewards."""
+    from verl.workers import engine_workers
+
+    for mode, many in (("k3", 1), ("forward_kl_topk", 2)):
+        settings = {"loss_mode": mode, "topk": 2, "use_task_rewards": many == 2, "distillation_loss_coef": 1.0}
+        of_loss = {"loss_max_clamp": 10.0, "log_prob_min_clamp": -10.0, "use_policy_gradient": False}
+        loss = functools.partial(
+            engine_workers.distillation_ppo_loss,
+            config=configuration_of_a_loss(),
+            distillation_config=Settings({"distillation_loss": Settings(settings | of_loss)}),
+        )
+        data = batch_of_an_engine(distillation_use_topk=many == 2)
+        data["teacher_logprobs"] = nested([torch.full((6, many), -3.0)] * 4)
+        data["teacher_ids"] = nested([torch.arange(6 * many).reshape(6, many)] * 4)
+        metrics = engine().train_batch(data, loss)["metrics"]
+        assert len(metrics["distillation/loss"].values) == 2
 
 
 def phases_of_a_rank():
@@ -501,3 +526,5 @@ if LINE in (5, 6, 9):
     CALLS.append(an_actor_sent_by_value)
 if LINE >= 7:
     CALLS += [phases_of_a_rank, worker_switches, a_server_that_does_not_lead]
+if LINE >= 8:
+    CALLS.append(a_distillation)

@@ -52,8 +52,8 @@ FINISHED = {
     | {"compute_reward", "_call_tool", "rollout_mode", "trainer_mode", "resume", "update_weights", "release"}
     | {"aggressive_empty_cache"},
     7: LATEST | UPDATE,
-    8: LATEST,
-    9: LATEST | CONVERSION,
+    8: LATEST | {"distillation_ppo_loss"},
+    9: LATEST | CONVERSION | {"distillation_ppo_loss"},
 }
 """Functions that verl's own code runs to their end, by the line of releases."""
 
@@ -197,9 +197,8 @@ def test_what_moves_to_the_host_says_its_bytes(release, exercised):
 @every_release
 def test_an_update_is_divided_into_micro_batches(release, exercised):
     micro_batches = exercised(release).named("actor.micro_batch")
-    updates = (release.line <= 7) + (
-        release.line >= 7
-    )  # by the actor of the older releases, by the engine; 0.7 has both
+    # By the actor of the older releases, by the engine (0.7 has both), and two of distillation.
+    updates = (release.line <= 7) + (release.line >= 7) + 2 * (release.line >= 8)
     assert len(micro_batches) == 2 * updates  # and none for the micro-batches of log-probs
     assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(micro_batches))
 
@@ -260,7 +259,25 @@ def test_a_micro_batch_says_what_is_around_the_models_forward(release, exercised
 def test_log_probs_are_made_of_the_logits_of_every_micro_batch(release, exercised):
     """Two of an update, and of the releases with an engine's phases two of each of their three log-probs."""
     made = exercised(release).named("micro_batch.log_probs")
-    assert len(made) == 2 * (release.line <= 7) + 2 * 4 * (release.line >= 7)
+    assert len(made) == 2 * (release.line <= 7) + 2 * 4 * (release.line >= 7) + 2 * 2 * (release.line >= 8)
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 8], ids=lambda r: r.version)
+def test_a_loss_of_distillation_is_said_and_its_part_on_the_logits_too(release, exercised):
+    """Of the last two updates: by a teacher's log-probs of each token, then of the two likeliest ones."""
+    run = exercised(release)
+    parts = {"micro_batch.log_probs", "micro_batch.loss"}
+    spans = [span for span in run.spans if span.name in parts and "error" not in span.args]
+    made = [
+        [(span.name, span) for span in spans if batch.start_ns <= span.start_ns < batch.end_ns]
+        for batch in run.named("actor.micro_batch")[-4:]
+    ]
+    for of_tokens in made[:2]:
+        assert [name for name, _ in of_tokens] == ["micro_batch.log_probs", "micro_batch.loss"]
+    for of_likeliest in made[2:]:
+        (_, log_probs), (on_logits, first), (loss, last) = of_likeliest
+        assert on_logits == loss == "micro_batch.loss"
+        assert first.end_ns <= log_probs.end_ns <= last.start_ns, "while there are logits"
 
 
 @buckets_in

@@ -44,9 +44,9 @@ def process_tree(processes: Sequence[ProcessFigures]) -> RenderableType:
     below: dict[str | None, list[ProcessFigures]] = {}
     for process in processes:
         below.setdefault(process.parent, []).append(process)
-    hosts = {process.host for process in processes}
-    tree = Tree(Text("Processes" + (f" on {hosts.pop()}" if len(hosts) == 1 else ""), "bold"), guide_style="dim")
-    _grow(tree, None, below, has_hosts=bool(hosts))
+    hosts = sorted({process.host for process in processes})
+    tree = Tree(Text("Processes" + (f" on {hosts[0]}" if len(hosts) == 1 else ""), "bold"), guide_style="dim")
+    _grow(tree, None, below, has_hosts=len(hosts) > 1)
     return tree
 
 

@@ -14,7 +14,7 @@ from rltrace.analysis.transactions import LEAK_SLEEPS, Leak, Transaction
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
-from rltrace.events import WEIGHT_SYNC_STAGES
+from rltrace.events import ENGINE_STAGES, WEIGHT_SYNC_STAGES
 
 FEW = 2
 """Stages that are named in one line."""
@@ -70,6 +70,8 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
         caption += (
             "; on a GPU gather, pack, load and verify are launched here and run on: their GB/s are of the launches"
         )
+    if of_engine := [name.partition(".")[2] for name in ENGINE_STAGES if any(name in sync.stages for sync in syncs)]:
+        caption += f"; in the engine: {', '.join(of_engine)}"
     steps = sorted({sync.step for sync in syncs if sync.step is not None})
     of = f", steps {figures.ranges(steps)}" if steps else ""
     return titled(f"Weight sync by stage: mean of a rank's sync{of}", table, caption)

@@ -135,6 +135,8 @@ WORKER = (
     HookPoint("verl.workers.actor.dp_actor:logprobs_from_logits", worker.timed_span(LOG_PROBS), until=7),
     HookPoint("verl.workers.roles.actor:ppo_loss", worker.timed_span(LOSS), since=6, until=6),
     HookPoint("verl.workers.engine_workers:ppo_loss", worker.timed_span(LOSS), since=7),
+    # Of top-k distillation it is called twice, the first time where the log-probs are made, while there are logits.
+    HookPoint("verl.workers.engine_workers:distillation_ppo_loss", worker.timed_span(LOSS), since=8),
     # Each calls the one for FSDP2 if the model is one.
     HookPoint(f"{FSDP}:load_fsdp_model_to_gpu", worker.offload("offload.h2d")),
     HookPoint(f"{FSDP}:load_fsdp_optimizer", worker.offload("offload.h2d")),
