@@ -167,7 +167,7 @@ class _Rank:
             level=level if isinstance(level, int) else None,
             expected_bytes=expected,
             moved_bytes=moved,
-            changed_bytes=self.changed(outer.start_ns, end_ns, -1 if is_sleep else 1),
+            changed_bytes=self.changed(outer.start_ns, end_ns, is_sleep, sum(moved.values())),
             left_bytes=self.left(end_ns) if is_sleep else {},
             gigabytes_per_second=sum(moved.values()) / 1e9 / seconds if seconds and moved else None,
             verdict="ok",
@@ -218,28 +218,32 @@ class _Rank:
         return {tag: found[owner] for tag, owner in OWNER_OF_TAG.items() if owner in found}
 
     def left(self, at_ns: int) -> dict[str, int]:
-        """What the engine's owners still have after an instant."""
+        """What the engine's owners still have after an instant; nothing is known to be left if nobody looked again."""
         index = self.after(at_ns)
-        if self.ledger is None or index is None:
+        if self.ledger is None or index is None or self.ledger.times_ns[index] < at_ns:
             return {}
         return {name: size for name, size in self.ledger.at(index).items() if name.startswith("rollout.") and size}
 
-    def changed(self, start_ns: int, end_ns: int, sign: int) -> int | None:
-        """By how much the device's total rose (sign 1) or fell (sign -1), what others said of themselves apart.
+    def changed(self, start_ns: int, end_ns: int, is_sleep: bool, moved_bytes: int) -> int | None:
+        """By how much the device's total rose, or fell in a sleep: with what others said of themselves, or without it.
 
-        A trainer gives its cache back while an engine wakes up.
+        A trainer gives its cache back while an engine wakes up; but an engine's own allocator has a cache too, of which
+        it may hand something out as it falls asleep. Of the two, the one that is nearer to what was moved.
         """
         before, after = self.before(start_ns), self.after(end_ns)
         if self.ledger is None or not self.ledger.has_total or before is None or after is None:
             return None
         if self.ledger.times_ns[after] < end_ns:  # nobody has looked since
             return None
-        engines = self.ledger.used - sum(
+        total = self.ledger.used
+        others = sum(
             self.ledger.row(owner)
             for owner in self.ledger.owners
             if owner not in (FREE, UNEXPLAINED) and not owner.startswith("rollout.")
         )
-        return int(sign * (engines[after] - engines[before]))
+        sign = -1 if is_sleep else 1
+        changes = [int(sign * (held[after] - held[before])) for held in (total - others, total)]
+        return min(changes, key=lambda change: abs(change - moved_bytes))
 
     def before(self, at_ns: int) -> int | None:
         """The last moment of the ledger before an instant."""

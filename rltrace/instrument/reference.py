@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import socket
 from typing import Any
 
 from rltrace import recorder
 from rltrace.events import LOG_PROBS
+from rltrace.instrument.devices import gpu_uuid
 from rltrace.instrument.requests import Requests
 from rltrace.patching import PatchSet
 
@@ -80,25 +79,6 @@ def device_of(rank: int, config: Any) -> dict[str, str]:
     """The device of a rank: the GPU that this process sees; on a laptop a device of its own that is the CPU."""
     uuid = gpu_uuid() if getattr(config, "device", "cpu") == "cuda" else f"cpu-{rank}"
     return {"host": socket.gethostname(), "uuid": uuid}
-
-
-def gpu_uuid(place: int = 0) -> str:
-    """UUID of one of the GPUs that CUDA shows this process, the first by default, without waking CUDA up."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    name = str(place) if visible is None else visible.split(",")[place]
-    return _uuid_of(int(name)) if name.isdigit() else name
-
-
-@functools.cache
-def _uuid_of(index: int) -> str:
-    """UUID of a GPU by its number in the machine, asked for once: verl's engines say theirs at each sync."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:

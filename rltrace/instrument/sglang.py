@@ -1,20 +1,41 @@
-"""SGLang's scheduler process: batches, and what a trainer asks of it: weights, sleep and wake-up.
+"""SGLang's scheduler process: start-up, batches, and what a trainer asks of it: weights, sleep and wake-up.
 
-Source read: SGLang 0.4.6 to 0.5.23. Control requests are hooked at the dispatcher that all of these releases hand them
-to; the methods behind it have moved twice. The bytes are torch_memory_saver's to say.
+Source read: SGLang 0.4.6 to 0.5.23; 0.5.12 was run. Control requests are hooked at the dispatcher that all of these
+releases hand them to; the methods behind it have moved twice. What sleeps has its bytes from torch_memory_saver.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
-from rltrace import recorder
+from rltrace import edges, recorder
 from rltrace.clock import now_ns
+from rltrace.instrument.cuda_ledger import CONTEXT
+from rltrace.instrument.cuda_memory import LEDGER
+from rltrace.instrument.devices import on_cpu, on_gpu
 from rltrace.instrument.requests import Lanes
-from rltrace.patching import PatchSet
+from rltrace.instrument.sglang_buckets import Keys, flow_key
+from rltrace.patching import After, Before, Hook, PatchSet
 
 SCHEDULER = "sglang.srt.managers.scheduler"
+DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
 DISPATCH = "sglang.utils:TypeBasedDispatcher.__call__"
+MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+SCHEDULER_ARGUMENTS = ("server_args", "port_args", "gpu_id", "tp_rank")
+"""The first ones of a scheduler's process, in every release."""
+UNWRAP = "_unwrap_tensor"
+"""Of the model runner, from some release behind 0.5.14 on of its weight updater: gives the tensor of a handle."""
+
+STARTUP = (
+    ("rollout.load", ("load_model",)),
+    ("rollout.reserve_kv", ("init_memory_pool", "alloc_memory_pool")),
+    ("rollout.capture", ("init_device_graphs", "init_cuda_graphs")),
+)
+"""Phases of a model runner's start-up, each with the names that its method has had."""
 
 
 class Sglang:
@@ -25,24 +46,77 @@ class Sglang:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        batches = Batches()
+        batches, requests = Batches(), ControlRequests()
         patches.around(f"{SCHEDULER}:run_scheduler_process", identify_scheduler, nothing)
+        patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_yet, is_idle)
+        patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing)
         patches.around(f"{SCHEDULER}:Scheduler.run_batch", batches.begin, batches.keep_result)
         patches.around(
             f"{SCHEDULER}:Scheduler.process_batch_result", batches.find_result, batches.end, ("engine.step",)
         )
         patches.around(
             DISPATCH,
-            begin_request,
-            end_request,
+            requests.begin,
+            requests.end,
             ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache", "weight_sync.load"),
+            at_edges=False,  # every request of the scheduler passes, and every answer in the server
         )
+        patches.use(f"{MODEL_RUNNER}:ModelRunner", functools.partial(name_moved, patches, requests))
 
 
 def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say which of an engine's schedulers this process is; its rank in the engine is none of the run's ranks."""
-    tp_rank = kwargs["tp_rank"] if "tp_rank" in kwargs else args[3]
-    recorder.identify(role="engine", name=f"scheduler {tp_rank}")
+    """Say which of an engine's schedulers this process is, and on which of the GPUs that its server sees.
+
+    Its rank in the engine is none of the run's ranks.
+    """
+    server_args, _, gpu_id, tp_rank = (*args, *(kwargs[name] for name in SCHEDULER_ARGUMENTS[len(args) :]))[:4]
+    device = on_cpu(f"cpu-{gpu_id}") if server_args.device == "cpu" else on_gpu(gpu_id)
+    recorder.identify(role="engine", name=f"scheduler {tp_rank}", **device)
+
+
+def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Say that this process makes text of tokens."""
+    recorder.identify(name="detokenizer")
+
+
+def is_idle(_token: Any, _result: Any, error: BaseException | None) -> None:
+    """What an engine holds that has nothing to do stays until it sleeps."""
+    if error is None:
+        edges.reached(edges.Edge())
+
+
+def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Callable[[], None]:
+    """Name the hooks on what this release has at another place, or by another name, than others.
+
+    Returns:
+        What takes that back: nothing, the hooks are the PatchSet's own.
+    """
+    module = importlib.import_module(MODEL_RUNNER)
+    where = MODEL_RUNNER if hasattr(module, UNWRAP) else WEIGHT_UPDATER
+    patches.around(f"{where}:{UNWRAP}", nothing_yet, requests.count_tensor)
+    for phase, names in STARTUP:
+        for method in [name for name in names if hasattr(module.ModelRunner, name)][:1]:
+            patches.around(f"{MODEL_RUNNER}:ModelRunner.{method}", *startup(phase), (phase,))
+    hook.row.fired()
+    return lambda: None
+
+
+def startup(name: str) -> tuple[Before, After]:
+    """`before` and `after` of a phase of the start-up, in which kernels are loaded too."""
+
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return LEDGER.growth(CONTEXT).__enter__(), recorder.phase(name).__enter__()
+
+    def end(token: Any, _result: Any, error: BaseException | None) -> None:
+        growth, opened = token
+        growth.__exit__()
+        opened.__exit__(None if error is None else type(error))
+
+    return begin, end
+
+
+def nothing_yet(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """All is done after."""
 
 
 def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
@@ -70,13 +144,20 @@ class Batches:
             self._begun[id(result)] = (result, token[0], self._lanes.take(), token[1])
 
     def find_result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Which batch the call is about to end."""
-        return self._begun.pop(id(kwargs["result"] if "result" in kwargs else args[2]), None)
+        """Scheduler and batch of the call, and which batch it is about to end."""
+        batch = kwargs["batch"] if "batch" in kwargs else args[1]
+        return args[0], batch, self._begun.pop(id(kwargs["result"] if "result" in kwargs else args[2]), None)
 
-    def end(self, begun: Any, _result: Any, error: BaseException | None) -> None:
-        """Write the batch's span."""
+    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Write the batch's span; with the last one the engine is idle."""
+        scheduler, batch, begun = token
         if begun is None:
             return
+        self._write(begun, error)
+        if not self._begun and not scheduler.waiting_queue and all(request.finished() for request in batch.reqs):
+            is_idle(None, None, error)
+
+    def _write(self, begun: Any, error: BaseException | None) -> None:
         _, start_ns, lane, args = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
@@ -97,26 +178,66 @@ def batch_args(scheduler: Any, batch: Any) -> dict[str, Any]:
 # ---- control requests -------------------------------------------------------------------------------------------
 
 
-def begin_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Open the span of a control request; of any other request, none."""
-    request = kwargs["obj"] if "obj" in kwargs else args[1]
-    opened = span_of(type(request).__name__, list(getattr(request, "tags", None) or ()))
-    return None if opened is None else opened.__enter__()
+REQUEST = "ReqInput"
+"""How the names of requests end."""
 
 
-def end_request(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """Close it."""
-    if opened is not None:
+class ControlRequests:
+    """What a trainer asks of the engine: sleep, wake-up, and the buckets of an update."""
+
+    def __init__(self) -> None:
+        self._keys = Keys()
+        self._arrived: list[int] | None = None
+        """Bytes of each tensor of the update under way."""
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Open the span of a control request, with its edge if it is one; of any other request, none."""
+        request = kwargs["obj"] if "obj" in kwargs else args[1]
+        kind = type(request).__name__
+        if kind.startswith(("UpdateWeightFrom", "UpdateWeightsFrom")) and kind.endswith(
+            REQUEST
+        ):  # and no answer to one
+            return (), self._begin_update(request, kind.partition("From")[2].removesuffix(REQUEST).lower())
+        tags = list(getattr(request, "tags", None) or ())
+        name = phase_of(kind, tags)
+        if name is None:
+            return None
+        edges.reached(edges.Edge((name,), is_end=False))
+        return (name,), recorder.phase(name, tags=tags).__enter__()
+
+    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it."""
+        if token is None:
+            return
+        names, opened = token
+        arrived, self._arrived = self._arrived, None
+        if arrived:
+            opened.set(bytes=sum(arrived), tensors=len(arrived))
         opened.__exit__(None if error is None else type(error))
+        if names:
+            edges.reached(edges.Edge(names, error=error))
+
+    def count_tensor(self, _token: Any, tensor: Any, error: BaseException | None) -> None:
+        """A tensor of the update has come."""
+        if error is None and self._arrived is not None:
+            self._arrived.append(tensor.numel() * tensor.element_size())
+
+    def _begin_update(self, request: Any, source: str) -> Any:
+        """The span of an update; one of tensors is a bucket, which somebody sent."""
+        self._arrived = []
+        serialized = getattr(request, "serialized_named_tensors", None)
+        if not serialized:
+            return recorder.span("weight_sync.load", source=source).__enter__()
+        key = self._keys.of(serialized[0])
+        opened = recorder.span("weight_sync.load", source=source, bucket=key).__enter__()
+        recorder.flow(flow_key(key), "in")
+        return opened
 
 
-def span_of(request: str, tags: list[str]) -> Any:
-    """The span, or the phase, that a request of this class is; `tags` are the pools that it names, none for all."""
+def phase_of(request: str, tags: list[str]) -> str | None:
+    """The phase that a request of this class is; `tags` are the pools that it names, none for all."""
     if request == "ReleaseMemoryOccupationReqInput":
-        return recorder.phase("rollout.sleep", tags=tags)
+        return "rollout.sleep"
     if request == "ResumeMemoryOccupationReqInput":
-        only_kv_cache = tags == ["kv_cache"]
-        return recorder.phase("rollout.wake_kv_cache" if only_kv_cache else "rollout.wake_weights", tags=tags)
-    if request.startswith(("UpdateWeightFrom", "UpdateWeightsFrom")):
-        return recorder.span("weight_sync.load", source=request.partition("From")[2].removesuffix("ReqInput").lower())
+        return "rollout.wake_kv_cache" if tags == ["kv_cache"] else "rollout.wake_weights"
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.pools import Pools
 from rltrace.memory import OnHost
 from rltrace.patching import PatchSet
@@ -26,7 +27,10 @@ class TorchMemorySaver:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools(bytes_by_tag, copies=Copies())
+        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory, Copies())
+
+        def meet_pools(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+            LEDGER.engine = pools
 
         def begin_pause(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return pools.begin_unmap(tags_of(args, kwargs), kept_tags())
@@ -34,8 +38,13 @@ class TorchMemorySaver:
         def begin_resume(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return pools.begin_map(tags_of(args, kwargs))
 
+        patches.around(f"{SAVER}.region", meet_pools, nothing)
         patches.around(f"{SAVER}.pause", begin_pause, pools.end_unmap, ("cumem.unmap",))
         patches.around(f"{SAVER}.resume", begin_resume, pools.end_map, ("cumem.map",))
+
+
+def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """All was done before."""
 
 
 def tags_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str] | None:
@@ -50,6 +59,11 @@ def bytes_by_tag() -> dict[str, int]:
     for (tag, *_), pool in _memory_pools().items():
         sizes[tag] = sizes.get(tag, 0) + _size_bytes(pool)
     return sizes
+
+
+def addresses() -> Collection[int]:
+    """Where the segments of all pools begin."""
+    return {segment["address"] for pool in _memory_pools().values() for segment in pool.snapshot()}
 
 
 class Copies:

@@ -31,10 +31,11 @@ REPLACE_NOTHING = (
     "torch.optim.optimizer:register_optimizer_step_pre_hook",
     "torch.nn.modules.module:Module.register_forward_pre_hook",
     "gc:callbacks",
+    "sglang.srt.model_executor.model_runner:ModelRunner",
     "torch.cuda:is_initialized",
     "rltrace.edges:watch",
 )
-"""Public hooks, and the modules behind which edges are watched."""
+"""Public hooks, and the modules behind which edges are watched or other hooks named."""
 
 every_row = pytest.mark.parametrize("name", plugins.INSTRUMENTATIONS)
 

@@ -27,6 +27,12 @@ def vllm_environment() -> Path:
 
 
 @pytest.fixture(scope="session")
+def sglang_environment() -> Path:
+    """A virtual environment with SGLang."""
+    return made("sglang")
+
+
+@pytest.fixture(scope="session")
 def trl_environment() -> Path:
     """A virtual environment with TRL."""
     return made("trl")

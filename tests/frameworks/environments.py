@@ -1,4 +1,4 @@
-"""Makes what the tests of real frameworks need: two environments, and the sources of releases to read.
+"""Makes what the tests of real frameworks need: an environment of each, and the sources of releases to read.
 
     python tests/frameworks/environments.py FOLDER
 
@@ -24,6 +24,8 @@ ROOT = HERE.parents[1]
 REQUIREMENTS = {
     # vLLM's is a lock: with it installed in full, nothing is to be resolved.
     "vllm": ["--no-deps", "--requirement", str(HERE / "vllm.txt")],
+    # Its lock is of what it imports on a CPU: in full it is CUDA's, and says so of torch too.
+    "sglang": ["--no-deps", "--requirement", str(HERE / "sglang.txt")],
     "trl": ["--constraint", str(ROOT / "constraints.txt"), "trl==1.16.0", "torch_memory_saver==0.0.10"],
 }
 """What pip installs into each environment, besides us and pytest."""

@@ -36,11 +36,11 @@ def run_exec(environment: Path, program: Path, *arguments: str, **variables: str
     return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
 
 
-def run_contracts(environment: Path, chosen: str) -> subprocess.CompletedProcess[str]:
+def run_contracts(environment: Path, chosen: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Whether the chosen rows of the table of instrumentations keep what each promises with what is installed."""
     contracts = ROOT / "tests" / "contracts" / "test_instrumentations.py"
     pytest = [environment / "bin/python", "-m", "pytest", "-q", "-rs"]
-    return _run([*pytest, contracts, "-k", chosen], ROOT, {})
+    return _run([*pytest, contracts, "-k", chosen], ROOT, variables)
 
 
 def _run(command: list[str | Path], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:

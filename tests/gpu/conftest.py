@@ -1,4 +1,4 @@
-"""Tests of this folder need NVIDIA GPUs and vLLM; elsewhere they are skipped with the reason."""
+"""Tests of this folder need NVIDIA GPUs and an engine; elsewhere they are skipped with the reason."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
+ENGINES = {"test_gpu_sglang": ("sglang",), "test_gpu_verl": ("vllm", "sglang")}
+"""Of which engines a test file needs one; vLLM where it is not here."""
 
-def reason_to_skip() -> str | None:
-    """What is missing here, if anything."""
+
+def reason_to_skip(path: Path) -> str | None:
+    """What a test file misses here, if anything."""
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} sees no GPU"
-    if importlib.util.find_spec("vllm") is None:
-        return "vLLM is not installed"
-    return None
+    engines = ENGINES.get(path.stem, ("vllm",))
+    return None if any(map(importlib.util.find_spec, engines)) else f"{' nor '.join(engines)} is not installed"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # What pytest's own process does on a GPU leaves a context there until it ends, of which no ledger knows: last.
     items.sort(key=lambda item: item.get_closest_marker("in_this_process") is not None)
-    reason = reason_to_skip()
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-            if reason is not None:
+            if (reason := reason_to_skip(item.path)) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -34,31 +34,40 @@ UNKNOWN_SECONDS = 0.06
 """Of a call, whatever the model's size: on two H200s 53 ms in the first step and 28 after, when `moving` was in it."""
 
 
+GPUS = min(2, torch.cuda.device_count())
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def engine(request):
+    """What generates."""
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    return request.param
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["its old trainer", "its new trainer"])
-def traced(request, tmp_path_factory):
-    """A run of the tiny model on two GPUs: its parameters, its Recording, verl's own figures."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip(f"{torch.cuda.device_count()} GPU; the run needs 2")
+def traced(request, engine, tmp_path_factory):
+    """A run of the tiny model on two GPUs, or on one: its parameters, its Recording, verl's own figures."""
     folder: Path = tmp_path_factory.mktemp("verl")
     parameters = verl_run.prepare(folder, "tiny")
-    return parameters, *verl_run.run(folder, verl_run.command(folder, 2, STEPS, request.param))
+    settings = verl_run.ON_SGLANG if engine == "sglang" else {}
+    return parameters, *verl_run.run(folder, verl_run.command(folder, GPUS, STEPS, request.param, **settings))
 
 
 def test_every_phase_is_on_every_rank(traced):
     _, recording, _ = traced
-    phases = {0: set(), 1: set()}
+    phases = {rank: set() for rank in range(GPUS)}
     for process in recording.processes:
         if process.rank in phases:
             phases[process.rank] |= {event.name for event in process.events() if isinstance(event, Span)} & PHASES
-    assert phases == {0: PHASES, 1: PHASES}
+    assert phases == dict.fromkeys(range(GPUS), PHASES)
 
 
 def test_buckets_add_up_to_the_model_and_each_is_loaded(traced):
     parameters, recording, _ = traced
     spans = verl_run.Spans.of(recording)
-    sent = verl_run.transfers(spans.sends)
-    assert len(sent) == 2 * (STEPS + 1)  # to both ranks' engines, once before the first step
-    for buckets in sent.values():
+    assert len(spans.transfers) == GPUS * (STEPS + 1)  # to every rank's engine, once before the first step
+    for buckets in spans.transfers.values():
         assert sum(span.args["bytes"] for span in buckets) == 4 * parameters  # fp32, as verl's default is
     for bucket, span in spans.sends.items():
         loaded = spans.loads[bucket]
@@ -68,14 +77,13 @@ def test_buckets_add_up_to_the_model_and_each_is_loaded(traced):
 def test_every_edge_of_the_ledger_adds_up(traced):
     _, recording, _ = traced
     devices = summarize(recording).memory
-    assert len(devices) == 2
+    assert len(devices) == GPUS
     for device in devices:
         print(device.lane, device.device, device.residual, device.unknown)
         assert device.residual.edges_over_allowed == 0
         assert device.residual.unsettled_edges <= 0.05 * device.residual.edges
-        assert {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache", "nccl"} <= set(
-            device.owner_peaks
-        )
+        owners = {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache", "nccl"}
+        assert owners <= set(device.owner_peaks)
 
 
 def test_verls_own_figures_are_matched(traced):

@@ -1,14 +1,14 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
 Usage: verl_run.py OUT [--shape tiny|1.7b|8b] [--gpus N] [--steps N] [--v1] [--pairs N [--bare]] [--allocations STEPS]
-                   [--long] [--samples N] [SETTING=VALUE...]
+                   [--long] [--samples N] [--sglang] [SETTING=VALUE...]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
 slowest rank's `ray.call` and `ray.collect`; the bytes of every sync; and how the ledger of each GPU adds up. With
 `--pairs` one step of each pair is not recorded, and verl's own figure of the steps says what recording costs; with
 `--bare` the same steps run without rltrace, and what verl says of them is printed. `--long` makes steps that wait for
-the GPUs and not for Python: 512 tokens a response, 9,000 a micro-batch, CUDA graphs. With RLTRACE_DISABLE=verl,... in
-the environment it is a run with fewer hooks.
+the GPUs and not for Python: 512 tokens a response, 9,000 a micro-batch, CUDA graphs. With `--sglang` SGLang generates.
+With RLTRACE_DISABLE=verl,... in the environment it is a run with fewer hooks.
 """
 
 from __future__ import annotations
@@ -76,6 +76,16 @@ LONG = {
     ),
 }
 """verl's settings of a step that waits for the GPUs."""
+
+ON_SGLANG = {
+    "actor_rollout_ref.rollout.name": "sglang",
+    # Those of its kernels that come in a wheel, or that Triton compiles.
+    "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend": "triton",
+    "+actor_rollout_ref.rollout.engine_kwargs.sglang.sampling_backend": "pytorch",
+    # As `enforce_eager` asks for; verl turns off the other graphs alone.
+    "+actor_rollout_ref.rollout.engine_kwargs.sglang.disable_piecewise_cuda_graph": True,
+}
+"""verl's settings of a run whose engine is SGLang's."""
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -239,14 +249,17 @@ class Spans:
     """By bucket."""
     loads: dict[str, Span]
     """By bucket."""
+    transfers: dict[str, list[Span]]
+    """The buckets of each transfer of the weights to one rank's engine, by the rank and the number of its transfer."""
 
     @classmethod
     def of(cls, recording: Recording) -> Spans:
         """Read a Recording once."""
-        driver, calls, moving, sends, loads = [], {}, {}, {}, {}
+        driver, calls, moving, sends, loads, transfers = [], {}, {}, {}, {}, {}
         for process in recording.processes:
             spans = sorted((e for e in process.events() if isinstance(e, Span)), key=lambda span: span.start_ns)
             moving |= moved(spans)
+            transfers |= transfers_of(spans, process.rank)
             for span in spans:
                 if process.role == "driver":
                     driver.append(span)
@@ -256,7 +269,7 @@ class Spans:
                     sends[span.args["bucket"]] = span
                 if span.name == "weight_sync.load":
                     loads[span.args["bucket"]] = span
-        return cls(sorted(driver, key=lambda span: span.start_ns), calls, moving, sends, loads)
+        return cls(sorted(driver, key=lambda span: span.start_ns), calls, moving, sends, loads, transfers)
 
     def inside(self, step: Span) -> list[Span]:
         """The driver's spans that begin in a step."""
@@ -312,12 +325,15 @@ def moved(spans: list[Span]) -> dict[str, float]:
     return found
 
 
-def transfers(buckets: dict[str, Span]) -> dict[str, list[Span]]:
-    """The buckets of each transfer of the weights to one rank's engine."""
-    found: dict[str, list[Span]] = {}
-    for bucket, span in buckets.items():
-        found.setdefault(bucket.rpartition(":")[0], []).append(span)
-    return found
+def transfers_of(spans: list[Span], rank: int | None) -> dict[str, list[Span]]:
+    """A rank's buckets sent, those of each `weight_sync` that has any together."""
+    found: dict[int, list[Span]] = {}
+    last = 0
+    for span in spans:
+        last = span.start_ns if span.name == "weight_sync" else last
+        if span.name == "weight_sync.send":
+            found.setdefault(last, []).append(span)
+    return {f"rank {rank}, transfer {number}": sent for number, sent in enumerate(found.values(), 1)}
 
 
 @dataclass(frozen=True)
@@ -412,6 +428,7 @@ def main() -> None:
         "--allocations", metavar="STEPS", default="", help="whose every allocation is kept, as 3 or 3,10"
     )
     parser.add_argument("--long", action="store_true", help="steps that wait for the GPUs")
+    parser.add_argument("--sglang", action="store_true", help="SGLang in vLLM's place")
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="verl's own, instead of those here")
     given = parser.parse_intermixed_args()
     if wrong := [word for word in given.settings if "=" not in word]:
@@ -423,6 +440,7 @@ def main() -> None:
     parameters = prepare(inputs, given.shape)
     steps = WARM_UP_STEPS + 2 * given.pairs if given.pairs else given.steps
     settings = {"actor_rollout_ref.rollout.n": given.samples} | (LONG if given.long else {})
+    settings |= ON_SGLANG if given.sglang else {}
     settings |= dict(word.split("=", 1) for word in given.settings)
     words = command(inputs, given.gpus, steps, given.v1, **settings)
     if given.bare:
@@ -469,7 +487,7 @@ def show(recording: Recording, logged: list[dict[str, float]], parameters: int) 
             f"{100 * it.off:+6.2f} %  moving {it.moving:7.4f} s, converting {it.converting:7.4f} s "
             f" around all in the trainer {it.around:8.4f} s"
         )
-    for transfer, sent in sorted(transfers(Spans.of(recording).sends).items()):
+    for transfer, sent in sorted(Spans.of(recording).transfers.items()):
         size_bytes = sum(span.args["bytes"] for span in sent)
         print(f"{transfer}: {len(sent)} buckets, {size_bytes} bytes, {size_bytes / parameters:.3f} per parameter")
     found = summarize(recording)

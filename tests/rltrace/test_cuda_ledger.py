@@ -31,7 +31,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.cli import main
 from rltrace.edges import Edge
 from rltrace.events import ALLOCATED_PEAK, Counter, Span
-from rltrace.instrument import cuda_ledger, cuda_memory, reference
+from rltrace.instrument import cuda_ledger, cuda_memory, devices
 from rltrace.instrument.cuda_ledger import CudaLedger, Growth, Reserved
 from rltrace.instrument.cuda_memory import (
     EagerConnections,
@@ -1193,10 +1193,10 @@ def test_nvml_is_opened_once_for_a_gpus_uuid_however_often_a_process_says_its_ow
     nvml = nvml_of({"uuid": "GPU-0"}, {"uuid": "GPU-1"})
     nvml.nvmlShutdown = lambda: None
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(reference, "_uuid_of", functools.cache(reference._uuid_of.__wrapped__))
+    monkeypatch.setattr(devices, "_uuid_of", functools.cache(devices._uuid_of.__wrapped__))
     for shown, uuids in (("1,0", ["GPU-1", "GPU-0", "GPU-1"]), ("0,1", ["GPU-0", "GPU-1", "GPU-0"])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        assert [reference.gpu_uuid(), reference.gpu_uuid(1), reference.gpu_uuid()] == uuids
+        assert [devices.gpu_uuid(), devices.gpu_uuid(1), devices.gpu_uuid()] == uuids
     assert nvml.asked.count("init") == 2
 
 

@@ -1,8 +1,10 @@
 """Calls of verl's own functions, with small real input on a CPU; each runs to its end."""
 
 import asyncio
+import base64
 import functools
 import os
+import pickle
 import threading
 import traceback
 from types import SimpleNamespace
@@ -12,6 +14,8 @@ import verl
 from tensordict import TensorDict
 from torch import nn
 from verl import DataProto
+
+import rltrace
 
 LINE = int(verl.__version__.split(".")[1])
 
@@ -465,6 +469,67 @@ def worker_switches():
     asyncio.run(rollout.release())
 
 
+def sglang_switches():
+    """verl's real adapter and its real client wake an engine of SGLang's, send it all buckets and put it to sleep.
+
+    The server answers as SGLang's does; the handles that it gets stand for no memory.
+    """
+    with rltrace.span("on SGLang"):
+        asked = asyncio.run(over_http(switch_to_sglang))
+    assert [path for path, _ in asked] == [
+        "resume_memory_occupation",
+        "update_weights_from_tensor",
+        "update_weights_from_tensor",
+        "flush_cache",
+        "resume_memory_occupation",
+        "release_memory_occupation",
+    ]
+    sent = [base64.b64decode(body["serialized_named_tensors"][0]) for path, body in asked if "update" in path]
+    assert [name for handles in sent for name, _ in pickle.loads(handles)] == list(PARAMETERS)
+
+
+async def over_http(use):
+    """Requests that a server of HTTP got while `use` was given its port: path and body of each."""
+    from aiohttp import web
+
+    asked = []
+
+    async def answer(request):
+        asked.append((request.path.strip("/"), await request.json() if request.can_read_body else None))
+        return web.json_response({"success": True})
+
+    application = web.Application(client_max_size=1 << 24)
+    application.router.add_route("*", "/{path}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        await use(site._server.sockets[0].getsockname()[1])
+    finally:
+        await runner.cleanup()
+    return asked
+
+
+async def switch_to_sglang(port):
+    """As a worker does it in a step."""
+    from verl.workers.rollout.sglang_rollout import http_server_engine, sglang_rollout
+
+    client = object.__new__(http_server_engine.AsyncHttpServerAdapter)
+    client.server_args, client.node_rank = SimpleNamespace(host="127.0.0.1", port=port), 0
+    client.timeout, client.max_attempts, client.retry_delay, client.max_connections = 30.0, 1, 0.1, 8
+    adapter = object.__new__(sglang_rollout.ServerAdapter)
+    buckets = {"update_weights_bucket_megabytes": 1}
+    adapter.config = Settings(buckets | {"free_cache_engine": True, "checkpoint_engine": SimpleNamespace(**buckets)})
+    adapter.model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3"))
+    adapter.device_mesh = {"infer_tp": SimpleNamespace(get_local_rank=lambda: 0)}
+    adapter._engine, adapter._has_server, adapter._pd_role, adapter.sleep_level = client, True, None, 2
+    await adapter.resume(tags=["weights"])
+    await adapter.update_weights((name, tensor) for name, tensor in PARAMETERS.items())
+    await adapter.resume(tags=["kv_cache"])
+    await adapter.release()
+
+
 class Settings(SimpleNamespace):
     """A part of a configuration."""
 
@@ -524,6 +589,8 @@ if LINE >= 5:
     CALLS.append(a_tool_call)
 if LINE in (5, 6, 9):
     CALLS.append(an_actor_sent_by_value)
+if LINE >= 6:
+    CALLS.append(sglang_switches)
 if LINE >= 7:
     CALLS += [phases_of_a_rank, worker_switches, a_server_that_does_not_lead]
 if LINE >= 8:

@@ -43,6 +43,7 @@ PHASES = {"compute_log_prob", "compute_ref_log_prob", "update_actor"}
 CONVERSION = {"to_tensordict", "left_right_2_no_padding", "no_padding_2_padding", "from_tensordict"}
 LATEST = DRIVER | OFFLOAD | BUCKETS | ENGINE | PARTS | PHASES | {"extract_reward", "_call_tool", "sleep", "wake_up"}
 
+ON_SGLANG = {"sgl_update_weights", "update_weights_from_tensor"}
 FINISHED = {
     4: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor"},
     5: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor", "_call_tool"},
@@ -50,12 +51,18 @@ FINISHED = {
     | OFFLOAD
     | UPDATE
     | {"compute_reward", "_call_tool", "rollout_mode", "trainer_mode", "resume", "update_weights", "release"}
-    | {"aggressive_empty_cache"},
-    7: LATEST | UPDATE,
-    8: LATEST | {"distillation_ppo_loss"},
-    9: LATEST | CONVERSION | {"distillation_ppo_loss"},
+    | {"aggressive_empty_cache"}
+    | ON_SGLANG,
+    7: LATEST | UPDATE | ON_SGLANG,
+    8: LATEST | ON_SGLANG | {"distillation_ppo_loss"},
+    9: LATEST | ON_SGLANG | CONVERSION | {"distillation_ppo_loss"},
 }
 """Functions that verl's own code runs to their end, by the line of releases."""
+
+
+def lies_in(span, mark):
+    """Whether a span begins within another one."""
+    return span is not mark and mark.start_ns <= span.start_ns < mark.end_ns
 
 
 class Exercised:
@@ -67,7 +74,11 @@ class Exercised:
         """What the driver said of the chosen step."""
         (process,) = Recording.open(folder).processes
         events = [event for event in process.events() if isinstance(event, Span)]
-        self.spans = sorted(events, key=lambda span: span.start_ns)
+        spans = sorted(events, key=lambda span: span.start_ns)
+        marks = [span for span in spans if span.name == "on SGLang"]
+        self.on_sglang = [span for span in spans if any(lies_in(span, mark) for mark in marks)]
+        """Those of the switch to an engine of SGLang's."""
+        self.spans = [span for span in spans if span not in (*self.on_sglang, *marks)]
 
     def named(self, name):
         """Spans of one name that verl's code ended without an error."""
@@ -308,6 +319,33 @@ def test_an_arrow_leads_from_each_bucket_sent_to_the_bucket_loaded(release, exer
     assert leaving == arriving
     waits = [span.args["bucket"] for span in run.named("weight_sync.wait")]
     assert waits == [span.args["bucket"] for span in run.named("weight_sync.send")]
+
+
+on_sglang = pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 6], ids=lambda r: r.version)
+
+
+@on_sglang
+def test_an_engine_of_sglang_is_woken_by_tag_and_put_to_sleep(release, exercised):
+    names = ("rollout.wake_weights", "rollout.wake_kv_cache", "rollout.sleep")
+    said = [(span.name, span.args.get("tags")) for span in exercised(release).on_sglang if span.name in names]
+    assert said == list(zip(names, (["weights"], ["kv_cache"], None), strict=True))
+
+
+@on_sglang
+def test_a_bucket_for_sglang_is_gathered_sent_and_waited_for(release, exercised):
+    spans = exercised(release).on_sglang
+    gathered = {
+        s.args["tensor"]: s.args["bytes"] for s in spans if s.name == "weight_sync.gather" and "tensor" in s.args
+    }
+    assert gathered == {"embedding": 800_000, "norm": 14, "head": 800_000, "bias": 60}
+    sends = [span for span in spans if span.name == "weight_sync.send"]
+    assert [(send.args["bytes"], send.args["tensors"]) for send in sends] == [(800_014, 2), (800_060, 2)]
+    waits = [span for span in spans if span.name == "weight_sync.wait"]
+    assert [wait.args["bucket"] for wait in waits] == [send.args["bucket"] for send in sends]
+    assert [send.flows_out for send in sends] == [(f"bucket:{send.args['bucket']}",) for send in sends]
+    # One after the other: sent until the request is made, then waited for.
+    assert all(send.end_ns <= wait.start_ns for send, wait in zip(sends, waits, strict=True))
+    assert waits[0].end_ns <= sends[1].start_ns
 
 
 # ---- dispatch ---------------------------------------------------------------------------------------------------

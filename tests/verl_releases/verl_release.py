@@ -28,6 +28,8 @@ class Release:
     version: str
     vllm: str
     """The vLLM that it is used with, of which the tests have placeholders only."""
+    sglang: str
+    """As `vllm`, by the release's own extra."""
 
     @property
     def line(self) -> int:
@@ -44,12 +46,12 @@ class Release:
 
 
 RELEASES = (
-    Release("0.4.1", vllm="0.8.5"),
-    Release("0.5.0", vllm="0.8.5"),
-    Release("0.6.1", vllm="0.11.0"),
-    Release("0.7.1", vllm="0.12.0"),
-    Release("0.8.0", vllm="0.12.0"),
-    Release("0.9.1", vllm="0.24.0"),
+    Release("0.4.1", vllm="0.8.5", sglang="0.4.6.post5"),
+    Release("0.5.0", vllm="0.8.5", sglang="0.4.6.post5"),
+    Release("0.6.1", vllm="0.11.0", sglang="0.5.5"),
+    Release("0.7.1", vllm="0.12.0", sglang="0.5.6"),
+    Release("0.8.0", vllm="0.12.0", sglang="0.5.8"),
+    Release("0.9.1", vllm="0.24.0", sglang="0.5.12"),
 )
 
 
@@ -75,11 +77,12 @@ def environment(release: Release, scratch: Path, *behind: Path) -> dict[str, str
     metadata = scratch / "metadata" / f"vllm-{release.vllm}.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True, exist_ok=True)
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release.vllm}\n")
-    path = [*release.folders, HERE / "stand_in", metadata.parents[1], HERE, *behind]
+    path = [*release.folders, HERE / "stand_in", HERE.parent / "absent", metadata.parents[1], HERE, *behind]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
     return {
         **inherited,
         "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "SGLANG_VERSION": release.sglang,
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

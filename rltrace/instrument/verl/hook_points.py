@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rltrace.events import INPUTS, LOG_PROBS, LOSS
-from rltrace.instrument.verl import dispatch, driver, rollout, weight_sync, worker
+from rltrace.instrument.verl import dispatch, driver, rollout, sglang_sync, weight_sync, worker
 from rltrace.patching import PatchSet
 
 NameHook = Callable[[PatchSet, str], None]
@@ -48,6 +48,13 @@ SPMD = f"{VLLM}.vllm_rollout_spmd"
 ADAPTER = f"{VLLM}.vllm_rollout:ServerAdapter"
 SERVER = f"{VLLM}.vllm_async_server:vLLMHttpServer"
 BUCKETS = f"{VLLM}.bucketed_weight_transfer"
+SGLANG = "verl.workers.rollout.sglang_rollout"
+SGLANG_MANAGER = "verl.workers.sharding_manager.fsdp_sglang:FSDPSGLangShardingManager"
+SGLANG_ENGINE = f"{SGLANG}.sglang_rollout:AsyncEngine"
+SGLANG_SPMD = f"{SGLANG}.sglang_rollout:SGLangRollout"
+SGLANG_ADAPTER = f"{SGLANG}.sglang_rollout:ServerAdapter"
+SGLANG_CLIENT = f"{SGLANG}.http_server_engine:AsyncHttpServerAdapter"
+SGLANG_SERVER = f"{SGLANG}.async_sglang_server:SGLangHttpServer"
 AGENT_LOOP = "verl.experimental.agent_loop"
 SYNC_MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
 
@@ -199,4 +206,28 @@ ROLLOUT = (
     ),
 )
 
-HOOK_POINTS = DRIVER + DISPATCH + WORKER + WEIGHT_SYNC + ROLLOUT
+ON_SGLANG = (
+    HookPoint(f"{SGLANG_MANAGER}.wake_up", weight_sync.enter, until=5),
+    HookPoint(f"{SGLANG_MANAGER}.sleep", driver.span_named("sharding_manager.exit"), until=5),
+    HookPoint(f"{SGLANG_ENGINE}.resume_memory_occupation", weight_sync.wake, until=5),
+    HookPoint(f"{SGLANG_SPMD}.resume", weight_sync.wake, since=6, until=6),
+    HookPoint(f"{SGLANG_ADAPTER}.resume", weight_sync.wake, since=6),
+    HookPoint(f"{SGLANG_ENGINE}.release_memory_occupation", driver.span_named("rollout.sleep"), until=5),
+    HookPoint(f"{SGLANG_SPMD}.release", driver.span_named("rollout.sleep"), since=6, until=6),
+    HookPoint(f"{SGLANG_ADAPTER}.release", driver.span_named("rollout.sleep"), since=6),
+    HookPoint(f"{SGLANG_SPMD}.update_weights", weight_sync.gather_items, since=6, until=6),
+    HookPoint(f"{SGLANG_ADAPTER}.update_weights", weight_sync.gather_items, since=6),
+    HookPoint(f"{SGLANG_ENGINE}.update_weights_from_tensor", sglang_sync.hand_over, until=5),
+    HookPoint(f"{SGLANG}.sglang_rollout:sgl_update_weights", sglang_sync.send, since=6),
+    HookPoint(f"{SGLANG_ENGINE}.update_weights_from_tensor", sglang_sync.wait, since=6, until=6),
+    HookPoint(f"{SGLANG_CLIENT}.update_weights_from_tensor", sglang_sync.wait, since=6),
+    HookPoint(f"{SGLANG_SPMD}.generate_sequences", worker.span_of_batch("rollout.generate"), until=6),
+    HookPoint(f"{SGLANG_SERVER}.__init__", rollout.identify_server, since=7),
+    HookPoint(f"{SGLANG_SERVER}.launch_server", driver.span_named("server.launch"), since=7),
+    HookPoint(f"{SGLANG_SERVER}.generate", rollout.serve, since=7),
+    HookPoint(f"{SGLANG_SERVER}.wake_up", driver.span_named("server.wake_up"), since=7),
+    HookPoint(f"{SGLANG_SERVER}.sleep", driver.span_named("rollout.sleep"), since=7),
+)
+"""The same places of the rollout and of the sync where SGLang is the engine."""
+
+HOOK_POINTS = DRIVER + DISPATCH + WORKER + WEIGHT_SYNC + ROLLOUT + ON_SGLANG

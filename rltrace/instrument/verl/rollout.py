@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace import edges, recorder
+from rltrace.instrument.devices import device_of
 from rltrace.instrument.verl.driver import end_span
-from rltrace.instrument.verl.worker import device_of, keep_self
+from rltrace.instrument.verl.worker import keep_self
 from rltrace.patching import PatchSet
 
 # ---- server -----------------------------------------------------------------------------------------------------
@@ -29,7 +30,12 @@ def first_rank(server: Any) -> int:
     config = server.config
     ranks = config.tensor_model_parallel_size * config.data_parallel_size
     ranks *= getattr(config, "pipeline_model_parallel_size", 1)
-    return int(server.replica_rank * ranks + server.node_rank * server.gpus_per_node)
+    return int(server.replica_rank * ranks + server.node_rank * gpus_per_node(server, ranks))
+
+
+def gpus_per_node(server: Any, ranks: int) -> int:
+    """Of a replica with so many ranks: a server of SGLang's knows only on how many nodes it is."""
+    return int(getattr(server, "gpus_per_node", None) or ranks // server.nnodes)
 
 
 GENERATE = "rollout.generate"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import memory, recorder
 from rltrace.instrument import cuda_time
-from rltrace.instrument.reference import gpu_uuid
+from rltrace.instrument.devices import device_of
 from rltrace.instrument.verl.driver import done, end_span
 from rltrace.patching import PatchSet
 
@@ -30,21 +28,6 @@ def become_worker(worker: Any, _result: Any, error: BaseException | None) -> Non
     """Say which rank and which device this process works for."""
     if error is None:
         recorder.identify(role="worker", rank=worker.rank, **device_of(f"cpu-{worker.rank}"))
-
-
-def device_of(without_gpu: str, place: int = 0) -> dict[str, Any]:
-    """`device` of this process, for `identify`; nothing where NVML cannot be asked.
-
-    Args:
-        without_gpu: Name of the device where CUDA shows none.
-        place: Which of the GPUs that CUDA shows this process.
-    """
-    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
-        return {"device": {"host": socket.gethostname(), "uuid": without_gpu}}
-    try:
-        return {"device": {"host": socket.gethostname(), "uuid": gpu_uuid(place)}}
-    except Exception:  # a rank without a device is still a rank
-        return {}
 
 
 # ---- phases -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,37 @@
+"""A bucket of weights on its way to SGLang: sender and scheduler have nothing in common but the request itself."""
+
+from __future__ import annotations
+
+import base64
+from hashlib import blake2b
+
+REMEMBERED = 10_000
+"""Buckets after which counting begins anew, on both sides alike."""
+
+
+class Keys:
+    """Names each bucket by what its request holds, the handles of its tensors; sender and receiver name it alike."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, int] = {}
+
+    def of(self, serialized: bytes | str) -> str:
+        """Key of the next bucket.
+
+        Args:
+            serialized: `serialized_named_tensors` for one rank of the engine; text where it went over HTTP.
+
+        Returns:
+            What it holds, and how often that came before: memory that is used again has the same handle.
+        """
+        raw = base64.b64decode(serialized) if isinstance(serialized, str) else serialized
+        digest = blake2b(raw, digest_size=8).digest()
+        if len(self._seen) >= REMEMBERED:
+            self._seen.clear()
+        self._seen[digest] = times = self._seen.get(digest, 0) + 1
+        return f"{digest.hex()}:{times}"
+
+
+def flow_key(bucket: str) -> str:
+    """The arrow from a bucket sent to the same bucket loaded."""
+    return f"bucket:{bucket}"

@@ -1,0 +1,67 @@
+"""verl's buckets to SGLang: a request to the engine's server for each, which is answered when it is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltrace import recorder
+from rltrace.instrument.sglang_buckets import Keys, flow_key
+from rltrace.instrument.verl.driver import end_span
+from rltrace.patching import PatchSet
+
+
+class Sending:
+    """The bucket that this process sends: it is sent until its request is made, and waited for until the answer."""
+
+    def __init__(self) -> None:
+        self._keys = Keys()
+        self._open: Any = None
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The bucket is together; what follows makes handles of its tensors."""
+        tensors = kwargs["params_batch"] if "params_batch" in kwargs else args[1]
+        size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+        self._open = recorder.span("weight_sync.send", bytes=size_bytes, tensors=len(tensors)).__enter__()
+
+    def end(self, _token: Any, result: Any, error: BaseException | None) -> None:
+        """Of a rank that does not speak to the server, without a request."""
+        self._close(result, error)
+
+    def begin_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The request goes to the server."""
+        request = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        handles = getattr(request, "serialized_named_tensors", None)
+        known = {"bucket": self._keys.of(handles[0])} if handles else {}
+        if self._open is not None and known:
+            self._open.set(**known)
+            recorder.flow(flow_key(known["bucket"]), "out")
+        self._close()
+        return recorder.span("weight_sync.wait", **known).__enter__()
+
+    def _close(self, result: Any = None, error: BaseException | None = None) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            end_span(opened, result, error)
+
+
+_sending = Sending()
+
+
+def send(patches: PatchSet, target: str) -> None:
+    """A hook on SGLang's function that sends one bucket, by the name under which verl calls it."""
+    patches.around(target, _sending.begin, _sending.end, ("weight_sync.send",))
+
+
+def wait(patches: PatchSet, target: str) -> None:
+    """A hook on the request to the server."""
+    patches.around(target, _sending.begin_wait, end_span, ("weight_sync.wait",))
+
+
+def hand_over(patches: PatchSet, target: str) -> None:
+    """A hook on the engine in the worker's own process, which makes the handles and waits for the answer."""
+    patches.span(target, "weight_sync.send", tensors_args)
+
+
+def tensors_args(_engine: Any, named_tensors: Any = (), *_: Any, **__: Any) -> dict[str, Any]:
+    """Tensors of a bucket; they are handles already, and do not say their bytes."""
+    return {"tensors": len(named_tensors or ())}

@@ -1,0 +1,146 @@
+"""SGLang's real engine on a CPU, in its real processes: the program, the scheduler below it, and the detokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from framework_runs import TIMEOUT_SECONDS, run_bare, run_contracts, run_exec, write_program
+
+from rltrace.events import Span
+
+pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
+
+# It answers, sleeps, wakes, gets weights that make another answer, and answers.
+PROGRAM = """
+    import json
+
+    def main():
+        import sglang
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, head_dim=32, max_position_embeddings=256, tie_word_embeddings=False,
+        )
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        model.save_pretrained("model")
+        engine = sglang.Engine(
+            model_path="model", device="cpu", attention_backend="torch_native", sampling_backend="pytorch",
+            skip_tokenizer_init=True, disable_cuda_graph=True, max_total_tokens=2048, log_level="error",
+        )
+
+        def answers():
+            prompts = [[1 + number, 2, 3, 4] for number in range(6)]
+            sampling = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.0}
+            return [answer["output_ids"] for answer in engine.generate(input_ids=prompts, sampling_params=sampling)]
+
+        before = answers()
+        engine.release_memory_occupation(tags=["kv_cache", "weights"])
+        engine.resume_memory_occupation(tags=["weights"])
+        others = [(name, torch.roll(weight, 1, 0)) for name, weight in model.state_dict().items()]
+        for at in range(0, len(others), 10):
+            engine.update_weights_from_tensor(others[at : at + 10])
+        engine.resume_memory_occupation(tags=["kv_cache"])
+        said = {"before": before, "after": answers(), "bytes": sum(weight.nbytes for _, weight in others)}
+        print("RESULT " + json.dumps(said | {"tensors": len(others)}))
+        engine.shutdown()
+
+    if __name__ == "__main__":
+        main()
+"""
+HERE = Path(__file__).parent
+ABSENT = (HERE / "sglang_absent", HERE.parent / "absent")
+VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": os.pathsep.join(map(str, ABSENT))}
+
+
+def result(out):
+    (line,) = [line for line in out.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
+
+
+@pytest.fixture(scope="module")
+def traced(sglang_environment, tmp_path_factory):
+    program = write_program(tmp_path_factory.mktemp("traced"), PROGRAM)
+    run = run_exec(sglang_environment, program, **VARIABLES)
+    assert run.returncode == 0, run.err[-4000:]
+    assert "rltrace: the hook" not in run.err
+    return run
+
+
+@pytest.fixture(scope="module")
+def bare(sglang_environment, tmp_path_factory):
+    program = write_program(tmp_path_factory.mktemp("bare"), PROGRAM)
+    run = run_bare(sglang_environment, program, **VARIABLES)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return run
+
+
+def scheduler_of(run):
+    (found,) = [process for process in run.recording.processes if process.name == "scheduler 0"]
+    return found
+
+
+def spans_of(run):
+    """The scheduler's, in order."""
+    spans = [event for event in scheduler_of(run).events() if isinstance(event, Span)]
+    return sorted(spans, key=lambda span: span.start_ns)
+
+
+def named(run, name):
+    return [span for span in spans_of(run) if span.name == name]
+
+
+def test_tracing_does_not_change_what_sglang_answers(traced, bare):
+    assert result(traced.out) == result(bare.stdout)
+    assert result(bare.stdout)["before"] != result(bare.stdout)["after"]  # the new weights came
+
+
+def test_each_process_says_which_it_is(traced):
+    names = [process.name for process in traced.recording.processes]
+    assert names.count("scheduler 0") == names.count("detokenizer") == 1
+    assert scheduler_of(traced).role == "engine"
+    assert scheduler_of(traced).device["uuid"] == "cpu-0"
+
+
+def test_start_up_is_in_phases(traced):
+    phases = [span.name for span in spans_of(traced) if span.args.get("phase")]
+    assert phases[:3] == ["rollout.load", "rollout.reserve_kv", "rollout.capture"]
+
+
+def test_every_token_is_of_a_batch(traced):
+    steps = named(traced, "engine.step")
+    # Of each answer the prompt's four tokens and 15 of 16, for the last one is not computed with; and one token more:
+    # when an answer is seen to be whole, the next batch has begun.
+    assert sum(step.args["tokens"] for step in steps) == 2 * 6 * (4 + 15 + 1)
+    assert max(step.args["running"] for step in steps) == 6
+    assert {step.args["waiting"] for step in steps} == {0}
+
+
+def test_sleep_and_wake_up_are_phases_with_their_tags(traced):
+    names = ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache")
+    said = [(span.name, span.args["tags"]) for span in spans_of(traced) if span.name in names]
+    tags = (["kv_cache", "weights"], ["weights"], ["kv_cache"])
+    assert said == list(zip(names, tags, strict=True))
+
+
+def test_an_update_is_in_buckets_with_all_bytes(traced):
+    loads, said = named(traced, "weight_sync.load"), result(traced.out)
+    assert {load.args["source"] for load in loads} == {"tensor"}
+    assert [load.args["tensors"] for load in loads] == [
+        min(10, said["tensors"] - at) for at in range(0, said["tensors"], 10)
+    ]
+    assert sum(load.args["bytes"] for load in loads) == said["bytes"]
+    assert len({load.args["bucket"] for load in loads}) == len(loads)
+    elsewhere = [process for process in traced.recording.processes if process.name != "scheduler 0"]
+    assert not [event for process in elsewhere for event in process.events() if event.name == "weight_sync.load"]
+
+
+def test_every_hook_binds_keeps_its_face_and_is_undone(sglang_environment):
+    done = run_contracts(sglang_environment, "sglang", **VARIABLES)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "skipped" not in done.stdout, done.stdout[-2000:]
