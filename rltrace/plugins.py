@@ -22,6 +22,7 @@ INSTRUMENTATIONS = {
     "vllm": "rltrace.instrument.vllm:Vllm",
     "vllm_allocations": "rltrace.instrument.vllm_allocations:VllmAllocations",
     "sglang": "rltrace.instrument.sglang:Sglang",
+    "sglang_allocations": "rltrace.instrument.sglang_allocations:SglangAllocations",
     "torch_memory_saver": "rltrace.instrument.torch_memory_saver:TorchMemorySaver",
     "trl": "rltrace.instrument.trl:Trl",
     "verl": "rltrace.instrument.verl:Verl",

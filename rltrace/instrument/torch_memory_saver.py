@@ -8,6 +8,7 @@ cudaMallocHost, or mmap).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -63,7 +64,16 @@ def bytes_by_tag() -> dict[str, int]:
 
 def addresses() -> Collection[int]:
     """Where the segments of all pools begin."""
-    return {segment["address"] for pool in _memory_pools().values() for segment in pool.snapshot()}
+    return segments().keys()
+
+
+def segments() -> dict[int, tuple[int, str]]:
+    """Bytes and tag of every segment of a pool, asleep or awake, by its address."""
+    return {
+        segment["address"]: (segment["total_size"], tag)
+        for (tag, *_), pool in _memory_pools().items()
+        for segment in pool.snapshot()
+    }
 
 
 class Copies:
@@ -112,6 +122,5 @@ def kept_tags() -> set[str]:
 
 def _memory_pools() -> dict[Any, Any]:
     """torch's pools by (tag, whether it is copied to the host, ...); empty before the first region."""
-    from torch_memory_saver import torch_memory_saver
-
-    return dict(getattr(torch_memory_saver._impl, "_mem_pools", {}))
+    saver = getattr(sys.modules.get("torch_memory_saver"), "torch_memory_saver", None)
+    return dict(getattr(getattr(saver, "_impl", None), "_mem_pools", {}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rltrace import instrument, plugins
-from rltrace.instrument import allocations, cuda_memory, cuda_time, vllm_allocations
+from rltrace.instrument import allocations, cuda_memory, cuda_time, sglang_allocations, vllm_allocations
 from rltrace.patching import PatchSet
 from rltrace.versions import PYTHON
 
@@ -76,7 +76,7 @@ class Rows:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu_machine(monkeypatch):
     """Hooks that need a driver, or a chosen step, are named as they are where there is one."""
-    for needing in (allocations, cuda_memory, cuda_time, vllm_allocations):
+    for needing in (allocations, cuda_memory, cuda_time, sglang_allocations, vllm_allocations):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
     monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
 
