@@ -175,7 +175,7 @@ class CudaLedger:
         self._engines_card = Sought(open_engines_card)
         self._outside: Rows = {}
         self._named: tuple[Any, Rows] = None, {}
-        self._sampled: tuple[State | None, int] = None, 0
+        self._sampled: tuple[State | None, int, bool] = None, 0, False
         self._held: Held | None = None
         self._knows_holders = True
         """Whether that still holds at the last sample."""
@@ -237,8 +237,9 @@ class CudaLedger:
 
     def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
         """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""
-        known, end_ns = self._sampled
-        is_late = is_phase and (now_ns() - end_ns >= SAME_NS or (of_processes and not self._knows_holders))
+        known, end_ns, of_card = self._sampled
+        is_old = not of_card or now_ns() - end_ns >= SAME_NS
+        is_late = is_phase and (is_old or (of_processes and not self._knows_holders))
         return not is_late and known == state
 
     def state(self, device: Device) -> State:
@@ -268,7 +269,7 @@ class CudaLedger:
                 self._set_totals(edge, device, rows, of_processes)
             else:
                 edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
-        self._sampled = state, now_ns()
+        self._sampled = state, now_ns(), of_card
 
     def _say_pinned(self, device: Device, rows: Rows) -> None:
         """What torch has pinned and no owner: tensors that nobody names, what it rounds up by, and what it keeps."""

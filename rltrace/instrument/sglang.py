@@ -13,8 +13,6 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.clock import now_ns
-from rltrace.instrument.cuda_ledger import CONTEXT
-from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.devices import on_cpu, on_gpu
 from rltrace.instrument.requests import Lanes
 from rltrace.instrument.sglang_buckets import Keys, flow_key
@@ -96,20 +94,19 @@ def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Call
     patches.around(f"{where}:{UNWRAP}", nothing_yet, requests.count_tensor)
     for phase, names in STARTUP:
         for method in [name for name in names if hasattr(module.ModelRunner, name)][:1]:
-            patches.around(f"{MODEL_RUNNER}:ModelRunner.{method}", *startup(phase), (phase,))
+            # No edges: the first one says what the context is, and until the end of the start-up that grows.
+            patches.around(f"{MODEL_RUNNER}:ModelRunner.{method}", *startup(phase), (phase,), at_edges=False)
     hook.row.fired()
     return lambda: None
 
 
 def startup(name: str) -> tuple[Before, After]:
-    """`before` and `after` of a phase of the start-up, in which kernels are loaded too."""
+    """`before` and `after` of a phase of the start-up."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return LEDGER.growth(CONTEXT).__enter__(), recorder.phase(name).__enter__()
+        return recorder.phase(name).__enter__()
 
-    def end(token: Any, _result: Any, error: BaseException | None) -> None:
-        growth, opened = token
-        growth.__exit__()
+    def end(opened: Any, _result: Any, error: BaseException | None) -> None:
         opened.__exit__(None if error is None else type(error))
 
     return begin, end

@@ -33,6 +33,7 @@ def main(model):
         enable_memory_saver=True, enable_weights_cpu_backup=True,
     )
     engine.release_memory_occupation(tags=["kv_cache", "weights"])
+    torch.ones(1, device="cuda")
     with rltrace.span("take weights", phase=True):  # what this process holds is known from here on
         model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
         weights = {name: weight.cuda() for name, weight in model.state_dict().items()}

@@ -542,6 +542,25 @@ def test_memory_that_moves_within_a_phase_is_said_once_with_the_cards_total_befo
     assert list(behind) == ["cpu_ns"]
 
 
+def test_a_phase_of_the_engines_own_process_ends_with_the_cards_total_though_its_allocator_has_just_said_all(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler of SGLang's has both: without it nobody looks at the card until the next phase begins."""
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
+    rltrace.start(folder, role="engine")
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    ledger.reached(Edge(("rollout.sleep",), is_end=False))
+    pools.sleep()
+    ledger.reached(Edge(("cumem.unmap",)))
+    ledger.reached(Edge(("rollout.sleep",)))
+    ledger.reached(Edge(("rollout.sleep",)))  # nothing has changed
+    used_bytes = gpu.card().used_bytes
+    rltrace.stop()
+    begin, moved, end = edges_of(folder)
+    assert "totals" not in moved
+    assert end["totals"]["used"] == used_bytes < begin["totals"]["used"]
+
+
 def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
     """A worker's edges at 1, 2 and 3 s, beside an engine that said what it holds at 0.998 s and works ever since."""
     written = Written(folder)

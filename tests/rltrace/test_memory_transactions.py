@@ -225,6 +225,49 @@ def test_a_wake_up_is_judged_by_what_the_engine_moved_though_others_move_memory_
 
 
 @pytest.mark.parametrize(
+    ("handed_out_mib", "stays_mib", "verdict"), [(0, 0, "ok"), (113, 0, "ok"), (0, 113, "freed less than it said")]
+)
+def test_a_sleep_is_not_short_of_what_its_own_allocators_cache_hands_out_meanwhile(
+    tmp_path: Path, handed_out_mib: int, stays_mib: int, verdict: str
+) -> None:
+    """An engine of SGLang's makes its list of free pages anew as it falls asleep: 113 MiB for 15 million of them."""
+    written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
+    moved = 500 * MIB
+    rows = {
+        "rollout.kv_cache": (moved, 0),
+        "allocator.cached": (120 * MIB, (120 - handed_out_mib) * MIB),
+        "rollout.activations": (10 * MIB, (10 + handed_out_mib) * MIB),
+        "unexplained": (0, stays_mib * MIB),
+    }
+    records = [
+        span("rollout.sleep", 1, 2, level=2),
+        span("cumem.unmap", 1.1, 1.9, bytes=moved, tags={"kv_cache": moved}),
+    ]
+    for moment, at in enumerate((0.9999, 2.0001)):
+        records += [
+            sample(f"{owner}_bytes", at, held[moment]) for owner, held in rows.items() if owner != "unexplained"
+        ]
+        total = sum(held[moment] for held in rows.values())
+        records += [span("memory.edge", at, at, totals={"1": total}, cpu_ns={"1": 0})]
+    written.process("engine", *records, role="engine", rank=0, device=device, pid=1, ended_s=4)
+    (sleep,) = summarize(written.read()).sleeps
+    assert (sleep.verdict, sleep.changed_bytes) == (verdict, moved - stays_mib * MIB)
+
+
+def test_nothing_is_known_to_be_left_by_a_sleep_behind_which_nobody_looked(tmp_path: Path) -> None:
+    """Its process was killed as soon as it slept."""
+    records = [
+        sample("rollout.weights_bytes", 0.9, 12 * MIB),
+        span("memory.edge", 0.9, 0.95, totals={"1": 12 * MIB}, cpu_ns={"1": 0}),
+        span("rollout.sleep", 1, 2, level=2),
+        span("cumem.unmap", 1.1, 1.9, bytes=12 * MIB, tags={"weights": 12 * MIB}),
+    ]
+    written = Written(tmp_path / "run").process("engine", *records, role="engine", rank=0, pid=1, ended_s=3)
+    (sleep,) = summarize(written.read()).sleeps
+    assert (sleep.verdict, sleep.left_bytes, sleep.changed_bytes) == ("ok", {}, None)
+
+
+@pytest.mark.parametrize(
     ("owner", "held", "found"),
     [
         ("unattributed", [5, 6, 7, 8], (3, 1.0)),
