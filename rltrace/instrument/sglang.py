@@ -68,7 +68,8 @@ def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     Its rank in the engine is none of the run's ranks.
     """
     server_args, _, gpu_id, tp_rank = (*args, *(kwargs[name] for name in SCHEDULER_ARGUMENTS[len(args) :]))[:4]
-    device = on_cpu(f"cpu-{gpu_id}") if server_args.device == "cpu" else on_gpu(gpu_id)
+    is_on_cpu = getattr(server_args, "device", None) == "cpu"
+    device = on_cpu(f"cpu-{gpu_id}") if is_on_cpu else on_gpu(gpu_id)
     recorder.identify(role="engine", name=f"scheduler {tp_rank}", **device)
 
 

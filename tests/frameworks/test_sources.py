@@ -13,6 +13,7 @@ import pytest
 from environments import RELEASES
 
 from rltrace import plugins
+from rltrace.instrument import sglang
 from rltrace.patching import PatchSet
 from rltrace.versions import unmet_support
 
@@ -28,7 +29,7 @@ PARAMETERS = {
     f"{ALLOCATOR}.wake_up": ["self", "tags"],
     "sglang.srt.managers.scheduler:Scheduler.run_batch": ["self", "batch"],
     "sglang.srt.managers.scheduler:Scheduler.process_batch_result": ["self", "batch", "result"],
-    "sglang.srt.managers.scheduler:run_scheduler_process": ["server_args", "port_args", "gpu_id", "tp_rank"],
+    "sglang.srt.managers.scheduler:run_scheduler_process": list(sglang.SCHEDULER_ARGUMENTS),
     "sglang.utils:TypeBasedDispatcher.__call__": ["self", "obj"],
     "torch_memory_saver.entrypoint:TorchMemorySaver.pause": ["self", "tag"],
     "torch_memory_saver.entrypoint:TorchMemorySaver.resume": ["self", "tag"],
@@ -57,11 +58,12 @@ ATTRIBUTES = {
     },
     "sglang": {
         "sglang.srt.managers.scheduler:Scheduler": ["waiting_queue"],
-        "sglang.srt.managers.schedule_batch:ScheduleBatch": ["batch_size", "forward_mode", "extend_num_tokens"],
+        "sglang.srt.managers.schedule_batch:ScheduleBatch": ["batch_size", "forward_mode", "extend_num_tokens", "reqs"],
+        "sglang.srt.managers.schedule_batch:Req": ["finished"],
         "sglang.srt.model_executor.forward_batch_info:ForwardMode": ["is_extend"],
         "sglang.srt.managers.io_struct:ReleaseMemoryOccupationReqInput": [],
         "sglang.srt.managers.io_struct:ResumeMemoryOccupationReqInput": [],
-        "sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput": [],
+        "sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput": ["serialized_named_tensors"],
         "sglang.srt.managers.io_struct:UpdateWeightsFromDistributedReqInput": [],
         "sglang.srt.managers.io_struct:UpdateWeightFromDiskReqInput": [],
     },
@@ -81,6 +83,9 @@ ATTRIBUTES = {
     },
 }
 """What the hooks of an instrumentation read of the objects they are given, by their class."""
+
+ONLY_NAMED = {f"{sglang.MODEL_RUNNER}:ModelRunner"}
+"""Classes behind whose import hooks are named, which are not hooked themselves."""
 
 INSTRUMENTATIONS = {"vllm": "vllm", "sglang": "sglang", "torch_memory_saver": "torch_memory_saver"}
 INSTRUMENTATIONS |= {"fsdp1": "torch", "fsdp2": "torch"}
@@ -197,6 +202,8 @@ def test_every_target_is_there_with_the_parameters_that_its_hook_reads(name, ver
     source = Source(sources / f"{INSTRUMENTATIONS[name]}-{version}")
     for target in targets(name):
         found = source.find(target)
+        if target in ONLY_NAMED and isinstance(found, ast.ClassDef):
+            continue
         assert isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef), f"{target} is not in {source.folder.name}"
         defined = next((key for key in PARAMETERS if key.endswith(":" + target.partition(":")[2])), target)
         wanted = PARAMETERS.get(defined, [])
@@ -217,6 +224,17 @@ def test_every_attribute_that_a_hook_reads_is_there(name, version, sources):
 def test_the_release_is_one_that_the_instrumentation_says_it_knows(name, version, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda _package: version)
     assert unmet_support(plugins.load(plugins.INSTRUMENTATIONS[name]).supports) is None
+
+
+@pytest.mark.parametrize("version", RELEASES["sglang"])
+def test_what_has_moved_in_sglang_is_where_its_hook_looks_for_it(version, sources):
+    source = Source(sources / f"sglang-{version}")
+    has_moved = source.find(f"{sglang.MODEL_RUNNER}:{sglang.UNWRAP}") is None
+    where = sglang.WEIGHT_UPDATER if has_moved else sglang.MODEL_RUNNER
+    assert isinstance(source.find(f"{where}:{sglang.UNWRAP}"), ast.FunctionDef)
+    for phase, names in sglang.STARTUP:
+        there = [name for name in names if source.find(f"{sglang.MODEL_RUNNER}:ModelRunner.{name}") is not None]
+        assert len(there) == 1, f"{phase} of {source.folder.name}"
 
 
 @pytest.mark.parametrize("version", RELEASES["vllm"])
