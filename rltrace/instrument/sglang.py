@@ -152,7 +152,8 @@ class Batches:
         if begun is None:
             return
         self._write(begun, error)
-        if not self._begun and not scheduler.waiting_queue and all(request.finished() for request in batch.reqs):
+        is_last = not self._begun and not scheduler.waiting_queue and batch.reqs
+        if is_last and all(request.finished() for request in batch.reqs):
             is_idle(None, None, error)
 
     def _write(self, begun: Any, error: BaseException | None) -> None:

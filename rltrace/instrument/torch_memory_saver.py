@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rltrace.instrument.cuda_memory import LEDGER
-from rltrace.instrument.pools import Pools
+from rltrace.instrument.pools import OWNERS, Pools
 from rltrace.memory import OnHost
 from rltrace.patching import PatchSet
 
@@ -30,8 +30,9 @@ class TorchMemorySaver:
         """Name the hooks."""
         pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory, Copies())
 
-        def meet_pools(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-            LEDGER.engine = pools
+        def meet_pools(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if OWNERS.keys() & (tags_of(args, kwargs) or set()):  # a trainer may use it too, by other tags
+                LEDGER.engine = pools
 
         def begin_pause(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return pools.begin_unmap(tags_of(args, kwargs), kept_tags())

@@ -8,13 +8,23 @@ from unittest.mock import MagicMock
 
 
 class Absent(ModuleType):
-    """A module of such a package: a name that begins as a class's does is one, to derive from; others are functions."""
+    """A module of such a package."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        is_class = name.lstrip("_")[:1].isupper() and not name.isupper()
-        found = type(name, (), {}) if is_class else MagicMock(name=name, side_effect=NotImplementedError(name))
+        found = MagicMock(name=name, side_effect=NotImplementedError(name))
+        setattr(self, name, found)
+        return found
+
+
+class WithClasses(Absent):
+    """One whose names that begin as a class's does are classes, to derive from."""
+
+    def __getattr__(self, name):
+        if not name.lstrip("_")[:1].isupper() or name.isupper():
+            return super().__getattr__(name)
+        found = type(name, (), {})
         setattr(self, name, found)
         return found
 
@@ -22,8 +32,8 @@ class Absent(ModuleType):
 class Finder(MetaPathFinder, Loader):
     """Finds every module of a package."""
 
-    def __init__(self, package):
-        self.package = package
+    def __init__(self, package, kind):
+        self.package, self.kind = package, kind
 
     def find_spec(self, fullname, path=None, target=None):
         """A spec, whatever the module is called."""
@@ -31,13 +41,15 @@ class Finder(MetaPathFinder, Loader):
 
     def create_module(self, spec):
         """An empty one."""
-        return Absent(spec.name)
+        return self.kind(spec.name)
 
     def exec_module(self, module):
         """There is nothing to run."""
 
 
-def stand_in(package):
+def stand_in(package, kind=Absent):
     """Make a package, which is being imported, one that is absent."""
-    sys.meta_path.append(Finder(package))  # behind the hooks' own finder, which looks for modules in those after it
-    sys.modules[package].__class__ = Absent
+    sys.meta_path.append(
+        Finder(package, kind)
+    )  # behind the hooks' own finder, which looks for modules in those after it
+    sys.modules[package].__class__ = kind

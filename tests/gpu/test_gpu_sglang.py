@@ -21,6 +21,7 @@ pytestmark = [
 STEPS = 2
 PROGRAM = """
 import sys
+import time
 import rltrace
 import sglang
 import torch
@@ -47,6 +48,8 @@ def main(model):
                 input_ids=prompts, sampling_params={"max_new_tokens": 32, "ignore_eos": True, "temperature": 1.0}
             )
             assert [len(answer["output_ids"]) for answer in answers] == [32] * 16
+            while not engine.flush_cache().success:  # its last batch is under way when the last answer is here
+                time.sleep(0.01)
             engine.release_memory_occupation(tags=["kv_cache", "weights"])
     engine.shutdown()
 

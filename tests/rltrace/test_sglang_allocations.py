@@ -1,15 +1,29 @@
-"""torch_memory_saver's pools in the history of every allocation: they hold memory while they are awake."""
+"""torch_memory_saver's pools: of an engine they are the ledger's, and in a history of every allocation while awake."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rltrace.instrument import torch_memory_saver
+from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.sglang_allocations import SaverPools
+from rltrace.instrument.torch_memory_saver import SAVER, TorchMemorySaver
+from rltrace.patching import Nobody, PatchSet
 
 WEIGHTS, KV_CACHE = 0x1000, 0x9000
+
+
+class Register:
+    """Where hooks report to; nobody reads it."""
+
+    def hook(self, *_: Any, **__: Any) -> Nobody:
+        """A row that counts nothing."""
+        return Nobody()
 
 
 class Pool:
@@ -31,7 +45,7 @@ def saver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ("kv_cache", False, False, "", 0): Pool(KV_CACHE, 90),
     }
     package = SimpleNamespace(torch_memory_saver=SimpleNamespace(_impl=SimpleNamespace(_mem_pools=pools)))
-    monkeypatch.setitem(torch_memory_saver.sys.modules, "torch_memory_saver", package)
+    monkeypatch.setitem(sys.modules, "torch_memory_saver", package)
     return package
 
 
@@ -79,3 +93,29 @@ def test_pools_have_their_owners_names(saver: SimpleNamespace) -> None:
 
 def test_without_the_package_there_are_no_pools() -> None:
     assert not SaverPools().has_segments()
+
+
+@pytest.mark.parametrize(("tag", "is_engine"), [("weights", True), ("kv_cache", True), ("default", False)])
+def test_pools_are_the_ledgers_where_an_engine_makes_them_and_not_a_trainer(
+    saver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tag: str, is_engine: bool
+) -> None:
+    class Saver:
+        @contextmanager
+        def region(self, tag: str = "default", **_: Any) -> Iterator[None]:
+            yield
+
+        def pause(self, tag: str | None = None) -> None:
+            """Nothing."""
+
+        resume = pause
+
+    module = ModuleType(SAVER.partition(":")[0])
+    module.TorchMemorySaver = Saver  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(LEDGER, "engine", None)
+    patches = PatchSet("torch_memory_saver", Register())
+    TorchMemorySaver().install(patches)
+    with Saver().region(tag=tag, enable_cpu_backup=True):
+        pass
+    patches.undo()
+    assert (LEDGER.engine is not None) is is_engine

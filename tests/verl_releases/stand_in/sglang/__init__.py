@@ -6,4 +6,4 @@ import absent
 
 __version__ = os.environ["SGLANG_VERSION"]
 
-absent.stand_in(__name__)
+absent.stand_in(__name__, absent.WithClasses)

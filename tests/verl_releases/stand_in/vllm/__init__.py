@@ -9,4 +9,4 @@ import absent
 
 __version__ = metadata.version("vllm")  # of an empty distribution that the test makes
 
-absent.stand_in(__name__)
+absent.stand_in(__name__, absent.WithClasses)
