@@ -167,7 +167,7 @@ class _Rank:
             level=level if isinstance(level, int) else None,
             expected_bytes=expected,
             moved_bytes=moved,
-            changed_bytes=self.changed(outer.start_ns, end_ns, is_sleep, sum(moved.values())),
+            changed_bytes=self.changed(outer.start_ns, end_ns, -1 if is_sleep else 1),
             left_bytes=self.left(end_ns) if is_sleep else {},
             gigabytes_per_second=sum(moved.values()) / 1e9 / seconds if seconds and moved else None,
             verdict="ok",
@@ -224,26 +224,35 @@ class _Rank:
             return {}
         return {name: size for name, size in self.ledger.at(index).items() if name.startswith("rollout.") and size}
 
-    def changed(self, start_ns: int, end_ns: int, is_sleep: bool, moved_bytes: int) -> int | None:
-        """By how much the device's total rose, or fell in a sleep: with what others said of themselves, or without it.
+    def changed(self, start_ns: int, end_ns: int, sign: int) -> int | None:
+        """By how much the device's total rose (sign 1) or fell (sign -1), what others said of themselves apart.
 
-        A trainer gives its cache back while an engine wakes up; but an engine's own allocator has a cache too, of which
-        it may hand something out as it falls asleep. Of the two, the one that is nearer to what was moved.
+        A trainer gives its cache back while an engine wakes up. But what an engine's own allocator hands out of its
+        cache, or takes back, is no change of the total: a cache and the engine's rest that moved against each other.
         """
         before, after = self.before(start_ns), self.after(end_ns)
         if self.ledger is None or not self.ledger.has_total or before is None or after is None:
             return None
         if self.ledger.times_ns[after] < end_ns:  # nobody has looked since
             return None
-        total = self.ledger.used
-        others = sum(
+        engines = self.ledger.used - sum(
             self.ledger.row(owner)
             for owner in self.ledger.owners
             if owner not in (FREE, UNEXPLAINED) and not owner.startswith("rollout.")
         )
-        sign = -1 if is_sleep else 1
-        changes = [int(sign * (held[after] - held[before])) for held in (total - others, total)]
-        return min(changes, key=lambda change: abs(change - moved_bytes))
+        handed_out = self.handed_out(before, after)
+        return int(sign * (engines[after] - engines[before] - handed_out))
+
+    def handed_out(self, before: int, after: int) -> int:
+        """Bytes that went from a cache to the engine's rest between two moments; negative: that came back."""
+        pair = ("allocator.cached", "rollout.activations")
+        if self.ledger is None or not set(pair) <= set(self.ledger.owners):
+            return 0
+        cached, rest = (int(self.ledger.row(owner)[after] - self.ledger.row(owner)[before]) for owner in pair)
+        if cached * rest >= 0:
+            return 0
+        size_bytes = min(abs(cached), abs(rest))
+        return size_bytes if rest > 0 else -size_bytes
 
     def before(self, at_ns: int) -> int | None:
         """The last moment of the ledger before an instant."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +46,7 @@ class Sglang:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         batches, requests = Batches(), ControlRequests()
-        patches.around(f"{SCHEDULER}:run_scheduler_process", identify_scheduler, nothing)
+        patches.around(f"{SCHEDULER}:run_scheduler_process", requests.identify, nothing)
         patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_yet, is_idle)
         patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing)
         patches.around(f"{SCHEDULER}:Scheduler.run_batch", batches.begin, batches.keep_result)
@@ -128,8 +129,8 @@ class Batches:
     """Batches in flight: with the overlap scheduler the next one runs before the last one's result is processed."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, tuple[Any, int, int, dict[str, Any]]] = {}
-        """Result (kept, so that its id stays its own), start, lane and arguments, by the result's id."""
+        self._begun: dict[int, tuple[Callable[[], Any], int, int, dict[str, Any]]] = {}
+        """What gives the result while it is there, start, lane and arguments, by the result's id."""
         self._lanes = Lanes()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -138,13 +139,21 @@ class Batches:
 
     def keep_result(self, token: tuple[int, dict[str, Any]], result: Any, error: BaseException | None) -> None:
         """It runs until its result is processed."""
-        if error is None and result is not None:
-            self._begun[id(result)] = (result, token[0], self._lanes.take(), token[1])
+        if error is not None or result is None:
+            return
+        self._forget(id(result))
+        if len(self._begun) >= IN_FLIGHT:
+            self._forget(next(iter(self._begun)))
+        self._begun[id(result)] = (reference(result), token[0], self._lanes.take(), token[1])
 
     def find_result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Scheduler and batch of the call, and which batch it is about to end."""
         batch = kwargs["batch"] if "batch" in kwargs else args[1]
-        return args[0], batch, self._begun.pop(id(kwargs["result"] if "result" in kwargs else args[2]), None)
+        result = kwargs["result"] if "result" in kwargs else args[2]
+        begun = self._begun.get(id(result))
+        if begun is None or begun[0]() is not result:
+            return args[0], batch, None
+        return args[0], batch, self._begun.pop(id(result))
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Write the batch's span; with the last one the engine is idle."""
@@ -152,15 +161,40 @@ class Batches:
         if begun is None:
             return
         self._write(begun, error)
-        is_last = not self._begun and not scheduler.waiting_queue and batch.reqs
-        if is_last and all(request.finished() for request in batch.reqs):
+        is_last = (
+            batch.reqs and not scheduler.waiting_queue and all(kept() is None for kept, *_ in self._begun.values())
+        )
+        if is_last and all(request.finished() for request in (*batch.reqs, *running(scheduler))):
             is_idle(None, None, error)
+
+    def _forget(self, key: int) -> None:
+        """Whatever began by this id has ended where nobody looks."""
+        begun = self._begun.pop(key, None)
+        if begun is not None:
+            self._lanes.give_back(begun[2])
 
     def _write(self, begun: Any, error: BaseException | None) -> None:
         _, start_ns, lane, args = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
         recorder.span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
+
+
+IN_FLIGHT = 64
+"""Batches that are remembered: with pipeline parallelism what is processed is not the result that the batch gave."""
+
+
+def reference(result: Any) -> Callable[[], Any]:
+    """What gives a result without keeping it: its tensors are the engine's memory."""
+    try:
+        return weakref.ref(result)
+    except TypeError:  # of a kind that knows no references; there are few of them at once
+        return lambda: result
+
+
+def running(scheduler: Any) -> Any:
+    """Requests that decode while others are in their first batch."""
+    return getattr(getattr(scheduler, "running_batch", None), "reqs", None) or ()
 
 
 def batch_args(scheduler: Any, batch: Any) -> dict[str, Any]:
@@ -188,9 +222,18 @@ class ControlRequests:
         self._keys = Keys()
         self._arrived: list[int] | None = None
         """Bytes of each tensor of the update under way."""
+        self._is_scheduler = False
+        """This process is one: a controller of several, and the server, have dispatchers too."""
+
+    def identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What begins in this process is a scheduler."""
+        self._is_scheduler = True
+        identify_scheduler(args, kwargs)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Open the span of a control request, with its edge if it is one; of any other request, none."""
+        if not self._is_scheduler:
+            return None
         request = kwargs["obj"] if "obj" in kwargs else args[1]
         kind = type(request).__name__
         if kind.startswith(("UpdateWeightFrom", "UpdateWeightsFrom")) and kind.endswith(

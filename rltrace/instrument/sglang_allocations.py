@@ -29,7 +29,7 @@ class SglangAllocations:
     """A model's batches, and the pools that sleep."""
 
     name = "sglang_allocations"
-    supports = ("sglang >= 0.4.6, < 0.5.24",)
+    supports = ("sglang >= 0.4.6, < 0.5.24", "torch_memory_saver >= 0.0.10, < 0.0.11")
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; without a driver there are none."""

@@ -73,8 +73,16 @@ def segments() -> dict[int, tuple[int, str]]:
     return {
         segment["address"]: (segment["total_size"], tag)
         for (tag, *_), pool in _memory_pools().items()
-        for segment in pool.snapshot()
+        for segment in snapshot(pool)
     }
+
+
+def snapshot(pool: Any) -> Any:
+    """The segments of a pool, without the history of its allocations where torch can leave it out."""
+    try:
+        return pool.snapshot(include_traces=False)
+    except TypeError:
+        return pool.snapshot()
 
 
 class Copies:
@@ -113,7 +121,7 @@ def _is_retained() -> bool:
 
 
 def _size_bytes(pool: Any) -> int:
-    return sum(segment["total_size"] for segment in pool.snapshot())
+    return sum(segment["total_size"] for segment in snapshot(pool))
 
 
 def kept_tags() -> set[str]:

@@ -254,6 +254,23 @@ def test_a_sleep_is_not_short_of_what_its_own_allocators_cache_hands_out_meanwhi
     assert (sleep.verdict, sleep.changed_bytes) == (verdict, moved - stays_mib * MIB)
 
 
+def test_a_sleep_that_frees_nothing_is_not_hidden_by_a_trainers_cache_that_goes_meanwhile(tmp_path: Path) -> None:
+    """The engine says that 500 MiB are unmapped, and as much of the device's total goes; but it was the trainer's."""
+    written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
+    moved = 500 * MIB
+    records = [
+        span("rollout.sleep", 1, 2, level=2),
+        span("cumem.unmap", 1.1, 1.9, bytes=moved, tags={"kv_cache": moved}),
+    ]
+    for at, cached, held in ((0.9999, 600 * MIB, moved), (2.0001, 100 * MIB, 0)):
+        records += [sample("allocator.cached_bytes", at, cached), sample("rollout.kv_cache_bytes", at, held)]
+        records += [sample("rollout.activations_bytes", at, 10 * MIB)]
+        records += [span("memory.edge", at, at, totals={"1": cached + moved + 10 * MIB}, cpu_ns={"1": 0})]
+    written.process("engine", *records, role="engine", rank=0, device=device, pid=1, ended_s=4)
+    (sleep,) = summarize(written.read()).sleeps
+    assert (sleep.verdict, sleep.changed_bytes) == ("freed nothing", 0)
+
+
 def test_nothing_is_known_to_be_left_by_a_sleep_behind_which_nobody_looked(tmp_path: Path) -> None:
     """Its process was killed as soon as it slept."""
     records = [

@@ -100,6 +100,7 @@ def raised_by(function, owner):
     named = {p.name: None for p in required if p.kind is p.KEYWORD_ONLY}
     if inspect.isclass(owner):
         arguments[:1] = [bare_object(owner)]
+    asyncio.set_event_loop(asyncio.new_event_loop())  # whichever coroutine ran before takes its own away
     try:
         result = function(*arguments, **named)
         if inspect.iscoroutine(result):

@@ -207,6 +207,9 @@ ROLLOUT = (
 )
 
 ON_SGLANG = (
+    # In 0.4 the one pair switches what runs in the worker, the other what a server asks for; in 0.5 it calls the other.
+    HookPoint(f"{SGLANG_MANAGER}.__enter__", weight_sync.enter, until=4),
+    HookPoint(f"{SGLANG_MANAGER}.__exit__", driver.span_named("sharding_manager.exit"), until=4),
     HookPoint(f"{SGLANG_MANAGER}.wake_up", weight_sync.enter, until=5),
     HookPoint(f"{SGLANG_MANAGER}.sleep", driver.span_named("sharding_manager.exit"), until=5),
     HookPoint(f"{SGLANG_ENGINE}.resume_memory_occupation", weight_sync.wake, until=5),

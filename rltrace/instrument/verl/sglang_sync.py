@@ -32,11 +32,15 @@ class Sending:
         request = args[1] if len(args) > 1 else next(iter(kwargs.values()))
         handles = getattr(request, "serialized_named_tensors", None)
         known = {"bucket": self._keys.of(handles[0])} if handles else {}
-        if self._open is not None and known:
+        is_sent_here = self._open is None  # by who asks the engine without SGLang's function
+        if not is_sent_here and known:
             self._open.set(**known)
             recorder.flow(flow_key(known["bucket"]), "out")
         self._close()
-        return recorder.span("weight_sync.wait", **known).__enter__()
+        opened = recorder.span("weight_sync.wait", **known).__enter__()
+        if is_sent_here and known:
+            recorder.flow(flow_key(known["bucket"]), "out")
+        return opened
 
     def _close(self, result: Any = None, error: BaseException | None = None) -> None:
         opened, self._open = self._open, None
