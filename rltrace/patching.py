@@ -485,7 +485,7 @@ def _span_hooks(
     """What opens the span of a call, and what closes it."""
     begin_span = _begin(name, args)
     if late_args is None and flow_out is None and flow_in is None:
-        return begin_span, _end
+        return begin_span, end_span
 
     def begin(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
         # The keys first: what they may raise must not leave a span open.
@@ -504,7 +504,7 @@ def _span_hooks(
             if late_args is not None and opened is not None and error is None:
                 opened.set(**(late_args(result, *call_args, **call_kwargs) or {}))
         finally:
-            _end(opened, result, error)
+            end_span(opened, result, error)
 
     return begin, end
 
@@ -540,8 +540,16 @@ def _begin(name: str, args: Describe | None) -> Before:
     return begin
 
 
-def _end(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """Close what `_begin` opened."""
+def nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """A `before`: all is done afterwards."""
+
+
+def nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """An `after`: all was done before."""
+
+
+def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:
+    """An `after`: close the span that the `before` opened; of a call that is none it returned None."""
     if opened is not None:
         opened.__exit__(None if error is None else type(error))
 

@@ -28,7 +28,7 @@ from rltrace.instrument import torch_autograd
 from rltrace.instrument.fsdp2 import PACKAGE, Backwards, watch_forwards
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.nvml import DRIVER
-from rltrace.patching import Hook, PatchSet
+from rltrace.patching import Hook, PatchSet, end_span
 
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
@@ -62,7 +62,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
             patches.around(
                 f"{PACKAGE}._fsdp_collectives:{class_name}.__call__",
                 functools.partial(begin_collective, pairs, DEVICE_TIME + kind, whole),
-                end_pair,
+                end_span,
                 (DEVICE_TIME + kind,),
             )
     patches.wrap(
@@ -81,7 +81,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     begin_backward = functools.partial(begin_whole_backward, pairs)
     patches.wrap(
         torch_autograd.TARGET,
-        functools.partial(torch_autograd.wrap_backward, before=begin_backward, after=end_pair),
+        functools.partial(torch_autograd.wrap_backward, before=begin_backward, after=end_span),
         (DEVICE_TIME + torch_autograd.NAME,),
     )
     patches.use(
@@ -92,14 +92,14 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     patches.around(
         "rltrace_reference.grpo:token_log_probs",
         lambda _args, _kwargs: pairs.begin(DEVICE_TIME + LOG_PROBS, {}),
-        end_pair,
+        end_span,
         (DEVICE_TIME + LOG_PROBS,),
     )
     for method, stage in (("Sender.pack", "weight_sync.pack"), ("Receiver.load", "weight_sync.load")):
         patches.around(
             f"rltrace_reference.weight_sync:{method}",
             functools.partial(begin_bucket, pairs, DEVICE_TIME + stage),
-            end_pair,
+            end_span,
             (DEVICE_TIME + stage,),
         )
 
@@ -150,12 +150,6 @@ def begin_collective(
 def begin_bucket(pairs: CudaPairs, name: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the pair of the copies of one bucket."""
     return pairs.begin(name, {"bucket": args[1].key})
-
-
-def end_pair(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """Close what a hook opened."""
-    if opened is not None:
-        opened.__exit__(None if error is None else type(error))
 
 
 class CudaPairs:

@@ -25,6 +25,7 @@ from rltrace.patching import (
     Function,
     Hook,
     PatchSet,
+    end_span,
     wrap_async_generator_function,
     wrap_function,
     wrap_generator_function,
@@ -196,7 +197,7 @@ def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
         if task_id is not None:
             recorder.flow(flow_key(task_id), "out")
     finally:
-        opened.__exit__(None if error is None else type(error))
+        end_span(opened, result, error)
 
 
 def task_of(result: Any) -> str | None:
@@ -243,7 +244,7 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
             recorder.identify(role="worker", name=actor)
         return open_call(f"{actor}.{executor.name}", has_arrow=not is_creation)
 
-    return wrapper_of(executor.method)(executor, hook, begin, end_call)
+    return wrapper_of(executor.method)(executor, hook, begin, end_span)
 
 
 def watch_tasks(original: Function, hook: Hook) -> Function:
@@ -278,7 +279,7 @@ def wrap_task(function: Function, hook: Hook) -> Function:
             recording.identify(role="worker")
         return open_call(function.__name__, has_arrow=True)
 
-    return wrapper_of(function)(function, hook, begin, end_call)
+    return wrapper_of(function)(function, hook, begin, end_span)
 
 
 def wrapper_of(function: Function) -> Callable[..., Function]:
@@ -296,11 +297,6 @@ def open_call(method: str, *, has_arrow: bool) -> Any:
     if has_arrow:
         recorder.flow(flow_key(current_task()), "in")
     return opened
-
-
-def end_call(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """Close the span of a call."""
-    opened.__exit__(None if error is None else type(error))
 
 
 def current_task() -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 from rltrace import recorder
 from rltrace.events import LOG_PROBS
+from rltrace.instrument.bucket_flow import flow_key
 from rltrace.instrument.devices import gpu_uuid
 from rltrace.instrument.requests import Requests
-from rltrace.patching import PatchSet
+from rltrace.patching import PatchSet, nothing_after
 
 RUN = "rltrace_reference"
 
@@ -45,7 +46,7 @@ def install_driver(patches: PatchSet) -> None:
 def install_worker(patches: PatchSet) -> None:
     """The phases of a rank, and what lies inside the update."""
     worker = f"{RUN}.worker:Worker"
-    patches.around(f"{worker}.__init__", identify_worker, nothing)
+    patches.around(f"{worker}.__init__", identify_worker, nothing_after)
     patches.span(f"{worker}.old_log_prob", "actor.old_log_prob", batch_args)
     patches.span(f"{worker}.ref_log_prob", "ref.log_prob", batch_args)
     patches.span(f"{worker}.update", "actor.update", batch_args)
@@ -79,10 +80,6 @@ def device_of(rank: int, config: Any) -> dict[str, str]:
     """The device of a rank: the GPU that this process sees; on a laptop a device of its own that is the CPU."""
     uuid = gpu_uuid() if getattr(config, "device", "cpu") == "cuda" else f"cpu-{rank}"
     return {"host": socket.gethostname(), "uuid": uuid}
-
-
-def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
 
 
 def batch_args(_self: Any, batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
@@ -135,7 +132,7 @@ def bucket_args(_self: Any, bucket: Any, *_: Any) -> dict[str, Any]:
 
 def bucket_key(_self: Any, bucket: Any, *_: Any) -> str:
     """The arrow from a bucket sent to the same bucket loaded."""
-    return f"bucket:{bucket.key}"
+    return flow_key(bucket.key)
 
 
 # ---- engine -----------------------------------------------------------------------------------------------------
@@ -144,8 +141,8 @@ def bucket_key(_self: Any, bucket: Any, *_: Any) -> str:
 def install_engine(patches: PatchSet) -> None:
     """Start-up, steps and requests of an engine, and the mapping of its memory."""
     engine = f"{RUN}.engine.engine:Engine"
-    patches.around(f"{engine}.__init__", identify_engine, nothing)
-    patches.around(f"{RUN}.engine.vllm_engine:VllmEngine.__init__", identify_engine, nothing)
+    patches.around(f"{engine}.__init__", identify_engine, nothing_after)
+    patches.around(f"{RUN}.engine.vllm_engine:VllmEngine.__init__", identify_engine, nothing_after)
     patches.span(f"{engine}.load", "rollout.load")
     patches.span(f"{engine}.profile", "rollout.profile")
     patches.span(f"{engine}.reserve_kv", "rollout.reserve_kv", lambda _self, size_bytes: {"bytes": size_bytes})

@@ -13,7 +13,7 @@ from rltrace.instrument.fsdp2 import Shards
 from rltrace.instrument.process_ledger import ProcessLedger
 from rltrace.instrument.sharded_models import by_place
 from rltrace.instrument.uncaught import watch_uncaught
-from rltrace.patching import PatchSet
+from rltrace.patching import PatchSet, nothing_after
 
 RUN = "rltrace_reference"
 
@@ -89,16 +89,16 @@ class ReferenceMemory:
         """Sample at every edge."""
         sampler = Sampler()
         steps = FirstCallsInside(sampler.ledger, of_new_tokens)
-        patches.around(ENGINE_STEP, steps.meet, nothing)
+        patches.around(ENGINE_STEP, steps.meet, nothing_after)
         kernels = {target: FirstCalls(sampler.ledger, shape_of) for target, shape_of in KERNELS.items()}
         kernels[GENERATE] = steps
         for target in EDGES:
             edge = Edge(sampler, target, kernels.get(target))
             patches.around(target, edge.before, edge.after)
-        patches.around(f"{RUN}.weight_sync:Sender.send", sampler.sample_buckets, nothing)
+        patches.around(f"{RUN}.weight_sync:Sender.send", sampler.sample_buckets, nothing_after)
         patches.around(f"{RUN}.weight_sync:Receiver.finish", keep, sampler.sample_after)
         patches.around(f"{RUN}.rollout:Rollout.__init__", keep, sampler.meet_engine)
-        patches.around(f"{RUN}.engine.engine:Engine.__init__", sampler.meet_worker, nothing)
+        patches.around(f"{RUN}.engine.engine:Engine.__init__", sampler.meet_worker, nothing_after)
         micro_batch = MicroBatch(sampler)
         patches.around(f"{RUN}.actor:Actor.micro_batch", micro_batch.begin, micro_batch.end)
         patches.around(f"{RUN}.actor:Actor.forward", micro_batch.begin_forward, micro_batch.end_forward)
@@ -282,10 +282,6 @@ class MicroBatch:
 def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Keep the call's arguments for its end."""
     return args
-
-
-def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
 
 
 class PolicyMemory:

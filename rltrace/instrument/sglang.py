@@ -14,10 +14,11 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.clock import now_ns
+from rltrace.instrument.bucket_flow import flow_key
 from rltrace.instrument.devices import on_cpu, on_gpu
 from rltrace.instrument.requests import Lanes
-from rltrace.instrument.sglang_buckets import Keys, flow_key
-from rltrace.patching import After, Before, Hook, PatchSet
+from rltrace.instrument.sglang_buckets import Keys
+from rltrace.patching import Before, Hook, PatchSet, end_span, nothing_after, nothing_before
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
@@ -46,9 +47,9 @@ class Sglang:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         batches, requests = Batches(), ControlRequests()
-        patches.around(f"{SCHEDULER}:run_scheduler_process", requests.identify, nothing)
-        patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_yet, is_idle)
-        patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing)
+        patches.around(f"{SCHEDULER}:run_scheduler_process", requests.identify, nothing_after)
+        patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_before, is_idle)
+        patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing_after)
         patches.around(f"{SCHEDULER}:Scheduler.run_batch", batches.begin, batches.keep_result)
         patches.around(
             f"{SCHEDULER}:Scheduler.process_batch_result", batches.find_result, batches.end, ("engine.step",)
@@ -93,33 +94,19 @@ def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Call
     """
     module = importlib.import_module(MODEL_RUNNER)
     where = MODEL_RUNNER if hasattr(module, UNWRAP) else WEIGHT_UPDATER
-    patches.around(f"{where}:{UNWRAP}", nothing_yet, requests.count_tensor)
+    patches.around(f"{where}:{UNWRAP}", nothing_before, requests.count_tensor)
     for phase, names in STARTUP:
         for method in [name for name in names if hasattr(module.ModelRunner, name)][:1]:
             # No edges: the first one says what the context is, and until the end of the start-up that grows.
-            patches.around(f"{MODEL_RUNNER}:ModelRunner.{method}", *startup(phase), (phase,), at_edges=False)
+            target = f"{MODEL_RUNNER}:ModelRunner.{method}"
+            patches.around(target, begin_phase(phase), end_span, (phase,), at_edges=False)
     hook.row.fired()
     return lambda: None
 
 
-def startup(name: str) -> tuple[Before, After]:
-    """`before` and `after` of a phase of the start-up."""
-
-    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return recorder.phase(name).__enter__()
-
-    def end(opened: Any, _result: Any, error: BaseException | None) -> None:
-        opened.__exit__(None if error is None else type(error))
-
-    return begin, end
-
-
-def nothing_yet(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """All is done after."""
-
-
-def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
+def begin_phase(name: str) -> Before:
+    """What opens a phase of the start-up."""
+    return lambda _args, _kwargs: recorder.phase(name).__enter__()
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------
@@ -255,7 +242,7 @@ class ControlRequests:
         arrived, self._arrived = self._arrived, None
         if arrived:
             opened.set(bytes=sum(arrived), tensors=len(arrived))
-        opened.__exit__(None if error is None else type(error))
+        end_span(opened, None, error)
         if names:
             edges.reached(edges.Edge(names, error=error))
 

@@ -6,23 +6,16 @@ is in them, asleep or awake: whole pools count instead, while they have memory b
 
 from __future__ import annotations
 
-import functools
-import os
 from typing import Any
 
-from rltrace import allocations, chosen_steps
+from rltrace import allocations
 from rltrace.allocation_history import Change
 from rltrace.clock import now_ns
-from rltrace.events import UNATTRIBUTED
-from rltrace.instrument import chosen_allocations
-from rltrace.instrument.allocations import enter, leave
-from rltrace.instrument.pools import OWNERS as OWNER_OF_TAG
+from rltrace.instrument.engine_allocations import keep_pools, name_executions, owner_of
 from rltrace.instrument.sglang import SCHEDULER
 from rltrace.instrument.torch_memory_saver import SAVER, segments, tags_of
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
-
-ACTIVATIONS = "rollout.activations"
 
 
 class SglangAllocations:
@@ -40,23 +33,10 @@ class SglangAllocations:
 def name_hooks(patches: PatchSet) -> None:
     """Name every place where memory comes and goes."""
     pools = SaverPools()
-    allocations.keep_beside(pools)
-    allocations.name_by(pools.owners)
+    keep_pools(pools)
+    name_executions(patches, f"{SCHEDULER}:Scheduler.run_batch")
     patches.around(f"{SAVER}.pause", pools.named_tags, pools.paused)
     patches.around(f"{SAVER}.resume", pools.named_tags, pools.resumed)
-    batch = f"{SCHEDULER}:Scheduler.run_batch"
-    if os.environ.get(chosen_steps.VARIABLE):
-        patches.around(batch, enter_batch, leave)
-        return
-    with patches.dormant() as switch:
-        patches.around(batch, functools.partial(enter, ACTIVATIONS), leave)
-    allocations.when_kept(switch)
-
-
-def enter_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Where steps are chosen, a scheduler looks for one here: its server's generations are no phases of its own."""
-    chosen_allocations.look()
-    return enter(ACTIVATIONS, args, kwargs)
 
 
 class SaverPools:
@@ -87,7 +67,7 @@ class SaverPools:
 
     def owners(self) -> dict[int, str]:
         """Owners by address of every segment, asleep or awake."""
-        return {address: _owner_of(tag) for address, (_, tag) in segments().items()}
+        return {address: owner_of(tag) for address, (_, tag) in segments().items()}
 
     def named_tags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
         """The tags that a call is about."""
@@ -111,11 +91,7 @@ class SaverPools:
             return
         at_ns = now_ns()
         self._changes += [
-            Change(at_ns, address, size_bytes, _owner_of(tag) if is_mapped else None)
+            Change(at_ns, address, size_bytes, owner_of(tag) if is_mapped else None)
             for address, (size_bytes, tag) in segments().items()
             if tag in tags
         ]
-
-
-def _owner_of(tag: str) -> str:
-    return OWNER_OF_TAG.get(tag, UNATTRIBUTED)

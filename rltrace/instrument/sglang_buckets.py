@@ -30,8 +30,3 @@ class Keys:
             self._seen.clear()
         self._seen[digest] = times = self._seen.get(digest, 0) + 1
         return f"{digest.hex()}:{times}"
-
-
-def flow_key(bucket: str) -> str:
-    """The arrow from a bucket sent to the same bucket loaded."""
-    return f"bucket:{bucket}"

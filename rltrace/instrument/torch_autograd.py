@@ -11,7 +11,7 @@ from typing import Any
 
 from rltrace import recorder
 from rltrace.instrument.fsdp2 import outside_graphs, skip_frames
-from rltrace.patching import After, Before, Function, Hook, PatchSet
+from rltrace.patching import After, Before, Function, Hook, PatchSet, end_span
 
 TARGET = "torch:autograd.backward"
 """What `Tensor.backward` calls; named from torch, which has all of its dynamo only when it is imported itself."""
@@ -26,18 +26,12 @@ class TorchAutograd:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""
-        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end), (NAME,))
+        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,))
 
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span; none within another backward, whose part it is: a layer that is computed again may call it."""
     return None if is_in_backward() else recorder.span(NAME).__enter__()
-
-
-def end(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """Close it."""
-    if opened is not None:
-        opened.__exit__(None if error is None else type(error))
 
 
 def is_in_backward() -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.pools import OWNERS, Pools
 from rltrace.memory import OnHost
-from rltrace.patching import PatchSet
+from rltrace.patching import PatchSet, nothing_after
 
 SAVER = "torch_memory_saver.entrypoint:TorchMemorySaver"
 
@@ -40,13 +40,9 @@ class TorchMemorySaver:
         def begin_resume(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return pools.begin_map(tags_of(args, kwargs))
 
-        patches.around(f"{SAVER}.region", meet_pools, nothing)
+        patches.around(f"{SAVER}.region", meet_pools, nothing_after)
         patches.around(f"{SAVER}.pause", begin_pause, pools.end_unmap, ("cumem.unmap",))
         patches.around(f"{SAVER}.resume", begin_resume, pools.end_map, ("cumem.map",))
-
-
-def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
 
 
 def tags_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.events import STEP
-from rltrace.patching import PatchSet
+from rltrace.patching import PatchSet, end_span, nothing_after, nothing_before
 
 TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
 VLLM = "trl.generation.vllm_generation:VLLMGeneration"
@@ -34,10 +34,10 @@ class Trl:
         step = StepPhases()
         around = functools.partial(patches.around, at_edges=False)  # most profiles and log-probs are no phase
         patches.around(f"{TRAINER}.__init__", keep_self, identify_rank)
-        patches.around(f"{CALLBACKS}.on_step_begin", step.begin, nothing, (STEP,))
+        patches.around(f"{CALLBACKS}.on_step_begin", step.begin, nothing_after, (STEP,))
         patches.around(f"{CALLBACKS}.on_step_end", nothing_before, step.end)
-        around(f"{PROFILED}.__enter__", step.begin_generate, nothing, ("rollout.generate",))
-        around(f"{PROFILED}.__exit__", step.end_generate, nothing)
+        around(f"{PROFILED}.__enter__", step.begin_generate, nothing_after, ("rollout.generate",))
+        around(f"{PROFILED}.__exit__", step.end_generate, nothing_after)
         patches.span(f"{VLLM}.sync_weights", "weight_sync")
         patches.span(f"{VLLM}._iter_named_params", "weight_sync.gather", late_args=tensor_args, each_item=True)
         patches.around(f"{TRAINER}._generate_and_score_completions", step.begin_batch, step.end_batch)
@@ -49,7 +49,7 @@ class Trl:
         )
         patches.around(USE_ADAPTER, step.begin_adapter, step.end_adapter)
         around(f"{TRAINER}._calculate_rewards", step.begin_reward, step.end_reward, ("reward", "advantage"))
-        around(f"{TRAINER}.compute_loss", step.begin_update, nothing, ("actor.update", "actor.micro_batch"))
+        around(f"{TRAINER}.compute_loss", step.begin_update, nothing_after, ("actor.update", "actor.micro_batch"))
         patches.around(f"{TRAINER}.training_step", nothing_before, step.end_micro_batch)
 
 
@@ -190,14 +190,6 @@ class StepPhases:
         for name in names:
             opened = self._open.pop(name, None)
             if opened is not None:
-                opened.__exit__(None if error is None else type(error))
+                end_span(opened, None, error)
                 if name in edges.NAMES:
                     edges.reached(edges.Edge((name,), is_end=True, error=error))
-
-
-def nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """All is done afterwards."""
-
-
-def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""

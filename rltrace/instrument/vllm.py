@@ -18,7 +18,7 @@ from rltrace.instrument.cuda_memory import LEDGER, Growing
 from rltrace.instrument.pools import Pools
 from rltrace.instrument.requests import Lanes, Requests
 from rltrace.instrument.sharded_models import by_place
-from rltrace.patching import PatchSet
+from rltrace.patching import PatchSet, end_span, nothing_after, nothing_before
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
@@ -48,7 +48,7 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     def meet_worker(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         LEDGER.engine = pools
 
-    patches.around(f"{WORKER}.__init__", meet_worker, nothing)
+    patches.around(f"{WORKER}.__init__", meet_worker, nothing_after)
     for method, name in (
         ("load_model", "rollout.load"),
         ("determine_available_memory", "rollout.profile"),
@@ -104,9 +104,9 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
 
     patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
     # Behind the allocator's the worker has some 6 ms of its own to do, which would make the allocator's last word old.
-    patches.around(f"{WORKER}.wake_up", nothing_yet, sample)
+    patches.around(f"{WORKER}.wake_up", nothing_before, sample)
     patches.around("vllm.device_allocator.cumem:create_and_map", keep_handle, arrived)
-    patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_yet, meet_never_mapped)
+    patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_before, meet_never_mapped)
 
 
 def install_steps(patches: PatchSet) -> None:
@@ -120,8 +120,13 @@ def install_steps(patches: PatchSet) -> None:
 
 def install_processes(patches: PatchSet) -> None:
     """Which process is which; an engine within the program's own process leaves that process its role."""
-    patches.around(ENGINE_PROCESS, lambda _args, _kwargs: recorder.identify(role="engine", name="EngineCore"), nothing)
-    patches.around(WORKER_PROCESS, identify_worker, nothing)
+    patches.around(ENGINE_PROCESS, identify_engine, nothing_after)
+    patches.around(WORKER_PROCESS, identify_worker, nothing_after)
+
+
+def identify_engine(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Say that this process schedules an engine's steps."""
+    recorder.identify(role="engine", name="EngineCore")
 
 
 def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -129,17 +134,9 @@ def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     recorder.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
 
 
-def nothing_yet(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """All is done after."""
-
-
 def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
     """Say what this process holds; whoever asked for it asks the card."""
     LEDGER.sample(of_card=False)
-
-
-def nothing(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
 
 
 def phase(name: str, pools: Pools) -> tuple[Any, Any]:
@@ -153,7 +150,7 @@ def phase(name: str, pools: Pools) -> tuple[Any, Any]:
         growth, opened = token
         growth.__exit__()
         opened.set(**{f"{tag}_bytes": size for tag, size in bytes_by_tag().items()})
-        opened.__exit__(None if error is None else type(error))
+        end_span(opened, None, error)
         pools.sample()
 
     return begin, end

@@ -7,24 +7,20 @@ function for each segment; a segment that is new, or that torch gives back, come
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from typing import Any
 
-from rltrace import allocations, chosen_steps
+from rltrace import allocations
 from rltrace.allocation_history import Change
 from rltrace.clock import now_ns
-from rltrace.events import UNATTRIBUTED
-from rltrace.instrument import chosen_allocations
 from rltrace.instrument.allocations import enter, leave
-from rltrace.instrument.pools import OWNERS as OWNER_OF_TAG
+from rltrace.instrument.engine_allocations import ACTIVATIONS, keep_pools, name_executions, owner_of
 from rltrace.instrument.vllm import NEVER_MAPPED, segments
 from rltrace.nvml import DRIVER
 from rltrace.patching import PatchSet
 
 CUMEM = "vllm.device_allocator.cumem"
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
-ACTIVATIONS = "rollout.activations"
 
 
 class VllmAllocations:
@@ -42,27 +38,17 @@ class VllmAllocations:
 def name_hooks(patches: PatchSet) -> None:
     """Name every place where memory comes and goes."""
     pools = CumemPools()
-    allocations.keep_beside(pools)
-    allocations.name_by(pools.owners)
     allocator = f"{CUMEM}:CuMemAllocator"
-    execution = f"{WORKER}.execute_model"
-    if is_chosen := bool(os.environ.get(chosen_steps.VARIABLE)):
-        patches.around(execution, enter_execution, leave)
+    keep_pools(pools)
+    name_executions(patches, f"{WORKER}.execute_model")
     with patches.dormant() as switch:
-        for target in (f"{WORKER}.sample_tokens", *(() if is_chosen else (execution,))):
-            patches.around(target, functools.partial(enter, ACTIVATIONS), leave)
+        patches.around(f"{WORKER}.sample_tokens", functools.partial(enter, ACTIVATIONS), leave)
         patches.around(f"{CUMEM}:create_and_map", pools.handle, pools.mapped)
         patches.around(f"{CUMEM}:unmap_and_release", pools.handle, pools.unmapped)
         # The extension borrows these (csrc/cumem_allocator.cpp says so), and frees pools until the interpreter is gone.
         patches.around(f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped, is_borrowed=True)
         patches.around(f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped, is_borrowed=True)
     allocations.when_kept(switch)
-
-
-def enter_execution(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Where steps are chosen, a worker looks for one here: its server's generations are no phases of its own."""
-    chosen_allocations.look()
-    return enter(ACTIVATIONS, args, kwargs)
 
 
 Handle = tuple[int, int, int, int]
@@ -100,7 +86,7 @@ class CumemPools:
 
     def owners(self) -> dict[int, str]:
         """Owners by address of every segment, asleep or awake."""
-        return {address: _owner_of(data) for address, data in _pool_data().items()}
+        return {address: owner_of(data.tag) for address, data in _pool_data().items()}
 
     def handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle:
         """Whose call it is."""
@@ -132,12 +118,8 @@ class CumemPools:
         if self._is_mapped.get(address) is is_mapped:  # freed by torch, then unmapped by vLLM
             return
         self._is_mapped[address] = is_mapped
-        owner = _owner_of(_pool_data().get(address)) if is_mapped else None
+        owner = owner_of(getattr(_pool_data().get(address), "tag", "")) if is_mapped else None
         self._changes.append(Change(now_ns(), address, size_bytes, owner))
-
-
-def _owner_of(data: Any) -> str:
-    return OWNER_OF_TAG.get(getattr(data, "tag", ""), UNATTRIBUTED)
 
 
 def _pool_data() -> dict[int, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from environments import ROOT
 from traced_runs import TracedRun
@@ -34,6 +36,27 @@ def run_exec(environment: Path, program: Path, *arguments: str, **variables: str
     command = [environment / "bin/rltrace", "exec", "--out", folder, "--", environment / "bin/python", program]
     done = _run([*command, *arguments], program.parent, variables)
     return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
+
+
+def trace(environment: Path, folder: Path, source: str, **variables: str) -> TracedRun:
+    """Run a program under `rltrace exec`, to its end and with no hook that fails."""
+    run = run_exec(environment, write_program(folder, source), **variables)
+    assert run.returncode == 0, run.err[-4000:]
+    assert "rltrace: the hook" not in run.err, run.err[-4000:]
+    return run
+
+
+def result_of_bare(environment: Path, folder: Path, source: str, **variables: str) -> Any:
+    """Run a program without tracing, to its end, and give its result."""
+    run = run_bare(environment, write_program(folder, source), **variables)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return result(run.stdout)
+
+
+def result(out: str) -> Any:
+    """What a program says of itself, in its one line that begins with RESULT."""
+    (line,) = [line for line in out.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
 
 
 def run_contracts(environment: Path, chosen: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-from framework_runs import TIMEOUT_SECONDS, run_bare, run_contracts, run_exec, write_program
+from framework_runs import TIMEOUT_SECONDS, result, result_of_bare, run_contracts, trace
 
 from rltrace.events import Span
 
@@ -61,26 +60,14 @@ ABSENT = (HERE / "sglang_absent", HERE.parent / "absent")
 VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": os.pathsep.join(map(str, ABSENT))}
 
 
-def result(out):
-    (line,) = [line for line in out.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT "))
-
-
 @pytest.fixture(scope="module")
 def traced(sglang_environment, tmp_path_factory):
-    program = write_program(tmp_path_factory.mktemp("traced"), PROGRAM)
-    run = run_exec(sglang_environment, program, **VARIABLES)
-    assert run.returncode == 0, run.err[-4000:]
-    assert "rltrace: the hook" not in run.err
-    return run
+    return trace(sglang_environment, tmp_path_factory.mktemp("traced"), PROGRAM, **VARIABLES)
 
 
 @pytest.fixture(scope="module")
 def bare(sglang_environment, tmp_path_factory):
-    program = write_program(tmp_path_factory.mktemp("bare"), PROGRAM)
-    run = run_bare(sglang_environment, program, **VARIABLES)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run
+    return result_of_bare(sglang_environment, tmp_path_factory.mktemp("bare"), PROGRAM, **VARIABLES)
 
 
 def scheduler_of(run):
@@ -99,8 +86,8 @@ def named(run, name):
 
 
 def test_tracing_does_not_change_what_sglang_answers(traced, bare):
-    assert result(traced.out) == result(bare.stdout)
-    assert result(bare.stdout)["before"] != result(bare.stdout)["after"]  # the new weights came
+    assert result(traced.out) == bare
+    assert bare["before"] != bare["after"]  # the new weights came
 
 
 def test_each_process_says_which_it_is(traced):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from framework_runs import TIMEOUT_SECONDS, run_bare, run_contracts, run_exec, write_program
+from framework_runs import TIMEOUT_SECONDS, result, result_of_bare, run_contracts, trace
 
 from rltrace.analysis.summary import summarize
 
@@ -52,22 +50,13 @@ PROGRAM = """
 PHASES = ["rollout.generate", "reward", "advantage", "actor.old_log_prob", "ref.log_prob", "actor.update"]
 
 
-def result(out):
-    (line,) = [line for line in out.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT "))
-
-
 @pytest.fixture(scope="module")
 def traced(trl_environment, tmp_path_factory):
-    run = run_exec(trl_environment, write_program(tmp_path_factory.mktemp("traced"), PROGRAM))
-    assert run.returncode == 0, run.err[-4000:]
-    return run
+    return trace(trl_environment, tmp_path_factory.mktemp("traced"), PROGRAM)
 
 
 def test_training_is_the_same_with_and_without_tracing(traced, trl_environment, tmp_path):
-    bare = run_bare(trl_environment, write_program(tmp_path, PROGRAM))
-    assert bare.returncode == 0, bare.stderr[-4000:]
-    assert result(traced.out) == result(bare.stdout)
+    assert result(traced.out) == result_of_bare(trl_environment, tmp_path, PROGRAM)
 
 
 def test_summary_shows_every_phase_of_every_step(traced):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from framework_runs import TIMEOUT_SECONDS, run_bare, run_contracts, run_exec, write_program
+from framework_runs import TIMEOUT_SECONDS, result, result_of_bare, run_contracts, trace
 
 from rltrace.events import COLLECTION
 from rltrace.instrument.vllm import Vllm
@@ -48,25 +46,14 @@ PROGRAM = """
 VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 
-def result(out):
-    (line,) = [line for line in out.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT "))
-
-
 @pytest.fixture(scope="module")
 def traced(vllm_environment, tmp_path_factory):
-    program = write_program(tmp_path_factory.mktemp("traced"), PROGRAM)
-    run = run_exec(vllm_environment, program, **VARIABLES)
-    assert run.returncode == 0, run.err[-4000:]
-    return run
+    return trace(vllm_environment, tmp_path_factory.mktemp("traced"), PROGRAM, **VARIABLES)
 
 
 @pytest.fixture(scope="module")
 def bare(vllm_environment, tmp_path_factory):
-    program = write_program(tmp_path_factory.mktemp("bare"), PROGRAM)
-    run = run_bare(vllm_environment, program, **VARIABLES)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run
+    return result_of_bare(vllm_environment, tmp_path_factory.mktemp("bare"), PROGRAM, **VARIABLES)
 
 
 def processes_by_role(run):
@@ -74,8 +61,8 @@ def processes_by_role(run):
 
 
 def test_tracing_does_not_change_what_vllm_answers(traced, bare):
-    assert result(traced.out)["tokens"] == result(bare.stdout)["tokens"]
-    assert [len(tokens) for tokens in result(bare.stdout)["tokens"]] == [40] * 10
+    assert result(traced.out)["tokens"] == bare["tokens"]
+    assert [len(tokens) for tokens in bare["tokens"]] == [40] * 10
 
 
 def test_the_engine_steps_add_up_to_what_vllm_counted(traced):
@@ -168,9 +155,7 @@ UNDO = """
 
 
 def test_hooks_bind_to_the_real_vllm_and_are_undone(vllm_environment, tmp_path):
-    run = run_exec(vllm_environment, write_program(tmp_path, UNDO), **VARIABLES)
-    assert run.returncode == 0, run.err[-4000:]
-    assert result(run.out) == [len(targets_of(Vllm())), [], True]
+    assert result(trace(vllm_environment, tmp_path, UNDO, **VARIABLES).out) == [len(targets_of(Vllm())), [], True]
 
 
 def test_the_contracts_hold_for_the_real_package(vllm_environment):

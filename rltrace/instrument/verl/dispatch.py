@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rltrace import recorder
+from rltrace.instrument.open_span import OpenSpan
 from rltrace.patching import Function, Hook, PatchSet
 
 
@@ -23,28 +23,24 @@ class Call:
 
     def __init__(self, method: str, blocking: bool) -> None:
         self._blocking = blocking
-        self._open: Any = recorder.span("ray.dispatch", method=method, blocking=blocking).__enter__()
+        self._open = OpenSpan()
+        self._open.open("ray.dispatch", method=method, blocking=blocking)
 
     def submitted(self, references: Any) -> None:
         """The arguments are on their way; a blocking call waits from here on."""
         self._open.set(calls=len(references) if isinstance(references, list) else 1)
-        self._close()
+        self._open.close()
         if self._blocking:
-            self._open = recorder.span("ray.execute").__enter__()
+            self._open.open("ray.execute")
 
     def arrived(self) -> None:
         """The results are here, or those who promise them."""
-        self._close()
-        self._open = recorder.span("ray.collect").__enter__()
+        self._open.close()
+        self._open.open("ray.collect")
 
     def end(self, error: BaseException | None) -> None:
         """The call returns or raises, whichever part it was in."""
-        self._close(error)
-
-    def _close(self, error: BaseException | None = None) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.__exit__(None if error is None else type(error))
+        self._open.close(error)
 
 
 def begin_call(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call:

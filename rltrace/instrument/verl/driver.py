@@ -9,7 +9,7 @@ from typing import Any
 
 from rltrace import recorder
 from rltrace.events import STEP
-from rltrace.patching import Function, Hook, PatchSet, wrap_coroutine_function
+from rltrace.patching import Function, Hook, PatchSet, end_span, nothing_after, wrap_coroutine_function
 
 
 def span_named(name: str) -> Callable[[PatchSet, str], None]:
@@ -42,11 +42,6 @@ def wrap_auto_awaited(name: str, original: Function, hook: Hook) -> Function:
     return functools.update_wrapper(watched, original)
 
 
-def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """Close a span that was opened by hand."""
-    opened.__exit__(None if error is None else type(error))
-
-
 # ---- steps ------------------------------------------------------------------------------------------------------
 
 
@@ -75,16 +70,12 @@ _trainer = Trainer()
 
 def remember_trainer(patches: PatchSet, target: str) -> None:
     """A hook on a trainer's `__init__`."""
-    patches.around(target, _trainer.remember, done)
+    patches.around(target, _trainer.remember, nothing_after)
 
 
 def step(patches: PatchSet, target: str) -> None:
     """A hook on the generator beneath all of verl's timers: the block named `step` is a step."""
     patches.span(target, STEP, _trainer.step_args)
-
-
-def done(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
 
 
 # ---- reward and advantage ---------------------------------------------------------------------------------------

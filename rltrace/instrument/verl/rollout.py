@@ -6,9 +6,8 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.instrument.devices import device_of
-from rltrace.instrument.verl.driver import end_span
 from rltrace.instrument.verl.worker import keep_self
-from rltrace.patching import PatchSet
+from rltrace.patching import PatchSet, end_span
 
 # ---- server -----------------------------------------------------------------------------------------------------
 

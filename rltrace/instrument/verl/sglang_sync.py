@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace import recorder
-from rltrace.instrument.sglang_buckets import Keys, flow_key
-from rltrace.instrument.verl.driver import end_span
-from rltrace.patching import PatchSet
+from rltrace.instrument.bucket_flow import flow_key
+from rltrace.instrument.open_span import OpenSpan
+from rltrace.instrument.sglang_buckets import Keys
+from rltrace.patching import PatchSet, end_span
 
 
 class Sending:
@@ -15,37 +16,32 @@ class Sending:
 
     def __init__(self) -> None:
         self._keys = Keys()
-        self._open: Any = None
+        self._open = OpenSpan()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The bucket is together; what follows makes handles of its tensors."""
         tensors = kwargs["params_batch"] if "params_batch" in kwargs else args[1]
         size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
-        self._open = recorder.span("weight_sync.send", bytes=size_bytes, tensors=len(tensors)).__enter__()
+        self._open.open("weight_sync.send", bytes=size_bytes, tensors=len(tensors))
 
-    def end(self, _token: Any, result: Any, error: BaseException | None) -> None:
+    def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Of a rank that does not speak to the server, without a request."""
-        self._close(result, error)
+        self._open.close(error)
 
     def begin_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The request goes to the server."""
         request = args[1] if len(args) > 1 else next(iter(kwargs.values()))
         handles = getattr(request, "serialized_named_tensors", None)
         known = {"bucket": self._keys.of(handles[0])} if handles else {}
-        is_sent_here = self._open is None  # by who asks the engine without SGLang's function
+        is_sent_here = not self._open  # by who asks the engine without SGLang's function
         if not is_sent_here and known:
             self._open.set(**known)
             recorder.flow(flow_key(known["bucket"]), "out")
-        self._close()
+        self._open.close()
         opened = recorder.span("weight_sync.wait", **known).__enter__()
         if is_sent_here and known:
             recorder.flow(flow_key(known["bucket"]), "out")
         return opened
-
-    def _close(self, result: Any = None, error: BaseException | None = None) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            end_span(opened, result, error)
 
 
 _sending = Sending()

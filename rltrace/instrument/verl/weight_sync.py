@@ -10,8 +10,9 @@ import functools
 from typing import Any
 
 from rltrace import recorder
-from rltrace.instrument.verl.driver import end_span
-from rltrace.patching import Function, Hook, PatchSet, watch_items
+from rltrace.instrument.bucket_flow import flow_key
+from rltrace.instrument.open_span import OpenSpan
+from rltrace.patching import Function, Hook, PatchSet, end_span, watch_items
 
 # ---- the switch -------------------------------------------------------------------------------------------------
 
@@ -22,21 +23,21 @@ class Switch:
     def __init__(self) -> None:
         self.is_on = False
         """Between its beginning and its end."""
-        self._open: Any = None
+        self._open = OpenSpan()
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The worker turns to the rollout."""
         self.is_on = True
-        self._resume()
+        self._open.open("weight_sync")
 
     def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """The engine has the weights, or something raised."""
         self.is_on = False
-        self._pause(error)
+        self._open.close(error)
 
     def begin_wake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The engine wakes: no part of the sync."""
-        self._pause()
+        self._open.close()
         tags = kwargs["tags"] if "tags" in kwargs else args[1] if len(args) > 1 else None
         name = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
         return recorder.span(name, tags=None if tags is None else list(tags)).__enter__()
@@ -45,15 +46,7 @@ class Switch:
         """It is awake; the sync goes on if there is one."""
         end_span(opened, result, error)
         if self.is_on:
-            self._resume()
-
-    def _resume(self) -> None:
-        self._open = recorder.span("weight_sync").__enter__()
-
-    def _pause(self, error: BaseException | None = None) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            end_span(opened, None, error)
+            self._open.open("weight_sync")
 
 
 _switch = Switch()
@@ -213,11 +206,6 @@ class BucketSocket:
     def _begin_wait(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, self._awaited = self._awaited, None
         return recorder.span("weight_sync.wait", bucket=key).__enter__()
-
-
-def flow_key(bucket: str) -> str:
-    """The arrow from a bucket sent to the same bucket loaded."""
-    return f"bucket:{bucket}"
 
 
 def watch_receiver(patches: PatchSet, target: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from rltrace import memory, recorder
 from rltrace.instrument import cuda_time
 from rltrace.instrument.devices import device_of
-from rltrace.instrument.verl.driver import done, end_span
-from rltrace.patching import PatchSet
+from rltrace.instrument.open_span import OpenSpan
+from rltrace.patching import PatchSet, end_span, nothing_after
 
 # ---- identity ---------------------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ def batch_args(_worker: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 def old_log_prob(patches: PatchSet, target: str) -> None:
     """A hook on the actor's log-probs; without its LoRA adapter the actor is its own reference."""
-    patches.around(target, begin_log_prob, end_log_prob, ("actor.old_log_prob",))
+    patches.around(target, begin_log_prob, end_span, ("actor.old_log_prob",))
 
 
 def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,12 +59,6 @@ def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None
     name = "ref.log_prob" if says(data, "no_lora_adapter") else "actor.old_log_prob"
     return recorder.span(name, **batch_args(*args, **kwargs)).__enter__()
-
-
-def end_log_prob(opened: Any, result: Any, error: BaseException | None) -> None:
-    """Close it."""
-    if opened is not None:
-        end_span(opened, result, error)
 
 
 def says(data: Any, key: str) -> bool:
@@ -114,7 +108,7 @@ class MicroBatches:
 
     def __init__(self) -> None:
         self._trains = False
-        self._open: Any = None
+        self._open = OpenSpan()
 
     def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
@@ -123,22 +117,17 @@ class MicroBatches:
     def end_update(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Whatever follows is not of this update."""
         self._trains = False
-        self._close(error)
+        self._open.close(error)
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The next micro-batch's forward begins."""
-        self._close()
+        self._open.close()
         if self._trains:
-            self._open = recorder.span("actor.micro_batch").__enter__()
+            self._open.open("actor.micro_batch")
 
     def stop(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The last backward of a mini-batch is over."""
-        self._close()
-
-    def _close(self, error: BaseException | None = None) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            end_span(opened, None, error)
+        self._open.close()
 
 
 _micro_batches = MicroBatches()
@@ -151,12 +140,12 @@ def end_micro_batches(patches: PatchSet, target: str) -> None:
 
 def begin_micro_batch(patches: PatchSet, target: str) -> None:
     """A hook on the forward of a micro-batch."""
-    patches.around(target, _micro_batches.begin, done, ("actor.micro_batch",))
+    patches.around(target, _micro_batches.begin, nothing_after, ("actor.micro_batch",))
 
 
 def stop_micro_batch(patches: PatchSet, target: str) -> None:
     """A hook on what follows the last backward of a mini-batch."""
-    patches.around(target, _micro_batches.stop, done)
+    patches.around(target, _micro_batches.stop, nothing_after)
 
 
 def timed_span(name: str) -> Callable[[PatchSet, str], None]:
@@ -169,7 +158,7 @@ def timed_span(name: str) -> Callable[[PatchSet, str], None]:
     def end(opened: tuple[Any, Any], result: Any, error: BaseException | None) -> None:
         span, work = opened
         try:
-            cuda_time.end_pair(work, result, error)
+            end_span(work, result, error)
         finally:
             end_span(span, result, error)
 
