@@ -8,27 +8,21 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.clock import now_ns
-from rltrace.instrument.bucket_flow import flow_key
 from rltrace.instrument.devices import on_cpu, on_gpu
 from rltrace.instrument.requests import Lanes
-from rltrace.instrument.sglang_buckets import Keys
+from rltrace.instrument.sglang_control import MODEL_RUNNER, ControlRequests
 from rltrace.patching import Before, Hook, PatchSet, end_span, nothing_after, nothing_before
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
 DISPATCH = "sglang.utils:TypeBasedDispatcher.__call__"
-MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
-WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
-SCHEDULER_ARGUMENTS = ("server_args", "port_args", "gpu_id", "tp_rank")
-"""The first ones of a scheduler's process, in every release."""
-UNWRAP = "_unwrap_tensor"
-"""Of the model runner, from some release behind 0.5.14 on of its weight updater: gives the tensor of a handle."""
 
 STARTUP = (
     ("rollout.load", ("load_model",)),
@@ -47,7 +41,9 @@ class Sglang:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         batches, requests = Batches(), ControlRequests()
-        patches.around(f"{SCHEDULER}:run_scheduler_process", requests.identify, nothing_after)
+        patches.around(
+            f"{SCHEDULER}:run_scheduler_process", functools.partial(become_scheduler, requests), nothing_after
+        )
         patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_before, is_idle)
         patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing_after)
         patches.around(f"{SCHEDULER}:Scheduler.run_batch", batches.begin, batches.keep_result)
@@ -64,15 +60,32 @@ class Sglang:
         patches.use(f"{MODEL_RUNNER}:ModelRunner", functools.partial(name_moved, patches, requests))
 
 
+def become_scheduler(requests: ControlRequests, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What begins in this process is a scheduler, and nothing else that hands requests on."""
+    requests.is_scheduler = True
+    identify_scheduler(args, kwargs)
+
+
 def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say which of an engine's schedulers this process is, and on which of the GPUs that its server sees.
 
-    Its rank in the engine is none of the run's ranks.
+    Its rank in the engine is none of the run's ranks. Of the parameters the last ones have moved.
     """
-    server_args, _, gpu_id, tp_rank = (*args, *(kwargs[name] for name in SCHEDULER_ARGUMENTS[len(args) :]))[:4]
+    begins = inspect.signature(importlib.import_module(SCHEDULER).run_scheduler_process)
+    known = begins.bind_partial(*args, **kwargs).arguments
+    server_args, gpu_id = known["server_args"], known["gpu_id"]
     is_on_cpu = getattr(server_args, "device", None) == "cpu"
     device = on_cpu(f"cpu-{gpu_id}") if is_on_cpu else on_gpu(gpu_id)
-    recorder.identify(role="engine", name=f"scheduler {tp_rank}", **device)
+    recorder.identify(role="engine", name=scheduler_name(server_args, known), **device)
+
+
+def scheduler_name(server_args: Any, ranks: dict[str, Any]) -> str:
+    """The scheduler's rank in its tensor-parallel group, and where an engine has several such groups, in which."""
+    of_groups = (("DP", "dp"), ("PP", "pp"))
+    groups = [
+        f" {said}{ranks[f'{name}_rank']}" for said, name in of_groups if getattr(server_args, f"{name}_size", 1) > 1
+    ]
+    return f"scheduler {ranks['tp_rank']}{''.join(groups)}"
 
 
 def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -92,11 +105,10 @@ def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Call
     Returns:
         What takes that back: nothing, the hooks are the PatchSet's own.
     """
-    module = importlib.import_module(MODEL_RUNNER)
-    where = MODEL_RUNNER if hasattr(module, UNWRAP) else WEIGHT_UPDATER
-    patches.around(f"{where}:{UNWRAP}", nothing_before, requests.count_tensor)
+    runner = importlib.import_module(MODEL_RUNNER).ModelRunner
+    requests.name_loads(patches)
     for phase, names in STARTUP:
-        for method in [name for name in names if hasattr(module.ModelRunner, name)][:1]:
+        for method in [name for name in names if hasattr(runner, name)][:1]:
             # No edges: the first one says what the context is, and until the end of the start-up that grows.
             target = f"{MODEL_RUNNER}:ModelRunner.{method}"
             patches.around(target, begin_phase(phase), end_span, (phase,), at_edges=False)
@@ -193,80 +205,3 @@ def batch_args(scheduler: Any, batch: Any) -> dict[str, Any]:
         "waiting": len(scheduler.waiting_queue),
         "tokens": (batch.extend_num_tokens or 0) if is_extend else running,
     }
-
-
-# ---- control requests -------------------------------------------------------------------------------------------
-
-
-REQUEST = "ReqInput"
-"""How the names of requests end."""
-
-
-class ControlRequests:
-    """What a trainer asks of the engine: sleep, wake-up, and the buckets of an update."""
-
-    def __init__(self) -> None:
-        self._keys = Keys()
-        self._arrived: list[int] | None = None
-        """Bytes of each tensor of the update under way."""
-        self._is_scheduler = False
-        """This process is one: a controller of several, and the server, have dispatchers too."""
-
-    def identify(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What begins in this process is a scheduler."""
-        self._is_scheduler = True
-        identify_scheduler(args, kwargs)
-
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Open the span of a control request, with its edge if it is one; of any other request, none."""
-        if not self._is_scheduler:
-            return None
-        request = kwargs["obj"] if "obj" in kwargs else args[1]
-        kind = type(request).__name__
-        if kind.startswith(("UpdateWeightFrom", "UpdateWeightsFrom")) and kind.endswith(
-            REQUEST
-        ):  # and no answer to one
-            return (), self._begin_update(request, kind.partition("From")[2].removesuffix(REQUEST).lower())
-        tags = list(getattr(request, "tags", None) or ())
-        name = phase_of(kind, tags)
-        if name is None:
-            return None
-        edges.reached(edges.Edge((name,), is_end=False))
-        return (name,), recorder.phase(name, tags=tags).__enter__()
-
-    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
-        """Close it."""
-        if token is None:
-            return
-        names, opened = token
-        arrived, self._arrived = self._arrived, None
-        if arrived:
-            opened.set(bytes=sum(arrived), tensors=len(arrived))
-        end_span(opened, None, error)
-        if names:
-            edges.reached(edges.Edge(names, error=error))
-
-    def count_tensor(self, _token: Any, tensor: Any, error: BaseException | None) -> None:
-        """A tensor of the update has come."""
-        if error is None and self._arrived is not None:
-            self._arrived.append(tensor.numel() * tensor.element_size())
-
-    def _begin_update(self, request: Any, source: str) -> Any:
-        """The span of an update; one of tensors is a bucket, which somebody sent."""
-        self._arrived = []
-        serialized = getattr(request, "serialized_named_tensors", None)
-        if not serialized:
-            return recorder.span("weight_sync.load", source=source).__enter__()
-        key = self._keys.of(serialized[0])
-        opened = recorder.span("weight_sync.load", source=source, bucket=key).__enter__()
-        recorder.flow(flow_key(key), "in")
-        return opened
-
-
-def phase_of(request: str, tags: list[str]) -> str | None:
-    """The phase that a request of this class is; `tags` are the pools that it names, none for all."""
-    if request == "ReleaseMemoryOccupationReqInput":
-        return "rollout.sleep"
-    if request == "ResumeMemoryOccupationReqInput":
-        return "rollout.wake_kv_cache" if tags == ["kv_cache"] else "rollout.wake_weights"
-    return None

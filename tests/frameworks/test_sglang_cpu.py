@@ -20,6 +20,8 @@ PROGRAM = """
     def main():
         import sglang
         import torch
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         torch.manual_seed(0)
@@ -49,7 +51,11 @@ PROGRAM = """
             engine.update_weights_from_tensor(others[at : at + 10])
         engine.resume_memory_occupation(tags=["kv_cache"])
         said = {"before": before, "after": answers(), "bytes": sum(weight.nbytes for _, weight in others)}
-        print("RESULT " + json.dumps(said | {"tensors": len(others)}))
+        flattened = FlattenedTensorBucket(named_tensors=list(model.state_dict().items()))
+        bucket = {"flattened_tensor": flattened.get_flattened_tensor(), "metadata": flattened.get_metadata()}
+        serialized = [MultiprocessingSerializer.serialize(bucket)]
+        engine.update_weights_from_tensor(serialized, load_format="flattened_bucket")
+        print("RESULT " + json.dumps(said | {"tensors": len(others), "again": answers()}))
         engine.shutdown()
 
     if __name__ == "__main__":
@@ -87,7 +93,7 @@ def named(run, name):
 
 def test_tracing_does_not_change_what_sglang_answers(traced, bare):
     assert result(traced.out) == bare
-    assert bare["before"] != bare["after"]  # the new weights came
+    assert bare["before"] == bare["again"] != bare["after"]  # the new weights came, and then the old ones
 
 
 def test_each_process_says_which_it_is(traced):
@@ -106,7 +112,7 @@ def test_every_token_is_of_a_batch(traced):
     steps = named(traced, "engine.step")
     # Of each answer the prompt's four tokens and 15 of 16, for the last one is not computed with; and one token more:
     # when an answer is seen to be whole, the next batch has begun.
-    assert sum(step.args["tokens"] for step in steps) == 2 * 6 * (4 + 15 + 1)
+    assert sum(step.args["tokens"] for step in steps) == 3 * 6 * (4 + 15 + 1)
     assert max(step.args["running"] for step in steps) == 6
     assert {step.args["waiting"] for step in steps} == {0}
 
@@ -121,10 +127,12 @@ def test_sleep_and_wake_up_are_phases_with_their_tags(traced):
 def test_an_update_is_in_buckets_with_all_bytes(traced):
     loads, said = named(traced, "weight_sync.load"), result(traced.out)
     assert {load.args["source"] for load in loads} == {"tensor"}
-    assert [load.args["tensors"] for load in loads] == [
+    *one_by_one, flattened = loads
+    assert [load.args["tensors"] for load in one_by_one] == [
         min(10, said["tensors"] - at) for at in range(0, said["tensors"], 10)
     ]
-    assert sum(load.args["bytes"] for load in loads) == said["bytes"]
+    assert sum(load.args["bytes"] for load in one_by_one) == said["bytes"]
+    assert (flattened.args["tensors"], flattened.args["bytes"]) == (said["tensors"], said["bytes"])
     assert len({load.args["bucket"] for load in loads}) == len(loads)
     elsewhere = [process for process in traced.recording.processes if process.name != "scheduler 0"]
     assert not [event for process in elsewhere for event in process.events() if event.name == "weight_sync.load"]

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from environments import RELEASES
+from packaging.version import Version
 
 from rltrace import plugins
-from rltrace.instrument import sglang
+from rltrace.instrument import sglang, sglang_control
 from rltrace.patching import PatchSet
 from rltrace.versions import unmet_support
 
@@ -29,7 +30,6 @@ PARAMETERS = {
     f"{ALLOCATOR}.wake_up": ["self", "tags"],
     "sglang.srt.managers.scheduler:Scheduler.run_batch": ["self", "batch"],
     "sglang.srt.managers.scheduler:Scheduler.process_batch_result": ["self", "batch", "result"],
-    "sglang.srt.managers.scheduler:run_scheduler_process": list(sglang.SCHEDULER_ARGUMENTS),
     "sglang.utils:TypeBasedDispatcher.__call__": ["self", "obj"],
     "torch_memory_saver.entrypoint:TorchMemorySaver.pause": ["self", "tag"],
     "torch_memory_saver.entrypoint:TorchMemorySaver.resume": ["self", "tag"],
@@ -84,7 +84,7 @@ ATTRIBUTES = {
 }
 """What the hooks of an instrumentation read of the objects they are given, by their class."""
 
-ONLY_NAMED = {f"{sglang.MODEL_RUNNER}:ModelRunner"}
+ONLY_NAMED = {f"{sglang_control.MODEL_RUNNER}:ModelRunner"}
 """Classes behind whose import hooks are named, which are not hooked themselves."""
 
 INSTRUMENTATIONS = {"vllm": "vllm", "sglang": "sglang", "torch_memory_saver": "torch_memory_saver"}
@@ -229,12 +229,30 @@ def test_the_release_is_one_that_the_instrumentation_says_it_knows(name, version
 @pytest.mark.parametrize("version", RELEASES["sglang"])
 def test_what_has_moved_in_sglang_is_where_its_hook_looks_for_it(version, sources):
     source = Source(sources / f"sglang-{version}")
-    has_moved = source.find(f"{sglang.MODEL_RUNNER}:{sglang.UNWRAP}") is None
-    where = sglang.WEIGHT_UPDATER if has_moved else sglang.MODEL_RUNNER
-    assert isinstance(source.find(f"{where}:{sglang.UNWRAP}"), ast.FunctionDef)
+    runner = sglang_control.MODEL_RUNNER
+    has_moved = source.find(f"{runner}:{sglang_control.UNWRAP}") is None
+    where, owner = (sglang_control.WEIGHT_UPDATER, "WeightUpdater") if has_moved else (runner, "ModelRunner")
+    assert isinstance(source.find(f"{where}:{sglang_control.UNWRAP}"), ast.FunctionDef)
     for phase, names in sglang.STARTUP:
-        there = [name for name in names if source.find(f"{sglang.MODEL_RUNNER}:ModelRunner.{name}") is not None]
+        there = [name for name in names if source.find(f"{runner}:ModelRunner.{name}") is not None]
         assert len(there) == 1, f"{phase} of {source.folder.name}"
+    release = Version(version).release
+    flattened = source.find(f"{where}:{owner}.{sglang_control.LOAD_FLATTENED}")
+    assert (flattened is not None) == (release >= (0, 5)), source.folder.name
+    adapter = source.find(f"{runner}:ModelRunner.{sglang_control.LOAD_ADAPTER}")
+    assert (adapter is not None) == (release >= (0, 5, 8)), source.folder.name
+    for method, wanted in (
+        (flattened, ["self", "flattened_tensor_bucket_dict"]),
+        (adapter, ["self", "lora_ref", "tensors"]),
+    ):
+        assert method is None or [argument.arg for argument in method.args.args][: len(wanted)] == wanted
+
+
+@pytest.mark.parametrize("version", RELEASES["sglang"])
+def test_a_scheduler_of_sglang_is_told_what_its_name_is_made_of(version, sources):
+    begins = Source(sources / f"sglang-{version}").find(f"{sglang.SCHEDULER}:run_scheduler_process")
+    wanted = {"server_args", "gpu_id", "tp_rank", "pp_rank", "dp_rank"}
+    assert wanted <= {argument.arg for argument in begins.args.args}
 
 
 @pytest.mark.parametrize("version", RELEASES["vllm"])

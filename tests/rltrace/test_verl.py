@@ -13,7 +13,7 @@ import rltrace
 from rltrace import edges, recorder
 from rltrace.instrument.verl import dispatch, driver, rollout, weight_sync, worker
 from rltrace.instrument.verl.hook_points import FIRST, HOOK_POINTS, LAST
-from rltrace.patching import Hook, PatchSet
+from rltrace.patching import Hook, PatchSet, end_span
 
 BIND = """
 import sys
@@ -149,6 +149,15 @@ def test_a_server_is_on_its_first_ranks_lane_if_it_shares_the_trainers_gpus(
     assert (process_of(folder).role, process_of(folder).rank) == ("server", rank if mode == "HYBRID" else None)
 
 
+def test_a_server_that_prefills_or_decodes_alone_says_no_rank(folder, process_of):
+    """It does not know where among its replica's ranks its own are."""
+    rltrace.start(folder)
+    server = SimpleNamespace(rollout_mode=SimpleNamespace(name="HYBRID"), _disaggregation_role="decode")
+    rollout.become_server(server, None, None)
+    rltrace.stop()
+    assert (process_of(folder).role, process_of(folder).rank) == ("server", None)
+
+
 def test_micro_batches_are_those_of_an_update_and_each_ends_where_the_next_begins(folder, spans_of):
     """A forward outside of an update is none, nor one of an engine that is told to go forward only."""
     batches = worker.MicroBatches()
@@ -183,7 +192,7 @@ def test_micro_batches_are_those_of_an_update_and_each_ends_where_the_next_begin
 )
 def test_whose_log_probs_are_computed_is_in_the_batch(batch, names, folder, spans_of):
     rltrace.start(folder)
-    worker.end_log_prob(worker.begin_log_prob((object(), batch), {}), None, None)
+    end_span(worker.begin_log_prob((object(), batch), {}), None, None)
     rltrace.stop()
     assert names_of(spans_of(folder)) == names
 

@@ -474,7 +474,7 @@ def sglang_switches():
 
     The server answers as SGLang's does; the handles that it gets stand for no memory.
     """
-    with rltrace.span("on SGLang"):
+    with rltrace.span("switch to SGLang"):
         asked = asyncio.run(over_http(switch_to_sglang))
     assert [path for path, _ in asked] == [
         "resume_memory_occupation",
@@ -513,21 +513,41 @@ async def over_http(use):
 
 async def switch_to_sglang(port):
     """As a worker does it in a step."""
-    from verl.workers.rollout.sglang_rollout import http_server_engine, sglang_rollout
+    from verl.workers.rollout.sglang_rollout import sglang_rollout
 
-    client = object.__new__(http_server_engine.AsyncHttpServerAdapter)
-    client.server_args, client.node_rank = SimpleNamespace(host="127.0.0.1", port=port), 0
-    client.timeout, client.max_attempts, client.retry_delay, client.max_connections = 30.0, 1, 0.1, 8
     adapter = object.__new__(sglang_rollout.ServerAdapter)
     buckets = {"update_weights_bucket_megabytes": 1}
     adapter.config = Settings(buckets | {"free_cache_engine": True, "checkpoint_engine": SimpleNamespace(**buckets)})
     adapter.model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="qwen3"))
     adapter.device_mesh = {"infer_tp": SimpleNamespace(get_local_rank=lambda: 0)}
-    adapter._engine, adapter._has_server, adapter._pd_role, adapter.sleep_level = client, True, None, 2
+    adapter._engine, adapter._has_server, adapter._pd_role, adapter.sleep_level = client_of_sglang(port), True, None, 2
     await adapter.resume(tags=["weights"])
     await adapter.update_weights((name, tensor) for name, tensor in PARAMETERS.items())
     await adapter.resume(tags=["kv_cache"])
     await adapter.release()
+
+
+def client_of_sglang(port):
+    """verl's real client of a server."""
+    from verl.workers.rollout.sglang_rollout import http_server_engine
+
+    client = object.__new__(http_server_engine.AsyncHttpServerAdapter)
+    client.server_args, client.node_rank = SimpleNamespace(host="127.0.0.1", port=port), 0
+    client.timeout, client.max_attempts, client.retry_delay, client.max_connections = 30.0, 1, 0.1, 8
+    return client
+
+
+def an_adapter_for_sglang():
+    """A LoRA adapter goes by itself, in one piece."""
+    text = base64.b64encode(b"handles").decode()
+    handles = {"serialized_tensors": text} if LINE == 8 else {"serialized_named_tensors": [b"handles"]}
+    request = SimpleNamespace(lora_name="actor", config_dict={}, **handles)
+    with rltrace.span("adapter for SGLang"):
+        ((path, body),) = asyncio.run(
+            over_http(lambda port: client_of_sglang(port).load_lora_adapter_from_tensor(request))
+        )
+    assert path == "load_lora_adapter_from_tensors"
+    assert body[next(iter(handles))] == (text if LINE == 8 else [text])
 
 
 class Settings(SimpleNamespace):
@@ -594,4 +614,4 @@ if LINE >= 6:
 if LINE >= 7:
     CALLS += [phases_of_a_rank, worker_switches, a_server_that_does_not_lead]
 if LINE >= 8:
-    CALLS.append(a_distillation)
+    CALLS += [an_adapter_for_sglang, a_distillation]

@@ -44,6 +44,7 @@ CONVERSION = {"to_tensordict", "left_right_2_no_padding", "no_padding_2_padding"
 LATEST = DRIVER | OFFLOAD | BUCKETS | ENGINE | PARTS | PHASES | {"extract_reward", "_call_tool", "sleep", "wake_up"}
 
 ON_SGLANG = {"sgl_update_weights", "update_weights_from_tensor"}
+SINCE_8 = {"distillation_ppo_loss", "load_lora_adapter_from_tensor"}
 FINISHED = {
     4: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor"},
     5: DRIVER | OFFLOAD | UPDATE | {"compute_reward", "__enter__", "__exit__", "full_tensor", "_call_tool"},
@@ -54,8 +55,8 @@ FINISHED = {
     | {"aggressive_empty_cache"}
     | ON_SGLANG,
     7: LATEST | UPDATE | ON_SGLANG,
-    8: LATEST | ON_SGLANG | {"distillation_ppo_loss"},
-    9: LATEST | ON_SGLANG | CONVERSION | {"distillation_ppo_loss"},
+    8: LATEST | ON_SGLANG | SINCE_8,
+    9: LATEST | ON_SGLANG | SINCE_8 | CONVERSION,
 }
 """Functions that verl's own code runs to their end, by the line of releases."""
 
@@ -75,10 +76,11 @@ class Exercised:
         (process,) = Recording.open(folder).processes
         events = [event for event in process.events() if isinstance(event, Span)]
         spans = sorted(events, key=lambda span: span.start_ns)
-        marks = [span for span in spans if span.name == "on SGLang"]
-        self.on_sglang = [span for span in spans if any(lies_in(span, mark) for mark in marks)]
-        """Those of the switch to an engine of SGLang's."""
-        self.spans = [span for span in spans if span not in (*self.on_sglang, *marks)]
+        marks = [span for span in spans if span.name in ("switch to SGLang", "adapter for SGLang")]
+        on_sglang = {mark.name: [span for span in spans if lies_in(span, mark)] for mark in marks}
+        self.switch_to_sglang = on_sglang.get("switch to SGLang", [])
+        self.adapter_for_sglang = on_sglang.get("adapter for SGLang", [])
+        self.spans = [span for span in spans if span not in (*marks, *itertools.chain(*on_sglang.values()))]
 
     def named(self, name):
         """Spans of one name that verl's code ended without an error."""
@@ -327,13 +329,13 @@ on_sglang = pytest.mark.parametrize("release", [r for r in RELEASES if r.line >=
 @on_sglang
 def test_an_engine_of_sglang_is_woken_by_tag_and_put_to_sleep(release, exercised):
     names = ("rollout.wake_weights", "rollout.wake_kv_cache", "rollout.sleep")
-    said = [(span.name, span.args.get("tags")) for span in exercised(release).on_sglang if span.name in names]
+    said = [(span.name, span.args.get("tags")) for span in exercised(release).switch_to_sglang if span.name in names]
     assert said == list(zip(names, (["weights"], ["kv_cache"], None), strict=True))
 
 
 @on_sglang
 def test_a_bucket_for_sglang_is_gathered_sent_and_waited_for(release, exercised):
-    spans = exercised(release).on_sglang
+    spans = exercised(release).switch_to_sglang
     gathered = {
         s.args["tensor"]: s.args["bytes"] for s in spans if s.name == "weight_sync.gather" and "tensor" in s.args
     }
@@ -346,6 +348,12 @@ def test_a_bucket_for_sglang_is_gathered_sent_and_waited_for(release, exercised)
     # One after the other: sent until the request is made, then waited for.
     assert all(send.end_ns <= wait.start_ns for send, wait in zip(sends, waits, strict=True))
     assert waits[0].end_ns <= sends[1].start_ns
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 8], ids=lambda r: r.version)
+def test_an_adapter_for_sglang_is_waited_for_and_its_arrow_leaves_there(release, exercised):
+    (wait,) = exercised(release).adapter_for_sglang
+    assert (wait.name, wait.flows_out) == ("weight_sync.wait", (f"bucket:{wait.args['bucket']}",))
 
 
 # ---- dispatch ---------------------------------------------------------------------------------------------------

@@ -224,6 +224,8 @@ ON_SGLANG = (
     HookPoint(f"{SGLANG}.sglang_rollout:sgl_update_weights", sglang_sync.send, since=6),
     HookPoint(f"{SGLANG_ENGINE}.update_weights_from_tensor", sglang_sync.wait, since=6, until=6),
     HookPoint(f"{SGLANG_CLIENT}.update_weights_from_tensor", sglang_sync.wait, since=6),
+    # Of an adapter by itself, which goes in one piece.
+    HookPoint(f"{SGLANG_CLIENT}.load_lora_adapter_from_tensor", sglang_sync.wait, since=8),
     HookPoint(f"{SGLANG_SPMD}.generate_sequences", worker.span_of_batch("rollout.generate"), until=6),
     HookPoint(f"{SGLANG_SERVER}.__init__", rollout.identify_server, since=7),
     HookPoint(f"{SGLANG_SERVER}.launch_server", driver.span_named("server.launch"), since=7),

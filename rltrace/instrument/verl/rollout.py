@@ -20,7 +20,9 @@ def identify_server(patches: PatchSet, target: str) -> None:
 def become_server(server: Any, _result: Any, error: BaseException | None) -> None:
     """Say whose server this process is: one that shares the trainer's GPUs is on its first rank's lane."""
     if error is None:
-        shares = server.rollout_mode.name == "HYBRID"
+        # Of servers that prefill or decode alone each knows its own ranks, and not where among its replica's they are.
+        is_whole = getattr(server, "_disaggregation_role", "null") == "null"
+        shares = server.rollout_mode.name == "HYBRID" and is_whole
         recorder.identify(role="server", **({"rank": first_rank(server)} if shares else {}))
 
 

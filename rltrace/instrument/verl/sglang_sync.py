@@ -7,7 +7,7 @@ from typing import Any
 from rltrace import recorder
 from rltrace.instrument.bucket_flow import flow_key
 from rltrace.instrument.open_span import OpenSpan
-from rltrace.instrument.sglang_buckets import Keys
+from rltrace.instrument.sglang_buckets import Keys, handles_of
 from rltrace.patching import PatchSet, end_span
 
 
@@ -31,8 +31,8 @@ class Sending:
     def begin_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The request goes to the server."""
         request = args[1] if len(args) > 1 else next(iter(kwargs.values()))
-        handles = getattr(request, "serialized_named_tensors", None)
-        known = {"bucket": self._keys.of(handles[0])} if handles else {}
+        handles = handles_of(request)
+        known = {} if handles is None else {"bucket": self._keys.of(handles)}
         is_sent_here = not self._open  # by who asks the engine without SGLang's function
         if not is_sent_here and known:
             self._open.set(**known)
