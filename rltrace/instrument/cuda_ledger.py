@@ -39,7 +39,9 @@ ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP}
 
 CONTEXT = "cuda.context"
 """Of which the kernels that a process has loaded are a part."""
-OUTSIDE = (CONTEXT, "nccl", "rollout.graphs")
+GRAPHS = "rollout.graphs"
+"""CUDA graphs, and what the driver needs for them."""
+OUTSIDE = (CONTEXT, "nccl", GRAPHS)
 """Rows that torch's allocator does not know of, or not all of."""
 
 OF_HOST = (HOST_BYTES, PINNED_BYTES)
@@ -205,10 +207,14 @@ class CudaLedger:
             who = recorder.current()
             if who is not None and not who.who.get("device"):
                 recorder.identify(device={"host": socket.gethostname(), "uuid": device.uuid})
-            context_bytes = self.ownerless_bytes()
-            if context_bytes is not None:  # else it is unknown, which is not 0
-                self.give(CONTEXT, max(0, context_bytes))
+            self.rest_is_context()
         return device
+
+    def rest_is_context(self) -> None:
+        """Give the context what this process holds outside of torch's allocator and no row has."""
+        rest_bytes = self.ownerless_bytes()
+        if rest_bytes is not None:  # else it is unknown, which is not 0
+            self.give(CONTEXT, max(0, rest_bytes))
 
     def reached(self, edge: Edge) -> None:
         """Sample at an edge; if an error about memory ended the span, say so first."""
@@ -336,7 +342,7 @@ class CudaLedger:
         for owner, size in self._outside.items():
             rows[f"{owner}_bytes"] = rows.get(f"{owner}_bytes", 0) + size
         if self.engine is not None:
-            rows["rollout.graphs_bytes"] = rows.get("rollout.graphs_bytes", 0) + graphs.reserved_bytes
+            rows[f"{GRAPHS}_bytes"] = rows.get(f"{GRAPHS}_bytes", 0) + graphs.reserved_bytes
         return self._without_never_used(rows)
 
     def _named_rows(self, changes: int) -> Rows:

@@ -15,6 +15,8 @@ from typing import Any
 
 from rltrace import edges, recorder
 from rltrace.clock import now_ns
+from rltrace.instrument.cuda_ledger import GRAPHS
+from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.devices import on_cpu, on_gpu
 from rltrace.instrument.requests import Lanes
 from rltrace.instrument.sglang_control import MODEL_RUNNER, ControlRequests
@@ -44,7 +46,7 @@ class Sglang:
         patches.around(
             f"{SCHEDULER}:run_scheduler_process", functools.partial(become_scheduler, requests), nothing_after
         )
-        patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_before, is_idle)
+        patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_before, is_ready)
         patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing_after)
         patches.around(f"{SCHEDULER}:Scheduler.run_batch", batches.begin, batches.keep_result)
         patches.around(
@@ -93,6 +95,13 @@ def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Non
     recorder.identify(name="detokenizer")
 
 
+def is_ready(_token: Any, result: Any, error: BaseException | None) -> None:
+    """What a scheduler holds behind its start-up and has no owner is its context: kernels are loaded until then."""
+    if error is None:
+        LEDGER.rest_is_context()
+    is_idle(None, result, error)
+
+
 def is_idle(_token: Any, _result: Any, error: BaseException | None) -> None:
     """What an engine holds that has nothing to do stays until it sleeps."""
     if error is None:
@@ -111,14 +120,27 @@ def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Call
         for method in [name for name in names if hasattr(runner, name)][:1]:
             # No edges: the first one says what the context is, and until the end of the start-up that grows.
             target = f"{MODEL_RUNNER}:ModelRunner.{method}"
-            patches.around(target, begin_phase(phase), end_span, (phase,), at_edges=False)
+            patches.around(target, begin_phase(phase), end_phase, (phase,), at_edges=False)
     hook.row.fired()
     return lambda: None
 
 
 def begin_phase(name: str) -> Before:
-    """What opens a phase of the start-up."""
-    return lambda _args, _kwargs: recorder.phase(name).__enter__()
+    """What opens a phase of the start-up; of CUDA graphs torch's allocator knows a part alone."""
+
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        growth = LEDGER.growth(GRAPHS).__enter__() if name == "rollout.capture" else None
+        return growth, recorder.phase(name).__enter__()
+
+    return begin
+
+
+def end_phase(token: Any, _result: Any, error: BaseException | None) -> None:
+    """Close it."""
+    growth, opened = token
+    end_span(opened, None, error)
+    if growth is not None:
+        growth.__exit__()
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------

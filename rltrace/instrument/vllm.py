@@ -13,7 +13,7 @@ from typing import Any
 
 from rltrace import edges, memory, recorder
 from rltrace.clock import now_ns
-from rltrace.instrument.cuda_ledger import CONTEXT
+from rltrace.instrument.cuda_ledger import CONTEXT, GRAPHS
 from rltrace.instrument.cuda_memory import LEDGER, Growing
 from rltrace.instrument.pools import Pools
 from rltrace.instrument.requests import Lanes, Requests
@@ -59,7 +59,7 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
     patches.around(f"{runner}.load_model", keep_runner, meet_weights)
     patches.around(f"{runner}.initialize_kv_cache", keep_runner, meet_kv_cache)
-    graphs = Growing(LEDGER, "rollout.graphs")
+    graphs = Growing(LEDGER, GRAPHS)
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
 
 

@@ -30,15 +30,15 @@ from transformers import AutoModelForCausalLM
 def main(model):
     engine = sglang.Engine(
         model_path=model, skip_tokenizer_init=True, attention_backend="triton", sampling_backend="pytorch",
-        disable_cuda_graph=True, disable_piecewise_cuda_graph=True, mem_fraction_static=0.2,
-        enable_memory_saver=True, enable_weights_cpu_backup=True,
+        disable_cuda_graph=%(is_eager)s, cuda_graph_max_bs=16, disable_piecewise_cuda_graph=True,
+        mem_fraction_static=0.2, enable_memory_saver=True, enable_weights_cpu_backup=True,
     )
     engine.release_memory_occupation(tags=["kv_cache", "weights"])
     torch.ones(1, device="cuda")
     with rltrace.span("take weights", phase=True):  # what this process holds is known from here on
         model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
         weights = {name: weight.cuda() for name, weight in model.state_dict().items()}
-    for number in range(%d):
+    for number in range(%(steps)s):
         with rltrace.span("step", step=number):
             engine.resume_memory_occupation(tags=["weights"])
             engine.update_weights_from_tensor(list(weights.items()))
@@ -58,15 +58,20 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory):
-    """The run of the program: the number of its model's parameters, and its Recording."""
-    folder: Path = tmp_path_factory.mktemp("sglang")
+def trace(folder: Path, source: str) -> tuple[int, Recording]:
+    """Run a program: the number of its model's parameters, and its Recording."""
     parameters = verl_run.prepare(folder, "tiny")
-    done = exec_(folder, {"engine": PROGRAM % STEPS}, str(folder / "model"))
+    done = exec_(folder, {"engine": source}, str(folder / "model"))
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "rltrace: the hook" not in done.stderr
     return parameters, Recording.open(folder / "run")
+
+
+@pytest.fixture(scope="module", params=["eager", "graphs"])
+def traced(request, tmp_path_factory):
+    """The run of the program, without CUDA graphs and with them."""
+    source = PROGRAM % {"steps": STEPS, "is_eager": request.param == "eager"}
+    return trace(tmp_path_factory.mktemp(request.param), source)
 
 
 def scheduler_of(recording):
@@ -139,8 +144,52 @@ def test_every_sleep_frees_what_it_said(traced):
     assert [(sleep.name, sleep.verdict, sleep.reason) for sleep in sleeps if sleep.verdict != "ok"] == []
 
 
+def test_graphs_are_an_owner_where_there_are_any(traced, request):
+    graphs = [event.value for event in scheduler_of(traced[1]).events() if event.name == "rollout.graphs_bytes"]
+    is_eager = "eager" in request.node.name
+    assert max(graphs, default=0) == 0 if is_eager else max(graphs) > 0
+
+
 def test_the_ledger_adds_up(traced):
     (device,) = summarize(traced[1]).memory
     print(device.residual, device.unknown, dict(device.owner_peaks))
     assert device.residual.edges_over_allowed == 0
     assert device.residual.unsettled_edges == 0
+
+
+# The tensors of an adapter go to every scheduler as they are; how it lays them out is its own.
+ADAPTER = """
+import sys
+import sglang
+import torch
+from transformers import AutoConfig
+
+def main(model):
+    engine = sglang.Engine(
+        model_path=model, skip_tokenizer_init=True, attention_backend="triton", sampling_backend="pytorch",
+        disable_cuda_graph=True, disable_piecewise_cuda_graph=True, mem_fraction_static=0.2,
+        enable_lora=True, max_lora_rank=8, max_loras_per_batch=1, lora_target_modules=["o_proj"],
+    )
+    config = AutoConfig.from_pretrained(model)
+    heads = config.num_attention_heads * config.head_dim
+    adapter = {
+        f"base_model.model.model.layers.{layer}.self_attn.o_proj.{name}.weight": torch.ones(shape)
+        for layer in range(config.num_hidden_layers)
+        for name, shape in (("lora_A", (8, heads)), ("lora_B", (config.hidden_size, 8)))
+    }
+    peft = {"r": 8, "lora_alpha": 8, "target_modules": ["o_proj"], "peft_type": "LORA", "bias": "none"}
+    answer = engine.load_lora_adapter_from_tensors("adapter", adapter, peft)
+    assert answer.success, answer
+    engine.shutdown()
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+"""
+
+
+def test_an_adapter_by_itself_is_an_update_with_its_bytes(tmp_path):
+    _, recording = trace(tmp_path, ADAPTER)
+    (load,) = spans_of(recording, "weight_sync.load")
+    layers, heads, hidden = 4, 4 * 64, 256
+    said = (load.args["source"], load.args["tensors"], load.args["bytes"])
+    assert said == ("lora", 2 * layers, layers * 4 * 8 * (heads + hidden))
