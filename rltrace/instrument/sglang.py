@@ -20,7 +20,7 @@ from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.devices import on_cpu, on_gpu
 from rltrace.instrument.requests import Lanes
 from rltrace.instrument.sglang_control import MODEL_RUNNER, ControlRequests
-from rltrace.patching import Before, Hook, PatchSet, end_span, nothing_after, nothing_before
+from rltrace.patching import Hook, PatchSet, end_span, nothing_after, nothing_before
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
@@ -96,7 +96,7 @@ def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Non
 
 
 def is_ready(_token: Any, result: Any, error: BaseException | None) -> None:
-    """What a scheduler holds behind its start-up and has no owner is its context: kernels are loaded until then."""
+    """Until then kernels are loaded, which are part of the context."""
     if error is None:
         LEDGER.rest_is_context()
     is_idle(None, result, error)
@@ -118,29 +118,33 @@ def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Call
     requests.name_loads(patches)
     for phase, names in STARTUP:
         for method in [name for name in names if hasattr(runner, name)][:1]:
-            # No edges: the first one says what the context is, and until the end of the start-up that grows.
-            target = f"{MODEL_RUNNER}:ModelRunner.{method}"
-            patches.around(target, begin_phase(phase), end_phase, (phase,), at_edges=False)
+            target, startup = f"{MODEL_RUNNER}:ModelRunner.{method}", StartupPhase(phase)
+            patches.around(target, startup.begin, startup.end, (phase,), at_edges=False)
     hook.row.fired()
     return lambda: None
 
 
-def begin_phase(name: str) -> Before:
-    """What opens a phase of the start-up; of CUDA graphs torch's allocator knows a part alone."""
+class StartupPhase:
+    """One phase of a model runner's start-up, in which kernels are loaded too."""
 
-    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        growth = LEDGER.growth(GRAPHS).__enter__() if name == "rollout.capture" else None
-        return growth, recorder.phase(name).__enter__()
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    return begin
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Open it, with its edge; of CUDA graphs torch's allocator knows a part alone."""
+        LEDGER.rest_is_context()
+        edges.reached(edges.Edge((self._name,), is_end=False))
+        growth = LEDGER.growth(GRAPHS).__enter__() if self._name == "rollout.capture" else None
+        return growth, recorder.phase(self._name).__enter__()
 
-
-def end_phase(token: Any, _result: Any, error: BaseException | None) -> None:
-    """Close it."""
-    growth, opened = token
-    end_span(opened, None, error)
-    if growth is not None:
-        growth.__exit__()
+    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it."""
+        growth, opened = token
+        end_span(opened, None, error)
+        if growth is not None:
+            growth.__exit__()
+        LEDGER.rest_is_context()
+        edges.reached(edges.Edge((self._name,), error=error))
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------

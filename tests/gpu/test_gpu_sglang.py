@@ -35,7 +35,7 @@ def main(model):
     )
     engine.release_memory_occupation(tags=["kv_cache", "weights"])
     torch.ones(1, device="cuda")
-    with rltrace.span("take weights", phase=True):  # what this process holds is known from here on
+    with rltrace.phase("take weights"):  # what this process holds is known from here on
         model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
         weights = {name: weight.cuda() for name, weight in model.state_dict().items()}
     for number in range(%(steps)s):
