@@ -8,30 +8,34 @@ pays nothing. No framework is imported here.
 import os
 import sys
 
-# Ray's own services, and helpers that the standard library, our example and rltrace itself start. A Ray worker's
-# interpreter runs twice with one pid: setup_worker.py sets up the environment and then executes default_worker.py,
-# which is the one to trace.
-UNTRACED = (
-    "/ray/dashboard/",
-    "/ray/_private/log_monitor.py",
-    "/ray/_private/runtime_env/",
-    "/ray/_private/workers/setup_worker.py",
-    "/ray/autoscaler/",
-    "/ray/scripts/",
-    "/bin/ray",
-    "multiprocessing.resource_tracker",
-    "multiprocessing.forkserver",
-    "/rltrace_reference/reaper.py",
-    "rltrace.companion",
+# Ray's own services. A Ray worker's interpreter runs twice with one pid: setup_worker.py sets up the environment and
+# then executes default_worker.py, which is the one to trace.
+SERVICES_OF_RAY = (
+    "dashboard/",
+    "_private/log_monitor.py",
+    "_private/runtime_env/",
+    "_private/workers/setup_worker.py",
+    "autoscaler/",
+    "scripts/",
 )
+# Helpers that the standard library, our example and rltrace itself start. multiprocessing's forkserver is none: whoever
+# it forks has its command line.
+HELPERS = ("/bin/ray", "/rltrace_reference/reaper.py", "rltrace.companion")
+TRACKER = "from multiprocessing.resource_tracker import main"
 
 NOT_YET = sys.stdlib_module_names | {"sitecustomize", "usercustomize", "apport_python_hook", "rltrace_startup"}
 
 
 def is_traced(command: list[str]) -> bool:
-    """Whether a process started by this command line is one to trace."""
-    words = " ".join(command)
-    return not any(name in words for name in UNTRACED)
+    """Whether a process started by this command line is one to trace: its arguments may be named like anything."""
+    program = next((word for word in command[1:] if not word.startswith("-")), "")  # a script, a module or a code
+    return not (program.endswith(HELPERS) or program.startswith(TRACKER) or is_service_of_ray(program))
+
+
+def is_service_of_ray(script: str) -> bool:
+    """Whether a script is one of those, and no user's in a folder that is named alike."""
+    folder, _, within = script.rpartition("/ray/")
+    return within.startswith(SERVICES_OF_RAY) and os.path.exists(f"{folder}/ray/_raylet.so")
 
 
 class FirstImport:

@@ -10,6 +10,7 @@ import sys
 import pytest
 from traced_runs import ROOT, STARTUP, run_traced, traced_environment
 
+from rltrace.events import Span
 from rltrace.recording import Recording
 
 
@@ -143,19 +144,42 @@ def test_without_our_package_on_the_path_the_program_runs_on(tmp_path):
 HIDE_US = "import sys; sys.modules['rltrace'] = None; import theirs_too"
 
 
-def test_rays_own_services_are_not_traced():
-    is_traced = runpy.run_path(str(STARTUP / "rltrace_startup.py"))["is_traced"]
-    site = "/venv/lib/python3.11/site-packages"
-    assert is_traced(["/venv/bin/python", "-m", "rltrace_reference", "config.yaml"])
-    assert is_traced(["python", f"{site}/ray/_private/workers/default_worker.py", "--node-ip-address=127.0.0.1"])
-    assert is_traced(["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)"])
-    assert not is_traced(["python", f"{site}/ray/_private/workers/setup_worker.py", "--worker-setup-hook="])
-    assert not is_traced(["python", f"{site}/ray/dashboard/dashboard.py", "--host=127.0.0.1"])
-    assert not is_traced(["python", "-u", f"{site}/ray/dashboard/agent.py"])
-    assert not is_traced(["python", "-u", f"{site}/ray/_private/runtime_env/agent/main.py"])
-    assert not is_traced(["python", "-u", f"{site}/ray/_private/log_monitor.py"])
-    assert not is_traced(["python", "-u", f"{site}/ray/autoscaler/_private/monitor.py"])
-    assert not is_traced(["python", "-c", "from multiprocessing.resource_tracker import main;main(6)"])
+def is_traced(*command):
+    return runpy.run_path(str(STARTUP / "rltrace_startup.py"))["is_traced"](list(command))
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder of packages with Ray in it."""
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "_raylet.so").touch()
+    return tmp_path
+
+
+def test_rays_own_services_are_not_traced(site):
+    assert is_traced("python", f"{site}/ray/_private/workers/default_worker.py", "--node-ip-address=127.0.0.1")
+    assert not is_traced("python", f"{site}/ray/_private/workers/setup_worker.py", "--worker-setup-hook=")
+    assert not is_traced("python", f"{site}/ray/dashboard/dashboard.py", "--host=127.0.0.1")
+    assert not is_traced("python", "-u", f"{site}/ray/dashboard/agent.py")
+    assert not is_traced("python", "-u", f"{site}/ray/_private/runtime_env/agent/main.py")
+    assert not is_traced("python", "-u", f"{site}/ray/_private/log_monitor.py")
+    assert not is_traced("python", "-u", f"{site}/ray/autoscaler/_private/monitor.py")
+    assert not is_traced("/venv/bin/python", "/venv/bin/ray", "start", "--head")
+
+
+def test_helpers_of_multiprocessing_are_not_traced_and_what_it_runs_is():
+    assert not is_traced("python", "-s", "-c", "from multiprocessing.resource_tracker import main;main(6)")
+    assert is_traced("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)")
+    assert is_traced("python", "-c", "from multiprocessing.forkserver import main; main(4, 5, ['__main__'], **{})")
+
+
+def test_a_program_is_traced_whatever_its_name_and_its_arguments_are_like(tmp_path):
+    assert is_traced("/venv/bin/python", "-m", "rltrace_reference", "config.yaml")
+    assert is_traced("python", "./bin/ray_train.py")
+    assert is_traced("python", "train.py", "--out", "/home/u/bin/ray", "--ckpt", "/data/ray/dashboard/x")
+    assert is_traced("python", "-u", f"{tmp_path}/ray/scripts/train.py")
+    assert is_traced("python", "-c", "import multiprocessing.resource_tracker, train")
+    assert is_traced("python")
 
 
 PROGRAM = """
@@ -234,6 +258,38 @@ def test_a_spawned_child_is_traced_too(tmp_path):
     assert [span.name for span in run.spans()] == ["parent", "child"]
     parent, child = run.recording.processes
     assert child.identity["parent"] == parent.key
+
+
+@pytest.mark.parametrize("preloaded", [[], ["torch"]])
+def test_children_of_a_forkserver_are_traced_too(preloaded, tmp_path):
+    run = run_traced(
+        tmp_path,
+        f"""
+        import multiprocessing
+        import torch
+
+        def train(steps):
+            parameter = torch.nn.Parameter(torch.ones(1))
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            for _ in range(steps):
+                parameter.sum().backward()
+                optimizer.step()
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload({preloaded})
+            children = [context.Process(target=train, args=(steps,)) for steps in (1, 2)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+        """,
+    )
+    steps = [
+        sum(isinstance(event, Span) and event.name == "optimizer.step" for event in process.events())
+        for process in run.recording.processes
+    ]
+    assert sorted(filter(None, steps)) == [1, 2]
 
 
 def test_a_plugin_that_is_loaded_late_leaves_a_process_what_a_hook_called_it(tmp_path):
