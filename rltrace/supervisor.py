@@ -49,7 +49,9 @@ WATCHED_ROLES = frozenset({"driver", "worker", "engine"})
 """A run needs these; another process may come and go."""
 
 COMMAND_NOT_FOUND = 127
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (*_INTERRUPTING, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""The others mean to a program what it wants them to mean: a job queue's notice, a dump of its stacks."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -190,12 +192,17 @@ class _Supervisor:
         if info is None or info.si_signo == signal.SIGCHLD:
             return
         is_over = self.pid in self.exit_codes
-        if self.interrupted_by is not None and (self.is_our_run or is_over):  # asked twice: now
-            self.deadline = 0.0
-        self.interrupted_by = info.si_signo
-        self.watch.is_stopping = True  # whoever is killed now, by us or by the command's own shutdown
+        if info.si_signo in _INTERRUPTING:
+            self._interrupt(info.si_signo, is_over)
         if not is_over and not self._has_had(info.si_signo):
             _send(self.pid, info.si_signo)
+
+    def _interrupt(self, number: int, is_over: bool) -> None:
+        """The user stops the run."""
+        if self.interrupted_by is not None and (self.is_our_run or is_over):  # asked twice: now
+            self.deadline = 0.0
+        self.interrupted_by = number
+        self.watch.is_stopping = True  # whoever is killed now, by us or by the command's own shutdown
         if self.is_our_run and self.deadline is None:
             self.deadline = time.monotonic() + LEAVE_SECONDS
 

@@ -15,6 +15,7 @@ import pytest
 from recordings import Written, span
 
 from rltrace.analysis import Summary, summarize
+from rltrace.ending import Ending
 from rltrace.recording import Process, Recording
 from rltrace.supervisor import _Supervisor, _Watch
 
@@ -186,7 +187,7 @@ CLI = "from rltrace.cli import main; main()"
 # Prints the number of each signal that it gets, until it has had a SIGHUP and nothing more has come for a while.
 TELLS = """
 import os, signal
-told = {1, 2, 15}
+told = {1, 2, 3, 10, 12, 15}
 signal.pthread_sigmask(signal.SIG_BLOCK, told)
 %s
 print("ready", flush=True)
@@ -221,7 +222,7 @@ def test_a_command_has_each_signal_once_however_it_was_sent_and_as_often_as_it_w
     command = exec_command(tmp_path / "run", TELLS % before)
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert run.stdout is not None and run.stdout.readline() == "ready\n"
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (2, 2, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
         for send in sent:
             send(run.pid, number)
         assert run.stdout.readline() == f"{int(number)}\n"
@@ -240,6 +241,23 @@ def test_signals_that_come_together_are_told_apart(tmp_path: Path, first: Callab
     assert sorted(run.stdout.readline() for _ in range(2)) == ["15\n", "2\n"]
     os.killpg(run.pid, signal.SIGHUP)
     assert (run.stdout.read(), run.wait()) == ("1\n", 0)
+
+
+def test_a_notice_that_the_program_takes_is_no_interruption(tmp_path: Path) -> None:
+    program = """
+import os, signal, time
+noticed = []
+signal.signal(signal.SIGUSR1, lambda *_: noticed.append("noticed"))
+os.kill(os.getppid(), signal.SIGUSR1)
+while not noticed:
+    time.sleep(0.01)
+print(*noticed)
+"""
+    command = exec_command(tmp_path / "run", program)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "noticed\n")
+    assert "interrupted" not in done.stderr
+    assert Recording.open(tmp_path / "run").ending == Ending(exit_code=0, interrupted_by=None)
 
 
 def test_a_terminal_that_goes_away_is_told_to_the_command(tmp_path: Path) -> None:
