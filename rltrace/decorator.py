@@ -22,17 +22,31 @@ def traced(name: Any = None, /, **args: Any) -> Any:
     Args:
         name: Of the span; by default the function's qualified name. `@traced` works without brackets.
         **args: Recorded with every call.
+
+    Raises:
+        TypeError: what is decorated is no function, as a class or a property.
     """
-    if callable(name):
-        return _traced(name, _name_of(name), {})
-    return lambda function: _traced(function, name or _name_of(function), args)
+    if name is None or isinstance(name, str):
+        return lambda function: _traced(function, name, args)
+    return _traced(name, None, {})
 
 
 def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__  # a partial has none
 
 
-def _traced(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
+def _traced(function: Any, name: str | None, args: dict[str, Any]) -> Any:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_traced(function.__func__, name, args))
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(
+            f"rltrace.traced: {function!r} is a {type(function).__name__}, and only calls of functions are spans; "
+            "decorate its methods, or the function beneath a property"
+        )
+    return _traced_call(function, name or _name_of(function), args)
+
+
+def _traced_call(function: Callable[..., Any], name: str, args: dict[str, Any]) -> Callable[..., Any]:
     # A wrapper is of the same kind as what it wraps: frameworks inspect it.
     if inspect.iscoroutinefunction(function):
         wrapper = _traced_coroutine(function, name, args)

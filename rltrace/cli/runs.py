@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import shlex
 import shutil
 import sys
@@ -62,11 +64,12 @@ def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Pat
     Raises:
         RecordingError: the folder holds a Recording already, or cannot be written.
     """
-    folder = Path(out) if out is not None else _free_folder()
+    folder = Path(out) if out is not None else default_folder()
     taken = RecordingError(f"{folder}: holds a Recording already; name another folder with --out")
-    if (folder / manifest.FILE).exists() or (folder / manifest.PROCESSES).exists():
+    if out is not None and ((folder / manifest.FILE).exists() or (folder / manifest.PROCESSES).exists()):
         raise taken
     try:
+        folder = folder if out is not None else _made_anew(folder)
         manifest.create(folder, owner=None, command=command, config=config)
     except OSError as error:
         if (folder / manifest.FILE).exists():  # another run was faster
@@ -91,12 +94,13 @@ def check_disabled() -> None:
         click.echo(f"rltrace: {warning}", err=True)
 
 
-def _free_folder() -> Path:
-    wanted = default_folder()
-    folder, number = wanted, 1
-    while folder.exists():
-        number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
+def _made_anew(wanted: Path) -> Path:
+    """A folder that nobody has made before: two runs may begin in the same instant."""
+    for number in itertools.count(1):
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
     return folder
 
 

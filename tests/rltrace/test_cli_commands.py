@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from rltrace import plugins
 from rltrace.analysis import summarize
-from rltrace.cli import main
+from rltrace.cli import main, runs
 from rltrace.cli.export import load_exporter
 from rltrace.cli.run import report, show_steps
 from rltrace.cli.tables import WIDTH, show
@@ -233,6 +234,20 @@ def test_a_second_run_does_not_take_the_folder_of_the_first(run: Path) -> None:
     line = the_line(call("exec", "--out", run, "--", "true"), 3)
     assert f"{run}: holds a Recording already; name another folder with --out" in line
     assert (run / "manifest.json").read_bytes() == before
+
+
+def test_runs_that_begin_in_the_same_instant_have_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "default_folder", lambda: Path("rltrace-runs/now"))
+    (tmp_path / "rltrace-runs" / "now").mkdir(parents=True)  # another one is just making its manifest
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda number: runs.claim(None, [str(number)], {}), range(8)))
+    assert sorted(folder.name for folder in folders) == [f"now-{number}" for number in range(2, 10)]
+    assert [json.loads((folder / "manifest.json").read_text())["command"] for folder in folders] == [
+        [str(number)] for number in range(8)
+    ]
 
 
 def test_a_run_into_a_place_that_cannot_be_written(tmp_path: Path) -> None:

@@ -583,12 +583,31 @@ def test_traced_takes_methods_and_partials(folder: Path, spans_of: Spans) -> Non
         def fixed() -> str:
             return "fixed"
 
+        @rltrace.traced
+        @staticmethod
+        def beneath() -> str:
+            return "beneath"
+
+        @rltrace.traced("named", more=1)
+        @classmethod
+        def of_class(cls) -> str:
+            return cls.__name__
+
     rltrace.start(folder)
     assert Engine().step() == "stepped" and Engine.fixed() == "fixed"
+    assert (Engine().beneath(), Engine.beneath(), Engine().of_class()) == ("beneath", "beneath", "Engine")
     assert rltrace.traced(functools.partial(int, "7"))() == 7
     rltrace.stop()
     names = [span.name.rpartition(".")[2] for span in spans_of(folder)]
-    assert names == ["step", "fixed", "partial"]
+    assert names == ["step", "fixed", "beneath", "beneath", "named", "partial"]
+
+
+@pytest.mark.parametrize("decorated", [int, property(str), 3])
+def test_traced_says_at_once_what_it_cannot_decorate(decorated: Any) -> None:
+    with pytest.raises(TypeError, match="only calls of functions are spans; decorate its methods"):
+        rltrace.traced(decorated)
+    with pytest.raises(TypeError, match="only calls of functions are spans"):
+        rltrace.traced("name")(decorated)
 
 
 # ---------------------------------------------------------------- start and stop
