@@ -141,9 +141,11 @@ class StartupPhase:
         """Close it."""
         growth, opened = token
         end_span(opened, None, error)
+        # One look of either kind: what the edge samples shall not be old.
         if growth is not None:
             growth.__exit__()
-        LEDGER.rest_is_context()
+        else:
+            LEDGER.rest_is_context()
         edges.reached(edges.Edge((self._name,), error=error))
 
 
