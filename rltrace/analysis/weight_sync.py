@@ -14,6 +14,7 @@ from rltrace.events import WEIGHT_SYNC_STAGES
 PHASE = "weight_sync"
 SEND = "weight_sync.send"
 GATHER = "weight_sync.gather"
+LOAD = "weight_sync.load"
 COUNTED = ("weight_sync.pack", SEND)
 """Stages that may say how many tensors they took."""
 
@@ -44,7 +45,7 @@ class RankSync(msgspec.Struct, frozen=True, kw_only=True):
     """Sent; where nothing says it was sent, the most that a stage handled."""
     gigabytes_per_second: float | None
     buckets: int
-    """Buckets sent."""
+    """Sent; where nobody says so, loaded."""
     tensors: int
     stages: dict[str, Stage]
     """By name, in the order in which a bucket passes them."""
@@ -109,7 +110,7 @@ def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[st
     whole = in_phase if len(in_phase) else _reach(in_stages)
     seconds = covered_ns(whole) / 1e9
     nothing = _Part(EMPTY, 0, 0, 0)
-    sent = parts.get(SEND, nothing)
+    sent, loaded = parts.get(SEND, nothing), parts.get(LOAD, nothing)
     size_bytes = sent.bytes or max((part.bytes for part in parts.values()), default=0)
     counted = max(parts.get(name, nothing).tensors for name in COUNTED)
     return RankSync(
@@ -119,8 +120,8 @@ def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[st
         seconds=seconds,
         bytes=size_bytes,
         gigabytes_per_second=_rate(size_bytes, seconds),
-        buckets=sent.spans,
-        tensors=counted or parts.get(GATHER, nothing).spans,
+        buckets=sent.spans or loaded.spans,
+        tensors=counted or parts.get(GATHER, nothing).spans or loaded.tensors,
         stages={name: part.figures() for name, part in parts.items()},
         rest_seconds=covered_ns(outside(in_stages, whole)[0]) / 1e9,
     )

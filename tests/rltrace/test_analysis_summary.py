@@ -209,6 +209,14 @@ def test_what_of_a_sync_is_in_no_stage_is_said(tmp_path: Path) -> None:
     assert (without_phase.seconds, without_phase.rest_seconds) == (4, 2)
 
 
+def test_where_nobody_says_what_was_sent_what_was_loaded_counts(tmp_path: Path) -> None:
+    """An engine whose trainer is not traced, or has no hooks."""
+    loads = [span("weight_sync.load", at, at + 1, bytes=50, tensors=3) for at in (1, 3)]
+    written = Written(tmp_path / "run").process("e", *loads, span("step", 0, 10, step=0), rank=0, ended_s=10)
+    (sync,) = summarize(written.read()).weight_sync
+    assert (sync.bytes, sync.buckets, sync.tensors) == (100, 2, 6)
+
+
 def test_a_devices_peak_is_that_of_the_sum_over_its_processes(summary: Summary) -> None:
     memory = next(device for device in summary.memory if device.rank == 0)
     assert memory.peak_bytes == 500

@@ -35,7 +35,8 @@ def sync_line(syncs: Sequence[RankSync]) -> Text:
     stages = {name: _stage_seconds(name, syncs) for name in WEIGHT_SYNC_STAGES}
     longest = sorted((name for name in stages if stages[name]), key=lambda name: -stages[name])
     parts = [f"{name.partition('.')[2]} {figures.seconds(stages[name])}" for name in longest[:FEW]]
-    said = f" {figures.megabytes(size / len(syncs)) or 0} MB in {fmean(sync.buckets for sync in syncs):.0f} buckets, "
+    buckets = figures.count(round(fmean(sync.buckets for sync in syncs)), "bucket")
+    said = f" {figures.megabytes(size / len(syncs)) or 0} MB in {buckets}, "
     said += f"{figures.with_unit(figures.seconds(seconds / len(syncs)))}" + (f" ({', '.join(parts)})" if parts else "")
     return Text.assemble(("Weight sync", "bold"), said)
 
@@ -64,8 +65,9 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
     table.add_section()
     whole = figures.megabytes(size / len(syncs)), figures.rate(size, seconds)
     table.add_row("weight_sync", figures.seconds(seconds / len(syncs)), "", "", *whole)
-    buckets, tensors = fmean(sync.buckets for sync in syncs), fmean(sync.tensors for sync in syncs)
-    caption = f"{buckets:.0f} buckets, {tensors:.0f} tensors; seconds: overlapping spans once, summed: each"
+    buckets = figures.count(round(fmean(sync.buckets for sync in syncs)), "bucket")
+    tensors = figures.count(round(fmean(sync.tensors for sync in syncs)), "tensor")
+    caption = f"{buckets}, {tensors}; seconds: overlapping spans once, summed: each"
     if any((rate := sync.stages.get("weight_sync.gather")) and rate.bytes > FASTEST * rate.seconds for sync in syncs):
         caption += (
             "; on a GPU gather, pack, load and verify are launched here and run on: their GB/s are of the launches"
