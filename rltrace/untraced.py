@@ -116,8 +116,14 @@ class ProcessTree:
         reason = why_untraced(command, environment)
         if reason is not None:
             self._reasons[pid] = command, reason
-        elif _has_packages(pid) is False:
+        elif _has_packages(pid) is False and not self._only_forks(pid, command):
             self._bare[pid] = command
+
+    def _only_forks(self, pid: int, command: list[str]) -> bool:
+        """Whether it is multiprocessing's forkserver, which runs nothing itself; whom it forks has its command line."""
+        is_named_so = any(word.startswith("from multiprocessing.forkserver import main") for word in command[1:])
+        parent = parent_of(pid) if is_named_so else None
+        return parent is not None and self._commands.get(parent) != command
 
     def _examine_packages(self, pid: int) -> None:
         """A process that has loaded packages has met our start-up hook at the first of them, if there was one."""

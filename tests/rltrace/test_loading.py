@@ -218,6 +218,28 @@ def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace
     assert "not traced" not in shown, "nothing was missed"
 
 
+def test_a_forkserver_has_nothing_to_trace_and_its_children_have(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing, time\n"
+        "def work(late):\n"
+        "    time.sleep(0.6)\n"
+        "    if late: import msgspec, rltrace; rltrace.start(); rltrace.span('work').__enter__().__exit__(None)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('forkserver')\n"
+        "    children = [context.Process(target=work, args=(late,)) for late in (False, True)]\n"
+        "    [child.start() for child in children]; [child.join() for child in children]\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    assert done.returncode == 0
+    first, _ = done.stderr.splitlines()
+    assert first.startswith("rltrace: 2 processes not in the Recording: imported nothing but the standard library: ")
+    assert "program.py" in first and "multiprocessing.forkserver" in first, "the program and one child"
+    names = [event.name for process in Recording.open(tmp_path / "run").processes for event in process.events()]
+    assert names.count("work") == 1
+
+
 def test_a_fork_that_executes_another_program_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
     """Between the two it has its parent's command line; the program may be one that a package brought, as Ray's are."""
     brought = tmp_path / "site-packages" / "program.so"
