@@ -117,6 +117,11 @@ class Recording:
         return manifest.is_live(self.folder)
 
     @property
+    def is_watched(self) -> bool:
+        """Whether a supervisor made it, which sees how processes go; nobody does where a program records itself."""
+        return self.manifest.get("owner") is None
+
+    @property
     def is_complete(self) -> bool:
         """Whether every process ended its part in good order."""
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
@@ -186,6 +191,12 @@ class Process:
     @property
     def pid(self) -> int:
         return int(self.identity.get("pid", 0))
+
+    @property
+    def life(self) -> tuple[Any, ...] | None:
+        """What programs have in common that one process ran, each by `exec`; None where nobody could say."""
+        ticks = self.identity.get("start_ticks")
+        return None if ticks is None else (self.host, self.identity.get("boot_id"), self.pid, ticks)
 
     @property
     def start_ns(self) -> int:

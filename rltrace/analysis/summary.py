@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed, allocation_peaks, allocations_missed
@@ -105,8 +107,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Of the processes that lost something; empty is good."""
     lost_events: int
     """Over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
-    complete: bool
-    """Every process ended its part in good order."""
+    complete: bool | None
+    """Every process ended its part in good order; None where nobody saw how those went that did not."""
 
 
 def summarize(recording: Recording) -> Summary:
@@ -115,6 +117,7 @@ def summarize(recording: Recording) -> Summary:
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
+    of_processes = processes(seen)
     return Summary(
         version=VERSION,
         run=_run(seen, len(measured)),
@@ -136,7 +139,7 @@ def summarize(recording: Recording) -> Summary:
         out_of_memory=out_of_memory(seen, windows),
         sleeps=transactions(seen, windows),
         leaks=leaks(seen),
-        processes=processes(seen),
+        processes=of_processes,
         untraced=untraced(recording),
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),
@@ -144,7 +147,7 @@ def summarize(recording: Recording) -> Summary:
         errors=span_errors(seen, windows),
         losses=_losses(recording),
         lost_events=recording.lost_events,
-        complete=recording.is_complete and not any(process.was_stopped for process in recording.processes),
+        complete=_is_complete(of_processes),
     )
 
 
@@ -165,6 +168,13 @@ def _run(seen: Observations, clock_domains: int) -> Run:
         machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
     )
+
+
+def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
+    states = {process.state for process in found}
+    if states == {"ended"}:
+        return True
+    return None if states and states <= {"ended", "gone"} else False
 
 
 def _losses(recording: Recording) -> list[Losses]:
