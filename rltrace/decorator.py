@@ -22,9 +22,14 @@ def traced(name: Any = None, /, **args: Any) -> Any:
     Args:
         name: Of the span; by default the function's qualified name. `@traced` works without brackets.
         **args: Recorded with every call.
+
+    Raises:
+        TypeError: the name is no text.
     """
     if callable(name):
         return _traced(name, _name_of(name), {})
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"the name of a span is text, not {name!r}")
     return lambda function: _traced(function, name or _name_of(function), args)
 
 

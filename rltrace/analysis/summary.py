@@ -58,11 +58,15 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
     process_key: str
     lost_events: int
-    """Could not be written: a full disk, a record too large."""
+    """Could not be written: a full disk, a record too large; and `misfit_records`."""
+    misfit_records: int
+    """Whole, and of no use: a name that is no text, a value that is no number, an arrow that is neither out nor in."""
     torn_records: int
     """Cut by the death of the process while it wrote them."""
     orphan_records: int
-    """Ends whose beginning is missing, and arrows outside of any span."""
+    """Ends whose beginning is missing, and `stray_arrows`."""
+    stray_arrows: int
+    """Outside of any span."""
     dropped_segments: int
     """Dropped, oldest first, to keep to `max_bytes`."""
     dropped_bytes: int
@@ -183,8 +187,10 @@ def _losses(recording: Recording) -> list[Losses]:
         Losses(
             process_key=process.key,
             lost_events=process.lost_events,
+            misfit_records=process.misfits,
             torn_records=process.torn,
             orphan_records=process.orphans,
+            stray_arrows=process.stray_flows,
             dropped_segments=process.dropped_segments,
             dropped_bytes=process.dropped_bytes,
         )

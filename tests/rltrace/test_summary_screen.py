@@ -659,6 +659,27 @@ def test_a_worker_that_its_parent_ended_is_no_death_unless_it_was_busy(tmp_path:
     assert ("complete" in lines[0], " died" in lines[0]) == (which == "idle", which == "busy")
 
 
+@pytest.mark.parametrize(
+    ("ended_s", "record", "said"),
+    [
+        (9, [5, 0, 100, {}, True], "1 record of no use (a name that is no text"),
+        (9, [5, 100, 1, True], "1 record of no use (a name that is no text"),
+        (9, ["k", 0, 100, "out", True], "1 arrow outside of any span"),
+        (9, ["k", 0, 100, "sideways", True], "1 record of no use (a name that is no text"),
+        (9, [100, 150, None, True], "1 record of no span that is there"),
+        (9, [7, 7], "1 record damaged"),
+        (None, [7, 7], "1 record cut when it died"),
+    ],
+)
+def test_of_what_is_lost_the_reason_is_said(
+    tmp_path: Path, ended_s: float | None, record: list[Any], said: str
+) -> None:
+    written = Written(tmp_path / "run").process("p", span("a", 0, 1), [record], name="trainer", ended_s=ended_s)
+    told = [line for line in screen(written.read()) if line.startswith("lost of ")]
+    assert len(told) == 1 and told[0].startswith(f"lost of trainer: {said}")
+    assert told[0].count("record") + told[0].count("arrow outside") == 1
+
+
 UNSEEN = """
 import os, signal, sys
 import msgspec, rltrace

@@ -20,6 +20,7 @@ from rltrace.events import SAMPLER
 
 FEW = 3
 """So many of each kind; `--all` shows every one."""
+MISFIT = "of no use (a name that is no text, a value that is no number, an arrow neither out nor in)"
 _BAD, _DOUBTFUL = "bold red", "yellow"
 
 
@@ -176,20 +177,23 @@ def _allocations(summary: Summary) -> Iterator[str]:
 
 
 def _losses(summary: Summary) -> Iterator[str]:
-    names = {process.key: process.name for process in summary.processes}
+    processes = {process.key: process for process in summary.processes}
     for loss in summary.losses:
-        yield _loss_line(loss, names.get(loss.process_key, loss.process_key))
+        yield _loss_line(loss, processes[loss.process_key])
 
 
-def _loss_line(loss: Losses, name: str) -> str:
+def _loss_line(loss: Losses, process: ProcessFigures) -> str:
     dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep to max_bytes"
     counts = [
-        (loss.lost_events, "event", "that could not be written"),
-        (loss.torn_records, "record", "cut when it died"),
-        (loss.orphan_records, "record", "of no span that is there"),
+        (loss.lost_events - loss.misfit_records, "event", "that could not be written"),
+        (loss.misfit_records, "record", MISFIT),
+        (loss.torn_records, "record", "damaged" if process.state == "ended" else "cut when it died"),
+        (loss.orphan_records - loss.stray_arrows, "record", "of no span that is there"),
+        (loss.stray_arrows, "arrow", "outside of any span"),
         (loss.dropped_segments, "segment", dropped),
     ]
-    return f"lost of {name}: " + ", ".join(f"{figures.count(many, what)} {how}" for many, what, how in counts if many)
+    said = ", ".join(f"{figures.count(many, what)} {how}" for many, what, how in counts if many)
+    return f"lost of {process.name}: {said}"
 
 
 def _sleeps(summary: Summary) -> Iterator[str]:
