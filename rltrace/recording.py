@@ -117,6 +117,11 @@ class Recording:
         return manifest.is_live(self.folder)
 
     @property
+    def is_watched(self) -> bool:
+        """Whether a supervisor made it, which sees how processes go; nobody does where a program records itself."""
+        return self.manifest.get("owner") is None
+
+    @property
     def is_complete(self) -> bool:
         """Whether every process ended its part in good order."""
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
@@ -174,6 +179,8 @@ class Process:
         """Records that are damaged, such as the one that the process died in, known after `events`."""
         self.orphans = 0
         """Ends and flows whose span's beginning was dropped or lost, known after `events`."""
+        self.stray_flows = 0
+        """Of these the flows: no span of their thread and task was open."""
         self.misfits = 0
         """Whole records that say nothing, such as a sample whose value is no number, known after `events`."""
         self._types: dict[int, tuple[str, list[str]]] = {}
@@ -186,6 +193,12 @@ class Process:
     @property
     def pid(self) -> int:
         return int(self.identity.get("pid", 0))
+
+    @property
+    def life(self) -> tuple[Any, ...] | None:
+        """What programs have in common that one process ran, each by `exec`; None where nobody could say."""
+        ticks = self.identity.get("start_ticks")
+        return None if ticks is None else (self.host, self.identity.get("boot_id"), self.pid, ticks)
 
     @property
     def start_ns(self) -> int:
@@ -281,7 +294,7 @@ class Process:
             Spans where they end and samples where they were taken, in the order each thread wrote them; threads follow
             each other segment by segment. Spans that never ended come last, `end_ns` None.
         """
-        self.torn = self.orphans = self.misfits = 0
+        self.torn = self.orphans = self.stray_flows = self.misfits = 0
         events = _EventReader(self, self._types).events()
         return events if self.alignment is None else map(self._aligned, events)
 
@@ -368,6 +381,8 @@ class _EventReader:
         """Lanes that an open span, by its id, cannot be on: one there began before it and ended inside it."""
         self.early_ends: dict[int, tuple[int, Args | None]] = {}
         """Ends read before their beginning: another thread ended the span, and its segment was read first."""
+        self.nameless: set[int] = set()
+        """Starts of spans that say nothing, whose ends are still to come."""
         # What a record is follows from the types of its elements; one that fits none is a typed span or damaged.
         self.readers: dict[tuple[type, ...], Callable[..., Event | None]] = {
             (int, str, bool): self._thread,
@@ -497,12 +512,9 @@ class _EventReader:
     def _typed(self, *record: Any) -> Span | None:
         """A typed span; one whose declaration was lost keeps its arguments, numbered."""
         number = record[0]
-        if number.__class__ is str:  # whole, and of no use: the program sampled what is no number
-            self.process.misfits += 1
-            return None
         sound = (*map(type, record[-4:-2]),) == (int, int) and type(record[-2]) in _ARGS
         if not sound or number.__class__ is not int or number >= 0:
-            self._damaged()
+            self._misfit(record[-3] if sound and len(record) == 5 else None)
             return None
         name, fields = self.types.get(number) or (f"type {number}", [f"arg{n}" for n in range(len(record) - 5)])
         args = dict(zip(fields, record[1:-4], strict=False))
@@ -510,11 +522,20 @@ class _EventReader:
             args |= record[-2]
         return self._begin(name, record[-4], record[-3], args, True)
 
+    def _misfit(self, start_ns: int | None = None) -> None:
+        """Whole, and of no use: the program sampled what is no number, or named a span by what is no text."""
+        self.process.misfits += 1
+        if start_ns is not None and self.early_ends.pop(start_ns, None) is None:
+            self.nameless.add(start_ns)
+
     def _end(self, start_ns: int, end_ns: int, late: Args | None, _: bool) -> Span | None:
         if end_ns < start_ns:
             self._damaged()
             return None
         span = self._take(start_ns)
+        if span is None and start_ns in self.nameless:
+            self.nameless.discard(start_ns)
+            return None
         if span is None:
             self.early_ends[start_ns] = (end_ns, late)
             return None
@@ -553,9 +574,13 @@ class _EventReader:
         span.lane = next(lane for lane in itertools.count() if lane not in barred)
 
     def _flow(self, key: str, task: int, ts_ns: int, direction: str, _: bool) -> None:
+        if direction not in ("out", "in"):
+            self._misfit()
+            return
         stack = self.stacks.get((self.thread, task))
         if not stack:
             self.process.orphans += 1
+            self.process.stray_flows += 1
             return
         span = stack[-1]
         if direction == "out":

@@ -293,8 +293,8 @@ class _Watch:
         """By key, each with a pidfd: it says how the process ended even if somebody else is its parent."""
         self.pids: dict[int, str] = {}
         """Folder of each pid's last interpreter."""
-        self.unexplained: list[Process] = []
-        """Gone, and this kernel cannot say how."""
+        self.unexplained: list[tuple[Process, int]] = []
+        """Gone, and this kernel cannot say how; each with when that was seen."""
         self.is_stopping = False
         """Whether whoever is killed now is so because another one died, or because the user stopped the run."""
 
@@ -315,9 +315,9 @@ class _Watch:
             if last.end_ns is not None:
                 continue
             if code is not None or self.is_stopping:
-                self._note(last, code or 0)
+                self._note(last, code or 0, clock.now_ns())
             else:
-                self.unexplained.append(last)
+                self.unexplained.append((last, clock.now_ns()))
             if last.role in WATCHED_ROLES and (code is None or code < 0):
                 deaths.append((last, Death(last.name, last.pid, None if code is None else -code)))
         keys = {process.key for process, _ in deaths}
@@ -330,15 +330,15 @@ class _Watch:
     def close(self, exit_codes: Mapping[int, int], *, ended_well: bool) -> None:
         """Look for the last time; of a run that ended well nobody died, whatever this kernel could not tell."""
         self.died(exit_codes)
-        for process in self.unexplained if ended_well else ():
-            self._note(process, 0)
+        for process, gone_ns in self.unexplained if ended_well else ():
+            self._note(process, 0, gone_ns)
         for _, pidfd in self.running.values():
             if pidfd is not None:
                 os.close(pidfd)
 
-    def _note(self, process: Process, code: int) -> None:
+    def _note(self, process: Process, code: int, gone_ns: int) -> None:
         killed_by = -code if code < 0 else None
-        append_exit(process.folder, end_ns=clock.now_ns(), killed_by=killed_by, was_stopped=self.is_stopping)
+        append_exit(process.folder, end_ns=gone_ns, killed_by=killed_by, was_stopped=self.is_stopping)
 
     def name(self, pid: int) -> str | None:
         """What the process with this pid is called in the Recording."""

@@ -95,7 +95,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[Seconds]
     """Of the ranks, in the order of a step, then `wait.driver` and `idle`."""
     driver: list[Seconds]
-    """What the driver did while they waited; nothing where it is the only one, whose phases are above."""
+    """What the driver did while they waited; nothing where it is the only one, whose phases are above. What the driver
+    of one run does and the ranks of the other is in both."""
     weight_sync: list[Seconds]
     """By stage, overlapping spans of one rank once."""
     weight_sync_bytes: Bytes | None
@@ -118,8 +119,9 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
         same_program: As `same_program` says.
     """
     rows = [_of_ranks(summary) for summary in (a, b)]
-    phases = _by_name([_phases(of_ranks) for of_ranks in rows])
-    driver = _by_name([_phases(_of_driver(summary)) for summary in (a, b)])
+    phases = [_phases(of_ranks) for of_ranks in rows]
+    driver = [_phases(_of_driver(summary)) for summary in (a, b)]
+    only_drivers = {name for own, above in zip(driver, phases, strict=True) for name in own if name not in above}
     stages = [_stages(summary) for summary in (a, b)]
     steps = [_step_seconds(summary, of_ranks) for summary, of_ranks in zip((a, b), rows, strict=True)]
     work = [_work(summary) for summary in (a, b)]
@@ -129,10 +131,10 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
         a=_side(a),
         b=_side(b),
         same_program=same_program,
-        settings=[*_differing(described(a.run.machines), described(b.run.machines)), *settings],
+        settings=[*_of_machines(a.run, b.run), *settings],
         step=_seconds(STEP, *steps) if any(steps) else None,
-        phases=phases,
-        driver=[own for own in driver if own.name not in {row.name for row in phases}],
+        phases=_by_name(phases),
+        driver=[own for own in _by_name(driver) if own.name in only_drivers],
         weight_sync=_by_name(stages),
         weight_sync_bytes=_bytes("weight_sync", [_sent(summary) for summary in (a, b)]),
         gpu_work=[Work(name, *(of_run.get(name) for of_run in work)) for name in dict.fromkeys((*work[0], *work[1]))],
@@ -272,6 +274,13 @@ def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Setting]:
 def same_program(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two manifests are of one program: both have a configuration, or the same script, module or command."""
     return bool(_config(a) and _config(b)) or (not (_config(a) or _config(b)) and _program(a) == _program(b))
+
+
+def _of_machines(a: Run, b: Run) -> list[Setting]:
+    """Of a run that nobody sampled the machine is unknown, which is no difference."""
+    if not (a.machines and b.machines):
+        return []
+    return _differing(described(a.machines), described(b.machines))
 
 
 def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[Setting]:

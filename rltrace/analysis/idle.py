@@ -81,7 +81,7 @@ class _Spans:
         rows, places = [EMPTY], [np.empty(0, np.intp)]
         known: dict[str, int] = {}
         for process in processes:
-            until_ns = seen.open_until_ns(process, unseen_ns=process.last_ns)
+            until_ns = seen.open_until_ns(process)
             of_calls = ((method or name, kept) for (name, method), kept in process.named.items())
             for name, kept in (*of_calls, *process.phases.items(), *process.stages.items()):
                 rows.append(kept.rows(until_ns))

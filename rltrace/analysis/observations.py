@@ -184,18 +184,40 @@ class Observations:
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """When anything was last heard of."""
         self.now_ns = self.time_line.now_ns()
+        self.went_on_ns = _went_on_ns(self.processes)
+        """By the key of a process that went on as another program (`exec`), when that one began."""
 
-    def open_until_ns(self, seen: Seen, unseen_ns: int) -> int:
-        """Until when a span that is open in a process counts.
+    def open_until_ns(self, seen: Seen) -> int:
+        """Until when a span that is open in a process counts: until it was over, else until it was last heard of."""
+        over_ns = self._over_ns(seen)
+        return seen.last_ns if over_ns is None else over_ns
 
-        Args:
-            seen: The process: until now if it is alive, else until somebody saw that it was gone.
-            unseen_ns: Until then if nobody saw it.
-        """
+    def is_end_known(self, seen: Seen) -> bool:
+        """Whether a process is alive, or has ended its part, or somebody saw that it was gone."""
+        return seen.process.end_ns is not None or self._over_ns(seen) is not None
+
+    def _over_ns(self, seen: Seen) -> int | None:
+        """When somebody saw that it was gone, or now, if it is alive."""
+        if seen.process.key in self.went_on_ns:
+            return self.went_on_ns[seen.process.key]
         if seen.process.is_alive:
             return self.now_ns
         gone_ns = seen.process.gone_ns
-        return unseen_ns if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
+        return None if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
+
+
+def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:
+    """When the next program of the same process began, of each that did not end its part itself."""
+    began_ns: dict[str, int] = {}
+    next_of: dict[tuple[Any, ...], Seen] = {}
+    for seen in sorted(all_seen, key=lambda seen: -seen.first_ns):
+        process = seen.process
+        if process.life is None:
+            continue
+        if process.life in next_of and (process.end_ns is None or process.gone_ns is not None):
+            began_ns[process.key] = next_of[process.life].first_ns
+        next_of[process.life] = seen
+    return began_ns
 
 
 def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:

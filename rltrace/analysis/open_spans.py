@@ -21,12 +21,14 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is called."""
     process_key: str
     process_state: State
-    """`alive`: the span is under way. `died`: it was, when the process died."""
+    """`alive`: the span is under way. `died`: it was, when the process died. `gone`: when it went, somehow."""
     rank: int | None
     pid: int
     thread: str
     open_seconds: float
-    """Until now where its process is alive, until it was seen to be gone, else until the Recording's last event."""
+    """Until now where its process is alive, until it was seen to be gone, else until that process's last event."""
+    is_at_least: bool
+    """It may have been open for longer: nobody saw when its process was gone."""
     is_long: bool
     """Open for more than 60 s."""
 
@@ -34,15 +36,15 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
 def open_spans(seen: Observations) -> list[OpenSpan]:
     """Every open span, the longest first."""
     spans = [
-        _open_span(span, process, state(process), seen.open_until_ns(process, unseen_ns=seen.end_ns))
+        _open_span(span, process, state(process, seen), seen)
         for process in seen.processes
         for span in process.open_spans
     ]
     return sorted(spans, key=lambda span: -span.open_seconds)
 
 
-def _open_span(span: Span, process: Seen, process_state: State, until_ns: int) -> OpenSpan:
-    seconds = max(0.0, (until_ns - span.start_ns) / 1e9)
+def _open_span(span: Span, process: Seen, process_state: State, seen: Observations) -> OpenSpan:
+    seconds = max(0.0, (seen.open_until_ns(process) - span.start_ns) / 1e9)
     return OpenSpan(
         name=span.name,
         args=span.args,
@@ -53,5 +55,6 @@ def _open_span(span: Span, process: Seen, process_state: State, until_ns: int) -
         pid=process.process.pid,
         thread=process.process.threads.get(span.thread, str(span.thread)),
         open_seconds=seconds,
+        is_at_least=not seen.is_end_known(process),
         is_long=seconds > LONG_SECONDS,
     )

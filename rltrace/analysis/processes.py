@@ -11,7 +11,7 @@ import msgspec
 from rltrace.analysis.clocks import bound_seconds
 from rltrace.analysis.observations import Observations, Seen
 
-State = Literal["alive", "ended", "died", "stopped", "unknown"]
+State = Literal["alive", "ended", "died", "gone", "stopped", "unknown"]
 
 
 class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,8 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the traced process that started it."""
     state: State
     """`died`: gone without ending its part of the Recording. `stopped`: likewise, but because the user stopped the run,
-    or because another process had died. `unknown`: not ended, and on another host than this."""
+    or because another process had died. `gone`: likewise, and nobody watched: it may have ended well. `unknown`: not
+    ended, and on another host than this. What went on as another program (`exec`) has `ended`."""
     killed_by: str | None
     """Name of the signal, where it is known."""
     start_seconds: float
@@ -50,8 +51,8 @@ def processes(seen: Observations) -> list[ProcessFigures]:
     return sorted(found, key=lambda process: process.start_seconds)
 
 
-def state(seen: Seen) -> State:
-    """Whether a process lives, ended in good order, or died."""
+def state(seen: Seen, all_seen: Observations) -> State:
+    """Whether a process lives, ended in good order, or died, as far as anybody saw."""
     process = seen.process
     if process.was_stopped:
         return "stopped"
@@ -59,9 +60,13 @@ def state(seen: Seen) -> State:
         return "ended"
     if process.killed_by is not None:
         return "died"
+    if process.key in all_seen.went_on_ns:
+        return "ended"
     if process.host != socket.gethostname():
         return "unknown"
-    return "alive" if process.is_alive else "died"
+    if process.is_alive:
+        return "alive"
+    return "died" if all_seen.recording.is_watched else "gone"
 
 
 def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessFigures:
@@ -75,7 +80,7 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
         pid=process.pid,
         device=seen.lane.device,
         parent=parent,
-        state=state(seen),
+        state=state(seen, all_seen),
         killed_by=signal_name(process.killed_by),
         start_seconds=(seen.first_ns - all_seen.start_ns) / 1e9,
         last_seconds=(seen.last_ns - all_seen.start_ns) / 1e9,

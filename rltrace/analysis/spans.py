@@ -67,9 +67,7 @@ def _figures(
     windows: StepWindows,
 ) -> SpanFigures:
     ended = np.concatenate([kept.ended() for _, kept in members])
-    covered = [
-        (process.lane, kept.rows(seen.open_until_ns(process, unseen_ns=process.last_ns))) for process, kept in members
-    ]
+    covered = [(process.lane, kept.rows(seen.open_until_ns(process))) for process, kept in members]
     count, seconds = len(ended), total_ns(ended) / 1e9
     return SpanFigures(
         name=name,

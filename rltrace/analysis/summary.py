@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed, allocation_peaks, allocations_missed
@@ -56,11 +58,15 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
     process_key: str
     lost_events: int
-    """Could not be written: a full disk, a record too large."""
+    """Could not be written: a full disk, a record too large; and `misfit_records`."""
+    misfit_records: int
+    """Whole, and of no use: a name that is no text, a value that is no number, an arrow that is neither out nor in."""
     torn_records: int
     """Cut by the death of the process while it wrote them."""
     orphan_records: int
-    """Ends whose beginning is missing, and arrows outside of any span."""
+    """Ends whose beginning is missing, and `stray_arrows`."""
+    stray_arrows: int
+    """Outside of any span."""
     dropped_segments: int
     """Dropped, oldest first, to keep to `max_bytes`."""
     dropped_bytes: int
@@ -105,8 +111,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Of the processes that lost something; empty is good."""
     lost_events: int
     """Over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
-    complete: bool
-    """Every process ended its part in good order."""
+    complete: bool | None
+    """Every process ended its part in good order; None where nobody saw how those went that did not."""
 
 
 def summarize(recording: Recording) -> Summary:
@@ -115,6 +121,7 @@ def summarize(recording: Recording) -> Summary:
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
+    of_processes = processes(seen)
     return Summary(
         version=VERSION,
         run=_run(seen, len(measured)),
@@ -136,7 +143,7 @@ def summarize(recording: Recording) -> Summary:
         out_of_memory=out_of_memory(seen, windows),
         sleeps=transactions(seen, windows),
         leaks=leaks(seen),
-        processes=processes(seen),
+        processes=of_processes,
         untraced=untraced(recording),
         hooks=hooks(seen),
         not_applicable=names_not_applicable(seen),
@@ -144,7 +151,7 @@ def summarize(recording: Recording) -> Summary:
         errors=span_errors(seen, windows),
         losses=_losses(recording),
         lost_events=recording.lost_events,
-        complete=recording.is_complete and not any(process.was_stopped for process in recording.processes),
+        complete=_is_complete(of_processes),
     )
 
 
@@ -167,14 +174,23 @@ def _run(seen: Observations, clock_domains: int) -> Run:
     )
 
 
+def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
+    states = {process.state for process in found}
+    if states == {"ended"}:
+        return True
+    return None if states and states <= {"ended", "gone"} else False
+
+
 def _losses(recording: Recording) -> list[Losses]:
     """Called after the events were read: torn and orphan records are known only then."""
     found = [
         Losses(
             process_key=process.key,
             lost_events=process.lost_events,
+            misfit_records=process.misfits,
             torn_records=process.torn,
             orphan_records=process.orphans,
+            stray_arrows=process.stray_flows,
             dropped_segments=process.dropped_segments,
             dropped_bytes=process.dropped_bytes,
         )

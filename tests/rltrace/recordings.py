@@ -35,9 +35,9 @@ def sample(name: str, at_s: float, value: float) -> list[list[Any]]:
 class Written:
     """A Recording that is being written, from time 0."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(self, folder: Path, *, owner: str | None = None, **config: Any) -> None:
         self.folder = folder
-        manifest.create(folder, owner=None, command=["python", "train.py"], config=config)
+        manifest.create(folder, owner=owner, command=["python", "train.py"], config=config)
 
     def process(
         self, key: str, *records: list[list[Any]], ended_s: float | None = None, hooks: tuple[Any, ...] = (), **who: Any

@@ -312,6 +312,40 @@ def test_a_process_that_is_gone_without_an_end_died(tmp_path: Path) -> None:
     assert states == {"gone": "died", "ended": "ended", "elsewhere": "unknown", "here": "alive"}
 
 
+@pytest.mark.parametrize(("others", "complete"), [(("ended", "gone"), None), (("gone", "killed"), False)])
+def test_where_nobody_watched_a_process_that_is_gone_is_not_said_to_have_died(
+    tmp_path: Path, others: tuple[str, ...], complete: bool | None
+) -> None:
+    written = Written(tmp_path / "run", owner="ended").process("ended", ended_s=1).process("gone")
+    if "killed" in others:
+        written.process("killed")
+        append_exit(written.folder / "processes" / "killed", end_ns=SECOND, killed_by=9, was_stopped=False)
+    summary = summarize(written.read())
+    states = {process.key: process.state for process in summary.processes}
+    assert states == {"ended": "ended", "gone": "gone"} | ({"killed": "died"} if "killed" in others else {})
+    assert summary.complete is complete
+
+
+@pytest.mark.parametrize("owner", ["before", None])
+def test_a_process_that_went_on_as_another_program_did_not_die(tmp_path: Path, owner: str | None) -> None:
+    written = Written(tmp_path / "run", owner=owner)
+    written.process("before", span("prepare", 1, None), start_ticks=7)
+    written.process("after", span("train", 4, 5), start_ticks=7, start_ns=3 * SECOND, ended_s=6)
+    written.process("other", start_ticks=8, start_ns=4 * SECOND, ended_s=6)
+    summary = summarize(written.read())
+    assert {process.state for process in summary.processes} == {"ended"} and summary.complete
+    (found,) = summary.open_spans
+    assert (found.name, found.open_seconds, found.is_at_least) == ("prepare", 2, False), "until the other one began"
+
+
+def test_what_a_supervisor_saw_counts_whatever_program_followed(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("before", start_ticks=7)
+    written.process("after", start_ticks=7, start_ns=3 * SECOND)
+    for key in ("before", "after"):
+        append_exit(written.folder / "processes" / key, end_ns=5 * SECOND, killed_by=9, was_stopped=False)
+    assert [process.state for process in summarize(written.read()).processes] == ["died", "died"]
+
+
 def test_a_pid_that_was_given_to_another_process_is_not_the_one_that_recorded(tmp_path: Path) -> None:
     written = Written(tmp_path / "run").process("old", **MYSELF | {"start_ticks": MYSELF["start_ticks"] - 1})
     assert summarize(written.read()).processes[0].state == "died"
@@ -334,14 +368,15 @@ def test_a_hook_is_counted_over_all_processes(tmp_path: Path) -> None:
     assert (figures.state, figures.fired, figures.processes) == ("installed", 5, {"installed": 2, "waiting": 1})
 
 
-def test_open_spans_of_the_dead_age_until_the_last_event_of_the_run(tmp_path: Path) -> None:
-    written = Written(tmp_path / "run").process("w", span("actor.update", 10, None), role="worker", rank=1)
+def test_open_spans_of_the_dead_are_at_least_as_old_as_their_last_event(tmp_path: Path) -> None:
+    events = [span("actor.update", 10, None), sample("loss", 85, 1)]
+    written = Written(tmp_path / "run").process("w", *events, role="worker", rank=1)
     written.process("d", span("step", 9, 90), role="driver", ended_s=95)
     (found,) = summarize(written.read()).open_spans
     assert (found.name, found.process, found.process_state, found.thread) == (
         "actor.update", "rank 1 worker", "died", "MainThread",
     )  # fmt: skip
-    assert (found.open_seconds, found.is_long) == (85, True)
+    assert (found.open_seconds, found.is_at_least, found.is_long) == (75, True, True)
 
 
 def test_open_spans_of_who_was_seen_to_be_gone_age_until_then(tmp_path: Path) -> None:
@@ -350,6 +385,7 @@ def test_open_spans_of_who_was_seen_to_be_gone_age_until_then(tmp_path: Path) ->
     written.process("d", span("step", 9, 90), role="driver", ended_s=95)
     (found,) = summarize(written.read()).open_spans
     assert (found.name, found.process_state, found.open_seconds) == ("actor.update", "died", 2)
+    assert not found.is_at_least
 
 
 def test_open_spans_of_the_living_age_until_now(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from recordings import Written, span
 
+from rltrace import clock
 from rltrace.analysis import Summary, summarize
 from rltrace.ending import Ending
 from rltrace.recording import Process, Recording
@@ -330,6 +331,20 @@ def test_who_is_gone_is_dead_only_if_a_signal_took_it_before_its_end_and_the_run
     assert [death.pid for death in died] == ([child.pid] if is_death else [])
     process = Process(tmp_path / "run" / "processes" / "p")
     assert process.killed_by == (-code if code < 0 and ended_s is None else None)
+
+
+def test_a_process_that_nobody_can_tell_of_ended_when_it_was_seen_to_be_gone(tmp_path: Path) -> None:
+    """And not with the supervisor, though only then is it known that the run ended well."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    Written(tmp_path / "run").process("p", span("work", 0, 1), pid=child.pid)
+    watch = _Watch(tmp_path / "run")
+    before_ns = clock.now_ns()
+    watch.died({})
+    seen_ns = clock.now_ns()
+    watch.close({}, ended_well=True)
+    end_ns = Process(tmp_path / "run" / "processes" / "p").end_ns
+    assert end_ns is not None and before_ns <= end_ns <= seen_ns
 
 
 def test_of_deaths_seen_at_once_the_parent_and_then_the_command_come_first(tmp_path: Path) -> None:

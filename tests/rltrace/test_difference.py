@@ -166,6 +166,34 @@ def test_phases_of_one_process_are_there_once_whatever_it_is_called(tmp_path: Pa
         assert found.driver == []
 
 
+def test_what_the_driver_of_one_run_does_and_the_ranks_of_the_other_is_there_of_both(tmp_path: Path) -> None:
+    runs = []
+    for name, lengths in (("driver", (2, 0)), ("rank", (0, 3)), ("both", (1, 1))):
+        steps = [span("step", 10 * step, 10 * step + 9, step=step) for step in STEPS]
+        of_driver, of_rank = (
+            [span("reward", 10 * step, 10 * step + length) for step in STEPS if length] for length in lengths
+        )
+        of_rank += [span("actor.update", 10 * step + 4, 10 * step + 8) for step in STEPS]
+        written = Written(tmp_path / name).process("d", *steps, *of_driver, role="driver", ended_s=40)
+        runs.append(written.process("w", *of_rank, role="worker", rank=0, pid=2, ended_s=40).folder)
+    for a, b, found in ((0, 1, [(None, 3), (2, None)]), (1, 0, [(3, None), (None, 2)]), (1, 2, [(3, 1)])):
+        compared = between(runs[a], runs[b])
+        rows = [row for row in (*compared.phases, *compared.driver) if row.name == "reward"]
+        means = [tuple(side and side.mean_seconds for side in (row.a, row.b)) for row in rows]
+        assert means == [pytest.approx(pair) for pair in found]
+
+
+@pytest.mark.parametrize("sampled", ["a", "b"])
+def test_a_machine_that_nobody_sampled_is_no_difference(tmp_path: Path, sampled: str) -> None:
+    for name in "ab":
+        written = Written(tmp_path / name).process("p", span("step", 0, 1, step=3), ended_s=1)
+        if name == sampled:
+            written.process(
+                "s", role="sampler", machine={"cpu": "EPYC", "cpus": 8, "gpus": [], "driver": None}, ended_s=1
+            )
+    assert between(tmp_path / "a", tmp_path / "b").settings == []
+
+
 def test_what_nobody_could_tell_is_no_zero_to_subtract_from(tmp_path: Path) -> None:
     runs = []
     for name, said in (("known", [sample("cuda.context_bytes", 2, 9)]), ("unknown", [])):

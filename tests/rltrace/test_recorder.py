@@ -124,7 +124,7 @@ def test_samples_and_flows_arrive(folder: Path, process_of: ReadProcess) -> None
     assert (spans["outer"].flows_out, spans["outer"].flows_in) == ((), ())
     request = spans["request"]
     assert (request.task, request.start_ns, request.end_ns, request.args) == (3, 10, 20, {"tokens": 5})
-    assert process.orphans == 1, "the flow outside of every span"
+    assert process.orphans == process.stray_flows == 1, "the flow outside of every span"
 
 
 class Scalar:
@@ -206,6 +206,26 @@ def test_a_sample_that_is_no_number_is_counted_as_lost_not_as_torn(
     process = process_of(folder)
     assert [event.name for event in process.events()] == ["before", "after"]
     assert (process.lost_events, process.misfits, process.torn, process.orphans) == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize("name", [5, -0.5, None, b"a", ["a"]])
+def test_a_name_that_is_no_text_is_counted_as_lost_once_for_each_event(
+    folder: Path, process_of: ReadProcess, name: Any
+) -> None:
+    rltrace.start(folder)
+    with rltrace.span("outer"), rltrace.span(name):
+        rltrace.counter(name, 1)
+        rltrace.flow(name, "out")
+    rltrace.span_at(name, 1, 2)
+    rltrace.stop()
+    process = process_of(folder)
+    assert [event.name for event in process.events()] == ["outer"]
+    assert (process.lost_events, process.misfits, process.torn, process.orphans) == (4, 4, 0, 0)
+
+
+def test_a_name_that_is_no_text_is_refused_where_it_is_declared_once() -> None:
+    with pytest.raises(TypeError, match="the name of a span is text, not 5"):
+        rltrace.typed_span(5)  # type: ignore[arg-type]
 
 
 def test_a_sample_of_any_number_arrives_as_that_number(folder: Path, process_of: ReadProcess) -> None:

@@ -300,8 +300,8 @@ def test_a_recording_can_be_read_while_it_is_written(folder: Path, process_of: C
 
 @pytest.mark.parametrize(
     "damaged",
-    [["whole", 0, 100, 50, {}, True], [100, 50, None, True], [5, 7, 0, 100, None, True], [None, 100, 7, True]],
-    ids=["ends before it begins", "an end before its beginning", "no such kind of span", "no such record"],
+    [["whole", 0, 100, 50, {}, True], [100, 50, None, True]],
+    ids=["ends before it begins", "an end before its beginning"],
 )
 def test_a_whole_record_that_cannot_be_is_counted_as_torn_and_the_rest_is_read(
     damaged: list[Any], folder: Path
@@ -311,6 +311,22 @@ def test_a_whole_record_that_cannot_be_is_counted_as_torn_and_the_rest_is_read(
     (process,) = recording.processes
     assert [event.name for event in process.events()] == ["c", "a"]
     assert (process.torn, process.orphans) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [[5, 7, 0, 100, None, True], [None, 100, 7, True], ["b", 0, 110, "sideways", True]],
+    ids=["no such kind of span", "no such record", "no such direction"],
+)
+def test_a_whole_record_that_says_nothing_is_counted_as_lost_and_the_rest_is_read(
+    useless: list[Any], folder: Path
+) -> None:
+    begin, sample = ["a", 0, 100, {}, True], ["c", 120, 1, True]
+    recording = recordings.Written(folder).process("p", [begin, useless, sample, [100, 130, None, True]]).read()
+    (process,) = recording.processes
+    events = list(process.events())
+    assert [event.name for event in events] == ["c", "a"] and not events[1].flows_in
+    assert (process.misfits, process.lost_events, process.torn, process.orphans) == (1, 1, 0, 0)
 
 
 def test_spans_of_two_threads_that_began_in_one_nanosecond_are_told_apart(folder: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import NO_PID, Written, hook, sample, span, two_ranks, two_workers
+from recordings import NO_PID, SECOND, Written, hook, sample, span, two_ranks, two_workers
 from rich.console import Console, Group, RenderableType
-from traced_runs import run_traced
+from traced_runs import run_traced, traced_environment
 
 from rltrace import ending
 from rltrace.analysis import summarize
@@ -657,6 +657,79 @@ def test_a_worker_that_its_parent_ended_is_no_death_unless_it_was_busy(tmp_path:
     died = [line for line in lines[1:] if re.search(r"died( by SIGTERM)?, in work", line)]
     assert (len(ended), len(died)) == ((1, 0) if which == "idle" else (0, 1))
     assert ("complete" in lines[0], " died" in lines[0]) == (which == "idle", which == "busy")
+
+
+@pytest.mark.parametrize(
+    ("ended_s", "record", "said"),
+    [
+        (9, [5, 0, 100, {}, True], "1 record of no use (a name that is no text"),
+        (9, [5, 100, 1, True], "1 record of no use (a name that is no text"),
+        (9, ["k", 0, 100, "out", True], "1 arrow outside of any span"),
+        (9, ["k", 0, 100, "sideways", True], "1 record of no use (a name that is no text"),
+        (9, [100, 150, None, True], "1 record of no span that is there"),
+        (9, [7, 7], "1 record damaged"),
+        (None, [7, 7], "1 record cut when it died"),
+    ],
+)
+def test_of_what_is_lost_the_reason_is_said(
+    tmp_path: Path, ended_s: float | None, record: list[Any], said: str
+) -> None:
+    written = Written(tmp_path / "run").process("p", span("a", 0, 1), [record], name="trainer", ended_s=ended_s)
+    told = [line for line in screen(written.read()) if line.startswith("lost of ")]
+    assert len(told) == 1 and told[0].startswith(f"lost of trainer: {said}")
+    assert told[0].count("record") + told[0].count("arrow outside") == 1
+
+
+UNSEEN = """
+import os, signal, sys
+import msgspec, rltrace
+
+with rltrace.span("start"):
+    pass
+if sys.argv[1:] == ["exec"]:
+    os.execv(sys.executable, [sys.executable, __file__])
+if sys.argv[1:] and os.fork() == 0:
+    with rltrace.span("outer"):
+        with rltrace.span("work"):
+            pass
+        if sys.argv[1] == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(0)
+if sys.argv[1:]:
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "headline", "line"),
+    [
+        ("exec", r"complete", None),
+        ("left", r"complete", r"1 process gone between two spans, nobody saw how: `rltrace exec` does"),
+        ("killed", r"process \(pid \d+\) gone, nobody saw how", r"process .* is gone, in outer, .* s: nobody saw how"),
+    ],
+)
+def test_where_no_supervisor_watched_nobody_is_said_to_have_died(
+    tmp_path: Path, how: str, headline: str, line: str | None
+) -> None:
+    (tmp_path / "program.py").write_text(UNSEEN)
+    words = [sys.executable, tmp_path / "program.py", how]
+    subprocess.run(words, check=True, capture_output=True, env=traced_environment(tmp_path / "run"))
+    lines = screen(Recording.open(tmp_path / "run"))
+    assert re.search(rf"2 processes · {headline} · nothing lost", lines[0])
+    assert not re.search("died|not complete", "\n".join(lines))
+    assert line is None or any(re.fullmatch(line, said) for said in lines)
+    assert any(said.startswith("≥ 0.0 s  outer") for said in lines) == (how == "killed")
+
+
+def test_ray_ends_its_workers_and_of_the_first_process_nobody_knows_unless_it_said(tmp_path: Path) -> None:
+    ray = (hook(1, "ray:init", instrumentation="ray", fires=1),)
+    for name, ended_s in (("ended", 5), ("gone", None)):
+        written = Written(tmp_path / name, owner="d")
+        written.process("d", span("step", 0, 2, step=0), role="driver", hooks=ray, ended_s=ended_s)
+        lines = screen(written.process("w", span("act", 0, 1), role="worker", rank=0, start_ns=SECOND).read())
+        assert "1 process gone between two spans, nobody saw how: Ray so ends its workers" in lines
+        said = "complete" if name == "ended" else f"driver (pid {NO_PID}) gone, nobody saw how"
+        assert lines[0].endswith(f"2 processes · {said} · nothing lost")
 
 
 def test_a_first_step_is_named_though_another_process_has_too_few_to_leave_its_own_out(tmp_path: Path) -> None:

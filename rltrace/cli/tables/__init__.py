@@ -42,7 +42,7 @@ from rltrace.cli.tables.phases import (
     steady_title,
     steady_words,
 )
-from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, problems
+from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, gone_in_doubt, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.spans import FEW, collection_line, hook_span_table, open_span_table, own_span_table
 from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
@@ -269,8 +269,11 @@ def _state(run: Run, summary: Summary) -> Text:
         return Text("stopped", "yellow")
     if all(process.role == SAMPLER for process in summary.processes):
         return Text("no process has recorded anything" if not run.is_live else "no process yet", "yellow")
+    if gone := gone_in_doubt(summary):
+        who = f"{gone[0].name} (pid {gone[0].pid})" if len(gone) == 1 else str(len(gone))
+        return Text(f"{who} gone, nobody saw how", "yellow")
     ended = {process.key for process in ended_by_others(summary)}
-    if summary.complete or all(process.state == "ended" or process.key in ended for process in summary.processes):
+    if all(process.state in ("ended", "gone") or process.key in ended for process in summary.processes):
         return Text("complete", "green")
     return Text("going on", "cyan") if run.is_live else Text("not complete", "yellow")
 

@@ -16,19 +16,21 @@ from rltrace.cli.tables.memory import allocations_missed_line, is_without_gpu
 from rltrace.cli.tables.processes import untraced_line
 from rltrace.cli.tables.steps import by_lane
 from rltrace.cli.tables.sync import leak_lines, wrong_line
+from rltrace.events import SAMPLER
 
 FEW = 3
 """So many of each kind; `--all` shows every one."""
+MISFIT = "of no use (a name that is no text, a value that is no number, an arrow neither out nor in)"
 _BAD, _DOUBTFUL = "bold red", "yellow"
 
 
 def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Everything that a reader must know before any figure; no line is good."""
     kinds = (
-        _deaths, _aborted, _errors, _hangs, _failed_hooks, _left_out,
+        _deaths, _gone, _aborted, _errors, _hangs, _failed_hooks, _left_out,
         _memory, _allocations, _losses, _sleeps, _untraced, _clocks,
     )  # fmt: skip
-    styles = (_BAD, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 7)
+    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 7)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -39,22 +41,43 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
 
 
 def _deaths(summary: Summary) -> Iterator[str]:
-    longest: dict[str, OpenSpan] = {}
-    for span in summary.open_spans:
-        longest.setdefault(span.process_key, span)
     found = deaths(summary)
-    alike: dict[tuple[str, str | None, str | None], list[ProcessFigures]] = {}
-    for process in sorted(found, key=lambda process: process.key not in longest):  # in the middle of something first
-        inside = longest.get(process.key)
-        doing = inside.name if inside is not None else None
-        alike.setdefault((process.name, process.killed_by, doing), []).append(process)
-    for (_, _, doing), processes in alike.items():
+    for processes, doing in _alike(found, summary):
         yield death_line(processes, doing)
     if ended := ended_by_others(summary):
         yield f"{figures.count(len(ended), 'process')} ended from outside between two spans: so do those of a Pool"
     if silent := sum(process.state == "died" for process in summary.processes) - len(found) - len(ended):
         why = ": Ray so ends idle workers" if uses_ray(summary) else ""
         yield f"{figures.count(silent, 'process')} died and had recorded nothing{why}"
+
+
+def _gone(summary: Summary) -> Iterator[str]:
+    found = gone_in_doubt(summary)
+    for processes, doing in _alike(found, summary):
+        yield f"{_how_it_went(processes, 'is gone', doing)}: nobody saw how"
+    if others := sum(process.state == "gone" for process in summary.processes) - len(found):
+        why = "Ray so ends its workers" if uses_ray(summary) else "`rltrace exec` does"
+        yield f"{figures.count(others, 'process')} gone between two spans, nobody saw how: {why}"
+
+
+def _alike(found: Sequence[ProcessFigures], summary: Summary) -> Iterator[tuple[list[ProcessFigures], str | None]]:
+    """Processes of one name that went alike, and what they were doing; those in the middle of something first."""
+    longest: dict[str, OpenSpan] = {}
+    for span in summary.open_spans:
+        longest.setdefault(span.process_key, span)
+    alike: dict[tuple[str, str | None, str | None], list[ProcessFigures]] = {}
+    for process in sorted(found, key=lambda process: process.key not in longest):
+        inside = longest.get(process.key)
+        doing = inside.name if inside is not None else None
+        alike.setdefault((process.name, process.killed_by, doing), []).append(process)
+    yield from ((processes, doing) for (_, _, doing), processes in alike.items())
+
+
+def gone_in_doubt(summary: Summary) -> list[ProcessFigures]:
+    """Processes that went unseen in the middle of something; or the first one of all, which the run is."""
+    busy = {span.process_key for span in summary.open_spans}
+    first = [process.key for process in summary.processes if process.role != SAMPLER][:1]
+    return [p for p in summary.processes if p.state == "gone" and (p.key in busy or p.key in first)]
 
 
 def deaths(summary: Summary) -> list[ProcessFigures]:
@@ -89,11 +112,15 @@ def ended_by_others(summary: Summary) -> list[ProcessFigures]:
 
 def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
     """Who died, of what, and what it was doing: processes of one name that died alike are one line."""
+    killed = f" by {alike[-1].killed_by}" if alike[-1].killed_by else ""
+    return _how_it_went(alike, f"died{killed}", inside)
+
+
+def _how_it_went(alike: Sequence[ProcessFigures], went: str, inside: str | None) -> str:
     last = max(alike, key=lambda process: process.last_seconds)
-    killed = f" by {last.killed_by}" if last.killed_by else ""
     doing = f", in {inside}" if inside is not None else ""
     whose = figures.pids([process.pid for process in alike])
-    return f"{last.name} ({whose}) died{killed}{doing}, {last.last_seconds:.1f} s"
+    return f"{last.name} ({whose}) {went}{doing}, {last.last_seconds:.1f} s"
 
 
 def _aborted(summary: Summary) -> Iterator[str]:
@@ -150,20 +177,23 @@ def _allocations(summary: Summary) -> Iterator[str]:
 
 
 def _losses(summary: Summary) -> Iterator[str]:
-    names = {process.key: process.name for process in summary.processes}
+    processes = {process.key: process for process in summary.processes}
     for loss in summary.losses:
-        yield _loss_line(loss, names.get(loss.process_key, loss.process_key))
+        yield _loss_line(loss, processes[loss.process_key])
 
 
-def _loss_line(loss: Losses, name: str) -> str:
+def _loss_line(loss: Losses, process: ProcessFigures) -> str:
     dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep to max_bytes"
     counts = [
-        (loss.lost_events, "event", "that could not be written"),
-        (loss.torn_records, "record", "cut when it died"),
-        (loss.orphan_records, "record", "of no span that is there"),
+        (loss.lost_events - loss.misfit_records, "event", "that could not be written"),
+        (loss.misfit_records, "record", MISFIT),
+        (loss.torn_records, "record", "damaged" if process.state == "ended" else "cut when it died"),
+        (loss.orphan_records - loss.stray_arrows, "record", "of no span that is there"),
+        (loss.stray_arrows, "arrow", "outside of any span"),
         (loss.dropped_segments, "segment", dropped),
     ]
-    return f"lost of {name}: " + ", ".join(f"{figures.count(many, what)} {how}" for many, what, how in counts if many)
+    said = ", ".join(f"{figures.count(many, what)} {how}" for many, what, how in counts if many)
+    return f"lost of {process.name}: {said}"
 
 
 def _sleeps(summary: Summary) -> Iterator[str]:

@@ -16,7 +16,9 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Figures, titled
 from rltrace.events import SAMPLER
 
-_STATE_STYLES = {"alive": "cyan", "ended": "green", "died": "bold red", "stopped": "yellow", "unknown": "yellow"}
+_STATE_STYLES = {
+    "alive": "cyan", "ended": "green", "died": "bold red", "gone": "yellow", "stopped": "yellow", "unknown": "yellow",
+}  # fmt: skip
 MOST_LETTERS = 100
 """Of a command line."""
 MOST_BARE = 3

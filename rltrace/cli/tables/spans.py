@@ -16,6 +16,7 @@ from rltrace.events import COLLECTION, RAY_CALL
 
 MOST_OPEN = 20
 FEW = 6
+_REMARKS = {"alive": "", "gone": "the process is gone"}
 WORTH_A_LINE = 0.01
 """Of a step: less garbage collection than that is in the table only."""
 
@@ -84,9 +85,16 @@ def open_span_table(spans: Sequence[OpenSpan], most: int = MOST_OPEN) -> Rendera
     """What was going on, or still is; the longest first."""
     table = Figures(Column("open"), words("span"), words("process"), words("thread", 5), words())
     for span in spans[:most]:
-        remark = "" if span.process_state == "alive" else f"the process {span.process_state}"
+        remark = _REMARKS.get(span.process_state, f"the process {span.process_state}")
         table.add_row(
-            f"{span.open_seconds:,.1f} s", span.name, f"{span.process} (pid {span.pid})", span.thread, remark,
+            _open_for(span), span.name, f"{span.process} (pid {span.pid})", span.thread, remark,
             style="bold yellow" if span.is_long else None,
         )  # fmt: skip
-    return titled("Open spans", table, f"{len(spans) - most} more: see --json" if len(spans) > most else "")
+    captions = [f"{len(spans) - most} more: see --json"] if len(spans) > most else []
+    if any(span.is_at_least for span in spans[:most]):
+        captions.append("≥: at least, until its process was last heard of")
+    return titled("Open spans", table, "; ".join(captions))
+
+
+def _open_for(span: OpenSpan) -> str:
+    return f"{'≥ ' if span.is_at_least else ''}{span.open_seconds:,.1f} s"
