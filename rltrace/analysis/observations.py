@@ -129,6 +129,8 @@ class Seen:
         self.first_ns = 0
         self.last_ns = 0
         """When it began, and was last heard of."""
+        self.last_span_ns = 0
+        """When a span of it last began or ended."""
         self.spans = 0
         self.samples = 0
         self.steps: list[Span] = []
@@ -223,7 +225,7 @@ def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:
 def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
     seen = Seen(process, lane)
     shift_ns = time_line.shift_ns(process)
-    last_ns = process.start_ns
+    last_ns = last_span_ns = process.start_ns
     owner_names: dict[str, str | None] = {}
     for event in process.events():
         if isinstance(event, Counter):
@@ -236,8 +238,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
         if end_ns is None:
             end_ns = event.start_ns
             seen.open_spans.append(event)
-        if end_ns > last_ns:
-            last_ns = end_ns
+        if end_ns > last_span_ns:
+            last_span_ns = end_ns
         kept = _kept_whole(seen, event.name)
         if kept is not None:
             kept.append(event)
@@ -258,7 +260,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
     if shift_ns:
         _shift(seen, shift_ns)
     seen.first_ns = process.start_ns + shift_ns
-    seen.last_ns = max(last_ns, process.end_ns or 0) + shift_ns
+    seen.last_span_ns = last_span_ns + shift_ns
+    seen.last_ns = max(last_ns, last_span_ns, process.end_ns or 0) + shift_ns
     return seen
 
 

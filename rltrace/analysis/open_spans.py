@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.processes import State, state
 from rltrace.events import Args, Span
 
-LONG_SECONDS = 60.0
-"""A span open for longer is worth a look."""
+STILL_SECONDS = 60.0
+"""A run in which nothing begins or ends for longer is worth a look: however long a step is, it has many spans."""
 
 
 class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,22 +31,33 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Until now where its process is alive, until it was seen to be gone, else until that process's last event."""
     is_at_least: bool
     """It may have been open for longer: nobody saw when its process was gone."""
-    is_long: bool
-    """Open for more than 60 s."""
+    is_stuck: bool
+    """What a thread, or a task, of a living process is in while no span of the run has begun or ended for 60 s."""
 
 
 def open_spans(seen: Observations) -> list[OpenSpan]:
     """Every open span, the longest first."""
+    last_ns = max((process.last_span_ns for process in seen.processes), default=0)
+    stands_still = (seen.now_ns - last_ns) / 1e9 > STILL_SECONDS
     spans = [
-        _open_span(span, process, state(process, seen), seen)
+        _open_span(span, process, seen, stands_still and id(span) in innermost)
         for process in seen.processes
+        for innermost in [_innermost(process.open_spans)]
         for span in process.open_spans
     ]
     return sorted(spans, key=lambda span: -span.open_seconds)
 
 
-def _open_span(span: Span, process: Seen, process_state: State, seen: Observations) -> OpenSpan:
-    seconds = max(0.0, (seen.open_until_ns(process) - span.start_ns) / 1e9)
+def _innermost(spans: Sequence[Span]) -> set[int]:
+    """Identities of those that no other of their thread and task is inside of."""
+    last: dict[tuple[int, int], Span] = {}
+    for span in sorted(spans, key=lambda span: span.start_ns):
+        last[span.thread, span.task] = span
+    return {id(span) for span in last.values()}
+
+
+def _open_span(span: Span, process: Seen, seen: Observations, is_stuck: bool) -> OpenSpan:
+    process_state = state(process, seen)
     return OpenSpan(
         name=span.name,
         args=span.args,
@@ -54,7 +67,7 @@ def _open_span(span: Span, process: Seen, process_state: State, seen: Observatio
         rank=process.lane.rank,
         pid=process.process.pid,
         thread=process.process.threads.get(span.thread, str(span.thread)),
-        open_seconds=seconds,
+        open_seconds=max(0.0, (seen.open_until_ns(process) - span.start_ns) / 1e9),
         is_at_least=not seen.is_end_known(process),
-        is_long=seconds > LONG_SECONDS,
+        is_stuck=is_stuck and process_state == "alive",
     )

@@ -376,7 +376,7 @@ def test_open_spans_of_the_dead_are_at_least_as_old_as_their_last_event(tmp_path
     assert (found.name, found.process, found.process_state, found.thread) == (
         "actor.update", "rank 1 worker", "died", "MainThread",
     )  # fmt: skip
-    assert (found.open_seconds, found.is_at_least, found.is_long) == (75, True, True)
+    assert (found.open_seconds, found.is_at_least, found.is_stuck) == (75, True, False)
 
 
 def test_open_spans_of_who_was_seen_to_be_gone_age_until_then(tmp_path: Path) -> None:
@@ -393,11 +393,26 @@ def test_open_spans_of_the_living_age_until_now(tmp_path: Path) -> None:
     start_s = (now_ns - 100 * SECOND) / SECOND
     records = [span("rollout.generate", start_s, None), span("step", start_s + 90, None)]
     found = summarize(Written(tmp_path / "run").process("p", *records, **MYSELF).read()).open_spans
-    assert [(span.name, span.is_long, span.process_state) for span in found] == [
-        ("rollout.generate", True, "alive"),
-        ("step", False, "alive"),
-    ]
+    assert [(span.name, span.process_state) for span in found] == [("rollout.generate", "alive"), ("step", "alive")]
     assert 100 <= found[0].open_seconds < 130
+
+
+@pytest.mark.parametrize(
+    ("ended_before_s", "stuck"), [(61, ["ray.get", "fsdp.all_gather"]), (20, [])], ids=["still", "going on"]
+)
+def test_a_thread_is_stuck_where_it_waits_while_the_whole_run_stands_still(
+    tmp_path: Path, ended_before_s: int, stuck: list[str]
+) -> None:
+    """A step is open for as long as it takes; what is inside of it begins and ends."""
+    now_s = clock.now_ns() / SECOND
+    driver = [span("ray.call", now_s - 500, None), span("ray.get", now_s - 90, None)]
+    worker = [span("actor.update", now_s - 80, None), span("fsdp.all_gather", now_s - 70, None)]
+    written = Written(tmp_path / "run").process("d", *driver, **MYSELF)
+    parent = {"pid": os.getppid(), "start_ticks": manifest.started_ticks(os.getppid())}
+    written.process("w", *worker, sample("loss", now_s - 1, 1), **parent)
+    written.process("e", span("engine.step", now_s - 75, now_s - ended_before_s), ended_s=now_s - ended_before_s)
+    found = summarize(written.read()).open_spans
+    assert [one.name for one in found if one.is_stuck] == stuck
 
 
 def test_an_open_step_lasts_until_the_last_event(tmp_path: Path) -> None:

@@ -704,7 +704,7 @@ if sys.argv[1:]:
     ("how", "headline", "line"),
     [
         ("exec", r"complete", None),
-        ("left", r"complete", r"1 process gone between two spans, nobody saw how: `rltrace exec` does"),
+        ("left", r"complete", r"1 process gone between two spans, nobody saw how: `rltrace exec` watches"),
         ("killed", r"process \(pid \d+\) gone, nobody saw how", r"process .* is gone, in outer, .* s: nobody saw how"),
     ],
 )

@@ -56,7 +56,7 @@ def _gone(summary: Summary) -> Iterator[str]:
     for processes, doing in _alike(found, summary):
         yield f"{_how_it_went(processes, 'is gone', doing)}: nobody saw how"
     if others := sum(process.state == "gone" for process in summary.processes) - len(found):
-        why = "Ray so ends its workers" if uses_ray(summary) else "`rltrace exec` does"
+        why = "Ray so ends its workers" if uses_ray(summary) else "`rltrace exec` watches"
         yield f"{figures.count(others, 'process')} gone between two spans, nobody saw how: {why}"
 
 
@@ -144,9 +144,10 @@ def _errors(summary: Summary) -> Iterator[str]:
 
 
 def _hangs(summary: Summary) -> Iterator[str]:
-    for span in summary.open_spans:
-        if span.is_long and span.process_state == "alive":
-            yield f"{span.process} (pid {span.pid}) is in {span.name} for {span.open_seconds:,.0f} s"
+    stuck = [span for span in summary.open_spans if span.is_stuck]
+    for span in reversed(stuck):  # what began last: the others wait for it
+        where = f"{span.process} (pid {span.pid}) is in {span.name}"
+        yield f"{where} for {span.open_seconds:,.0f} s, and the run stands still"
 
 
 def _failed_hooks(summary: Summary) -> Iterator[str]:

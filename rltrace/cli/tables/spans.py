@@ -88,7 +88,7 @@ def open_span_table(spans: Sequence[OpenSpan], most: int = MOST_OPEN) -> Rendera
         remark = _REMARKS.get(span.process_state, f"the process {span.process_state}")
         table.add_row(
             _open_for(span), span.name, f"{span.process} (pid {span.pid})", span.thread, remark,
-            style="bold yellow" if span.is_long else None,
+            style="bold yellow" if span.is_stuck else None,
         )  # fmt: skip
     captions = [f"{len(spans) - most} more: see --json"] if len(spans) > most else []
     if any(span.is_at_least for span in spans[:most]):
