@@ -66,6 +66,8 @@ STARTUP_PHASES = (
     "ref.shard",
     "ref.broadcast",
     "ref.draw",
+    "critic.build",
+    "critic.shard",
     "rollout.load",
     "rollout.profile",
     "rollout.reserve_kv",
@@ -83,6 +85,8 @@ STEP_PHASES = (
     "advantage",
     "actor.old_log_prob",
     "ref.log_prob",
+    "critic.values",
+    "critic.update",
     "actor.update",
 )
 """The phases of a step, in the order they happen."""
@@ -194,6 +198,10 @@ OWNERS = (
     "actor.optimizer",
     "actor.activations",
     "ref.params",
+    "critic.params",
+    "critic.grads",
+    "critic.optimizer",
+    "critic.activations",
     "weight_sync.gather",
     "weight_sync.bucket",
     "rollout.weights",
@@ -218,6 +226,10 @@ OWNER_COLORS = {
     "actor.optimizer": "#6366f1",
     "actor.activations": "#a5f3fc",
     "ref.params": "#0d9488",
+    "critic.params": "#4d7c0f",
+    "critic.grads": "#a3e635",
+    "critic.optimizer": "#65a30d",
+    "critic.activations": "#d9f99d",
     "weight_sync.gather": "#db2777",
     "weight_sync.bucket": "#f472b6",
     "rollout.weights": "#ea580c",
@@ -234,7 +246,10 @@ OWNER_COLORS = {
     "unexplained": "#dc2626",
     "free": "#f8fafc",
 }
-"""One colour an owner, in every picture: blue learns, green is the ref, pink moves, orange samples, grey is neither."""
+"""One colour an owner, in every picture.
+
+Blue learns, teal is the ref, lime the critic, pink moves, orange samples, grey is neither.
+"""
 
 
 SAMPLER = "sampler"

@@ -18,13 +18,12 @@ from rltrace import allocations, memory
 from rltrace.instrument.fsdp1 import HANDLE, RUNTIME
 from rltrace.instrument.fsdp2 import PACKAGE, Forwards, remove
 from rltrace.instrument.sharded_models import (
-    GRADS,
     MODELS,
-    OPTIMIZER,
     ROLES,
     Fsdp1Params,
     Fsdp2Params,
     Params,
+    grads_owner,
     watch_models,
 )
 from rltrace.instrument.torch_optim import watch_optimizer_steps
@@ -33,12 +32,12 @@ from rltrace.patching import Hook, PatchSet
 
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
 
-ACTIVATIONS = "actor.activations"
+ACTIVATIONS = "activations"
 GATHER, BUCKET = "weight_sync.gather", "weight_sync.bucket"
 
 SCOPES = {
-    "rltrace_reference.actor:Actor.micro_batch": ACTIVATIONS,
-    "rltrace_reference.actor:Policy.log_probs": ACTIVATIONS,
+    "rltrace_reference.actor:Actor.micro_batch": f"actor.{ACTIVATIONS}",
+    "rltrace_reference.actor:Policy.log_probs": f"actor.{ACTIVATIONS}",
     "rltrace_reference.weight_sync:Sender.sync": GATHER,
     "rltrace_reference.cuda_ipc:CudaIpc.create": BUCKET,
     "rltrace_reference.host_staging:HostStaging.create": BUCKET,
@@ -74,7 +73,9 @@ def name_hooks(patches: PatchSet) -> None:
         patches.around("torch.autograd:backward", watch_roots, end_backward)
         patches.use(
             "torch.optim.optimizer:register_optimizer_step_pre_hook",
-            functools.partial(watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(OPTIMIZER)),
+            functools.partial(
+                watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(ROLES.acting_owner("optimizer"))
+            ),
         )
         for target, owner in SCOPES.items():
             patches.around(target, functools.partial(enter, owner), leave)
@@ -120,18 +121,20 @@ def params_owner(params: Params) -> str:
 
 def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
     """A group's gradients are computed; what their reduction allocates are gradients too."""
-    return enter_reduction(gradients_of(args[0]))
+    return enter_reduction(Fsdp2Params(args[0]), gradients_of(args[0]))
 
 
 def enter_flat_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
     """The same of a flat parameter."""
-    return enter_reduction(Fsdp1Params(args[1]).grads())
+    params = Fsdp1Params(args[1])
+    return enter_reduction(params, params.grads())
 
 
-def enter_reduction(gradients: Iterable[Any]) -> str | None:
+def enter_reduction(params: Params, gradients: Iterable[Any]) -> str | None:
     """These are gradients, whoever allocated them, and so is all from here on."""
-    allocations.name(dict.fromkeys(addresses(gradients), GRADS))
-    return allocations.enter(GRADS)
+    owner = grads_owner(ROLES.subject_of(params))
+    allocations.name(dict.fromkeys(addresses(gradients), owner))
+    return allocations.enter(owner)
 
 
 def gradients_of(group: Any) -> Iterator[Any]:
@@ -168,7 +171,7 @@ class ModelForwards:
         if not on or hook is None:
             return
         try:
-            forwards = Forwards(hook, lambda *_: allocations.Scope(ACTIVATIONS).__enter__())
+            forwards = Forwards(hook, lambda *_: allocations.Scope(ROLES.acting_owner(ACTIVATIONS)).__enter__())
             self._handles = forwards.attach(MODELS.modules(), str)
             if unwrapped := MODELS.unwrapped():
                 self._handles += forwards.attach_to_all(Having(unwrapped))
@@ -209,7 +212,7 @@ def enter_backward(_grad: Any) -> None:
     """Called by autograd, on the thread that computes this device's gradients."""
     from torch.autograd import Variable
 
-    before = allocations.enter(ACTIVATIONS)
+    before = allocations.enter(ROLES.acting_owner(ACTIVATIONS))
     Variable._execution_engine.queue_callback(lambda: allocations.leave(before))
 
 

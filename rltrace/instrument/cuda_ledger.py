@@ -26,7 +26,7 @@ from rltrace.events import (
     WAKE_UPS,
     pinned_of,
 )
-from rltrace.instrument.sharded_models import Rows, add
+from rltrace.instrument.sharded_models import ROLES, Rows, add
 from rltrace.nvml import Memory, UnavailableError
 
 SAME_NS = 2_000_000
@@ -168,8 +168,8 @@ class CudaLedger:
         """Sources whose bytes come from torch's allocator; rows of one name add up."""
         self.engine: Pools | None = None
         """In an engine's process."""
-        self.activation_bytes = 0
-        """What the last forward has left for its backward."""
+        self.activations: Rows = {"actor.activations_bytes": 0}
+        """What the last forward has left for its backward, by whose forward it was."""
         self._most_forward_bytes = 0
         self.trains: Callable[[], bool] = lambda: False
         """Whether this process trains a model, or holds one that it compares with."""
@@ -222,7 +222,7 @@ class CudaLedger:
             return
         if edge.error is not None:
             self.out_of_memory(edge.error)
-        self.activation_bytes = self._most_forward_bytes = 0
+        self.activations, self._most_forward_bytes = dict.fromkeys(self.activations, 0), 0
         device, is_phase = self.device(), edge.is_phase
         is_engines = not ENGINES_PHASES.isdisjoint(edge.names)
         # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
@@ -331,10 +331,10 @@ class CudaLedger:
         # An engine alone in its process: what it has beside weights, cache and graphs are its inputs and workspaces.
         is_engine = self.engine is not None and not self.trains()
         engine_bytes = loose_bytes - named_bytes if is_engine else 0
-        self._unattributed_bytes = loose_bytes - named_bytes - engine_bytes - self.activation_bytes
+        self._unattributed_bytes = loose_bytes - named_bytes - engine_bytes - sum(self.activations.values())
         rows |= state.engine or {}
         rows |= {
-            "actor.activations_bytes": self.activation_bytes,
+            **self.activations,
             "rollout.activations_bytes": engine_bytes,
             "allocator.cached_bytes": cached_bytes,
             "unattributed_bytes": self._unattributed_bytes,
@@ -370,8 +370,9 @@ class CudaLedger:
         if state.torch.allocated_bytes <= self._most_forward_bytes:  # the next micro-batch like the last
             return
         self._most_forward_bytes = state.torch.allocated_bytes
-        before_bytes, self.activation_bytes = self._unattributed_bytes, 0
-        self.activation_bytes = max(0, self.rows(device, state)["unattributed_bytes"] - before_bytes)
+        row = f"{ROLES.acting_owner('activations')}_bytes"
+        before_bytes, self.activations = self._unattributed_bytes, dict.fromkeys((*self.activations, row), 0)
+        self.activations[row] = max(0, self.rows(device, state)["unattributed_bytes"] - before_bytes)
         self._sample(device, state)
 
     def growth(self, owner: str) -> Growth:

@@ -21,19 +21,25 @@ from rltrace.patching import After, Function, Hook, PatchSet, wrap_function
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
 
-GRADS, OPTIMIZER = "actor.grads", "actor.optimizer"
-
 MOST_KEPT = 64
 """States of all groups: a step goes through fewer than ten."""
 
 
-class Roles:
-    """Whose parameters are: the actor's if an optimizer holds any that are sharded together, else the ref's.
+ACTOR, REF = "actor", "ref"
 
-    Before there is an optimizer, those that can be trained are the actor's; once they are trained they stay so.
+
+class Roles:
+    """Whose parameters are: of whom a framework's hook said so where they were made, else the actor's or the ref's.
+
+    The actor's if an optimizer holds any that are sharded together, else the ref's. Before there is an optimizer, those
+    that can be trained are the actor's; once they are trained they stay so.
     """
 
     def __init__(self) -> None:
+        self.acting: str | None = None
+        """Whose models are made and used now, where a framework's hook says so; a worker does one thing at a time."""
+        self._named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """What was made while somebody was acting: optimizers, and holders of parameters."""
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.met = 0
         """How many optimizers were met: until there is another one, whose parameters are does not change."""
@@ -43,15 +49,36 @@ class Roles:
         """An optimizer; whose parameters it has is asked when it is used."""
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
+            self.name(optimizer, self.acting)
             self.met += 1
+
+    def name(self, made: Any, subject: str | None) -> None:
+        """Say whose an optimizer or a holder of parameters is, where that is known."""
+        if made is not None and subject is not None:
+            self._named[made] = subject
+
+    def act(self, subject: str | None) -> str | None:
+        """What is made from here on is this one's, and so are activations; returns who acted before."""
+        before, self.acting = self.acting, subject
+        return before
 
     def optimizers(self) -> list[Any]:
         """Those that there are."""
         return list(self._optimizers)
 
     def subject_of(self, params: Params) -> str:
-        """`actor` or `ref`."""
-        return "actor" if self._is_trained(params) else "ref"
+        """`actor`, `ref`, or whose it was said to be."""
+        holder = params.holder()
+        named = self._named.get(holder) if holder is not None and self._named else None
+        return named or (ACTOR if self._is_trained(params) else REF)
+
+    def states_owner(self, optimizer: Any) -> str:
+        """Owner of an optimizer's states."""
+        return f"{self._named.get(optimizer, ACTOR)}.optimizer"
+
+    def acting_owner(self, what: str) -> str:
+        """Owner of what comes into being now: `activations` of a forward (the ref has no such row), `optimizer`."""
+        return f"{self.acting or ACTOR}.{what}"
 
     def _is_trained(self, params: Params) -> bool:
         holder = params.holder()
@@ -97,17 +124,18 @@ class Models:
     def meet_state(self, state: Any) -> None:
         """An FSDP2 state; its parameters are in groups that are made after it."""
         if self._is_new(state):
-            self._units.append(Unit(weakref.ref(state), fsdp2_params, lambda state: state._modules))
+            self._units.append(Unit(state, fsdp2_params, lambda state: state._modules))
 
     def meet_fsdp1(self, module: Any) -> None:
         """A module that FSDP1 wraps."""
         if self._is_new(module):
-            self._units.append(Unit(weakref.ref(module), fsdp1_params, lambda module: [module]))
+            self._units.append(Unit(module, fsdp1_params, lambda module: [module]))
 
     def meet_ddp(self, wrapper: Any) -> None:
         """A module that DDP wraps, its frozen parameters too."""
         if self._is_new(wrapper):
             self._wrapped.append(weakref.ref(wrapper.module))
+            ROLES.name(wrapper.module, ROLES.acting)
 
     def _is_new(self, model: Any) -> bool:
         is_new = model not in self._met
@@ -119,7 +147,7 @@ class Models:
         for subject, params in self._groups():
             yield from by_owner(subject, params)
         for optimizer in ROLES.optimizers():
-            yield OPTIMIZER, memory.optimizer_tensors(optimizer)
+            yield ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer)
 
     def modules(self) -> list[Any]:
         """Modules in whose forwards models compute: the sharded ones, and what DDP wraps.
@@ -182,7 +210,7 @@ class Models:
         key = len(optimizer.state), 0 if first is None else first.data_ptr()
         known = self._states.get(optimizer)
         if known is None or known[0] != key:
-            known = key, by_place(OPTIMIZER, memory.optimizer_tensors(optimizer))
+            known = key, by_place(ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer))
             self._states[optimizer] = known
         return known[1]
 
@@ -232,15 +260,13 @@ def when_made(meet: Callable[[Any], None]) -> After:
 
 
 class Unit:
-    """What is sharded together: modules, and the groups of their parameters."""
+    """What is sharded together: modules, and the groups of their parameters; whose they are if somebody acts now."""
 
     def __init__(
-        self,
-        holder: weakref.ref[Any],
-        params_of: Callable[[Any], list[Params]],
-        modules_of: Callable[[Any], Iterable[Any]],
+        self, holder: Any, params_of: Callable[[Any], list[Params]], modules_of: Callable[[Any], Iterable[Any]]
     ) -> None:
-        self._holder, self._params_of, self._modules_of = holder, params_of, modules_of
+        self._holder, self._params_of, self._modules_of = weakref.ref(holder), params_of, modules_of
+        self._subject = ROLES.acting
         self._params: list[Params] = []
 
     def params(self) -> list[Params]:
@@ -248,7 +274,10 @@ class Unit:
         holder = self._holder()
         if holder is None:
             return []
-        self._params = self._params or self._params_of(holder)
+        if not self._params:
+            self._params = self._params_of(holder)
+            for params in self._params:
+                ROLES.name(params.holder(), self._subject)
         return self._params
 
     def modules(self) -> Iterable[Any]:
@@ -429,9 +458,14 @@ def fsdp1_params(module: Any) -> list[Params]:
 
 
 def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]]:
-    """Owners of what parameters of the actor or the ref hold; gradients are the actor's, for only it is trained."""
+    """Owners of what parameters hold."""
     yield f"{subject}.params", params.held()
-    yield GRADS, params.grads()
+    yield grads_owner(subject), params.grads()
+
+
+def grads_owner(subject: str) -> str:
+    """Owner of the gradients of parameters that are this one's; the ref is not trained, and has no such row."""
+    return f"{ACTOR if subject == REF else subject}.grads"
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:

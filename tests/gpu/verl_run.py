@@ -58,7 +58,12 @@ METHODS = {
     "update_weights": ("update_weights", "trainer.update_weights"),
 }
 """verl's timer, the worker's method that it is around, and our span around the trainer's function that calls it."""
-PHASES = ("gen", *METHODS)
+METHODS_OF_CRITIC = {
+    "values": ("infer_batch", "trainer.values"),
+    "update_critic": ("train_mini_batch", "trainer.update_critic"),
+}
+"""The same, where there is a critic."""
+PHASES = ("gen", *METHODS, *METHODS_OF_CRITIC)
 """Those of verl's timers that stand beside each other in a step."""
 
 LONG = {
@@ -367,7 +372,7 @@ def timers(recording: Recording, logged: list[dict[str, float]]) -> dict[tuple[i
             continue
         said = said_of[number]
         found[number, "step"] = Timed(said["timing_s/step"], step.seconds, 0.0, 0.0, step.seconds)
-        for timer, (method, name) in METHODS.items():
+        for timer, (method, name) in (METHODS | METHODS_OF_CRITIC).items():
             parts = spans.seconds(step, method)
             if parts is not None and f"timing_s/{timer}" in said:
                 theirs, converting = said[f"timing_s/{timer}"], spans.converting(step, name)

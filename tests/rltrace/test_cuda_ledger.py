@@ -41,6 +41,7 @@ from rltrace.instrument.cuda_memory import (
     open_device,
     open_engines_card,
 )
+from rltrace.instrument.sharded_models import ROLES
 from rltrace.nvml import Gpu, Memory, UnavailableError
 from rltrace.patching import Hook, PatchSet
 from rltrace.recording import Recording
@@ -465,6 +466,30 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
 
     assert without_free(recorded(folder, forward)) == ACTOR | {"actor.activations": 90 * MIB}
     assert without_free(recorded(folder.with_name("second"), backward)) == ACTOR
+
+
+def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def forward(acting: str | None, size_bytes: int) -> None:
+        before = ROLES.act(acting)
+        ledger.reached(Edge())
+        gpu.allocate(size_bytes)
+        ledger.end_forward()
+        gpu.allocate(-size_bytes)
+        ROLES.act(before)
+
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    forward("critic", 90 * MIB)
+    forward(None, 70 * MIB)
+    ledger.reached(Edge(("actor.update",)))
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert [size for size in found.row("critic.activations") if size] == [90 * MIB]
+    assert [size for size in found.row("actor.activations") if size] == [70 * MIB]
+    assert not found.row("critic.activations")[-1] and not found.row("actor.activations")[-1]
+    assert not any(found.row("unattributed"))
 
 
 def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(

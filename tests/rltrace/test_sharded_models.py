@@ -30,7 +30,7 @@ PROGRAM = """
     from rltrace.instrument.cuda_ledger import CudaLedger
     from rltrace.instrument.cuda_memory import name_hooks
     from rltrace.instrument.fsdp2 import groups_of
-    from rltrace.instrument.sharded_models import Fsdp2Params
+    from rltrace.instrument.sharded_models import ROLES, Fsdp2Params
     from rltrace.patching import PatchSet
 
     class Rows:
@@ -87,6 +87,21 @@ PROGRAM = """
     del ref
     gc.collect()
     say("without the ref")
+    before = ROLES.act("critic")
+    critic = model()
+    critic_optimizer = torch.optim.AdamW(critic.parameters())
+    ROLES.act(before)
+    say("beside a critic")
+    critic(torch.ones(2, 64)).sum().backward()
+    if sys.argv[1] == "fsdp2":
+        owners["critic"] = owners_of(critic)
+    say("a critic's gradients")
+    critic_optimizer.step()
+    critic_optimizer.zero_grad()
+    say("a critic that has stepped")
+    del critic, critic_optimizer
+    gc.collect()
+    say("without the critic")
     asked = []
     torch.Tensor.is_pinned = lambda tensor: asked.append(tensor) or True  # without CUDA nothing is
     say("where it was")
@@ -142,7 +157,8 @@ def test_a_model_that_can_be_trained_is_the_actors_until_an_optimizer_holds_anot
 
 def test_an_allocation_has_the_owner_that_its_parameters_have() -> None:
     """The ref could be trained, so nothing but the optimizer tells it from the actor."""
-    assert told_by("fsdp2")[1] == {"actor": ["actor.params"] * 3, "ref": ["ref.params"] * 3}
+    owners = {"actor": ["actor.params"] * 3, "ref": ["ref.params"] * 3, "critic": ["critic.params"] * 3}
+    assert told_by("fsdp2")[1] == owners
 
 
 def test_a_model_that_has_shapes_only_holds_nothing() -> None:
@@ -157,6 +173,25 @@ def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -
     assert said["gradients"]["actor.grads_host_bytes"] == SIZE_BYTES
     assert said["stepped"]["actor.optimizer_host_bytes"] == pytest.approx(2 * SIZE_BYTES, abs=100)
     assert set(said["stepped"]) == {*both, "actor.optimizer_host_bytes"}
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1", "ddp", "plain"])
+def test_a_model_that_was_made_while_the_critic_acted_is_the_critics_with_all_that_belongs_to_it(kind: str) -> None:
+    said = said_by(kind)
+    of_actor = {owner: size for owner, size in said["without the ref"].items() if owner.startswith("actor.")}
+    made, trained, stepped = (
+        {owner: size for owner, size in said[moment].items() if not owner.startswith("ref.")}
+        for moment in ("beside a critic", "a critic's gradients", "a critic that has stepped")
+    )
+    assert made == of_actor | {"critic.params_host_bytes": SIZE_BYTES}
+    gathered_bytes = trained["critic.params_host_bytes"] - SIZE_BYTES
+    assert gathered_bytes >= 0
+    assert trained == of_actor | {
+        "critic.params_host_bytes": SIZE_BYTES + gathered_bytes,
+        "critic.grads_host_bytes": SIZE_BYTES,
+    }
+    assert stepped.keys() == made.keys() | {"critic.optimizer_host_bytes"}
+    assert stepped["critic.optimizer_host_bytes"] == pytest.approx(2 * SIZE_BYTES, abs=100)
 
 
 def test_what_moves_to_pinned_memory_is_pinned_by_its_bytes_though_it_holds_as_many_as_before(said: Moments) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import functools
 import os
 import pickle
@@ -38,6 +39,7 @@ def use_cpu():
     # What torch.cuda has and torch.cpu has not: figures of an allocator, a cache to empty, a generator of its own.
     torch.cpu.empty_cache = torch.cpu.ipc_collect = lambda: None
     torch.cpu.memory_allocated = torch.cpu.memory_reserved = lambda: 0
+    torch.cpu.max_memory_allocated = torch.cpu.max_memory_reserved = lambda: 0
     torch.cpu.mem_get_info = lambda: (0, 0)
     torch.cpu.get_rng_state, torch.cpu.set_rng_state = torch.get_rng_state, torch.set_rng_state
     if LINE >= 9:
@@ -180,13 +182,27 @@ def offload_and_load():
 
 def tiny_language_model():
     """A Qwen2 with random weights under FSDP2."""
+    from transformers import Qwen2ForCausalLM
+
+    return tiny_model(Qwen2ForCausalLM)
+
+
+def tiny_model_of_values():
+    """The same with a value of each token in place of its logits."""
+    from transformers import Qwen2ForTokenClassification
+
+    return tiny_model(Qwen2ForTokenClassification)
+
+
+def tiny_model(architecture):
+    """One layer with random weights under FSDP2."""
     from torch.distributed.fsdp import fully_shard
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config
 
     one_rank()
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(vocab_size=32, num_key_value_heads=2, **shape)
-    return fully_shard(Qwen2ForCausalLM(config))
+    config = Qwen2Config(vocab_size=32, num_key_value_heads=2, num_labels=1, classifier_dropout=0.0, **shape)
+    return fully_shard(architecture(config))
 
 
 def an_update():
@@ -245,23 +261,122 @@ def an_update():
     assert "actor/grad_norm" in actor.update_policy(data=data)
 
 
-def engine():
+SETTINGS_OF_A_CRITIC = {
+    "strategy": "fsdp2",
+    "model": {"use_remove_padding": False},
+    "ulysses_sequence_parallel_size": 1,
+    "ppo_mini_batch_size": 4,
+    "ppo_micro_batch_size_per_gpu": 2,
+    "forward_micro_batch_size_per_gpu": 2,
+    "forward_max_token_len_per_gpu": 64,
+    "use_dynamic_bsz": False,
+    "ppo_epochs": 1,
+    "grad_clip": 1.0,
+    "cliprange_value": 0.5,
+    "loss_agg_mode": "token-mean",
+    "shuffle": False,
+    "data_loader_seed": 1,
+}
+
+
+def a_critics_turn():
+    """The worker of the releases without an engine: values of 4 sequences, and an update in 2 micro-batches."""
+    from omegaconf import OmegaConf
+    from verl.workers.critic.dp_critic import DataParallelPPOCritic
+    from verl.workers.fsdp_workers import CriticWorker
+
+    worker = object.__new__(CriticWorker)
+    worker.config = OmegaConf.create(SETTINGS_OF_A_CRITIC)
+    worker.critic_module = tiny_model_of_values()
+    worker.critic_optimizer = torch.optim.SGD(worker.critic_module.parameters(), lr=0.1)
+    worker.critic_lr_scheduler = torch.optim.lr_scheduler.ConstantLR(worker.critic_optimizer)
+    worker.critic = DataParallelPPOCritic(worker.config, worker.critic_module, worker.critic_optimizer)
+    worker.ulysses_sharding_manager = NobodyElse()
+    worker.flops_counter = SimpleNamespace(estimate_flops=lambda *_, **__: (1.0, 1.0))
+    worker._is_offload_param, worker._is_offload_optimizer, worker._world_size = False, False, 1
+    data = batch_of_a_critic()
+    data.batch["values"] = CriticWorker.compute_values(worker, data).batch["values"]
+    assert data.batch["values"].shape == (4, 3)
+    metrics = CriticWorker.update_critic(worker, data).meta_info["metrics"]
+    assert "critic/grad_norm" in metrics
+
+
+class NobodyElse(contextlib.nullcontext):
+    """What shards sequences, at one rank."""
+
+    def preprocess_data(self, data):
+        return data
+
+    postprocess_data = preprocess_data
+
+
+def batch_of_a_critic():
+    """4 sequences of 6 tokens, with what they are worth."""
+    tokens = torch.randint(0, 32, (4, 6))
+    return DataProto.from_dict(
+        tensors={
+            "input_ids": tokens,
+            "responses": tokens[:, 3:],
+            "attention_mask": torch.ones(4, 6, dtype=torch.long),
+            "response_mask": torch.ones(4, 3, dtype=torch.long),
+            "position_ids": torch.arange(6).repeat(4, 1),
+            "returns": torch.ones(4, 3),
+        },
+        meta_info={"global_token_num": [6] * 4},
+    )
+
+
+def an_engine_of_values():
+    """The worker of the releases with engines, around a model of values: the same."""
+    from verl.utils import tensordict_utils
+    from verl.utils.profiler import DistProfiler
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithValueHead
+    from verl.workers.engine_workers import TrainingWorker
+    from verl.workers.utils.losses import value_loss
+
+    worker = object.__new__(TrainingWorker)
+    worker.engine = engine(FSDPEngineWithValueHead, tiny_model_of_values())
+    worker.engine.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(worker.engine.optimizer)
+    worker.engine_config, worker.model_config = worker.engine.engine_config, Settings({"use_remove_padding": False})
+    worker.device_name, worker.flops_counter, worker.enable_routing_replay = "cpu", None, False
+    worker.profiler = DistProfiler(rank=0)
+    settings = {
+        "cliprange_value": 0.5,
+        "loss_agg_mode": "token-mean",
+        "global_batch_info": {},
+        "loss_scale_factor": None,
+    }
+    worker.loss_fn = functools.partial(value_loss, config=Settings(settings))
+    values = TrainingWorker.infer_batch(worker, batch_of_an_engine(compute_loss=False))["values"]
+    assert [len(row) for row in values.unbind()] == [6] * 4
+    if LINE == 7:  # its values have a dimension more than its loss takes
+        return
+    batch = batch_of_an_engine(mini_batch_size=4, epochs=1, seed=1, dataloader_kwargs={"shuffle": False})
+    batch["values"] = batch["returns"] = batch["advantages"]
+    metrics = tensordict_utils.get(TrainingWorker.train_mini_batch(worker, batch), "metrics")
+    assert "grad_norm" in metrics
+
+
+def engine(kind=None, model=None):
     """verl's FSDP engine around a tiny model, without what its configuration would bring."""
     from torch.distributed.device_mesh import init_device_mesh
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    made = object.__new__(FSDPEngineWithLMHead)
-    made.module = tiny_language_model()
+    made = object.__new__(kind or FSDPEngineWithLMHead)
+    made.module = model or tiny_language_model()
     made.optimizer = torch.optim.SGD(made.module.parameters(), lr=0.1)
     made.optimizer_config = SimpleNamespace(clip_grad=1.0)
     made.engine_config = SimpleNamespace(
-        forward_only=False, strategy="fsdp2", entropy_checkpointing=False, use_fused_kernels=False
-    )
+        forward_only=False, strategy="fsdp2", entropy_checkpointing=False, use_fused_kernels=False,
+        use_dynamic_bsz=False, max_token_len_per_gpu=64, infer_max_token_len_per_gpu=64, micro_batch_size_per_gpu=2,
+        infer_micro_batch_size_per_gpu=2, fsdp_size=1,
+    )  # fmt: skip
     made.model_config = SimpleNamespace(lora_rank=0, lora={}, hf_config=made.module.config)
     made.device_mesh, made.ulysses_device_mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",)), None
     made.ulysses_sequence_parallel_size, made.ulysses_parallel_group, made.use_ulysses_sp = 1, None, False
     made.scaler, made._autocast_dtype, made.pad_to_length, made.use_remove_padding = None, torch.float32, False, False
     made._qat_enabled = made._is_offload_param = made._is_lora = made._uses_fsdp2_cpu_offload_policy = False
+    made._is_offload_optimizer = False
     return made
 
 
@@ -600,7 +715,7 @@ CALLS = [a_step, the_reward, the_advantage, offload_and_load]
 if LINE >= 9:  # before, it cannot be done without flash_attn
     CALLS.append(the_batch_between_trainer_and_workers)
 if LINE <= 7:
-    CALLS.append(an_update)
+    CALLS += [an_update, a_critics_turn]
 if LINE <= 5:
     CALLS.append(manager_switches)
 if LINE == 6:
@@ -612,6 +727,6 @@ if LINE in (5, 6, 9):
 if LINE >= 6:
     CALLS.append(sglang_switches)
 if LINE >= 7:
-    CALLS += [phases_of_a_rank, worker_switches, a_server_that_does_not_lead]
+    CALLS += [phases_of_a_rank, an_engine_of_values, worker_switches, a_server_that_does_not_lead]
 if LINE >= 8:
     CALLS += [an_adapter_for_sglang, a_distillation]

@@ -39,7 +39,11 @@ TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 TRAINER_V1 = "verl.trainer.ppo.v1.trainer_base:PPOTrainer"
 FSDP_WORKER = "verl.workers.fsdp_workers:ActorRolloutRefWorker"
 ENGINE_WORKER = "verl.workers.engine_workers:ActorRolloutRefWorker"
+TRAINING_WORKER = "verl.workers.engine_workers:TrainingWorker"
 ACTOR = "verl.workers.actor.dp_actor:DataParallelPPOActor"
+CRITIC = "verl.workers.critic.dp_critic:DataParallelPPOCritic"
+CRITIC_WORKER = "verl.workers.fsdp_workers:CriticWorker"
+CRITIC_ROLE = "verl.workers.roles.critic:CriticWorker"
 ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 FSDP = "verl.utils.fsdp_utils"
 VLLM = "verl.workers.rollout.vllm_rollout"
@@ -79,6 +83,10 @@ DRIVER = (
     HookPoint(f"{TRAINER_V1}._compute_ref_log_prob", driver.span_named("trainer.ref_log_prob"), since=9),
     HookPoint(f"{TRAINER}._update_actor", driver.span_named("trainer.update_actor"), since=7),
     HookPoint(f"{TRAINER_V1}._update_actor", driver.span_named("trainer.update_actor"), since=9),
+    HookPoint(f"{TRAINER}._compute_values", driver.span_named("trainer.values"), since=7),
+    HookPoint(f"{TRAINER_V1}._compute_values", driver.span_named("trainer.values"), since=9),
+    HookPoint(f"{TRAINER}._update_critic", driver.span_named("trainer.update_critic"), since=7),
+    HookPoint(f"{TRAINER_V1}._update_critic", driver.span_named("trainer.update_critic"), since=9),
     # That conversion: padded tensors to nested ones and back; the new trainer fetches and stores them instead.
     HookPoint("verl.protocol:DataProto.to_tensordict", driver.span_named("batch.to_tensordict"), since=7),
     HookPoint("verl.protocol:DataProto.from_tensordict", driver.span_named("batch.from_tensordict"), since=7),
@@ -160,6 +168,25 @@ WORKER = (
     ),
 )
 
+OF_CRITIC = (
+    HookPoint(f"{CRITIC_WORKER}._build_critic_model_optimizer", worker.critics_turn("critic.build"), until=7),
+    HookPoint(f"{CRITIC_WORKER}.compute_values", worker.critics_turn("critic.values"), until=7),
+    HookPoint(f"{CRITIC_WORKER}.update_critic", worker.critics_turn("critic.update"), until=7),
+    HookPoint(f"{CRITIC}.update_critic", worker.end_micro_batches, until=7),
+    HookPoint(f"{CRITIC}._forward_micro_batch", worker.begin_micro_batch, until=7),
+    HookPoint(f"{CRITIC}._optimizer_step", worker.stop_micro_batch, until=7),
+    # The workers of engines, at first of critics alone: `trainer.use_legacy_worker_impl=disable`.
+    HookPoint(f"{CRITIC_ROLE}.init_model", worker.critics_turn(), since=5, until=6),
+    HookPoint(f"{CRITIC_ROLE}.compute_values", worker.critics_turn("critic.values"), since=5, until=6),
+    HookPoint(f"{CRITIC_ROLE}.update_critic", worker.critics_turn("critic.update"), since=5, until=6),
+    HookPoint(f"{TRAINING_WORKER}.reset", worker.critics_turn(), since=7),
+    HookPoint(f"{TRAINING_WORKER}.infer_batch", worker.critics_turn("critic.values"), since=7),
+    HookPoint(f"{TRAINING_WORKER}.train_mini_batch", worker.critics_turn("critic.update"), since=7),
+    # All releases call it by the same name, their losses of an engine's too.
+    HookPoint("verl.trainer.ppo.core_algos:compute_value_loss", worker.timed_span(LOSS)),
+)
+"""The model of values that PPO trains beside the actor; GRPO has none."""
+
 WEIGHT_SYNC = (
     HookPoint(f"{MANAGER}.__enter__", weight_sync.enter, until=5),
     HookPoint(f"{FSDP_WORKER}.rollout_mode", weight_sync.enter, since=6, until=7),
@@ -235,4 +262,4 @@ ON_SGLANG = (
 )
 """The same places of the rollout and of the sync where SGLang is the engine."""
 
-HOOK_POINTS = DRIVER + DISPATCH + WORKER + WEIGHT_SYNC + ROLLOUT + ON_SGLANG
+HOOK_POINTS = DRIVER + DISPATCH + WORKER + OF_CRITIC + WEIGHT_SYNC + ROLLOUT + ON_SGLANG

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rltrace import memory, recorder
+from rltrace import edges, memory, recorder
 from rltrace.instrument import cuda_time
 from rltrace.instrument.devices import device_of
 from rltrace.instrument.open_span import OpenSpan
+from rltrace.instrument.sharded_models import ROLES
 from rltrace.patching import PatchSet, end_span, nothing_after
 
 # ---- identity ---------------------------------------------------------------------------------------------------
@@ -85,16 +86,69 @@ def engine_phase(action: str) -> Callable[[PatchSet, str], None]:
         return recorder.phase(f"{subject_of(args[0])}.{action}").__enter__()
 
     def name_hook(patches: PatchSet, target: str) -> None:
-        patches.around(target, begin, end_span, (f"actor.{action}", f"ref.{action}"))
+        patches.around(target, begin, end_span, tuple(f"{subject}.{action}" for subject in ("actor", "ref", CRITIC)))
 
     return name_hook
 
 
-def subject_of(engine: Any) -> str:
-    """Whose engine it is: only a reference is never trained, only a critic has a value head."""
-    if type(engine).__name__.endswith("ValueHead"):
-        return "critic"
+CRITIC = "critic"
+
+
+def subject_of(holder: Any) -> str:
+    """Whose an engine is, or a worker or what else holds a model: only a reference is never trained."""
+    engine = getattr(holder, "engine", holder)  # of a worker of the releases with engines
+    names = type(holder).__name__, type(engine).__name__
+    if any("Critic" in name or name.endswith("ValueHead") for name in names):
+        return CRITIC
     return "ref" if getattr(getattr(engine, "engine_config", None), "forward_only", False) else "actor"
+
+
+# ---- critic -----------------------------------------------------------------------------------------------------
+
+
+class CriticsTurn:
+    """A call in which a worker works for its critic: what is made meanwhile is the critic's.
+
+    The workers of engines have the same methods for any model, so that not every call is one.
+    """
+
+    def __init__(self, phase: str | None) -> None:
+        """A kind of calls.
+
+        Args:
+            phase: That such a call is; None: what lies in it has phases of its own.
+        """
+        self._phase = phase
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str | None] | None:
+        """It is the critic's turn, if the call is about one."""
+        if subject_of(args[0]) != CRITIC:
+            return None
+        if self._phase is None:
+            return None, ROLES.act(CRITIC)
+        known = batch_args(*args, **kwargs)
+        edges.reached(edges.Edge((self._phase,), is_end=False))
+        return recorder.span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
+
+    def end(self, turn: tuple[Any, str | None] | None, result: Any, error: BaseException | None) -> None:
+        """It is again whose it was."""
+        if turn is None:
+            return
+        opened, before = turn
+        ROLES.act(before)
+        end_span(opened, result, error)
+        if self._phase is not None:
+            edges.reached(edges.Edge((self._phase,), error=error))
+
+
+def critics_turn(phase: str | None = None) -> Callable[[PatchSet, str], None]:
+    """A hook on what is a critic's work, or may be."""
+
+    def name_hook(patches: PatchSet, target: str) -> None:
+        turn = CriticsTurn(phase)
+        patches.around(target, turn.begin, turn.end, () if phase is None else (phase,), at_edges=False)
+
+    return name_hook
 
 
 # ---- micro-batches ----------------------------------------------------------------------------------------------
@@ -107,23 +161,25 @@ class MicroBatches:
     """
 
     def __init__(self) -> None:
-        self._trains = False
+        self._trained: str | None = None
+        """Whose update it is; None: it is none."""
         self._open = OpenSpan()
 
     def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
-        self._trains = not kwargs.get("forward_only", args[3] if len(args) > 3 else False)
+        is_forward_only = kwargs.get("forward_only", args[3] if len(args) > 3 else False)
+        self._trained = None if is_forward_only else subject_of(args[0])
 
     def end_update(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Whatever follows is not of this update."""
-        self._trains = False
+        self._trained = None
         self._open.close(error)
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The next micro-batch's forward begins."""
         self._open.close()
-        if self._trains:
-            self._open.open("actor.micro_batch")
+        if self._trained is not None:
+            self._open.open(f"{self._trained}.micro_batch")
 
     def stop(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The last backward of a mini-batch is over."""
@@ -131,6 +187,8 @@ class MicroBatches:
 
 
 _micro_batches = MicroBatches()
+
+MICRO_BATCHES = "actor.micro_batch", f"{CRITIC}.micro_batch"
 
 
 def end_micro_batches(patches: PatchSet, target: str) -> None:
@@ -140,7 +198,7 @@ def end_micro_batches(patches: PatchSet, target: str) -> None:
 
 def begin_micro_batch(patches: PatchSet, target: str) -> None:
     """A hook on the forward of a micro-batch."""
-    patches.around(target, _micro_batches.begin, nothing_after, ("actor.micro_batch",))
+    patches.around(target, _micro_batches.begin, nothing_after, MICRO_BATCHES)
 
 
 def stop_micro_batch(patches: PatchSet, target: str) -> None:
