@@ -31,8 +31,8 @@ ACTOR, REF = "actor", "ref"
 class Roles:
     """Whose parameters are: of whom a framework's hook said so where they were made, else the actor's or the ref's.
 
-    The actor's if an optimizer holds any that are sharded together, else the ref's. Before there is an optimizer, those
-    that can be trained are the actor's; once they are trained they stay so.
+    The actor's if an optimizer holds any that are sharded together, else the ref's. Before there is an optimizer of
+    which nobody said whose it is, those that can be trained are the actor's; once they are trained they stay so.
     """
 
     def __init__(self) -> None:
@@ -74,21 +74,22 @@ class Roles:
 
     def states_owner(self, optimizer: Any) -> str:
         """Owner of an optimizer's states."""
-        return f"{self._named.get(optimizer, ACTOR)}.optimizer"
+        return f"{trained(self._named.get(optimizer))}.optimizer"
 
     def acting_owner(self, what: str) -> str:
-        """Owner of what comes into being now: `activations` of a forward (the ref has no such row), `optimizer`."""
-        return f"{self.acting or ACTOR}.{what}"
+        """Owner of what comes into being now: `activations` of a forward, `optimizer`."""
+        return f"{trained(self.acting)}.{what}"
 
     def _is_trained(self, params: Params) -> bool:
         holder = params.holder()
         is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
         if is_trained:
             return True
-        if not self._optimizers:
+        optimizers = [optimizer for optimizer in self._optimizers if optimizer not in self._named]
+        if not optimizers:
             return any(parameter.requires_grad for parameter in params.trained())
         if holder is not None and met != self.met:
-            groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             held = {id(parameter) for group in groups for parameter in group["params"]}
             is_trained = any(id(parameter) in held for parameter in params.trained())
             self._decided[holder] = is_trained, self.met
@@ -97,6 +98,11 @@ class Roles:
 
 ROLES = Roles()
 """Of this process."""
+
+
+def trained(subject: str | None) -> str:
+    """Whose rows are those that only a model which is trained has: the ref's would be the actor's."""
+    return ACTOR if subject in (None, REF) else str(subject)
 
 
 class Models:
@@ -464,8 +470,8 @@ def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]
 
 
 def grads_owner(subject: str) -> str:
-    """Owner of the gradients of parameters that are this one's; the ref is not trained, and has no such row."""
-    return f"{ACTOR if subject == REF else subject}.grads"
+    """Owner of the gradients of parameters that are this one's."""
+    return f"{trained(subject)}.grads"
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:

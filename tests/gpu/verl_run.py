@@ -1,19 +1,23 @@
 """A real verl run under `rltrace exec`, made offline, and its figures beside verl's own.
 
 Usage: verl_run.py OUT [--shape tiny|1.7b|8b] [--gpus N] [--steps N] [--v1] [--pairs N [--bare]] [--allocations STEPS]
-                   [--long] [--samples N] [--sglang] [SETTING=VALUE...]
+                   [--long] [--packed] [--samples N] [--sglang] [--critic] [--limit SECONDS] [SETTING=VALUE...]
 
 Prints, per step, verl's `timing_s/*` from its log and what the Recording gives for the same: `ray.dispatch`, the
 slowest rank's `ray.call` and `ray.collect`; the bytes of every sync; and how the ledger of each GPU adds up. With
 `--pairs` one step of each pair is not recorded, and verl's own figure of the steps says what recording costs; with
 `--bare` the same steps run without rltrace, and what verl says of them is printed. `--long` makes steps that wait for
-the GPUs and not for Python: 512 tokens a response, 9,000 a micro-batch, CUDA graphs. With `--sglang` SGLang generates.
-With RLTRACE_DISABLE=verl,... in the environment it is a run with fewer hooks.
+the GPUs and not for Python: 512 tokens a response, 9,000 a micro-batch, CUDA graphs. `--packed` leaves padding out, as
+verl does by default. With `--sglang` SGLang generates; with `--critic` it is PPO. These two, packed sequences and a
+critic, take flash-attn, of which the wheel without an extension is enough, for torch has the kernels. The release of
+verl is the one that is installed, 0.7 or newer. With RLTRACE_DISABLE=verl,... in the environment it is a run with fewer
+hooks.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import multiprocessing
 import os
 import re
@@ -23,6 +27,7 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +64,10 @@ METHODS = {
 }
 """verl's timer, the worker's method that it is around, and our span around the trainer's function that calls it."""
 METHODS_OF_CRITIC = {
-    "values": ("infer_batch", "trainer.values"),
-    "update_critic": ("train_mini_batch", "trainer.update_critic"),
+    "values": (("infer_batch", "compute_values"), "trainer.values"),
+    "update_critic": (("train_mini_batch", "update_critic"), "trainer.update_critic"),
 }
-"""The same, where there is a critic."""
+"""The same, where there is a critic, whose methods depend on the release."""
 PHASES = ("gen", *METHODS, *METHODS_OF_CRITIC)
 """Those of verl's timers that stand beside each other in a step."""
 
@@ -91,6 +96,25 @@ ON_SGLANG = {
     "+actor_rollout_ref.rollout.engine_kwargs.sglang.disable_piecewise_cuda_graph": True,
 }
 """verl's settings of a run whose engine is SGLang's."""
+
+PACKED = {
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "+actor_rollout_ref.model.override_config.attn_implementation": "flash_attention_2",
+}
+"""verl's settings of sequences one behind the other."""
+
+WITH_CRITIC = {
+    "algorithm.adv_estimator": "gae",
+    "actor_rollout_ref.actor.fsdp_config.param_offload": True,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
+    "critic.strategy": "fsdp2",
+    "critic.model.use_remove_padding": False,
+    "critic.ppo_micro_batch_size_per_gpu": 2,
+}
+"""verl's settings of PPO, its models and states on the host while they are not used."""
+
+FLASH_ATTENTION = Path(__file__).parent / "flash_attention"
+"""What stands for flash-attn's extension."""
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -151,14 +175,40 @@ def write_inputs(folder: Path, shape: str) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def command(inputs: Path, gpus: int, steps: int, use_v1: bool, **others: object) -> list[str]:
+def release_line() -> int:
+    """Second number of the installed verl's version."""
+    return int(metadata.version("verl").split(".")[1])
+
+
+def of_release(line: int, inputs: Path, critic: bool) -> dict[str, object]:
+    """Settings that not every release has, or needs.
+
+    Args:
+        line: Second number of the release.
+        inputs: Folder of the model.
+        critic: Whether there is one.
+    """
+    settings: dict[str, object] = {}
+    configs = ["actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config"]
+    if critic:
+        settings["critic.model.path"] = inputs / "model"
+        of_critic = "critic.model.fsdp_config" if line <= 7 else "critic.fsdp"
+        settings |= {f"{of_critic}.{what}_offload": True for what in ("param", "optimizer")}
+        configs.append(of_critic)
+    if line <= 7:  # which takes the first of transformers' names of layers, a set in its version 5
+        name = "wrap_policy.transformer_layer_cls_to_wrap"
+        settings |= {f"+{config}.{name}": "[Qwen3DecoderLayer]" for config in configs}
+    return settings
+
+
+def command(inputs: Path, gpus: int, steps: int, use_v1: bool | None, **others: object) -> list[str]:
     """verl's own command line.
 
     Args:
         inputs: Folder of the model and of the rows.
         gpus: Ranks.
         steps: Of the run.
-        use_v1: Whether with the new trainer.
+        use_v1: Whether with the new trainer; None: the release has one only.
         others: Settings by verl's names, which replace those here or come besides.
     """
     settings: dict[str, object] = {
@@ -195,13 +245,15 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool, **others: object)
         "trainer.n_gpus_per_node": gpus,
         "trainer.total_training_steps": steps,
         "trainer.resume_mode": "disable",
-        "trainer.use_v1": use_v1,
+        **({} if use_v1 is None else {"trainer.use_v1": use_v1}),
         **others,
     }
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
 
 
-def run(out: Path, words: list[str], pairs: int = 0, allocations: str = "") -> tuple[Recording, list[dict[str, float]]]:
+def run(
+    out: Path, words: list[str], pairs: int = 0, allocations: str = "", limit_s: int = 0
+) -> tuple[Recording, list[dict[str, float]]]:
     """Run verl's command line under tracing; its Recording, and its own figures of every step."""
     environment = {}
     if pairs:
@@ -213,20 +265,36 @@ def run(out: Path, words: list[str], pairs: int = 0, allocations: str = "") -> t
         path = filter(None, [str(out / "plugin"), os.environ.get("PYTHONPATH")])
         environment = {verl_pairs.VARIABLE: f"{pairs}:{switch}", "PYTHONPATH": os.pathsep.join(path)}
     launcher = ["rltrace", "exec", "--out", str(out / "recording"), "--allocations", allocations, "--"]
-    logged = execute(out, [*launcher, *words], **environment)
+    logged = execute(out, [*launcher, *words], limit_s, **environment)
     return Recording.open(out / "recording"), logged
 
 
-def execute(out: Path, words: list[str], **environment: str) -> list[dict[str, float]]:
-    """Run a command that is verl's, with these variables added to its environment; verl's own figures of every step."""
+def execute(out: Path, words: list[str], limit_s: int = 0, **environment: str) -> list[dict[str, float]]:
+    """Run a command that is verl's; verl's own figures of every step.
+
+    Args:
+        out: Where its log goes.
+        words: The command.
+        limit_s: Seconds after which it is ended, which is no failure then; 0: never.
+        **environment: Variables that are added to its environment.
+    """
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    if importlib.util.find_spec("flash_attn") is not None and importlib.util.find_spec("flash_attn_2_cuda") is None:
+        path = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        environment["PYTHONPATH"] = f"{FLASH_ATTENTION}{os.pathsep}{path}"
+    if limit_s:
+        words = ["timeout", "--kill-after=20", str(limit_s), *words]
     log = out / "log.txt"
     with log.open("w") as file:
         done = subprocess.run(
             words, env=os.environ | offline | environment, stdout=file, stderr=subprocess.STDOUT, check=False
         )
-    assert done.returncode == 0, log.read_text()[-4000:]
+    assert done.returncode == 0 or (limit_s and done.returncode in ENDED), log.read_text()[-4000:]
     return figures(log.read_text())
+
+
+ENDED = 124, 137
+"""What `timeout` leaves with where the time was over."""
 
 
 def figures(log: str) -> list[dict[str, float]]:
@@ -294,7 +362,7 @@ class Spans:
                 total, until_ns = total + span.seconds, span.end_ns
         return total
 
-    def seconds(self, step: Span, method: str) -> tuple[float, float] | None:
+    def seconds(self, step: Span, method: str | tuple[str, ...]) -> tuple[float, float] | None:
         """Dispatch, slowest rank and collect of a method's calls in a step; and that rank's `moving`; None: no call."""
         inside = self.inside(step)
         total, moving, found = 0.0, 0.0, False
@@ -433,7 +501,10 @@ def main() -> None:
         "--allocations", metavar="STEPS", default="", help="whose every allocation is kept, as 3 or 3,10"
     )
     parser.add_argument("--long", action="store_true", help="steps that wait for the GPUs")
+    parser.add_argument("--packed", action="store_true", help="without padding, which takes flash-attn")
     parser.add_argument("--sglang", action="store_true", help="SGLang in vLLM's place")
+    parser.add_argument("--critic", action="store_true", help="PPO, with a critic, which takes flash-attn")
+    parser.add_argument("--limit", type=int, default=0, metavar="SECONDS", help="end the run then")
     parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="verl's own, instead of those here")
     given = parser.parse_intermixed_args()
     if wrong := [word for word in given.settings if "=" not in word]:
@@ -445,13 +516,17 @@ def main() -> None:
     parameters = prepare(inputs, given.shape)
     steps = WARM_UP_STEPS + 2 * given.pairs if given.pairs else given.steps
     settings = {"actor_rollout_ref.rollout.n": given.samples} | (LONG if given.long else {})
+    settings |= PACKED if given.packed else {}
     settings |= ON_SGLANG if given.sglang else {}
+    settings |= WITH_CRITIC if given.critic else {}
+    line = release_line()
+    settings |= of_release(line, inputs, given.critic)
     settings |= dict(word.split("=", 1) for word in given.settings)
-    words = command(inputs, given.gpus, steps, given.v1, **settings)
+    words = command(inputs, given.gpus, steps, given.v1 if line >= 9 else None, **settings)
     if given.bare:
-        show_bare(execute(given.out, words))
+        show_bare(execute(given.out, words, given.limit))
         return
-    recording, logged = run(given.out, words, given.pairs, given.allocations)
+    recording, logged = run(given.out, words, given.pairs, given.allocations, given.limit)
     show(recording, logged, parameters)
     if given.pairs:
         workers = [process.pid for process in recording.processes if process.role == "worker"]

@@ -285,6 +285,23 @@ def test_a_model_that_is_gone_holds_nothing() -> None:
     assert "ref.params_host_bytes" not in said_by("fsdp2")["without the ref"]
 
 
+def test_an_optimizer_of_the_critics_says_nothing_about_the_models_of_others() -> None:
+    """verl makes its critic before its actor: until the actor has an optimizer too, that would make it the ref."""
+    roles, params, of_critic = Roles(), Known(), Known()
+    before = roles.act("critic")
+    optimizer = torch.optim.SGD([of_critic.parameter])
+    roles.meet_optimizer(optimizer)
+    roles.name(of_critic, roles.acting)
+    roles.act(before)
+    assert (roles.subject_of(of_critic), roles.subject_of(params)) == ("critic", "actor")
+    params.parameter.requires_grad_(False)
+    assert roles.subject_of(params) == "ref"
+    assert (roles.states_owner(optimizer), roles.acting_owner("activations")) == (
+        "critic.optimizer",
+        "actor.activations",
+    )
+
+
 class Known(Params):
     """One parameter, whatever shards it."""
 

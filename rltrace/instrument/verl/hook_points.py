@@ -131,6 +131,7 @@ DISPATCH = (
 WORKER = (
     HookPoint("verl.single_controller.base.worker:Worker.__init__", worker.identify),
     HookPoint(f"{FSDP_WORKER}._build_model_optimizer", worker.build_model, until=7),
+    HookPoint(f"{ENGINE}:FSDPEngine.initialize", worker.make_engine, since=6),
     HookPoint(f"{ENGINE}:FSDPEngine._build_module", worker.engine_phase("build"), since=6),
     HookPoint(f"{ENGINE}:FSDPEngine._build_fsdp_module", worker.engine_phase("shard"), since=6),
     HookPoint(f"{FSDP_WORKER}.compute_log_prob", worker.old_log_prob, until=7),
@@ -176,10 +177,9 @@ OF_CRITIC = (
     HookPoint(f"{CRITIC}._forward_micro_batch", worker.begin_micro_batch, until=7),
     HookPoint(f"{CRITIC}._optimizer_step", worker.stop_micro_batch, until=7),
     # The workers of engines, at first of critics alone: `trainer.use_legacy_worker_impl=disable`.
-    HookPoint(f"{CRITIC_ROLE}.init_model", worker.critics_turn(), since=5, until=6),
+    HookPoint(f"{CRITIC_ROLE}.init_model", worker.make_engine, since=5, until=5),
     HookPoint(f"{CRITIC_ROLE}.compute_values", worker.critics_turn("critic.values"), since=5, until=6),
     HookPoint(f"{CRITIC_ROLE}.update_critic", worker.critics_turn("critic.update"), since=5, until=6),
-    HookPoint(f"{TRAINING_WORKER}.reset", worker.critics_turn(), since=7),
     HookPoint(f"{TRAINING_WORKER}.infer_batch", worker.critics_turn("critic.values"), since=7),
     HookPoint(f"{TRAINING_WORKER}.train_mini_batch", worker.critics_turn("critic.update"), since=7),
     # All releases call it by the same name, their losses of an engine's too.

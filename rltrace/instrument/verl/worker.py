@@ -107,25 +107,18 @@ def subject_of(holder: Any) -> str:
 
 
 class CriticsTurn:
-    """A call in which a worker works for its critic: what is made meanwhile is the critic's.
+    """A phase in which a worker works for its critic: what is made meanwhile is the critic's.
 
     The workers of engines have the same methods for any model, so that not every call is one.
     """
 
-    def __init__(self, phase: str | None) -> None:
-        """A kind of calls.
-
-        Args:
-            phase: That such a call is; None: what lies in it has phases of its own.
-        """
+    def __init__(self, phase: str) -> None:
         self._phase = phase
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str | None] | None:
         """It is the critic's turn, if the call is about one."""
         if subject_of(args[0]) != CRITIC:
             return None
-        if self._phase is None:
-            return None, ROLES.act(CRITIC)
         known = batch_args(*args, **kwargs)
         edges.reached(edges.Edge((self._phase,), is_end=False))
         return recorder.span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
@@ -137,18 +130,27 @@ class CriticsTurn:
         opened, before = turn
         ROLES.act(before)
         end_span(opened, result, error)
-        if self._phase is not None:
-            edges.reached(edges.Edge((self._phase,), error=error))
+        edges.reached(edges.Edge((self._phase,), error=error))
 
 
-def critics_turn(phase: str | None = None) -> Callable[[PatchSet, str], None]:
-    """A hook on what is a critic's work, or may be."""
+def critics_turn(phase: str) -> Callable[[PatchSet, str], None]:
+    """A hook on what is a critic's phase, or may be."""
 
     def name_hook(patches: PatchSet, target: str) -> None:
         turn = CriticsTurn(phase)
-        patches.around(target, turn.begin, turn.end, () if phase is None else (phase,), at_edges=False)
+        patches.around(target, turn.begin, turn.end, (phase,), at_edges=False)
 
     return name_hook
+
+
+def make_engine(patches: PatchSet, target: str) -> None:
+    """A hook on what makes an engine's model and optimizer: they are of whom the engine is."""
+    patches.around(target, lambda args, _kwargs: ROLES.act(subject_of(args[0])), stop_acting)
+
+
+def stop_acting(before: str | None, _result: Any, _error: BaseException | None) -> None:
+    """An `after`: what follows is again of whom it was."""
+    ROLES.act(before)
 
 
 # ---- micro-batches ----------------------------------------------------------------------------------------------
