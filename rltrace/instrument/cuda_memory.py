@@ -20,7 +20,7 @@ from rltrace.gpu_use import has_used_gpu
 from rltrace.instrument import cuda_ledger
 from rltrace.instrument.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
 from rltrace.instrument.fsdp2 import outside_graphs, remove
-from rltrace.instrument.sharded_models import MODELS, watch_models
+from rltrace.instrument.sharded_models import MODELS, ROLES, watch_models
 from rltrace.instrument.torch_optim import watch_optimizer_steps
 from rltrace.instrument.uncaught import watch_uncaught
 from rltrace.lineage import is_below
@@ -178,10 +178,10 @@ class Loading:
         self._calls: dict[Any, int] = {}
 
     def span(self, kind: str, /, **args: Any) -> Growth | recorder.NoSpan:
-        """What to enter and leave around a call; arguments tell kinds apart."""
+        """What to enter and leave around a call; arguments tell kinds apart, and so does whose model it is about."""
         if not self._ledger.in_use:
             return recorder.NoSpan()
-        key = kind, *args.items()
+        key = kind, ROLES.acting, *args.items()
         self._calls[key] = self._calls.get(key, 0) + 1
         return self._ledger.growth(CONTEXT) if self._calls[key] <= self.CALLS else recorder.NoSpan()
 

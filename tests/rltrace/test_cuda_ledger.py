@@ -42,6 +42,7 @@ from rltrace.instrument.cuda_memory import (
     open_engines_card,
 )
 from rltrace.instrument.sharded_models import ROLES
+from rltrace.instrument.verl import worker as verl_worker
 from rltrace.nvml import Gpu, Memory, UnavailableError
 from rltrace.patching import Hook, PatchSet
 from rltrace.recording import Recording
@@ -314,6 +315,9 @@ def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_m
         for grown_bytes in (70 * MIB, 0, 2 * MIB):
             forward(grown_bytes, gradients=False)
         forward(30 * MIB, gradients=True)
+        before = ROLES.act("critic")  # another model, with kernels of its own
+        forward(7 * MIB, gradients=False)
+        ROLES.act(before)
         asked = gpu.asked
         with loading.span("forward", gradients=False):  # one too many to be looked at
             gpu.context_bytes += 5 * MIB
@@ -321,8 +325,29 @@ def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_m
         ledger.sample()
 
     rows = recorded(folder, work)
-    assert rows["cuda.context"] == (500 + 1 + 70 + 2 + 30) * MIB
-    assert rows["nccl"] == 5 * 10 * MIB
+    assert rows["cuda.context"] == (500 + 1 + 70 + 2 + 30 + 7) * MIB
+    assert rows["nccl"] == 6 * 10 * MIB
+    assert rows["unexplained"] == 5 * MIB
+
+
+def test_kernels_that_verls_start_up_loads_stay_with_the_context(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verl_worker, "LEDGER", ledger)
+
+    def work() -> None:
+        ledger.sample()
+        opened = rltrace.phase("actor.shard").__enter__()
+        gpu.context_bytes += 90 * MIB
+        with ledger.growth("nccl"):
+            gpu.context_bytes += 10 * MIB
+        verl_worker.end_startup(opened, None, None)
+        gpu.context_bytes += 5 * MIB
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["cuda.context"] == (500 + 90) * MIB
+    assert rows["nccl"] == 10 * MIB
     assert rows["unexplained"] == 5 * MIB
 
 

@@ -162,7 +162,7 @@ def test_micro_batches_are_those_of_an_update_and_each_ends_where_the_next_begin
     """A forward outside of an update is none, nor one of an engine that is told to go forward only."""
     batches = worker.MicroBatches()
     rltrace.start(folder)
-    for forward_only in ((), (object(), object(), object(), True), (object(), object(), object(), False)):
+    for forward_only in ((object(),), (object(), object(), object(), True), (object(), object(), object(), False)):
         batches.begin_update(forward_only, {})
         batches.begin((), {})
         batches.begin((), {})
@@ -170,7 +170,7 @@ def test_micro_batches_are_those_of_an_update_and_each_ends_where_the_next_begin
         batches.begin((), {})
         batches.end_update(None, None, None)
         batches.begin((), {})
-    batches.begin_update((), {"forward_only": True})
+    batches.begin_update((object(),), {"forward_only": True})
     batches.begin((), {})
     batches.end_update(None, None, None)
     rltrace.stop()

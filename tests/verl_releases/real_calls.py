@@ -178,6 +178,9 @@ def offload_and_load():
     fsdp_utils.load_fsdp_model_to_gpu(model)
     fsdp_utils.offload_fsdp_optimizer(optimizer)
     fsdp_utils.load_fsdp_optimizer(optimizer, "cpu")
+    # As the workers up to 0.7 do.
+    fsdp_utils.offload_fsdp_optimizer(optimizer=optimizer)
+    fsdp_utils.load_fsdp_optimizer(optimizer=optimizer, device_id="cpu")
 
 
 def tiny_language_model():

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import edges, memory, recorder
+from rltrace.events import STARTUP_PHASES
 from rltrace.instrument import cuda_time
+from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.devices import device_of
 from rltrace.instrument.open_span import OpenSpan
 from rltrace.instrument.sharded_models import ROLES
@@ -41,11 +43,15 @@ def span_of_batch(name: str) -> Callable[[PatchSet, str], None]:
 
 def batch_args(_worker: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Sequences of a batch, which is the first argument whatever its name."""
-    batch: Any = args[0] if args else next(iter(kwargs.values()), None)
     try:
-        return {"sequences": len(batch)}
+        return {"sequences": len(first(args, kwargs))}
     except TypeError:
         return {}
+
+
+def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first argument of a call, whatever its name; releases pass the same one by place or by name."""
+    return args[0] if args else next(iter(kwargs.values()), None)
 
 
 def old_log_prob(patches: PatchSet, target: str) -> None:
@@ -55,7 +61,7 @@ def old_log_prob(patches: PatchSet, target: str) -> None:
 
 def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Open the phase; none where `compute_ref_log_prob` has opened it and calls on."""
-    data = args[1] if len(args) > 1 else next(iter(kwargs.values()), None)
+    data = first(args[1:], kwargs)
     if getattr(data, "meta_info", {}).get("is_lora"):
         return None
     name = "ref.log_prob" if says(data, "no_lora_adapter") else "actor.old_log_prob"
@@ -71,7 +77,7 @@ def says(data: Any, key: str) -> bool:
 
 def build_model(patches: PatchSet, target: str) -> None:
     """A hook on what builds a worker's model, shards it and makes its optimizer, in one function."""
-    patches.around(target, begin_build, end_span, ("actor.build", "ref.build"))
+    patches.around(target, begin_build, end_startup, ("actor.build", "ref.build"))
 
 
 def begin_build(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,9 +92,16 @@ def engine_phase(action: str) -> Callable[[PatchSet, str], None]:
         return recorder.phase(f"{subject_of(args[0])}.{action}").__enter__()
 
     def name_hook(patches: PatchSet, target: str) -> None:
-        patches.around(target, begin, end_span, tuple(f"{subject}.{action}" for subject in ("actor", "ref", CRITIC)))
+        names = tuple(f"{subject}.{action}" for subject in ("actor", "ref", CRITIC))
+        patches.around(target, begin, end_startup, names)
 
     return name_hook
+
+
+def end_startup(opened: Any, result: Any, error: BaseException | None) -> None:
+    """Close a phase of the start-up: what its process has on the GPU by then and no row has are kernels."""
+    end_span(opened, result, error)
+    LEDGER.rest_is_context()
 
 
 CRITIC = "critic"
@@ -129,7 +142,8 @@ class CriticsTurn:
             return
         opened, before = turn
         ROLES.act(before)
-        end_span(opened, result, error)
+        end = end_startup if self._phase in STARTUP_PHASES else end_span
+        end(opened, result, error)
         edges.reached(edges.Edge((self._phase,), error=error))
 
 
@@ -234,8 +248,9 @@ def offload(name: str) -> Callable[[PatchSet, str], None]:
     return lambda patches, target: patches.span(target, name, moved_args)
 
 
-def moved_args(holder: Any, *_: Any, **__: Any) -> dict[str, Any]:
+def moved_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
     """Bytes of this rank's share of a model's parameters or of an optimizer's state."""
+    holder = first(args, kwargs)
     what = "model" if hasattr(holder, "parameters") else "optimizer"
     return {"what": what, "bytes": sum(map(local_bytes, tensors_of(holder)))}
 
