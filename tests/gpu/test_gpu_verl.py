@@ -27,6 +27,7 @@ PHASES = {
     "ref.log_prob",
     "actor.update",
 }
+PHASES_OF_CRITIC = {"critic.values", "critic.update"}
 STEPS = 3
 SMALL_SECONDS = 0.005
 """Of a call of the tiny model, whose 2 % are less than a thread waits for its turn."""
@@ -45,22 +46,34 @@ def engine(request):
     return request.param
 
 
+@pytest.fixture(scope="module", params=[False, True], ids=["GRPO", "PPO"])
+def has_critic(request):
+    """Whether there is a second model, of values."""
+    if request.param and importlib.util.find_spec("flash_attn") is None:
+        pytest.skip("flash_attn is not installed, which verl's critics take")
+    return request.param
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["its old trainer", "its new trainer"])
-def traced(request, engine, tmp_path_factory):
+def traced(request, engine, has_critic, tmp_path_factory):
     """A run of the tiny model on two GPUs, or on one: its parameters, its Recording, verl's own figures."""
     folder: Path = tmp_path_factory.mktemp("verl")
     parameters = verl_run.prepare(folder, "tiny")
     settings = verl_run.ON_SGLANG if engine == "sglang" else {}
+    settings |= verl_run.WITH_CRITIC if has_critic else {}
+    settings |= verl_run.of_release(verl_run.release_line(), folder, has_critic)
     return parameters, *verl_run.run(folder, verl_run.command(folder, GPUS, STEPS, request.param, **settings))
 
 
-def test_every_phase_is_on_every_rank(traced):
+def test_every_phase_is_on_every_rank(traced, has_critic):
     _, recording, _ = traced
+    expected = PHASES | PHASES_OF_CRITIC if has_critic else PHASES
     phases = {rank: set() for rank in range(GPUS)}
     for process in recording.processes:
         if process.rank in phases:
-            phases[process.rank] |= {event.name for event in process.events() if isinstance(event, Span)} & PHASES
-    assert phases == dict.fromkeys(range(GPUS), PHASES)
+            names = {event.name for event in process.events() if isinstance(event, Span)}
+            phases[process.rank] |= names & (PHASES | PHASES_OF_CRITIC)
+    assert phases == dict.fromkeys(range(GPUS), expected)
 
 
 def test_buckets_add_up_to_the_model_and_each_is_loaded(traced):
@@ -74,7 +87,7 @@ def test_buckets_add_up_to_the_model_and_each_is_loaded(traced):
         assert (loaded.args["bytes"], loaded.flows_in) == (span.args["bytes"], span.flows_out)
 
 
-def test_every_edge_of_the_ledger_adds_up(traced):
+def test_every_edge_of_the_ledger_adds_up(traced, has_critic):
     _, recording, _ = traced
     devices = summarize(recording).memory
     assert len(devices) == GPUS
@@ -83,13 +96,15 @@ def test_every_edge_of_the_ledger_adds_up(traced):
         assert device.residual.edges_over_allowed == 0
         assert device.residual.unsettled_edges <= 0.05 * device.residual.edges
         owners = {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache", "nccl"}
+        owners |= {"critic.params", "critic.optimizer"} if has_critic else set()
         assert owners <= set(device.owner_peaks)
 
 
-def test_verls_own_figures_are_matched(traced):
+def test_verls_own_figures_are_matched(traced, has_critic):
     _, recording, logged = traced
     found = verl_run.timers(recording, logged)
-    assert found.keys() == {(step, timer) for step in range(1, STEPS + 1) for timer in ("step", *verl_run.METHODS)}
+    timers = ("step", *verl_run.METHODS, *(verl_run.METHODS_OF_CRITIC if has_critic else ()))
+    assert found.keys() == {(step, timer) for step in range(1, STEPS + 1) for timer in timers}
     wrong = {at: it for at, it in found.items() if abs(it.around - it.theirs) > max(0.02 * it.theirs, SMALL_SECONDS)}
     assert wrong == {}
     # Besides dispatch, the slowest rank and collect it is what the trainer converts, and Ray's way there and back.
