@@ -8,6 +8,7 @@ from tiny_worker import TinyWorker
 from verl import DataProto
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import create_colocated_worker_cls
+from verl.utils.debug import marked_timer
 
 
 def synchronize(group):
@@ -23,6 +24,20 @@ def synchronize(group):
         await manager.sleep_replicas()
 
     asyncio.run(awaits())
+
+
+@ray.remote
+class TrainerOfAScript:
+    """A trainer that Ray sends by value, for its class is not in a module: as that of verl 0.8's `main_ppo_sync`."""
+
+    def __init__(self, first):
+        self.global_steps = first
+
+    def train(self):
+        for _ in range(2):
+            with marked_timer("step", {}), marked_timer("gen", {}):
+                self.global_steps += 1
+        return self.global_steps
 
 
 def main():
@@ -45,6 +60,7 @@ def main():
     print(type(tiny.add).__name__)
     if int(verl.__version__.split(".")[1]) >= 7:
         synchronize(tiny)
+    assert ray.get(TrainerOfAScript.remote(5).train.remote()) == 7
     ray.shutdown()
 
 

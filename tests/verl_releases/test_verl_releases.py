@@ -482,6 +482,13 @@ def test_workers_say_their_rank_and_their_device(release, dispatched):
     ]
 
 
+@every_release
+def test_a_trainer_that_is_part_of_a_script_is_the_driver_and_numbers_its_steps(release, dispatched):
+    (trainer,) = [process for process in dispatched(release).processes if process.name == "trainer"]
+    steps = [event for event in trainer.events() if isinstance(event, Span) and event.name == "step"]
+    assert (trainer.role, [step.args for step in steps]) == ("driver", [{"step": 5}, {"step": 6}])
+
+
 @buckets_in
 def test_the_driver_waits_for_a_sync_whether_it_awaits_it_or_not(release, dispatched):
     run = dispatched(release)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from rltrace import recorder
@@ -45,6 +47,24 @@ def wrap_auto_awaited(name: str, original: Function, hook: Hook) -> Function:
 # ---- steps ------------------------------------------------------------------------------------------------------
 
 
+NUMBER = "global_steps"
+"""Attribute of a trainer: the number of its step."""
+
+
+def trainer_above(frame: FrameType | None) -> Any:
+    """The trainer whose code called this; None if none did.
+
+    A trainer that is part of a script, as that of verl 0.8's `main_ppo_sync`, is sent to its process by value: there no
+    hook is on its class.
+    """
+    while frame is not None:
+        above = frame.f_locals.get("self")
+        if NUMBER in getattr(above, "__dict__", ()):
+            return above
+        frame = frame.f_back
+    return None
+
+
 class Trainer:
     """The trainer of this process: it alone knows the number of the step."""
 
@@ -61,7 +81,9 @@ class Trainer:
         if name != STEP:
             return None
         trainer = self._trainer() if self._trainer is not None else None
-        number = getattr(trainer, "global_steps", None)
+        if trainer is None and (trainer := trainer_above(sys._getframe())) is not None:
+            self.remember((trainer,), {})
+        number = getattr(trainer, NUMBER, None)
         return {} if number is None else {"step": int(number)}
 
 
