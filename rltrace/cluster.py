@@ -24,7 +24,7 @@ FILE = "cluster.json"
 """In a Recording: the Ray cluster that its driver joined, and did not start itself."""
 
 AUTHENTICATION_VARIABLE = "RAY_AUTH_MODE"
-"""Whether Ray authenticates; Ray 2.60 sets it in a driver that finds the cluster of its machine, if there is a token."""
+"""Whether Ray authenticates; Ray 2.60 sets it in a driver that finds its machine's cluster, where there is a token."""
 
 
 def recording_here(environment: Mapping[str, str]) -> Path:

@@ -448,6 +448,7 @@ def test_workers_of_a_cluster_that_others_started_are_traced(
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "their_hook.py").write_text(THEIR_HOOK)
     token, mode = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}, {"RAY_AUTH_MODE": "token"}
+    words = ["RAY_AUTH_MODE=token"] if is_found else []
     cluster = subprocess.Popen(
         [environment.python, "-c", CLUSTER], env=environment.variables(**token, **mode), cwd=tmp_path,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -456,8 +457,8 @@ def test_workers_of_a_cluster_that_others_started_are_traced(
         assert cluster.stdout is not None
         address = cluster.stdout.readline().strip()
         done = environment.rltrace(
-            "exec", "--out", "run", "--", "python", "driver.py", address, *(["RAY_AUTH_MODE=token"] if is_found else []),
-            cwd=tmp_path, RAY_RUNTIME_ENV_HOOK="their_hook.add_variable", PYTHONPATH=str(tmp_path),
+            "exec", "--out", "run", "--", "python", "driver.py", address, *words, cwd=tmp_path,
+            RAY_RUNTIME_ENV_HOOK="their_hook.add_variable", PYTHONPATH=str(tmp_path),
             **token, **({} if is_found else mode),
         )  # fmt: skip
     finally:
