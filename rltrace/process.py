@@ -87,6 +87,13 @@ def process_key(start_ns: int) -> str:
     return f"{host}-{os.getpid()}-{start_ns}"
 
 
+def running_processes(recording: Path) -> list[str]:
+    """Folder names of the processes of this host that record and run now."""
+    host = process_key(0).rsplit("-", 2)[0]
+    keys = [name.rsplit("-", 2) for name in os.listdir(recording / PROCESSES)]
+    return ["-".join(key) for key in keys if key[0] == host and started_ticks(int(key[1])) is not None]
+
+
 def identity(start_ns: int) -> dict[str, Any]:
     """What is known about this process from the start."""
     return {
@@ -108,7 +115,7 @@ def append_exit(folder: Path, *, end_ns: int, killed_by: int | None, was_stopped
     Args:
         folder: Of the process.
         end_ns: When it was seen to be gone, by the clock of this host.
-        killed_by: The signal; None if it left by itself, as a Ray worker does when its driver has ended.
+        killed_by: The signal; None if it left by itself, or with the Ray cluster of its driver.
         was_stopped: It was killed because another process of the run had died, or the user had stopped the run.
     """
     line = {"kind": "exit", "end_ns": end_ns, "killed_by": killed_by, "was_stopped": was_stopped}
