@@ -670,13 +670,27 @@ def _kernel_name() -> str:
     return "thread" if re.split("[.:]", own)[0] == re.split("[.:]", main)[0] else own
 
 
+_is_bequeathed = False
+
+
 def _stop_at_exit() -> None:
     """Children of multiprocessing leave without running atexit's functions; they run its finalizers."""
+    global _is_bequeathed
     atexit.register(stop)
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        from multiprocessing.util import Finalize
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is None:
+        return
+    _finalize(None)
+    if not _is_bequeathed:  # a child begins by forgetting all finalizers, those too that its own main module made
+        util.register_after_fork(stop, _finalize)
+        _is_bequeathed = True
 
+
+def _finalize(_: object) -> None:
+    from multiprocessing.process import parent_process
+    from multiprocessing.util import Finalize
+
+    if parent_process() is not None:
         Finalize(None, stop, exitpriority=-100)
 
 
