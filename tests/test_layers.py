@@ -19,12 +19,13 @@ SOURCES = {
 OURS = frozenset(SOURCES)
 
 EVENTS = {"rltrace.events"}
-LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions"}
+LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
 WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
 READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
+    "rltrace.interruption": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.mapped_file": set(),
@@ -76,6 +77,7 @@ MAY_IMPORT = {
 
 THIRD_PARTY = {
     "rltrace.events": {"msgspec"},
+    "rltrace.interruption": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.mapped_file": set(),

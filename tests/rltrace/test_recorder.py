@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import rltrace
-from rltrace import clock, recorder, segment
+from rltrace import clock, patching, recorder, segment
 from rltrace.events import Counter, Span
 from rltrace.recording import Process, Recording
 
@@ -1004,6 +1004,44 @@ def test_a_program_that_closes_all_descriptors_has_its_own_under_the_same_number
     (process,) = Recording.open(folder).processes
     assert (process.role, process.lost_events, process.end_ns is None) == ("daemon", 0, False)
     assert sum(event.name == "work" for event in process.events()) == 30_000
+
+
+@pytest.mark.parametrize("work", ["span", "counter", "hook"])
+def test_what_a_signal_handler_raises_in_the_middle_of_ours_reaches_the_program(folder: Path, work: str) -> None:
+    """As the timeout of a reward does: it was taken for a failure of ours, and the program went on for ever."""
+
+    class LateError(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise LateError
+
+    def span() -> None:
+        with rltrace.span("work"):
+            pass
+
+    hook = patching.Hook("ours", "json:loads")
+    hook.bind(True)
+    nothing = patching.wrap_function(lambda: None, hook, lambda *_: len(str(hook)), lambda *_: None)
+    once = {"span": span, "counter": lambda: rltrace.counter("work", 1), "hook": nothing}[work]
+    before = signal.signal(signal.SIGALRM, ring)
+    rltrace.start(folder)
+    late = 0
+    try:
+        for _ in range(100):
+            deadline = time.monotonic() + 5
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+                while time.monotonic() < deadline:
+                    for _ in range(100):
+                        once()
+            except LateError:
+                late += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        rltrace.stop()
+    assert (late, hook.failures) == (100, 0)
 
 
 def test_max_bytes_never_drops_what_a_thread_is_writing(folder: Path, spans_of: Spans) -> None:
