@@ -23,6 +23,9 @@ RUN_ID_VARIABLE = "RLTRACE_RUN_ID"
 FILE = "cluster.json"
 """In a Recording: the Ray cluster that its driver joined, and did not start itself."""
 
+AUTHENTICATION_VARIABLE = "RAY_AUTH_MODE"
+"""Whether Ray authenticates; Ray 2.60 sets it in a driver that finds its machine's cluster, where there is a token."""
+
 
 def recording_here(environment: Mapping[str, str]) -> Path:
     """Where a process with this environment records.
@@ -63,15 +66,26 @@ def say(recording: Path, address: str) -> None:
     """
     try:
         with (recording / FILE).open("x") as file:
-            file.write(json.dumps({"ray_address": address}) + "\n")
+            said = {"ray_address": address, "ray_auth_mode": os.environ.get(AUTHENTICATION_VARIABLE)}
+            file.write(json.dumps(said) + "\n")
     except FileExistsError:
         pass
 
 
 def ray_address(recording: Path) -> str | None:
     """The address of the Ray cluster that the run's driver joined; None if it joined none."""
+    return _said(recording, "ray_address")
+
+
+def ray_authentication(recording: Path) -> str | None:
+    """How the run's driver authenticated there; None if it said nothing of that."""
+    return _said(recording, "ray_auth_mode")
+
+
+def _said(recording: Path, name: str) -> str | None:
     try:
-        return str(json.loads((recording / FILE).read_text())["ray_address"])
+        value = json.loads((recording / FILE).read_text())[name]
+        return None if value is None else str(value)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -39,7 +39,7 @@ def main(folder: str, chosen: str = "") -> int:
         return 0
     run_id = json.loads((recording / manifest.FILE).read_text())["run_id"]
     try:
-        with nodes.join(address, run_id) as joined:
+        with nodes.join(address, run_id, cluster.ray_authentication(recording)) as joined:
             failures = joined.read_clocks(recording)
             while not (_tell(joined, recording) if chosen else is_over(PERIOD_SECONDS)):
                 failures = joined.read_clocks(recording)

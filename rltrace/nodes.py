@@ -172,18 +172,22 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def join(address: str, run_id: str) -> Iterator[Nodes]:
+def join(address: str, run_id: str, authentication: str | None = None) -> Iterator[Nodes]:
     """Be a job of the cluster for a while.
 
     Args:
         address: `host:port`, or "auto" for the one of this machine.
         run_id: Of the run.
+        authentication: As the run's driver did, where our own environment says nothing of that: to who names an address
+            Ray does not look for a token by itself.
 
     Raises:
         RltraceError: nothing answers there, or it is no Ray cluster.
         MissingExtraError: Ray is not installed.
     """
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # read when Ray is imported: one line of ours is enough
+    if authentication is not None:
+        os.environ.setdefault(cluster.AUTHENTICATION_VARIABLE, authentication)  # likewise
     try:
         import ray
     except ImportError:

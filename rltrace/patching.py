@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from wrapt import register_post_import_hook
 
 from rltrace import clock, edges, recorder
+from rltrace.interruption import is_of_handler
 from rltrace.versions import unmet_support
 
 TIME_VARIABLE = "RLTRACE_TIME_HOOKS"
@@ -146,7 +147,13 @@ class Hook:
         return call
 
     def failed(self, error: Exception) -> None:
-        """Count an error of our own; the first one is printed and reported."""
+        """Count an error of our own; the first one is printed and reported.
+
+        Raises:
+            Exception: the error itself, if it is none of ours but of a signal handler of the program.
+        """
+        if is_of_handler(error):
+            raise error
         self.failures += 1
         if self.failures > 1:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import platform
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 from rltrace import clock
 from rltrace.manifest import LINES, PROCESSES, redact_command, started_ticks
+from rltrace.mapped_file import map_new_file
 
 COUNTS = "counts.u64"
 
@@ -45,8 +45,8 @@ class ProcessFolder:
         self.path = recording / PROCESSES / key
         self.path.mkdir(parents=True)
         try:
-            self._map = _map_file(self.path / COUNTS, COUNTS_BYTES)
-            self._lines = os.open(self.path / LINES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._map = map_new_file(self.path / COUNTS, COUNTS_BYTES)
+            (self.path / LINES).touch()
         except OSError:  # leave nothing behind: it is tried again under the same name
             shutil.rmtree(self.path, ignore_errors=True)
             raise
@@ -60,32 +60,38 @@ class ProcessFolder:
             OSError: the disk is full.
         """
         line = self._broken_line + json.dumps({"kind": kind, **fields}, default=str).encode() + b"\n"
-        written_bytes = os.write(self._lines, line)
+        written_bytes = self._write(line)
         self._broken_line = b"" if written_bytes == len(line) else b"\n"
         if self._broken_line:
             raise OSError(errno.ENOSPC, f"{written_bytes} of {len(line)} bytes were written", str(self.path / LINES))
 
+    def _write(self, line: bytes) -> int:
+        if self._map.closed:
+            raise ValueError("it has stopped writing")
+        # Opened anew: see `mapped_file`.
+        descriptor = os.open(self.path / LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            return os.write(descriptor, line)
+        finally:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Stop writing."""
-        lines, self._lines = self._lines, -1  # a late line must not go to whoever is given this number next
-        os.close(lines)
         self.counts.release()
         self._map.close()
-
-
-def _map_file(path: Path, size_bytes: int) -> mmap.mmap:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-        return mmap.mmap(descriptor, size_bytes)
-    finally:
-        os.close(descriptor)
 
 
 def process_key(start_ns: int) -> str:
     """Folder name of this process: host, pid and when it began to record, for one pid can run two interpreters."""
     host = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in socket.gethostname())
     return f"{host}-{os.getpid()}-{start_ns}"
+
+
+def running_processes(recording: Path) -> list[str]:
+    """Folder names of the processes of this host that record and run now."""
+    host = process_key(0).rsplit("-", 2)[0]
+    keys = [name.rsplit("-", 2) for name in os.listdir(recording / PROCESSES)]
+    return ["-".join(key) for key in keys if key[0] == host and started_ticks(int(key[1])) is not None]
 
 
 def identity(start_ns: int) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def append_exit(folder: Path, *, end_ns: int, killed_by: int | None, was_stopped
     Args:
         folder: Of the process.
         end_ns: When it was seen to be gone, by the clock of this host.
-        killed_by: The signal; None if it left by itself, as a Ray worker does when its driver has ended.
+        killed_by: The signal; None if it left by itself, or with the Ray cluster of its driver.
         was_stopped: It was killed because another process of the run had died, or the user had stopped the run.
     """
     line = {"kind": "exit", "end_ns": end_ns, "killed_by": killed_by, "was_stopped": was_stopped}

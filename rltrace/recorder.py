@@ -24,6 +24,7 @@ import msgspec
 
 from rltrace import clock, cluster, manifest
 from rltrace.announcement import say, say_once
+from rltrace.interruption import is_of_handler
 from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
@@ -125,8 +126,8 @@ class _Enterable:
         self.start_ns = _now_ns()
         try:
             _local.write(_encode(self))
-        except Exception:
-            _write_slowly(self)
+        except Exception as error:
+            _write_slowly(self, error)
         if self.args is not None:
             self.args = None
         return self
@@ -140,8 +141,8 @@ class _Enterable:
             self.set(error=kind.__name__)
         try:
             _local.write(_encode((self.start_ns, end_ns, self.args, True)))
-        except Exception:
-            _write_slowly((self.start_ns, end_ns, self.args, True))
+        except Exception as failure:
+            _write_slowly((self.start_ns, end_ns, self.args, True), failure)
 
     async def __aenter__(self: Any) -> Any:
         return self.__enter__()
@@ -276,8 +277,8 @@ def counter(name: str, value: float, /) -> None:
         return
     try:
         _local.write(_encode((name, _now_ns(), value, True)))
-    except Exception:
-        _write_slowly((name, _now_ns(), value, True))
+    except Exception as error:
+        _write_slowly((name, _now_ns(), value, True), error)
 
 
 def counter_at(name: str, ts_ns: int, value: float, /) -> None:
@@ -306,12 +307,18 @@ def flow(key: str, direction: Literal["out", "in"], /) -> None:
 def _write(record: Any) -> None:
     try:
         _local.write(_encode(record))
-    except Exception:
-        _write_slowly(record)
+    except Exception as error:
+        _write_slowly(record, error)
 
 
-def _write_slowly(record: Any) -> None:
-    """The first record of a thread, one that its segment has no room for, or one that cannot be written at all."""
+def _write_slowly(record: Any, error: Exception) -> None:
+    """The first record of a thread, one that its segment has no room for, or one that cannot be written at all.
+
+    Raises:
+        Exception: the program's own, from a signal handler.
+    """
+    if is_of_handler(error):
+        raise error
     recorder = _recorder
     if recorder is None:  # stopped while the span was open
         return
@@ -319,7 +326,9 @@ def _write_slowly(record: Any) -> None:
         data = _encode_anyhow(record)
         recorder.next_segment(len(data))
         _local.write(data)
-    except Exception:
+    except Exception as failure:
+        if is_of_handler(failure):
+            raise
         recorder.lose()
 
 
@@ -331,8 +340,9 @@ def _encode_anyhow(record: Any) -> bytes:
     """
     try:
         return _encode(record)
-    except Exception:
-        pass
+    except Exception as error:
+        if is_of_handler(error):
+            raise
     if isinstance(record, TypedSpan):
         fields = map(_sayable, msgspec.structs.astuple(record))
         return _encode((type(record).__struct_config__.tag, *fields))
@@ -503,7 +513,9 @@ class Recorder:
             return
         try:
             self._folder.append(kind, **fields)
-        except Exception:
+        except Exception as error:
+            if is_of_handler(error):
+                raise
             self.lose()
 
     def identify(self, **who: Any) -> None:
@@ -670,13 +682,27 @@ def _kernel_name() -> str:
     return "thread" if re.split("[.:]", own)[0] == re.split("[.:]", main)[0] else own
 
 
+_is_bequeathed = False
+
+
 def _stop_at_exit() -> None:
     """Children of multiprocessing leave without running atexit's functions; they run its finalizers."""
+    global _is_bequeathed
     atexit.register(stop)
-    process = sys.modules.get("multiprocessing.process")
-    if process is not None and process.parent_process() is not None:
-        from multiprocessing.util import Finalize
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is None:
+        return
+    _finalize(None)
+    if not _is_bequeathed:  # a child begins by forgetting all finalizers, those too that its own main module made
+        util.register_after_fork(stop, _finalize)
+        _is_bequeathed = True
 
+
+def _finalize(_: object) -> None:
+    from multiprocessing.process import parent_process
+    from multiprocessing.util import Finalize
+
+    if parent_process() is not None:
         Finalize(None, stop, exitpriority=-100)
 
 

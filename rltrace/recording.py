@@ -163,6 +163,8 @@ class Process:
         """When that somebody saw that it was gone, whatever ended it."""
         self.was_stopped = False
         """It ended because another process of the run had died."""
+        self.left_running: set[str] = set()
+        """Keys of who ran when it, a driver, left its Ray cluster, whose workers Ray ends then."""
         self.pauses: list[tuple[int, int | None]] = []
         """From when to when it recorded nothing because it was told so; None: it never went on."""
         self.costs: dict[str, float] = {}
@@ -353,6 +355,8 @@ class Process:
         elif kind == "lost":
             self.dropped_segments += line["segments"]
             self.dropped_bytes += line["bytes"]
+        elif kind == "left":
+            self.left_running |= set(line["running"])
         elif kind == "end":
             self.end_ns = int(line["end_ns"])
         elif kind == "exit":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
+
+from rltrace.mapped_file import map_new_file
 
 FIRST_BYTES = 64 * 1024
 """A thread's first segment: three hundred threads of one span each must not cost 300 MiB."""
@@ -25,18 +25,9 @@ class Segment:
         """Create the file with all its blocks allocated.
 
         Raises:
-            OSError: the disk is full or the folder cannot be written. Without the allocation, writing to the mapping of
-                a file on a full disk would kill the process with SIGBUS.
+            OSError: the disk is full or the folder cannot be written.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            os.posix_fallocate(descriptor, 0, size_bytes)
-            self.map = mmap.mmap(descriptor, size_bytes)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
+        self.map = map_new_file(path, size_bytes)
         self.path = path
         self.size_bytes = size_bytes
         self.write = self.map.write

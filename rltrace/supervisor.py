@@ -301,7 +301,8 @@ class _Watch:
     def died(self, exit_codes: Mapping[int, int]) -> list[Death]:
         """Who is gone since the last call without having ended its part; the likeliest cause and parents first.
 
-        One that left by itself is not among them: so does a Ray worker, with a status of 1, when its driver has ended.
+        One that left by itself is not among them: so does a Ray worker, with a status of 1, when its driver has ended;
+        and one that Ray has ended with its cluster, be it by SIGKILL.
         """
         self._find_new()
         gone = [key for key, (process, _) in self.running.items() if not process.is_alive]
@@ -314,6 +315,8 @@ class _Watch:
             last = Process(process.folder)  # it may have said more since: its role, its end
             if last.end_ns is not None:
                 continue
+            if code != 0 and self._was_left_running(last):
+                code = 0
             if code is not None or self.is_stopping:
                 self._note(last, code or 0, clock.now_ns())
             else:
@@ -339,6 +342,17 @@ class _Watch:
     def _note(self, process: Process, code: int, gone_ns: int) -> None:
         killed_by = -code if code < 0 else None
         append_exit(process.folder, end_ns=gone_ns, killed_by=killed_by, was_stopped=self.is_stopping)
+
+    def _was_left_running(self, process: Process) -> bool:
+        """Whether it ran when its driver left its Ray cluster, which ends its workers then."""
+        met, above = {process.key}, process.parent
+        while above and above not in met:
+            met.add(above)
+            parent = Process(self.folder / above)
+            if process.key in parent.left_running:
+                return True
+            above = parent.parent
+        return False
 
     def name(self, pid: int) -> str | None:
         """What the process with this pid is called in the Recording."""

@@ -19,20 +19,22 @@ SOURCES = {
 OURS = frozenset(SOURCES)
 
 EVENTS = {"rltrace.events"}
-LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions"}
-WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment"}
+LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
+WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
 READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
+    "rltrace.interruption": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
-    "rltrace.segment": set(),
+    "rltrace.mapped_file": set(),
+    "rltrace.segment": {"rltrace.mapped_file"},
     "rltrace.alignment": set(),
     "rltrace.manifest": EVENTS | {"rltrace.clock"},
     "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.chosen_steps": set(),
-    "rltrace.process": LOW | {"rltrace.manifest"},
+    "rltrace.process": LOW | {"rltrace.manifest", "rltrace.mapped_file"},
     "rltrace.recorder": WRITING | {"rltrace.announcement"},
     "rltrace.decorator": {"rltrace.recorder"},
     "rltrace.archive": {"rltrace.errors", "rltrace.manifest"},
@@ -75,8 +77,10 @@ MAY_IMPORT = {
 
 THIRD_PARTY = {
     "rltrace.events": {"msgspec"},
+    "rltrace.interruption": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
+    "rltrace.mapped_file": set(),
     "rltrace.segment": set(),
     "rltrace.cluster": set(),
     "rltrace.manifest": set(),

@@ -34,7 +34,8 @@ def collect(run: str | None, address: str | None) -> None:
     if where is None:
         click.echo(f"{recording.path}: nothing to fetch: its driver joined no Ray cluster; --address names one to ask")
         return
-    with nodes.join(where, str(recording.manifest.get("run_id"))) as joined:
+    run_id, authentication = str(recording.manifest.get("run_id")), cluster.ray_authentication(recording.path)
+    with nodes.join(where, run_id, authentication) as joined:
         failures = joined.read_clocks(recording.path)
         done = fetch(recording.path, joined)
     click.echo(f"{recording.path}: {done}")

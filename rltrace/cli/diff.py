@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from rltrace.cli.as_json import echo_json
 from rltrace.errors import RecordingError
 
 
@@ -25,9 +26,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
     made = run_a.manifest, run_b.manifest
     found = difference(summarize(run_a), summarize(run_b), settings(*made), same_program=same_program(*made))
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        echo_json(found)
         return
     if found.step is None and found.peak is None:
         raise RecordingError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import require_linux
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
 
     found = diagnose(command, Path(out) if out is not None else None)
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        echo_json(found)
     else:
         show(found)
     if not found.works:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace import manifest
+from rltrace.cli.as_json import echo_json
 from rltrace.cli.run import PACKAGE, checked, report
 from rltrace.cli.runs import RUNS, check_disabled, claim, in_shell, require_linux
 from rltrace.errors import RecordingError, RunError
@@ -60,9 +61,7 @@ def overhead(
     folder = Path(what) if Path(what).is_dir() else _measure(what, out, pairs, rounds, force)
     found = read_overhead(folder, limit_percent / 100)
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        echo_json(found)
         return
     from rltrace.cli.overhead_tables import show
     from rltrace.cli.tables import console

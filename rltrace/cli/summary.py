@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import open_run
 
 
@@ -22,9 +23,7 @@ def summary(run: str | None, whole: bool, as_json: bool) -> None:
 
     found = summarize(open_run(run))
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        echo_json(found)
         return
     from rltrace.cli.tables import console, show
 

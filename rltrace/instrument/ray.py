@@ -30,7 +30,7 @@ from rltrace.patching import (
     wrap_function,
     wrap_generator_function,
 )
-from rltrace.process import UNSAID_ROLE
+from rltrace.process import UNSAID_ROLE, running_processes
 
 
 class Ray:
@@ -42,6 +42,7 @@ class Ray:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         patches.around("ray._private.worker:init", keep_address, become_driver)
+        patches.around("ray._private.worker:disconnect", say_left, nothing_after)
         for target, attribute in (
             ("ray.actor:ActorMethod._remote", "_method_name"),
             ("ray.remote_function:RemoteFunction._remote", "_function_name"),
@@ -76,6 +77,19 @@ def become_driver(_token: Any, _result: Any, error: BaseException | None) -> Non
     recording, address = recorder.current(), address_of_joined_cluster()
     if recording is not None and address is not None:
         cluster.say(recording.recording, address)
+
+
+def say_left(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """The driver leaves its cluster: Ray ends its workers now, and kills those that take longer than it likes."""
+    import ray
+
+    recording = recorder.current()
+    if recording is not None and ray._private.worker.global_worker.mode == ray.SCRIPT_MODE:
+        recording.append("left", running=running_processes(recording.recording))
+
+
+def nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """All was done before."""
 
 
 def address_of_joined_cluster() -> str | None:

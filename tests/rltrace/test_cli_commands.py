@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from recordings import SECOND, Written, hook, sample, span, two_ranks
 from rich.console import Console
 
-from rltrace import plugins
+from rltrace import manifest, plugins
 from rltrace.analysis import summarize
 from rltrace.cli import main, runs
 from rltrace.cli.export import load_exporter
@@ -433,6 +433,17 @@ def test_figures_are_shown_in_any_encoding(run: Path, encoding: str) -> None:
     (line,) = [line for line in done.stdout.decode(encoding).splitlines() if line.startswith("rollout.generate")]
     assert "2.250" in line.split()
     assert done.stderr == b""
+
+
+def test_names_that_are_no_text_are_shown_with_what_is(tmp_path: Path) -> None:
+    """A file's name and an argument are bytes."""
+    folder, word = tmp_path / os.fsdecode(b"run \xff"), os.fsdecode(b"--name=\xfe")
+    manifest.create(folder, owner=None, command=["python", word], config={"name": word})
+    said = json.loads(call("summary", folder, "--json").stdout)
+    assert (said["run"]["path"], said["run"]["command"]) == (f"{tmp_path}/run ?", ["python", "--name=?"])
+    shown = call("summary", folder)
+    assert shown.exit_code == 0 and "python --name=" in shown.stdout
+    assert call("diff", folder, folder, "--json").exit_code == 0
 
 
 @pytest.mark.parametrize("words", [["summary"], ["summary", "--json"], ["export", "--to", "perfetto", "-o", "-"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from recordings import Written, span
 
-from rltrace import clock
+from rltrace import clock, manifest
 from rltrace.analysis import Summary, summarize
 from rltrace.ending import Ending
 from rltrace.recording import Process, Recording
@@ -331,6 +332,25 @@ def test_who_is_gone_is_dead_only_if_a_signal_took_it_before_its_end_and_the_run
     assert [death.pid for death in died] == ([child.pid] if is_death else [])
     process = Process(tmp_path / "run" / "processes" / "p")
     assert process.killed_by == (-code if code < 0 and ended_s is None else None)
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_who_is_killed_with_the_cluster_that_its_driver_has_left_is_not_dead(tmp_path: Path, ran: bool) -> None:
+    """Ray kills the workers that take longer than it likes; one that was gone before is why the driver left, maybe."""
+    written = Written(tmp_path / "run")
+    us = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
+    written.process("d", span("ray.get", 0, 1), role="driver", **us)
+    written.process("w", span("actor.update", 0, 1), role="worker", parent="d", **us)
+    child = subprocess.Popen(["sleep", "60"])
+    written.process("e", span("engine.step", 0, 1), role="engine", pid=child.pid, parent="w")
+    watch = _Watch(tmp_path / "run")
+    with (tmp_path / "run/processes/d/process.jsonl").open("a") as lines:
+        lines.write(json.dumps({"kind": "left", "running": ["d", "w", *(["e"] if ran else [])]}) + "\n")
+    child.kill()
+    child.wait()
+    assert [death.name for death in watch.died({child.pid: -signal.SIGKILL})] == ([] if ran else ["engine"])
+    process = Process(tmp_path / "run/processes/e")
+    assert (process.killed_by, process.end_ns is None) == ((None, False) if ran else (signal.SIGKILL, True))
 
 
 def test_a_process_that_nobody_can_tell_of_ended_when_it_was_seen_to_be_gone(tmp_path: Path) -> None:

@@ -422,6 +422,7 @@ sys.stdin.read()
 
 DRIVER = """
 import os, sys
+os.environ.update(word.split("=") for word in sys.argv[2:])
 import ray
 ray.init(sys.argv[1], log_to_driver=False)
 
@@ -439,27 +440,32 @@ def add_variable(runtime_env):
 """
 
 
+@pytest.mark.parametrize("is_found", [False, True], ids=["named", "found"])
 def test_workers_of_a_cluster_that_others_started_are_traced(
-    environment: installed.Environment, tmp_path: Path
+    environment: installed.Environment, tmp_path: Path, is_found: bool
 ) -> None:
+    """That it authenticates is said by our environment, or by Ray in a driver that has found the cluster by itself."""
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "their_hook.py").write_text(THEIR_HOOK)
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    token, mode = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}, {"RAY_AUTH_MODE": "token"}
+    words = ["RAY_AUTH_MODE=token"] if is_found else []
     cluster = subprocess.Popen(
-        [environment.python, "-c", CLUSTER], env=environment.variables(**token), cwd=tmp_path,
+        [environment.python, "-c", CLUSTER], env=environment.variables(**token, **mode), cwd=tmp_path,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert cluster.stdout is not None
         address = cluster.stdout.readline().strip()
         done = environment.rltrace(
-            "exec", "--out", "run", "--", "python", "driver.py", address, cwd=tmp_path,
-            RAY_RUNTIME_ENV_HOOK="their_hook.add_variable", PYTHONPATH=str(tmp_path), **token,
+            "exec", "--out", "run", "--", "python", "driver.py", address, *words, cwd=tmp_path,
+            RAY_RUNTIME_ENV_HOOK="their_hook.add_variable", PYTHONPATH=str(tmp_path),
+            **token, **({} if is_found else mode),
         )  # fmt: skip
     finally:
         cluster.communicate()
     assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
     assert "not traced" not in done.stderr, "nor is what brings the cluster's segments together"
+    assert "cannot join" not in done.stderr, "as it does"
     names = installed.span_names(tmp_path / "run")
     assert names.count("ray.submit") == 1
     assert names.count("ray.call") == 2

@@ -76,6 +76,15 @@ def test_every_call_gives_what_it_gives_without_hooks(calls, tmp_path):
     assert calls.out.splitlines()[:4] == ["13", "[1, 2]", "None", "[0, 1, 2]"]
 
 
+def test_a_driver_says_who_ran_when_it_left_its_cluster(calls):
+    """Ray kills those that take longer to leave than it likes, which is nobody's death."""
+    (driver,) = [process for process in calls.recording.processes if process.role == "driver"]
+    actors = {process.key for process in calls.recording.processes if process.name in ("Plain", "Asynchronous")}
+    assert len(actors) == 2
+    assert driver.left_running >= actors
+    assert not [process for process in calls.recording.processes if process is not driver and process.left_running]
+
+
 def test_every_method_is_a_span_on_its_worker(calls):
     methods = [span.args["method"] for span in calls.spans("ray.call")]
     assert sorted(methods) == sorted(

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import rltrace
-from rltrace import clock, recorder, segment
+from rltrace import clock, patching, recorder, segment
 from rltrace.events import Counter, Span
 from rltrace.recording import Process, Recording
 
@@ -950,6 +950,98 @@ def test_max_bytes_holds_over_threads_that_come_and_go(folder: Path) -> None:
     rltrace.stop()
     assert total <= limit
     assert len(os.listdir("/proc/self/fd")) == len(files_open), "nor is any file left open"
+
+
+def test_threads_that_record_hold_no_file_open(folder: Path, spans_of: Spans) -> None:
+    """A program may come near its limit of open files."""
+    files_open = len(os.listdir("/proc/self/fd"))
+    rltrace.start(folder)
+    begun, go_on = threading.Barrier(21), threading.Event()
+
+    def work() -> None:
+        with rltrace.span("work"):
+            begun.wait()
+            go_on.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    held = len(os.listdir("/proc/self/fd")) - files_open
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    rltrace.stop()
+    assert held == 0
+    assert len(spans_of(folder)) == 20
+
+
+DAEMON = """
+import os, sys
+import rltrace
+
+rltrace.start(sys.argv[1])
+rltrace.counter("before", 1)
+os.closerange(3, 100)
+own = [open(os.path.join(sys.argv[2], str(n)), "w") for n in range(20)]
+for n in range(30_000):
+    rltrace.span_at("work", n, n + 1, filler="x" * 100)
+rltrace.identify(role="daemon")
+rltrace.stop()
+for file in own:
+    file.write("own")
+    file.close()
+"""
+
+
+def test_a_program_that_closes_all_descriptors_has_its_own_under_the_same_numbers(tmp_path: Path) -> None:
+    """Daemons do so: nothing of ours is written into a file of theirs, nor is one of theirs closed."""
+    folder, files = tmp_path / "run", tmp_path / "files"
+    files.mkdir()
+    done = subprocess.run([sys.executable, "-c", DAEMON, folder, files], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {file.read_text() for file in files.iterdir()} == {"own"}
+    (process,) = Recording.open(folder).processes
+    assert (process.role, process.lost_events, process.end_ns is None) == ("daemon", 0, False)
+    assert sum(event.name == "work" for event in process.events()) == 30_000
+
+
+@pytest.mark.parametrize("work", ["span", "counter", "hook"])
+def test_what_a_signal_handler_raises_in_the_middle_of_ours_reaches_the_program(folder: Path, work: str) -> None:
+    """As the timeout of a reward does: it was taken for a failure of ours, and the program went on for ever."""
+
+    class LateError(Exception):
+        pass
+
+    def ring(*_: object) -> None:
+        raise LateError
+
+    def span() -> None:
+        with rltrace.span("work"):
+            pass
+
+    hook = patching.Hook("ours", "json:loads")
+    hook.bind(True)
+    nothing = patching.wrap_function(lambda: None, hook, lambda *_: len(str(hook)), lambda *_: None)
+    once = {"span": span, "counter": lambda: rltrace.counter("work", 1), "hook": nothing}[work]
+    before = signal.signal(signal.SIGALRM, ring)
+    rltrace.start(folder)
+    late = 0
+    try:
+        for _ in range(100):
+            deadline = time.monotonic() + 5
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+                while time.monotonic() < deadline:
+                    for _ in range(100):
+                        once()
+            except LateError:
+                late += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        rltrace.stop()
+    assert (late, hook.failures) == (100, 0)
 
 
 def test_max_bytes_never_drops_what_a_thread_is_writing(folder: Path, spans_of: Spans) -> None:

@@ -290,6 +290,8 @@ def test_children_of_a_forkserver_are_traced_too(preloaded, tmp_path):
         for process in run.recording.processes
     ]
     assert sorted(filter(None, steps)) == [1, 2]
+    ends = [process.end_ns for process, count in zip(run.recording.processes, steps, strict=True) if count]
+    assert None not in ends, "they leave by `os._exit`, and have joined before they forgot all finalizers"
 
 
 def test_a_plugin_that_is_loaded_late_leaves_a_process_what_a_hook_called_it(tmp_path):

@@ -1,0 +1,26 @@
+"""`--json`: figures for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+def echo_json(found: Any) -> None:
+    """Print figures as JSON; of a name that is no text, as that of a folder may be, what is none of it is a `?`."""
+    import msgspec
+
+    try:
+        encoded = msgspec.json.encode(found)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(_as_text(msgspec.to_builtins(found)))
+    click.echo(msgspec.json.format(encoded, indent=2))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(item) for key, item in value.items()}
+    return [_as_text(item) for item in value] if isinstance(value, (list, tuple)) else value
