@@ -26,6 +26,7 @@ from rltrace.patching import (
     Hook,
     PatchSet,
     end_span,
+    nothing_after,
     wrap_async_generator_function,
     wrap_function,
     wrap_generator_function,
@@ -86,10 +87,6 @@ def say_left(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     recording = recorder.current()
     if recording is not None and ray._private.worker.global_worker.mode == ray.SCRIPT_MODE:
         recording.append("left", running=running_processes(recording.recording))
-
-
-def nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
 
 
 def address_of_joined_cluster() -> str | None:
