@@ -11,6 +11,7 @@ from typing import Any
 INSTRUMENTATIONS = {
     "fsdp2": "rltrace.instrument.fsdp2:Fsdp2",
     "fsdp1": "rltrace.instrument.fsdp1:Fsdp1",
+    "torch_distributed": "rltrace.instrument.torch_distributed:TorchDistributed",
     "torch_optim": "rltrace.instrument.torch_optim:TorchOptim",
     "torch_autograd": "rltrace.instrument.torch_autograd:TorchAutograd",
     "cuda_time": "rltrace.instrument.cuda_time:CudaTime",
