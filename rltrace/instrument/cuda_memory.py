@@ -87,6 +87,8 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
     )
     for method in COLLECTIVES:
         patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger).watch)
+    # By which FSDP1 and DDP begin, several tensors at once; in C++ it calls none of the above.
+    patches.wrap("torch.distributed:_broadcast_coalesced", FirstCollectives(ledger).watch)
     eager = EagerConnections(ledger, on_device)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
     splits = Splits(ledger)
@@ -200,10 +202,10 @@ def leave(opened: Any, _result: Any, _error: BaseException | None) -> None:
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Whether a tensor, or the first one of nested lists, lies on a GPU."""
+    """Whether a tensor, or the first one of nested lists, lies on a GPU, or a barrier's options name one."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
-    return bool(getattr(value, "is_cuda", False))
+    return getattr(getattr(value, "device", None), "type", None) == "cuda"
 
 
 def watch_root(ledger: CudaLedger, loading: Loading, state: Any, hook: Hook) -> None:

@@ -25,14 +25,15 @@ MOST_KEPT = 64
 """States of all groups: a step goes through fewer than ten."""
 
 
-ACTOR, REF = "actor", "ref"
+ACTOR, REF, CRITIC = "actor", "ref", "critic"
+"""Whose a model can be: what owners of its bytes begin with."""
 
 
 class Roles:
     """Whose parameters are: of whom a framework's hook said so where they were made, else the actor's or the ref's.
 
-    The actor's if an optimizer holds any that are sharded together, else the ref's. Before there is an optimizer of
-    which nobody said whose it is, those that can be trained are the actor's; once they are trained they stay so.
+    The actor's if an optimizer that is not said to be another's holds any that are sharded together, else the ref's.
+    Before there is one, those that can be trained are the actor's; once they are trained they stay so.
     """
 
     def __init__(self) -> None:
@@ -74,18 +75,18 @@ class Roles:
 
     def states_owner(self, optimizer: Any) -> str:
         """Owner of an optimizer's states."""
-        return f"{trained(self._named.get(optimizer))}.optimizer"
+        return f"{trained_subject(self._named.get(optimizer))}.optimizer"
 
     def acting_owner(self, what: str) -> str:
         """Owner of what comes into being now: `activations` of a forward, `optimizer`."""
-        return f"{trained(self.acting)}.{what}"
+        return f"{trained_subject(self.acting)}.{what}"
 
     def _is_trained(self, params: Params) -> bool:
         holder = params.holder()
         is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
         if is_trained:
             return True
-        optimizers = [optimizer for optimizer in self._optimizers if optimizer not in self._named]
+        optimizers = [one for one in self._optimizers if self._named.get(one, ACTOR) == ACTOR]
         if not optimizers:
             return any(parameter.requires_grad for parameter in params.trained())
         if holder is not None and met != self.met:
@@ -100,7 +101,7 @@ ROLES = Roles()
 """Of this process."""
 
 
-def trained(subject: str | None) -> str:
+def trained_subject(subject: str | None) -> str:
     """Whose rows are those that only a model which is trained has: the ref's would be the actor's."""
     return ACTOR if subject in (None, REF) else str(subject)
 
@@ -471,7 +472,7 @@ def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]
 
 def grads_owner(subject: str) -> str:
     """Owner of the gradients of parameters that are this one's."""
-    return f"{trained(subject)}.grads"
+    return f"{trained_subject(subject)}.grads"
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:

@@ -59,10 +59,14 @@ def traced(request, engine, has_critic, tmp_path_factory):
     """A run of the tiny model on two GPUs, or on one: its parameters, its Recording, verl's own figures."""
     folder: Path = tmp_path_factory.mktemp("verl")
     parameters = verl_run.prepare(folder, "tiny")
-    settings = verl_run.ON_SGLANG if engine == "sglang" else {}
+    line = verl_run.release_line()
+    if request.param and line < 9:
+        pytest.skip(f"verl 0.{line} has one trainer")
+    settings = dict(verl_run.ON_SGLANG) if engine == "sglang" else {}
     settings |= verl_run.WITH_CRITIC if has_critic else {}
-    settings |= verl_run.of_release(verl_run.release_line(), folder, has_critic)
-    return parameters, *verl_run.run(folder, verl_run.command(folder, GPUS, STEPS, request.param, **settings))
+    settings |= verl_run.of_release(line, folder, has_critic)
+    words = verl_run.command(folder, GPUS, STEPS, request.param if line >= 9 else None, **settings)
+    return parameters, *verl_run.run(folder, words)
 
 
 def test_every_phase_is_on_every_rank(traced, has_critic):
@@ -97,7 +101,7 @@ def test_every_edge_of_the_ledger_adds_up(traced, has_critic):
         assert device.residual.unsettled_edges <= 0.05 * device.residual.edges
         owners = {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache", "nccl"}
         owners |= {"critic.params", "critic.optimizer"} if has_critic else set()
-        assert owners <= set(device.owner_peaks)
+        assert owners <= {owner for owner, peak in device.owner_peaks.items() if peak.bytes}
 
 
 def test_verls_own_figures_are_matched(traced, has_critic):

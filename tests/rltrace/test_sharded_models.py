@@ -41,6 +41,8 @@ PROGRAM = """
     ledger = CudaLedger(lambda: None)
     patches = PatchSet("test", Rows())
     name_hooks(patches, ledger)
+    watched, coalesced = dist._broadcast_coalesced, []
+    dist._broadcast_coalesced = lambda *args: coalesced.append(args[0].group_name) or watched(*args)
     others = PatchSet("others", Rows())
     allocations.name_hooks(others)  # which meets the same models
     (models,) = ledger.tensors.values()
@@ -49,8 +51,8 @@ PROGRAM = """
 
     def model():
         made = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3)))
-        if sys.argv[1] == "fsdp1":
-            return FullyShardedDataParallel(made, device_id=torch.device("cpu"))
+        if sys.argv[1] == "fsdp1":  # as verl makes it, rank 0 with the weights
+            return FullyShardedDataParallel(made, device_id=torch.device("cpu"), sync_module_states=True)
         if sys.argv[1] == "ddp":
             return DistributedDataParallel(made)
         if sys.argv[1] == "plain":
@@ -112,6 +114,8 @@ PROGRAM = """
     say("there still")
     rows["asked"] += len(asked)
     dist.all_reduce(torch.ones(1))
+    if sys.argv[1] == "fsdp1":
+        assert coalesced, "several tensors at once, which no method of a process group shows"
     print(json.dumps([said, owners, rows["fired"], rows["asked"], [*others.undo(), *patches.undo()]]), flush=True)
     dist.destroy_process_group()
     os._exit(0)  # threads of gloo's may outlive the process group, and abort the interpreter's end
@@ -296,6 +300,12 @@ def test_an_optimizer_of_the_critics_says_nothing_about_the_models_of_others() -
     assert (roles.subject_of(of_critic), roles.subject_of(params)) == ("critic", "actor")
     params.parameter.requires_grad_(False)
     assert roles.subject_of(params) == "ref"
+    params.parameter.requires_grad_(True)
+    roles.act("actor")
+    of_actor, actors = Known(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    roles.meet_optimizer(actors)
+    roles.act(before)
+    assert roles.subject_of(of_actor) == "ref", "as soon as there is an actor's, which does not hold it"
     assert (roles.states_owner(optimizer), roles.acting_owner("activations")) == (
         "critic.optimizer",
         "actor.activations",

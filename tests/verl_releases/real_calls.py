@@ -17,6 +17,8 @@ from torch import nn
 from verl import DataProto
 
 import rltrace
+from rltrace import edges
+from rltrace.instrument.sharded_models import ROLES
 
 LINE = int(verl.__version__.split(".")[1])
 
@@ -300,8 +302,24 @@ def a_critics_turn():
     data = batch_of_a_critic()
     data.batch["values"] = CriticWorker.compute_values(worker, data).batch["values"]
     assert data.batch["values"].shape == (4, 3)
-    metrics = CriticWorker.update_critic(worker, data).meta_info["metrics"]
+    with watched(worker.critic_module) as told:
+        metrics = CriticWorker.update_critic(worker, data).meta_info["metrics"]
     assert "critic/grad_norm" in metrics
+    assert told == ["critic.update begins", "critic", "critic", "critic.update ends"]
+    assert ROLES.acting is None
+
+
+@contextlib.contextmanager
+def watched(model):
+    """A list of what is told meanwhile: edges of phases, and whose turn it is in each forward of the model."""
+    told = []
+    handle = model.register_forward_hook(lambda *_: told.append(ROLES.acting))
+    unwatch = edges.watch(lambda edge: told.append(f"{' or '.join(edge.names)} {'ends' if edge.is_end else 'begins'}"))
+    try:
+        yield told
+    finally:
+        handle.remove()
+        unwatch()
 
 
 class NobodyElse(contextlib.nullcontext):
@@ -350,14 +368,68 @@ def an_engine_of_values():
         "loss_scale_factor": None,
     }
     worker.loss_fn = functools.partial(value_loss, config=Settings(settings))
-    values = TrainingWorker.infer_batch(worker, batch_of_an_engine(compute_loss=False))["values"]
+    with watched(worker.engine.module) as told:
+        values = TrainingWorker.infer_batch(worker, batch_of_an_engine(compute_loss=False))["values"]
+    assert told == ["critic.values begins", "critic", "critic", "critic.values ends"]
     assert [len(row) for row in values.unbind()] == [6] * 4
     if LINE == 7:  # its values have a dimension more than its loss takes
         return
     batch = batch_of_an_engine(mini_batch_size=4, epochs=1, seed=1, dataloader_kwargs={"shuffle": False})
     batch["values"] = batch["returns"] = batch["advantages"]
-    metrics = tensordict_utils.get(TrainingWorker.train_mini_batch(worker, batch), "metrics")
+    with watched(worker.engine.module) as told:
+        metrics = tensordict_utils.get(TrainingWorker.train_mini_batch(worker, batch), "metrics")
     assert "grad_norm" in metrics
+    assert told == ["critic.update begins", "critic", "critic", "critic.update ends"]
+    assert ROLES.acting is None
+
+
+def an_engine_of_an_actor():
+    """The same worker around a language model: none of its calls is the critic's."""
+    from verl.workers.engine_workers import TrainingWorker
+
+    worker = object.__new__(TrainingWorker)
+    worker.engine = engine()
+    worker.engine_config, worker.model_config = worker.engine.engine_config, Settings({"use_remove_padding": False})
+    worker.device_name, worker.flops_counter, worker.enable_routing_replay = "cpu", None, False
+    worker.loss_fn = None
+    with watched(worker.engine.module) as told:
+        TrainingWorker.infer_batch(worker, batch_of_an_engine(compute_loss=False))
+    assert told == [None, None]
+
+
+def engines_are_made():
+    """A worker has its engine made, or an engine makes itself: its model is then of whom it is."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    made = []
+
+    class FailsError(Exception):
+        pass
+
+    def make(*_, **__):
+        made.append(ROLES.acting)
+        raise FailsError
+
+    for kind, forward_only, subject in (
+        ("FSDPEngineWithLMHead", False, "actor"),
+        ("FSDPEngineWithLMHead", True, "ref"),
+        ("FSDPEngineWithValueHead", False, "critic"),
+    ):
+        of_engine = object.__new__(getattr(transformer_impl, kind))
+        of_engine.engine_config = SimpleNamespace(forward_only=forward_only)
+        of_engine._build_model_optimizer = make
+        try:
+            if LINE >= 7:
+                from verl.workers.engine_workers import TrainingWorker
+
+                worker = object.__new__(TrainingWorker)
+                worker.engine = of_engine
+                TrainingWorker.reset(worker)
+            else:
+                of_engine.initialize()
+        except FailsError:
+            pass
+        assert (made.pop(), ROLES.acting) == (subject, None)
 
 
 def engine(kind=None, model=None):
@@ -728,8 +800,14 @@ if LINE >= 5:
 if LINE in (5, 6, 9):
     CALLS.append(an_actor_sent_by_value)
 if LINE >= 6:
-    CALLS.append(sglang_switches)
+    CALLS += [sglang_switches, engines_are_made]
 if LINE >= 7:
-    CALLS += [phases_of_a_rank, an_engine_of_values, worker_switches, a_server_that_does_not_lead]
+    CALLS += [
+        phases_of_a_rank,
+        an_engine_of_values,
+        an_engine_of_an_actor,
+        worker_switches,
+        a_server_that_does_not_lead,
+    ]
 if LINE >= 8:
     CALLS += [an_adapter_for_sglang, a_distillation]

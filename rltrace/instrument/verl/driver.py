@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable
@@ -58,7 +59,10 @@ def trainer_above(frame: FrameType | None) -> Any:
     hook is on its class.
     """
     while frame is not None:
-        above = frame.f_locals.get("self")
+        names = frame.f_locals
+        above = names.get("self")
+        if type(names) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            names.clear()  # up to Python 3.12 it is a copy, which would keep alive all that the function had
         if NUMBER in getattr(above, "__dict__", ()):
             return above
         frame = frame.f_back

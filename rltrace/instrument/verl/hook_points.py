@@ -5,6 +5,7 @@ A line of releases is its second number: 9 is 0.9. A place that moved has a row 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -131,7 +132,9 @@ DISPATCH = (
 WORKER = (
     HookPoint("verl.single_controller.base.worker:Worker.__init__", worker.identify),
     HookPoint(f"{FSDP_WORKER}._build_model_optimizer", worker.build_model, until=7),
-    HookPoint(f"{ENGINE}:FSDPEngine.initialize", worker.make_engine, since=6),
+    # From 0.7 on the one who calls every engine's `initialize`, whatever shards its model.
+    HookPoint(f"{ENGINE}:FSDPEngine.initialize", worker.make_engine, since=6, until=6),
+    HookPoint(f"{TRAINING_WORKER}.reset", worker.make_engine, since=7),
     HookPoint(f"{ENGINE}:FSDPEngine._build_module", worker.engine_phase("build"), since=6),
     HookPoint(f"{ENGINE}:FSDPEngine._build_fsdp_module", worker.engine_phase("shard"), since=6),
     HookPoint(f"{FSDP_WORKER}.compute_log_prob", worker.old_log_prob, until=7),
@@ -170,16 +173,27 @@ WORKER = (
 )
 
 OF_CRITIC = (
-    HookPoint(f"{CRITIC_WORKER}._build_critic_model_optimizer", worker.critics_turn("critic.build"), until=7),
-    HookPoint(f"{CRITIC_WORKER}.compute_values", worker.critics_turn("critic.values"), until=7),
-    HookPoint(f"{CRITIC_WORKER}.update_critic", worker.critics_turn("critic.update"), until=7),
-    HookPoint(f"{CRITIC}.update_critic", worker.end_micro_batches, until=7),
+    HookPoint(f"{CRITIC_WORKER}._build_critic_model_optimizer", worker.build_critic, until=7),
+    HookPoint(f"{CRITIC_WORKER}.compute_values", worker.critics_turn("critic.values", worker.of_critic), until=7),
+    HookPoint(f"{CRITIC_WORKER}.update_critic", worker.critics_turn("critic.update", worker.of_critic), until=7),
+    HookPoint(
+        f"{CRITIC}.update_critic",
+        functools.partial(worker.end_micro_batches, subject_of=worker.of_critic),
+        until=7,
+    ),
     HookPoint(f"{CRITIC}._forward_micro_batch", worker.begin_micro_batch, until=7),
     HookPoint(f"{CRITIC}._optimizer_step", worker.stop_micro_batch, until=7),
     # The workers of engines, at first of critics alone: `trainer.use_legacy_worker_impl=disable`.
-    HookPoint(f"{CRITIC_ROLE}.init_model", worker.make_engine, since=5, until=5),
-    HookPoint(f"{CRITIC_ROLE}.compute_values", worker.critics_turn("critic.values"), since=5, until=6),
-    HookPoint(f"{CRITIC_ROLE}.update_critic", worker.critics_turn("critic.update"), since=5, until=6),
+    HookPoint(
+        f"{CRITIC_ROLE}.init_model",
+        functools.partial(worker.make_engine, subject_of=worker.of_critic),
+        since=5,
+        until=5,
+    ),
+    HookPoint(
+        f"{CRITIC_ROLE}.compute_values", worker.critics_turn("critic.values", worker.of_critic), since=5, until=6
+    ),
+    HookPoint(f"{CRITIC_ROLE}.update_critic", worker.critics_turn("critic.update", worker.of_critic), since=5, until=6),
     HookPoint(f"{TRAINING_WORKER}.infer_batch", worker.critics_turn("critic.values"), since=7),
     HookPoint(f"{TRAINING_WORKER}.train_mini_batch", worker.critics_turn("critic.update"), since=7),
     # All releases call it by the same name, their losses of an engine's too.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace import edges, memory, recorder
-from rltrace.events import STARTUP_PHASES
 from rltrace.instrument import cuda_time
+from rltrace.instrument.cuda_ledger import CONTEXT, Growth
 from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.devices import device_of
 from rltrace.instrument.open_span import OpenSpan
-from rltrace.instrument.sharded_models import ROLES
+from rltrace.instrument.sharded_models import ACTOR, CRITIC, REF, ROLES
 from rltrace.patching import PatchSet, end_span, nothing_after
 
 # ---- identity ---------------------------------------------------------------------------------------------------
@@ -75,6 +76,22 @@ def says(data: Any, key: str) -> bool:
     return bool(getattr(value, "data", value))
 
 
+# ---- start-up ---------------------------------------------------------------------------------------------------
+
+
+def begin_startup(name: str) -> tuple[Any, Growth]:
+    """Open a phase of the start-up: what its process grows in it outside of torch's allocator are kernels."""
+    growth = LEDGER.growth(CONTEXT).__enter__()
+    return recorder.phase(name).__enter__(), growth
+
+
+def end_startup(opened: tuple[Any, Growth], result: Any, error: BaseException | None) -> None:
+    """Close it."""
+    span, growth = opened
+    end_span(span, result, error)
+    growth.__exit__()
+
+
 def build_model(patches: PatchSet, target: str) -> None:
     """A hook on what builds a worker's model, shards it and makes its optimizer, in one function."""
     patches.around(target, begin_build, end_startup, ("actor.build", "ref.build"))
@@ -82,55 +99,80 @@ def build_model(patches: PatchSet, target: str) -> None:
 
 def begin_build(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Open the phase of the model that the call is about; all releases name the role."""
-    return recorder.phase(f"{kwargs.get('role', 'actor')}.build").__enter__()
+    return begin_startup(f"{kwargs.get('role', ACTOR)}.build")
+
+
+def build_critic(patches: PatchSet, target: str) -> None:
+    """The same of a worker that has a critic alone."""
+
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return begin_startup("critic.build"), ROLES.act(CRITIC)
+
+    def end(token: Any, result: Any, error: BaseException | None) -> None:
+        opened, before = token
+        ROLES.act(before)
+        end_startup(opened, result, error)
+
+    patches.around(target, begin, end, ("critic.build",))
 
 
 def engine_phase(action: str) -> Callable[[PatchSet, str], None]:
     """A hook on a part of an engine's start-up."""
 
     def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return recorder.phase(f"{subject_of(args[0])}.{action}").__enter__()
+        return begin_startup(f"{subject_of(args[0])}.{action}")
 
     def name_hook(patches: PatchSet, target: str) -> None:
-        names = tuple(f"{subject}.{action}" for subject in ("actor", "ref", CRITIC))
+        names = tuple(f"{subject}.{action}" for subject in (ACTOR, REF, CRITIC))
         patches.around(target, begin, end_startup, names)
 
     return name_hook
 
 
-def end_startup(opened: Any, result: Any, error: BaseException | None) -> None:
-    """Close a phase of the start-up: what its process has on the GPU by then and no row has are kernels."""
-    end_span(opened, result, error)
-    LEDGER.rest_is_context()
+# ---- whose model it is ------------------------------------------------------------------------------------------
 
-
-CRITIC = "critic"
+SubjectOf = Callable[[Any], str]
 
 
 def subject_of(holder: Any) -> str:
-    """Whose an engine is, or a worker or what else holds a model: only a reference is never trained."""
-    engine = getattr(holder, "engine", holder)  # of a worker of the releases with engines
-    names = type(holder).__name__, type(engine).__name__
-    if any("Critic" in name or name.endswith("ValueHead") for name in names):
+    """Whose an engine's model is, or that of a worker with an engine: only a reference is never trained."""
+    engine = getattr(holder, "engine", holder)
+    if any(kind.__name__.endswith("ValueHead") for kind in type(engine).__mro__):
         return CRITIC
-    return "ref" if getattr(getattr(engine, "engine_config", None), "forward_only", False) else "actor"
+    return REF if getattr(getattr(engine, "engine_config", None), "forward_only", False) else ACTOR
 
 
-# ---- critic -----------------------------------------------------------------------------------------------------
+def of_critic(_holder: Any) -> str:
+    """Whose the model is of what only critics are made of."""
+    return CRITIC
+
+
+def make_engine(patches: PatchSet, target: str, subject_of: SubjectOf = subject_of) -> None:
+    """A hook on what makes an engine's model and optimizer: they are of whom the engine is."""
+
+    def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        return LEDGER.growth(CONTEXT).__enter__(), ROLES.act(subject_of(args[0]))
+
+    def end(token: Any, _result: Any, _error: BaseException | None) -> None:
+        growth, before = token
+        ROLES.act(before)
+        growth.__exit__()
+
+    patches.around(target, begin, end)
 
 
 class CriticsTurn:
-    """A phase in which a worker works for its critic: what is made meanwhile is the critic's.
+    """A phase in which a worker works for its critic: activations are the critic's meanwhile.
 
     The workers of engines have the same methods for any model, so that not every call is one.
     """
 
-    def __init__(self, phase: str) -> None:
-        self._phase = phase
+    def __init__(self, phase: str, subject_of: SubjectOf) -> None:
+        self._phase, self._subject_of = phase, subject_of
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str | None] | None:
         """It is the critic's turn, if the call is about one."""
-        if subject_of(args[0]) != CRITIC:
+        if self._subject_of(args[0]) != CRITIC:
             return None
         known = batch_args(*args, **kwargs)
         edges.reached(edges.Edge((self._phase,), is_end=False))
@@ -142,29 +184,20 @@ class CriticsTurn:
             return
         opened, before = turn
         ROLES.act(before)
-        end = end_startup if self._phase in STARTUP_PHASES else end_span
-        end(opened, result, error)
-        edges.reached(edges.Edge((self._phase,), error=error))
+        try:
+            end_span(opened, result, error)
+        finally:
+            edges.reached(edges.Edge((self._phase,), error=error))
 
 
-def critics_turn(phase: str) -> Callable[[PatchSet, str], None]:
+def critics_turn(phase: str, subject_of: SubjectOf = subject_of) -> Callable[[PatchSet, str], None]:
     """A hook on what is a critic's phase, or may be."""
 
     def name_hook(patches: PatchSet, target: str) -> None:
-        turn = CriticsTurn(phase)
+        turn = CriticsTurn(phase, subject_of)
         patches.around(target, turn.begin, turn.end, (phase,), at_edges=False)
 
     return name_hook
-
-
-def make_engine(patches: PatchSet, target: str) -> None:
-    """A hook on what makes an engine's model and optimizer: they are of whom the engine is."""
-    patches.around(target, lambda args, _kwargs: ROLES.act(subject_of(args[0])), stop_acting)
-
-
-def stop_acting(before: str | None, _result: Any, _error: BaseException | None) -> None:
-    """An `after`: what follows is again of whom it was."""
-    ROLES.act(before)
 
 
 # ---- micro-batches ----------------------------------------------------------------------------------------------
@@ -181,7 +214,7 @@ class MicroBatches:
         """Whose update it is; None: it is none."""
         self._open = OpenSpan()
 
-    def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any], subject_of: SubjectOf = subject_of) -> None:
         """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
         is_forward_only = kwargs.get("forward_only", args[3] if len(args) > 3 else False)
         self._trained = None if is_forward_only else subject_of(args[0])
@@ -204,12 +237,13 @@ class MicroBatches:
 
 _micro_batches = MicroBatches()
 
-MICRO_BATCHES = "actor.micro_batch", f"{CRITIC}.micro_batch"
+MICRO_BATCHES = f"{ACTOR}.micro_batch", f"{CRITIC}.micro_batch"
 
 
-def end_micro_batches(patches: PatchSet, target: str) -> None:
+def end_micro_batches(patches: PatchSet, target: str, subject_of: SubjectOf = subject_of) -> None:
     """A hook on the function that goes through the micro-batches."""
-    patches.around(target, _micro_batches.begin_update, _micro_batches.end_update)
+    begin = functools.partial(_micro_batches.begin_update, subject_of=subject_of)
+    patches.around(target, begin, _micro_batches.end_update)
 
 
 def begin_micro_batch(patches: PatchSet, target: str) -> None:
