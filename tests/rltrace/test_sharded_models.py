@@ -40,9 +40,10 @@ PROGRAM = """
     rows = {}
     ledger = CudaLedger(lambda: None)
     patches = PatchSet("test", Rows())
+    broadcast, coalesced = dist._broadcast_coalesced, []
+    dist._broadcast_coalesced = lambda *args: coalesced.append(args[0].group_name) or broadcast(*args)
     name_hooks(patches, ledger)
-    watched, coalesced = dist._broadcast_coalesced, []
-    dist._broadcast_coalesced = lambda *args: coalesced.append(args[0].group_name) or watched(*args)
+    assert [hook.state for hook in patches.hooks if hook.target.endswith("_broadcast_coalesced")] == ["installed"]
     others = PatchSet("others", Rows())
     allocations.name_hooks(others)  # which meets the same models
     (models,) = ledger.tensors.values()
@@ -51,8 +52,8 @@ PROGRAM = """
 
     def model():
         made = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3)))
-        if sys.argv[1] == "fsdp1":  # as verl makes it, rank 0 with the weights
-            return FullyShardedDataParallel(made, device_id=torch.device("cpu"), sync_module_states=True)
+        if sys.argv[1] == "fsdp1":
+            return FullyShardedDataParallel(made, device_id=torch.device("cpu"))
         if sys.argv[1] == "ddp":
             return DistributedDataParallel(made)
         if sys.argv[1] == "plain":
@@ -114,7 +115,7 @@ PROGRAM = """
     say("there still")
     rows["asked"] += len(asked)
     dist.all_reduce(torch.ones(1))
-    if sys.argv[1] == "fsdp1":
+    if sys.argv[1] == "ddp":  # and FSDP1, where rank 0 has the weights, which it does for GPUs alone
         assert coalesced, "several tensors at once, which no method of a process group shows"
     print(json.dumps([said, owners, rows["fired"], rows["asked"], [*others.undo(), *patches.undo()]]), flush=True)
     dist.destroy_process_group()
