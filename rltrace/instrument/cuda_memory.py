@@ -87,8 +87,8 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
     )
     for method in COLLECTIVES:
         patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger).watch)
-    # By which FSDP1 and DDP begin, several tensors at once; in C++ it calls none of the above.
-    patches.wrap("torch.distributed:_broadcast_coalesced", FirstCollectives(ledger).watch)
+    # By which FSDP1 and DDP begin: several tensors at once, in C++, which calls none of the above.
+    patches.wrap("torch.distributed.utils:_sync_params_and_buffers", FirstCollectives(ledger).watch)
     eager = EagerConnections(ledger, on_device)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
     splits = Splits(ledger)
