@@ -59,13 +59,12 @@ def traced(request, engine, has_critic, tmp_path_factory):
     """A run of the tiny model on two GPUs, or on one: its parameters, its Recording, verl's own figures."""
     folder: Path = tmp_path_factory.mktemp("verl")
     parameters = verl_run.prepare(folder, "tiny")
-    line = verl_run.release_line()
-    if request.param and line < 9:
-        pytest.skip(f"verl 0.{line} has one trainer")
+    if request.param and verl_run.release_line() < verl_run.TWO_TRAINERS:
+        pytest.skip("this release of verl has one trainer")
     settings = dict(verl_run.ON_SGLANG) if engine == "sglang" else {}
     settings |= verl_run.WITH_CRITIC if has_critic else {}
-    settings |= verl_run.of_release(line, folder, has_critic)
-    words = verl_run.command(folder, GPUS, STEPS, request.param if line >= 9 else None, **settings)
+    settings |= verl_run.of_release(folder, has_critic)
+    words = verl_run.command(folder, GPUS, STEPS, request.param, **settings)
     return parameters, *verl_run.run(folder, words)
 
 

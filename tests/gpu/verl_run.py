@@ -175,19 +175,23 @@ def write_inputs(folder: Path, shape: str) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+TWO_TRAINERS = 9
+"""First line of releases that has them."""
+
+
 def release_line() -> int:
     """Second number of the installed verl's version."""
     return int(metadata.version("verl").split(".")[1])
 
 
-def of_release(line: int, inputs: Path, critic: bool) -> dict[str, object]:
+def of_release(inputs: Path, critic: bool) -> dict[str, object]:
     """Settings that not every release has, or needs.
 
     Args:
-        line: Second number of the release.
         inputs: Folder of the model.
         critic: Whether there is one.
     """
+    line = release_line()
     settings: dict[str, object] = {}
     configs = ["actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config"]
     if critic:
@@ -201,14 +205,14 @@ def of_release(line: int, inputs: Path, critic: bool) -> dict[str, object]:
     return settings
 
 
-def command(inputs: Path, gpus: int, steps: int, use_v1: bool | None, **others: object) -> list[str]:
+def command(inputs: Path, gpus: int, steps: int, use_v1: bool, **others: object) -> list[str]:
     """verl's own command line.
 
     Args:
         inputs: Folder of the model and of the rows.
         gpus: Ranks.
         steps: Of the run.
-        use_v1: Whether with the new trainer; None: the release has one only.
+        use_v1: Whether with the new trainer, of the releases that have two.
         others: Settings by verl's names, which replace those here or come besides.
     """
     settings: dict[str, object] = {
@@ -245,7 +249,7 @@ def command(inputs: Path, gpus: int, steps: int, use_v1: bool | None, **others: 
         "trainer.n_gpus_per_node": gpus,
         "trainer.total_training_steps": steps,
         "trainer.resume_mode": "disable",
-        **({} if use_v1 is None else {"trainer.use_v1": use_v1}),
+        **({"trainer.use_v1": use_v1} if release_line() >= TWO_TRAINERS else {}),
         **others,
     }
     return [sys.executable, "-m", "verl.trainer.main_ppo", *(f"{name}={value}" for name, value in settings.items())]
@@ -519,10 +523,9 @@ def main() -> None:
     settings |= PACKED if given.packed else {}
     settings |= ON_SGLANG if given.sglang else {}
     settings |= WITH_CRITIC if given.critic else {}
-    line = release_line()
-    settings |= of_release(line, inputs, given.critic)
+    settings |= of_release(inputs, given.critic)
     settings |= dict(word.split("=", 1) for word in given.settings)
-    words = command(inputs, given.gpus, steps, given.v1 if line >= 9 else None, **settings)
+    words = command(inputs, given.gpus, steps, given.v1, **settings)
     if given.bare:
         show_bare(execute(given.out, words, given.limit))
         return

@@ -250,20 +250,24 @@ def an_update():
     }
     model = tiny_language_model()
     actor = DataParallelPPOActor(OmegaConf.create(settings), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = batch_of_sequences({"temperature": 1.0}, old_log_probs=torch.zeros(4, 3), advantages=torch.ones(4, 3))
+    assert "actor/grad_norm" in actor.update_policy(data=data)
+
+
+def batch_of_sequences(meta_info, **of_responses):
+    """4 sequences of 6 tokens, padded, the last 3 of each its response."""
     tokens = torch.randint(0, 32, (4, 6))
-    data = DataProto.from_dict(
+    return DataProto.from_dict(
         tensors={
             "input_ids": tokens,
             "responses": tokens[:, 3:],
             "attention_mask": torch.ones(4, 6, dtype=torch.long),
             "response_mask": torch.ones(4, 3, dtype=torch.long),
             "position_ids": torch.arange(6).repeat(4, 1),
-            "old_log_probs": torch.zeros(4, 3),
-            "advantages": torch.ones(4, 3),
+            **of_responses,
         },
-        meta_info={"temperature": 1.0},
+        meta_info=meta_info,
     )
-    assert "actor/grad_norm" in actor.update_policy(data=data)
 
 
 SETTINGS_OF_A_CRITIC = {
@@ -299,7 +303,7 @@ def a_critics_turn():
     worker.ulysses_sharding_manager = NobodyElse()
     worker.flops_counter = SimpleNamespace(estimate_flops=lambda *_, **__: (1.0, 1.0))
     worker._is_offload_param, worker._is_offload_optimizer, worker._world_size = False, False, 1
-    data = batch_of_a_critic()
+    data = batch_of_sequences({"global_token_num": [6] * 4}, returns=torch.ones(4, 3))
     data.batch["values"] = CriticWorker.compute_values(worker, data).batch["values"]
     assert data.batch["values"].shape == (4, 3)
     with watched(worker.critic_module) as told:
@@ -331,22 +335,6 @@ class NobodyElse(contextlib.nullcontext):
     postprocess_data = preprocess_data
 
 
-def batch_of_a_critic():
-    """4 sequences of 6 tokens, with what they are worth."""
-    tokens = torch.randint(0, 32, (4, 6))
-    return DataProto.from_dict(
-        tensors={
-            "input_ids": tokens,
-            "responses": tokens[:, 3:],
-            "attention_mask": torch.ones(4, 6, dtype=torch.long),
-            "response_mask": torch.ones(4, 3, dtype=torch.long),
-            "position_ids": torch.arange(6).repeat(4, 1),
-            "returns": torch.ones(4, 3),
-        },
-        meta_info={"global_token_num": [6] * 4},
-    )
-
-
 def an_engine_of_values():
     """The worker of the releases with engines, around a model of values: the same."""
     from verl.utils import tensordict_utils
@@ -355,11 +343,8 @@ def an_engine_of_values():
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import value_loss
 
-    worker = object.__new__(TrainingWorker)
-    worker.engine = engine(FSDPEngineWithValueHead, tiny_model_of_values())
+    worker = worker_around(engine(FSDPEngineWithValueHead, tiny_model_of_values()))
     worker.engine.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(worker.engine.optimizer)
-    worker.engine_config, worker.model_config = worker.engine.engine_config, Settings({"use_remove_padding": False})
-    worker.device_name, worker.flops_counter, worker.enable_routing_replay = "cpu", None, False
     worker.profiler = DistProfiler(rank=0)
     settings = {
         "cliprange_value": 0.5,
@@ -387,14 +372,21 @@ def an_engine_of_an_actor():
     """The same worker around a language model: none of its calls is the critic's."""
     from verl.workers.engine_workers import TrainingWorker
 
-    worker = object.__new__(TrainingWorker)
-    worker.engine = engine()
-    worker.engine_config, worker.model_config = worker.engine.engine_config, Settings({"use_remove_padding": False})
-    worker.device_name, worker.flops_counter, worker.enable_routing_replay = "cpu", None, False
-    worker.loss_fn = None
+    worker = worker_around(engine())
     with watched(worker.engine.module) as told:
         TrainingWorker.infer_batch(worker, batch_of_an_engine(compute_loss=False))
     assert told == [None, None]
+
+
+def worker_around(of_worker):
+    """verl's worker of the releases with engines, without what its configuration would bring."""
+    from verl.workers.engine_workers import TrainingWorker
+
+    made = object.__new__(TrainingWorker)
+    made.engine, made.engine_config = of_worker, of_worker.engine_config
+    made.model_config, made.loss_fn = Settings({"use_remove_padding": False}), None
+    made.device_name, made.flops_counter, made.enable_routing_replay = "cpu", None, False
+    return made
 
 
 def engines_are_made():
