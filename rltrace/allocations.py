@@ -30,6 +30,7 @@ from rltrace.events import (
     UNATTRIBUTED,
 )
 from rltrace.gpu_use import has_used_gpu
+from rltrace.interruption import own_failure
 from rltrace.kernels import ClockMap, clock_map
 
 MOST_ENTRIES = 1 << 22
@@ -217,7 +218,7 @@ def stillness() -> Stillness | None:
     try:
         device = torch.cuda.current_device()
         return _stillness(device, torch.cuda.memory_stats(device))
-    except RuntimeError:  # an allocator of the program's own counts nothing
+    except own_failure(RuntimeError):  # an allocator of the program's own counts nothing
         return None
 
 
@@ -236,7 +237,7 @@ def begin(last: Stillness | None = None) -> str | None:
     """
     try:
         _keep(_start(last))
-    except Exception as error:
+    except own_failure() as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -325,7 +326,7 @@ def end(**args: Any) -> str | None:
         _keep(None)
         with recorder.span(ALLOCATIONS_WRITTEN), _without_collections():
             _write(*_stop(keeping), **args)
-    except Exception as error:
+    except own_failure() as error:
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 from rltrace import manifest
+from rltrace.interruption import own_failure, suppress_own
 
 QUIET_VARIABLE = "RLTRACE_QUIET"
 """Environment variable that keeps what is no error from being said."""
@@ -25,7 +25,7 @@ def say(message: str) -> None:
     """Say it in a line on stderr, unless the user wants no word. Never raises."""
     if is_quiet() or sys.stderr is None:  # `print` would take stdout instead
         return
-    with contextlib.suppress(Exception):  # a stderr that takes nothing
+    with suppress_own(Exception):  # a stderr that takes nothing
         print(f"rltrace: {message}", file=sys.stderr)
 
 
@@ -42,7 +42,7 @@ def announce(recording: Path, process_key: str) -> None:
     """
     try:
         is_owner = json.loads((recording / manifest.FILE).read_text())["owner"] == process_key
-    except Exception:  # of another host
+    except own_failure():  # of another host
         return
     if is_owner:
         say(f"recording into {recording}; go on with `rltrace summary {shlex.quote(str(recording))}`")

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from rltrace.interruption import own_failure
+
 VARIABLE = "RLTRACE_ALLOCATIONS"
 """Environment variable with the numbers of these steps, separated by commas."""
 
@@ -43,7 +45,7 @@ def lines(folder: Path) -> list[str]:
     """What was said, the oldest first."""
     try:
         return (folder / FILE).read_text().splitlines()
-    except OSError:
+    except own_failure(OSError):
         return []
 
 
@@ -84,7 +86,7 @@ class RunningSteps:
         """
         try:
             size_bytes = os.stat(self._path).st_size
-        except OSError:
+        except own_failure(OSError):
             return []
         if size_bytes != self._size_bytes:
             self._size_bytes = size_bytes
@@ -98,7 +100,7 @@ class RunningSteps:
             try:
                 said = json.loads(line)
                 step, process, is_over = int(said["step"]), str(said["process"]), bool(said["is_over"])
-            except (ValueError, KeyError, TypeError):  # being written
+            except own_failure(ValueError, KeyError, TypeError):  # being written
                 continue
             self.met.add(step)
             if not is_over and step not in over:

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from rltrace.interruption import own_failure
+
 now_ns = time.monotonic_ns
 
 
@@ -36,12 +38,12 @@ def _bracketed_reading() -> tuple[int, int, int]:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text().strip()
-    except OSError:
+    except own_failure(OSError):
         return "unknown"
 
 
 def _link(path: str) -> str:
     try:
         return os.readlink(path)
-    except OSError:
+    except own_failure(OSError):
         return "unknown"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rltrace import manifest
+from rltrace.interruption import own_failure
 
 DIR_VARIABLE = "RLTRACE_DIR"
 """Environment variable naming the Recording that a process joins."""
@@ -53,7 +54,9 @@ def recording_variables() -> dict[str, str]:
     told = {name: value for name, value in os.environ.items() if name.startswith("RLTRACE_")}
     try:
         told.setdefault(RUN_ID_VARIABLE, _manifest(Path(told[DIR_VARIABLE]))["run_id"])
-    except (OSError, ValueError, KeyError):  # this host is not the Recording's: whoever started this process knew
+    except own_failure(
+        OSError, ValueError, KeyError
+    ):  # this host is not the Recording's: whoever started this process knew
         pass
     return told
 
@@ -86,7 +89,7 @@ def _said(recording: Path, name: str) -> str | None:
     try:
         value = json.loads((recording / FILE).read_text())[name]
         return None if value is None else str(value)
-    except (OSError, ValueError, KeyError, TypeError):
+    except own_failure(OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -94,7 +97,7 @@ def _is_home(recording: Path, run_id: str) -> bool:
     try:
         said = _manifest(recording)
         return bool(said["run_id"] == run_id and said["host"] == socket.gethostname())
-    except (OSError, ValueError, KeyError):
+    except own_failure(OSError, ValueError, KeyError):
         return False
 
 

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from rltrace import clock, recorder
+from rltrace.interruption import own_failure
 from rltrace.segment import NEXT_BYTES, Segment
 
 BLOCKS = 40
@@ -38,7 +39,7 @@ def measure_cost() -> dict[str, float]:
         return {}
     try:
         costs = _measured(current.recording / f".cost-{current.key}")
-    except Exception:  # a full disk
+    except own_failure():  # a full disk
         return {}
     current.append("cost", **costs)
     return costs

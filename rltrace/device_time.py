@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from rltrace import clock
+from rltrace.interruption import own_failure
 
 POLL_NS = 1_000_000_000
 """When a pair resolves those before it, if nobody has asked for that."""
@@ -262,7 +263,7 @@ class DeviceTimes:
             try:
                 self.poll()
                 self.missed.unfinished += self._count
-            except Exception:  # an error of a device stays with it: it was told of where it came first
+            except own_failure():  # an error of a device stays with it: it was told of where it came first
                 self.missed.failed += self._count
             self._waiting, self._count = {}, 0
 

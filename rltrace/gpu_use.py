@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from rltrace.interruption import own_failure
+
 
 def has_used_gpu() -> bool:
     """Whether torch's allocator has had memory of the current GPU of this thread.
@@ -21,6 +23,6 @@ def has_used_gpu() -> bool:
         return False
     try:
         stats = cuda.memory_stats_as_nested_dict()
-    except RuntimeError:  # an allocator of the program's own, which counts nothing, or a GPU that is lost
+    except own_failure(RuntimeError):  # an allocator of the program's own, which counts nothing, or a GPU that is lost
         return True
     return bool(stats.get("num_device_alloc")) or stats["reserved_bytes"]["all"]["current"] > 0

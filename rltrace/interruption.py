@@ -1,26 +1,99 @@
-"""Whether an error came from a signal handler of the program: Python runs it wherever it is, in the middle of ours too.
+"""Tells an error of ours from one that Python raised in the middle of our code on behalf of the program.
 
-The timeout of a reward is such an error, raised by the handler of SIGALRM; who takes it for a failure of ours loses it.
+Python runs a signal handler, and raises what another thread set by `PyThreadState_SetAsyncExc`, between any two
+bytecodes of whatever code runs. The timeout of a reward is such an error: if we took it for a failure of ours, the
+program would never time out. So code that runs in a traced process catches with `except own_failure():`, which lets
+every error that came from outside pass.
 """
 
 from __future__ import annotations
 
+import dis
 import signal
-from types import CodeType
-from typing import Any
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType, TracebackType
+from typing import Any, TypeVar, overload
+
+E = TypeVar("E", bound=Exception)
+
+_RAISE = dis.opmap["RAISE_VARARGS"]
+_RAISED_BARE = (MemoryError, StopIteration, StopAsyncIteration)
+"""Errors that the interpreter itself raises without arguments."""
 
 
-def is_of_handler(error: BaseException) -> bool:
-    """Whether a handler that is in place now has raised it, or let it pass."""
-    traceback = error.__traceback__
-    if traceback is None or traceback.tb_next is None:  # raised in the very frame that has caught it
+@overload
+def own_failure() -> tuple[type[Exception], ...]: ...
+@overload
+def own_failure(*kinds: type[E]) -> tuple[type[E], ...]: ...
+def own_failure(*kinds: type[Exception]) -> tuple[type[Exception], ...]:
+    """What an `except` clause catches of the error at hand.
+
+    Args:
+        *kinds: Classes of errors to catch; every `Exception` by default.
+
+    Returns:
+        `kinds` if a statement of ours raised the error, else nothing, so that the error goes on to the program.
+    """
+    error = sys.exc_info()[1]
+    if not isinstance(error, Exception) or is_from_outside(error):
+        return ()
+    return kinds or (Exception,)
+
+
+class suppress_own:  # noqa: N801 - used as `contextlib.suppress` is
+    """`contextlib.suppress` for code in a traced process: what came from outside passes."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, self._kinds) and not is_from_outside(error)
+
+
+def is_from_outside(error: BaseException) -> bool:
+    """Whether no statement at its origin raised an error: a signal handler did, a trace function, or another thread."""
+    entries = list(_entries(error.__traceback__))
+    if not entries:
         return False
-    handlers = _handlers()
+    frames = [entry.tb_frame for entry in entries]
+    if len(frames) > 1 and _is_of_interrupting_function(frames):
+        return True
+    return not _is_of_statement(entries[-1]) and _is_made_of_nothing(error)
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
     while traceback is not None:
-        if traceback.tb_frame.f_code in handlers:
-            return True
+        yield traceback
         traceback = traceback.tb_next
-    return False
+
+
+def _is_of_interrupting_function(frames: list[FrameType]) -> bool:
+    """Whether Python called one of the frames between two bytecodes of the one before.
+
+    It hands the interrupted frame to a signal handler and to a trace function. A handler may have rebound that
+    argument; then it is known by its code, if it is still in place.
+    """
+    handlers = _handlers()
+    return any(
+        frame.f_code in handlers
+        or any(caller is argument for argument in _arguments(frame) for caller in frames[:depth])
+        for depth, frame in enumerate(frames)
+        if depth
+    )
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    values = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    if code.co_flags & 0x04:  # CO_VARARGS
+        rest = frame.f_locals.get(code.co_varnames[count])
+        values += rest if isinstance(rest, tuple) else ()
+    return values
 
 
 def _handlers() -> set[CodeType]:
@@ -35,3 +108,31 @@ def _code_of(handler: Any) -> CodeType | None:
         if isinstance(code, CodeType):
             return code
     return None
+
+
+def _is_of_statement(entry: TracebackType) -> bool:
+    """Whether a `raise` or `assert` raised it; otherwise a function in C did, or it came from outside."""
+    code = entry.tb_frame.f_code.co_code
+    return entry.tb_lasti < 0 or _is_compiled(code) or code[entry.tb_lasti] == _RAISE
+
+
+def _is_compiled(code: bytes) -> bool:
+    """Whether it is the placeholder of a function that Cython compiled, which Python never interrupts."""
+    return len(code) <= 8 and code[-2:-1] in (b"", bytes([_RAISE]))
+
+
+def _is_made_of_nothing(error: BaseException) -> bool:
+    """Whether it is what its class makes without arguments, as an error that another thread sets is.
+
+    Functions in C give their errors a message.
+    """
+    if isinstance(error, _RAISED_BARE):
+        return False
+    if not error.args:
+        return True
+    if type(error).__module__ == "builtins":
+        return False
+    try:
+        return type(error)().args == error.args
+    except Exception:
+        return False

@@ -12,6 +12,7 @@ from typing import Any
 
 from rltrace import clock, recorder
 from rltrace.events import KERNEL, OPERATOR
+from rltrace.interruption import own_failure
 
 MARK = "rltrace.clock"
 MARKS = 8
@@ -64,7 +65,7 @@ def start_kernels() -> None:
         profiling.profile.start()
         _mark(profiling)
         _profiling = profiling
-    except Exception as error:
+    except own_failure() as error:
         _say(error)
 
 
@@ -78,7 +79,7 @@ def stop_kernels() -> None:
         _mark(profiling)
         profiling.profile.stop()
         _write(profiling)
-    except Exception as error:
+    except own_failure() as error:
         _say(error)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rltrace.interruption import own_failure
+
 
 def parent_of(pid: int) -> int | None:
     """The process that started one, or has adopted it; None of one that is gone."""
@@ -38,7 +40,7 @@ def _fields(pid: int) -> list[str]:
     """What the kernel says of a process behind its name, its state first; nothing of one that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+    except own_failure(OSError):
         return []
 
 

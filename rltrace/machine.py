@@ -7,6 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from rltrace.interruption import own_failure
+
 _CPUS = Path("/proc/cpuinfo")
 
 
@@ -25,7 +27,7 @@ def _cpu() -> str | None:
     try:
         lines = (line.partition(":") for line in _CPUS.read_text().splitlines())
         return next(value.strip() for key, _, value in lines if key.strip() == "model name")
-    except (OSError, StopIteration):  # ARM's Linux names none
+    except own_failure(OSError, StopIteration):  # ARM's Linux names none
         return platform.processor() or platform.machine() or None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from rltrace import clock
 from rltrace.events import VERSION
+from rltrace.interruption import own_failure
 
 FILE = "manifest.json"
 PROCESSES = "processes"
@@ -87,14 +88,14 @@ def is_live(folder: Path) -> bool:
         if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != socket.gethostname():
             return False
         return owner["owner"] is None or not _has_ended(folder / PROCESSES / str(owner["owner"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except own_failure(OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def _has_ended(process_folder: Path) -> bool:
     try:
         return b'\n{"kind": "end"' in (process_folder / LINES).read_bytes()
-    except OSError:  # it has not begun
+    except own_failure(OSError):  # it has not begun
         return False
 
 
@@ -107,7 +108,7 @@ def started_ticks(pid: int) -> int | None:
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if after_name[0] in "ZX" else int(after_name[19])
-    except (OSError, IndexError, ValueError):
+    except own_failure(OSError, IndexError, ValueError):
         return None
 
 
@@ -159,5 +160,5 @@ def _redact_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
         redacted = redact(config or {})
         json.dumps(redacted, default=str)
         return dict(redacted)
-    except Exception as error:
+    except own_failure() as error:
         return {"unreadable": f"{type(error).__name__}: {error}"[:256]}

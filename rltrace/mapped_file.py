@@ -7,10 +7,14 @@ its threads has a file of ours.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import resource
 import sys
 from pathlib import Path
+
+from rltrace.interruption import own_failure
 
 _MAP_FIXED = 0x10
 """What Python's `mmap` has no name for."""
@@ -19,19 +23,32 @@ _MAP_FIXED = 0x10
 def map_new_file(path: Path, size_bytes: int) -> mmap.mmap:
     """Create a file with all its blocks allocated, and map it.
 
+    A file of that name, which a call left that was interrupted, is overwritten.
+
     Raises:
-        OSError: the disk is full or the folder cannot be written. Without the allocation, writing to the mapping of a
-            file on a full disk would kill the process with SIGBUS.
+        OSError: the disk is full, the folder cannot be written, or files may not be that large. Without the allocation,
+            writing to the mapping of a file on a full disk would kill the process with SIGBUS.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    require_size(path, size_bytes)
     try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-        return _map(descriptor, size_bytes)
-    except OSError:
+        # Unbuffered, and closed by its own death if a signal handler raises between the two halves of `with`.
+        with open(path, "w+b", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            return _map(file.fileno(), size_bytes)
+    except own_failure(OSError):
         path.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(descriptor)
+
+
+def require_size(path: Path, size_bytes: int) -> None:
+    """Refuse a file that is larger than this process may write.
+
+    Raises:
+        OSError: it is; the kernel would send SIGXFSZ, which kills a program that has set it back to its default.
+    """
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit_bytes != resource.RLIM_INFINITY and size_bytes > limit_bytes:
+        raise OSError(errno.EFBIG, f"{size_bytes} bytes, and RLIMIT_FSIZE allows {limit_bytes}", str(path))
 
 
 if sys.version_info >= (3, 13):

@@ -5,7 +5,6 @@ Values in, numbers out; which tensors belong to which owner is said by the instr
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -16,6 +15,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rltrace.interruption import own_failure, suppress_own
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -151,7 +152,7 @@ def _present_bytes(arena_bytes: int) -> int:
         _HEAPS = _Heaps.found(arena_bytes)
     present_bytes = 0
     for address, size_bytes in _HEAPS.ranges():
-        with contextlib.suppress(OSError):  # another thread gave it back meanwhile
+        with suppress_own(OSError):  # another thread gave it back meanwhile
             present_bytes += resident_bytes_at(address, size_bytes)
     return present_bytes
 
@@ -190,7 +191,7 @@ class _Heaps(NamedTuple):
             for address in self.of_threads:
                 try:
                     info = _HeapInfo.from_buffer_copy(os.pread(pages.fileno(), ctypes.sizeof(_HeapInfo), address))
-                except (OSError, ValueError):
+                except own_failure(OSError, ValueError):
                     continue
                 if info.arena and 0 < info.size <= info.writable_size <= HEAP_BYTES:
                     yield address, info.writable_size
@@ -207,7 +208,7 @@ HEAP_BYTES = 64 << 20
 def _mallinfo() -> Any:
     try:
         mallinfo2 = _libc().mallinfo2
-    except AttributeError:
+    except own_failure(AttributeError):
         raise OSError("the C library has no mallinfo2, which glibc has from 2.33 on") from None
     mallinfo2.restype = _Mallinfo2
     return mallinfo2()
@@ -276,7 +277,7 @@ _VERSION_2 = _Version("memory.max", "memory.current", "inactive_file")
 
 def _rooms_of_groups(mounted: Path, of_process: Path) -> Iterator[Room]:
     """What each control group around this process leaves it; those without a limit apart."""
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         for line in of_process.read_text().splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0":
@@ -294,7 +295,7 @@ def _rooms_of(version: _Version, mount: Path, path: str) -> Iterator[Room]:
         del names[0]
     for length in range(len(names), -1, -1):
         group = "/" + "/".join(names[:length])
-        with contextlib.suppress(OSError, ValueError):  # no limit, as the outermost of version 2, or "max"
+        with suppress_own(OSError, ValueError):  # no limit, as the outermost of version 2, or "max"
             yield _room_of(version, mount / group[1:], group)
 
 
@@ -309,7 +310,7 @@ def _room_of(version: _Version, folder: Path, group: str) -> Room:
 
 def _row_of(file: Path, name: str) -> int:
     """A row of a control group's figures; 0 where it has none."""
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         rows = dict(line.split(" ", 1) for line in file.read_text().splitlines())
         return int(rows.get(name, 0))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace import edges, recorder
+from rltrace.interruption import own_failure
 from rltrace.recorder import NoSpan, OpenSpan
 
 
@@ -41,7 +42,7 @@ def _reached(name: str, *, is_end: bool = True, error: BaseException | None = No
         return
     try:
         edges.reached(edges.Edge((name,), is_end, error, is_own=True))
-    except Exception as failure:
+    except own_failure() as failure:
         reason = f"{type(failure).__name__}: {failure}"
         if reason not in _said:
             _said.add(reason)

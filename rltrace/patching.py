@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from wrapt import register_post_import_hook
 
 from rltrace import clock, edges, recorder
-from rltrace.interruption import is_of_handler
+from rltrace.interruption import own_failure
 from rltrace.versions import unmet_support
 
 TIME_VARIABLE = "RLTRACE_TIME_HOOKS"
@@ -147,13 +147,7 @@ class Hook:
         return call
 
     def failed(self, error: Exception) -> None:
-        """Count an error of our own; the first one is printed and reported.
-
-        Raises:
-            Exception: the error itself, if it is none of ours but of a signal handler of the program.
-        """
-        if is_of_handler(error):
-            raise error
+        """Count an error of our own; the first one is printed and reported."""
         self.failures += 1
         if self.failures > 1:
             return
@@ -161,7 +155,7 @@ class Hook:
             reason = f"{type(error).__name__}: {error}"
             self.report("failed", reason)
             print(f"rltrace: the hook on {self.target} failed, the program runs on: {reason}", file=sys.stderr)
-        except Exception:  # an error that cannot be printed must not reach the program either
+        except own_failure():  # an error that cannot be printed must not reach the program either
             pass
 
     def enter(self, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -171,7 +165,7 @@ class Hook:
         try:
             self.row.fired()
             return before(args, kwargs)
-        except Exception as error:
+        except own_failure() as error:
             self.failed(error)
             return _NOT_ENTERED
 
@@ -181,7 +175,7 @@ class Hook:
             return
         try:
             after(token, result, error)
-        except Exception as failure:
+        except own_failure() as failure:
             self.failed(failure)
 
 
@@ -202,7 +196,7 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
         try:
             hook.row.fired()
             token = before(args, kwargs)
-        except Exception as error:
+        except own_failure() as error:
             hook.failed(error)
             token = _NOT_ENTERED
         # Outside of the handler above: what the program raises, or asks of sys.exc_info, must not know of our error.
@@ -218,7 +212,7 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
             return _finish_coroutine(result, hook, after, token)
         try:
             after(token, result, None)
-        except Exception as error:
+        except own_failure() as error:
             hook.failed(error)
         return result
 
@@ -314,7 +308,7 @@ def wrap_arguments(original: Function, hook: Hook, change: ChangeArguments) -> F
         try:
             hook.row.fired()
             return change(hook, args, kwargs)
-        except Exception as error:
+        except own_failure() as error:
             hook.failed(error)
             return args, kwargs
 
@@ -499,10 +493,14 @@ def _span_hooks(
         leaving = flow_out(*call_args, **call_kwargs) if flow_out is not None else None
         arriving = flow_in(*call_args, **call_kwargs) if flow_in is not None else None
         opened = begin_span(call_args, call_kwargs)
-        if opened is not None and leaving is not None:
-            recorder.flow(leaving, "out")
-        if opened is not None and arriving is not None:
-            recorder.flow(arriving, "in")
+        try:
+            if opened is not None and leaving is not None:
+                recorder.flow(leaving, "out")
+            if opened is not None and arriving is not None:
+                recorder.flow(arriving, "in")
+        except BaseException as interruption:  # `end` is not called then
+            end_span(opened, None, interruption)
+            raise
         return opened, call_args, call_kwargs
 
     def end(token: Any, result: Any, error: BaseException | None) -> None:
@@ -720,7 +718,7 @@ class PatchSet:
             hook.report("installed")
         except UntouchableError as reason:
             hook.report("skipped", str(reason))
-        except Exception as error:
+        except own_failure() as error:
             hook.bind(False)
             hook.failed(error)
 

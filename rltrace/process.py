@@ -14,7 +14,7 @@ from typing import Any
 
 from rltrace import clock
 from rltrace.manifest import LINES, PROCESSES, redact_command, started_ticks
-from rltrace.mapped_file import map_new_file
+from rltrace.mapped_file import map_new_file, require_size
 
 COUNTS = "counts.u64"
 
@@ -71,6 +71,7 @@ class ProcessFolder:
         # Opened anew: see `mapped_file`.
         descriptor = os.open(self.path / LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
+            require_size(self.path / LINES, os.fstat(descriptor).st_size + len(line))
             return os.write(descriptor, line)
         finally:
             os.close(descriptor)

@@ -24,7 +24,7 @@ import msgspec
 
 from rltrace import clock, cluster, manifest
 from rltrace.announcement import say, say_once
-from rltrace.interruption import is_of_handler
+from rltrace.interruption import own_failure, suppress_own
 from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
@@ -62,12 +62,14 @@ def _plain(value: Any) -> Any:
             number = item()
             if isinstance(number, (int, float, str)):
                 return number
-        except Exception:  # a tensor of several elements
+        except own_failure():  # a tensor of several elements
             pass
     return str(value)[:256]
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_ARRAY_OF_4 = b"\x94"
+"""How the record of a span's end begins, before the time of the span's beginning."""
 _local = threading.local()
 """`.write` appends to this thread's segment; absent until the thread's first record."""
 _recorder: Recorder | None = None
@@ -126,23 +128,36 @@ class _Enterable:
         self.start_ns = _now_ns()
         try:
             _local.write(_encode(self))
-        except Exception as error:
-            _write_slowly(self, error)
-        if self.args is not None:
             self.args = None
+        except own_failure():
+            _write_slowly(self)
+            self.args = None
+        except BaseException as interruption:  # `with` never calls `__exit__` then
+            if _is_written(_encode(self.start_ns)):
+                self._end_interrupted(interruption)
+            raise
         return self
 
     # The three arguments are spelled out: `*_` would build a tuple. Hooks end a span with the first one only.
     def __exit__(self, kind: type[BaseException] | None, error: object = None, traceback: object = None, /) -> None:
         if _recorder is None:
             return
-        end_ns = _now_ns()
-        if kind is not None and kind is not GeneratorExit:  # closing a generator is no error
-            self.set(error=kind.__name__)
         try:
+            end_ns = _now_ns()
+            if kind is not None and kind is not GeneratorExit:  # closing a generator is no error
+                self.set(error=kind.__name__)
             _local.write(_encode((self.start_ns, end_ns, self.args, True)))
-        except Exception as failure:
-            _write_slowly((self.start_ns, end_ns, self.args, True), failure)
+        except own_failure():
+            _write_slowly((self.start_ns, end_ns, self.args, True))
+        except BaseException as interruption:
+            if not _is_written(_ARRAY_OF_4 + _encode(self.start_ns)):
+                self._end_interrupted(interruption)
+            raise
+
+    def _end_interrupted(self, interruption: BaseException) -> None:
+        """Write the end of a span that an error from outside interrupted, so that it does not stay open."""
+        args = {"error": type(interruption).__name__, **(self.args or {})}
+        _write((self.start_ns, _now_ns(), args, True))
 
     async def __aenter__(self: Any) -> Any:
         return self.__enter__()
@@ -277,8 +292,8 @@ def counter(name: str, value: float, /) -> None:
         return
     try:
         _local.write(_encode((name, _now_ns(), value, True)))
-    except Exception as error:
-        _write_slowly((name, _now_ns(), value, True), error)
+    except own_failure():
+        _write_slowly((name, _now_ns(), value, True))
 
 
 def counter_at(name: str, ts_ns: int, value: float, /) -> None:
@@ -307,29 +322,52 @@ def flow(key: str, direction: Literal["out", "in"], /) -> None:
 def _write(record: Any) -> None:
     try:
         _local.write(_encode(record))
-    except Exception as error:
-        _write_slowly(record, error)
+    except own_failure():
+        _write_slowly(record)
 
 
-def _write_slowly(record: Any, error: Exception) -> None:
-    """The first record of a thread, one that its segment has no room for, or one that cannot be written at all.
-
-    Raises:
-        Exception: the program's own, from a signal handler.
-    """
-    if is_of_handler(error):
-        raise error
+def _write_slowly(record: Any) -> None:
+    """The first record of a thread, one that its segment has no room for, or one that cannot be written at all."""
     recorder = _recorder
     if recorder is None:  # stopped while the span was open
         return
     try:
         data = _encode_anyhow(record)
-        recorder.next_segment(len(data))
-        _local.write(data)
-    except Exception as failure:
-        if is_of_handler(failure):
-            raise
+    except own_failure():
         recorder.lose()
+    else:
+        _write_to_new_segment(recorder, data)
+
+
+def _write_to_new_segment(recorder: Recorder, data: bytes) -> None:
+    """Get a segment for this thread, and write to it.
+
+    A signal handler that records while its thread gets a segment must not get one too: a timer that fires faster than
+    that takes would nest without end. Its records wait, and the call that it interrupted writes them.
+    """
+    local = _local  # `stop`, in another thread, puts another one in its place
+    waiting: list[bytes] | None = getattr(local, "waiting", None)
+    if waiting is not None:
+        waiting.append(data)
+        return
+    local.waiting = waiting = [data]
+    try:
+        while waiting:
+            try:
+                recorder.write(waiting)
+            except own_failure():
+                recorder.lose()
+                del waiting[0]
+    finally:
+        del local.waiting
+        if waiting:  # interrupted
+            recorder.lose(len(waiting))
+
+
+def _is_written(part: bytes) -> bool:
+    """Whether this thread's segment has a part of a record; a span's time of beginning is no other's."""
+    held: _Held | None = getattr(_local, "held", None)
+    return held is not None and held.segment.has(part)
 
 
 def _encode_anyhow(record: Any) -> bytes:
@@ -340,9 +378,8 @@ def _encode_anyhow(record: Any) -> bytes:
     """
     try:
         return _encode(record)
-    except Exception as error:
-        if is_of_handler(error):
-            raise
+    except own_failure():
+        pass
     if isinstance(record, TypedSpan):
         fields = map(_sayable, msgspec.structs.astuple(record))
         return _encode((type(record).__struct_config__.tag, *fields))
@@ -359,14 +396,14 @@ def _sayable(value: Any) -> Any:
     try:
         _encode(value)
         return value
-    except Exception:
+    except own_failure():
         return _text_of(value)
 
 
 def _text_of(value: Any) -> str:
     try:
         text = str(value)
-    except Exception:
+    except own_failure():
         text = f"<{type(value).__qualname__}>"
     return text[:256].encode(errors="replace").decode()
 
@@ -376,16 +413,17 @@ class _Held:
 
     __slots__ = ("pid", "recorder", "segment")
 
-    def __init__(self, recorder: Recorder, segment: Segment) -> None:
+    segment: Segment
+
+    def __init__(self, recorder: Recorder) -> None:
         self.pid = recorder.pid
         self.recorder = recorder
-        self.segment = segment
 
     def __del__(self) -> None:
         try:
             if self.pid == os.getpid():  # a forked child has no part in its parent's segments
                 self.recorder.take_back(self.segment)
-        except Exception:
+        except own_failure():
             pass
 
 
@@ -427,7 +465,7 @@ class Hook:
                 taken = self._next()
                 self._reads += 1  # to look takes a number too
                 self._recorder._counts[self._slot] = taken - self._reads
-        except Exception:  # the recorder has stopped
+        except own_failure():  # the recorder has stopped
             pass
 
     def spent(self, spent_ns: int) -> None:
@@ -435,7 +473,7 @@ class Hook:
         try:
             if self._slot < COUNT_SLOTS - 1:
                 self._recorder._counts[COUNT_SLOTS + self._slot] += spent_ns
-        except Exception:  # the recorder has stopped
+        except own_failure():  # the recorder has stopped
             pass
 
 
@@ -483,7 +521,6 @@ class Recorder:
             hook.restart()
         self._segments: list[Segment] = []
         self._returned: list[Segment] = []
-        self._numbers = itertools.count(1)  # a signal handler inside `_new_segment` gets another one
         self._retry_ns = 0
 
     def _open(self) -> None:
@@ -493,7 +530,7 @@ class Recorder:
         self._wait_for_space()
         try:
             folder = ProcessFolder(self.recording, self.key)
-        except OSError:
+        except own_failure(OSError):
             self._retry_ns = _now_ns() + RETRY_NS
             raise
         folder.counts[:] = self._counts  # what a forked child counted before its first record
@@ -513,9 +550,7 @@ class Recorder:
             return
         try:
             self._folder.append(kind, **fields)
-        except Exception as error:
-            if is_of_handler(error):
-                raise
+        except own_failure():
             self.lose()
 
     def identify(self, **who: Any) -> None:
@@ -560,23 +595,37 @@ class Recorder:
         try:
             with self._lock:
                 self._open()
-        except Exception:
+        except own_failure():
             self.lose()
 
-    def lose(self) -> None:
-        """Count one event that could not be written."""
+    def lose(self, count: int = 1) -> None:
+        """Count events that could not be written."""
         try:
             with self._lock:
-                self._counts[LOST] += 1
-        except Exception:  # the recorder has stopped
+                self._counts[LOST] += count
+        except own_failure():  # the recorder has stopped
             pass
 
-    def next_segment(self, record_bytes: int) -> None:
-        """Give this thread a segment with room for a record.
+    def write(self, records: list[bytes]) -> None:
+        """Write all of this thread's records that its segment has no room for, or that came before it had one.
+
+        Args:
+            records: Taken out once they are written; a signal handler may append to them meanwhile.
 
         Raises:
             OSError: the disk is full, now or less than `RETRY_NS` ago.
-            ValueError: the record is larger than a segment, or the recorder has stopped.
+            ValueError: a record is larger than a segment, or the recorder has stopped.
+        """
+        while records:
+            segment = self._segment_of_thread(len(records[0]))
+            segment.write(records[0])
+            del records[0]
+        _local.write = segment.write
+
+    def _segment_of_thread(self, record_bytes: int) -> Segment:
+        """The segment of this thread, or a new one, with room for a record.
+
+        A call that an error from outside ended is made again: what it left is taken up or overwritten.
         """
         if record_bytes > NEXT_BYTES - REUSE_BYTES:
             raise ValueError(f"a record of {record_bytes} bytes does not fit a segment of {NEXT_BYTES}")
@@ -584,44 +633,58 @@ class Recorder:
             if _recorder is not self:
                 raise ValueError("the recorder has stopped")
             self._open()
-            held = getattr(_local, "held", None)
-            header = _encode((threading.get_native_id(), _thread_name(), True))
-            segment = self._segment_for(held, len(header) + record_bytes)
+            held: _Held | None = getattr(_local, "held", None)
+            if held is not None and held.segment.free_bytes >= record_bytes:
+                return held.segment
             self._settle_hooks()
-            segment.write(header)
-            if held is None:
-                _local.held = _Held(self, segment)
-            else:
-                held.segment.close()
-                held.segment = segment
-            _local.write = segment.write
+            return self._take_segment(held, record_bytes)
+
+    def _take_segment(self, held: _Held | None, record_bytes: int) -> Segment:
+        header = _encode((threading.get_native_id(), _thread_name(), True))
+        segment = self._returned_segment(held, len(header) + record_bytes)
+        made = [] if segment is not None else [self._new_segment(held, len(header) + record_bytes)]
+        segment = segment or made[0]
+        segment.write(header)
+        full = None if held is None else held.segment
+        holder = held or _Held(self)
+        # No call from here to the next comment, and so nothing that Python would run a signal handler after.
+        self._segments += made
+        holder.segment = segment
+        _local.held = holder
+        # It has the segment now.
+        if full is not None:
+            full.close()
+        return segment
 
     def _settle_hooks(self) -> None:
         for hook in self._hooks.values():
             if hook.fired != hook._fire_first:
                 hook.settle()
 
-    def _segment_for(self, held: _Held | None, needed_bytes: int) -> Segment:
-        if held is None:
-            for segment in list(self._returned):
-                # A signal handler may record here too, and have taken it.
-                if segment.free_bytes > max(needed_bytes, REUSE_BYTES) and segment in self._returned:
-                    self._returned.remove(segment)
-                    return segment
-        first = held is None and needed_bytes < FIRST_BYTES
-        return self._new_segment(FIRST_BYTES if first else NEXT_BYTES)
+    def _returned_segment(self, held: _Held | None, needed_bytes: int) -> Segment | None:
+        """One that a dead thread left, for a thread that has none."""
+        for segment in list(self._returned) if held is None else ():
+            # A signal handler may have come in between, and have taken it.
+            if segment.free_bytes > max(needed_bytes, REUSE_BYTES) and segment in self._returned:
+                self._returned.remove(segment)
+                return segment
+        return None
 
-    def _new_segment(self, size_bytes: int) -> Segment:
+    def _new_segment(self, held: _Held | None, needed_bytes: int) -> Segment:
+        size_bytes = FIRST_BYTES if held is None and needed_bytes < FIRST_BYTES else NEXT_BYTES
         self._wait_for_space()
         self._drop_oldest(size_bytes)
-        assert self._folder is not None
         try:
-            segment = Segment(self._folder.path / f"{next(self._numbers):06d}.seg", size_bytes)
-        except OSError:
+            return Segment(self._next_path(), size_bytes)
+        except own_failure(OSError):
             self._retry_ns = _now_ns() + RETRY_NS
             raise
-        self._segments.append(segment)
-        return segment
+
+    def _next_path(self) -> Path:
+        """Of the segment behind the newest one: where a call was interrupted, its file is there already."""
+        assert self._folder is not None
+        number = int(self._segments[-1].path.stem) if self._segments else 0
+        return self._folder.path / f"{number + 1:06d}.seg"
 
     def _wait_for_space(self) -> None:
         """Asking a full disk again and again would slow the program down: fail at once until `RETRY_NS` have passed."""
@@ -631,7 +694,7 @@ class Recorder:
     def _drop_oldest(self, new_bytes: int) -> None:
         if self.max_bytes is None:
             return
-        full = [s for s in self._segments if s.is_closed]
+        full = [s for s in self._segments[:-1] if s.is_closed]  # the newest one has the number to go on from
         total_bytes = new_bytes + sum(s.size_bytes for s in self._segments)
         for segment in full:
             if total_bytes <= self.max_bytes:
@@ -656,6 +719,7 @@ class Recorder:
                 return
             for segment in self._segments:
                 segment.close()
+            self._next_path().unlink(missing_ok=True)
             self._settle_hooks()
             self.append("end", end_ns=_now_ns())
             self._folder.close()
@@ -667,7 +731,7 @@ def _thread_name() -> str:
     if name.startswith("Dummy-"):  # not made by Python, which has no better name for it; the kernel may
         try:
             name = _kernel_name()
-        except OSError:
+        except own_failure(OSError):
             pass
     return name[:256].encode(errors="replace").decode()
 
@@ -749,7 +813,7 @@ def start(
         recording = _inherited(config, key) if inherited else _claim(folder, config, key)
         if inherited:
             _say_where(folder, recording, rank)
-    except Exception as error:
+    except own_failure() as error:
         _warn(f"not recording: {error}")
         return None
     return join(recording, start_ns=start_ns, max_bytes=max_bytes, **who)
@@ -775,7 +839,7 @@ def join(
     try:
         path = Path(recording).absolute()
         recorder = Recorder(path, start_ns=start_ns, max_bytes=max_bytes, **who)
-    except Exception as error:
+    except own_failure() as error:
         _warn(f"not recording: {recording} cannot be written: {error}")
         return None
     _local = threading.local()
@@ -800,7 +864,7 @@ def stop() -> None:
         os.environ.pop(HOOKS_VARIABLE, None)
     try:
         recorder.close()
-    except Exception as error:
+    except own_failure() as error:
         _warn(f"the Recording {recorder.recording} is not ended cleanly: {error}")
 
 
@@ -907,7 +971,7 @@ def _say_where(named: str | os.PathLike[str] | None, recording: Path, rank: int 
     """Say where this process records if its program named another folder; of several ranks the first one does."""
     if named is None or rank:
         return
-    with contextlib.suppress(Exception):  # a name that is none, or a working directory that is gone
+    with suppress_own(Exception):  # a name that is none, or a working directory that is gone
         # On another host than the run's its folder is not the one that records.
         used = {os.path.abspath(folder) for folder in (recording, os.environ.get(DIR_VARIABLE, recording))}
         if os.path.abspath(named) not in used:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rltrace.interruption import own_failure
 from rltrace.mapped_file import map_new_file
 
 FIRST_BYTES = 64 * 1024
@@ -43,6 +44,10 @@ class Segment:
         """Room behind the last record."""
         return 0 if self.map.closed else len(self.map) - self.map.tell()
 
+    def has(self, record: bytes) -> bool:
+        """Whether a record is in it."""
+        return not self.map.closed and self.map.rfind(record, 0, self.map.tell()) >= 0
+
     def close(self) -> None:
         """Unmap the file and cut it behind the last record."""
         if self.map.closed:
@@ -54,5 +59,5 @@ class Segment:
                 # Another thread may have written between the two lines above; a record never ends in a zero.
                 file.seek(used_bytes)
                 file.truncate(used_bytes + len(file.read().rstrip(b"\0")))
-        except OSError:  # the zeros behind the records do no harm
+        except own_failure(OSError):  # the zeros behind the records do no harm
             pass

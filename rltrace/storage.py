@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from rltrace.interruption import own_failure
 from rltrace.segment import FIRST_BYTES, Segment
 
 SMALL_BYTES = 1 << 30
@@ -63,7 +64,7 @@ def filesystem_of(path: Path) -> str | None:
     """Type of the filesystem that holds a path: that of the mount point nearest to it."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
+    except own_failure(OSError):
         return None
     real = os.path.realpath(path)
     best, found = -1, None
@@ -84,6 +85,6 @@ def _segment_error(folder: Path) -> str | None:
     try:
         with tempfile.TemporaryDirectory(prefix=".rltrace-", dir=folder) as made:
             Segment(Path(made) / "1.seg", FIRST_BYTES).close()
-    except OSError as error:
+    except own_failure(OSError) as error:
         return error.strerror or str(error)
     return None

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rltrace import plugins, recorder
 from rltrace.announcement import announce
 from rltrace.environment import reach_others, with_startup
+from rltrace.interruption import own_failure
 from rltrace.patching import HookRegister, PatchSet
 from rltrace.process import UNSAID_ROLE
 
@@ -87,7 +88,7 @@ def install(register: HookRegister, names: Iterable[str] | None = None) -> Insta
             else:
                 _installed.patch_sets[name] = patches
             instrumentation.install(patches)
-        except Exception as error:
+        except own_failure() as error:
             reason = f"{type(error).__name__}: {error}"
             register.hook(name, known.get(name, name), "failed", reason)
             print(f"rltrace: the instrumentation {name} is not installed: {reason}", file=sys.stderr)
@@ -116,7 +117,7 @@ def _disabled() -> list[str]:
 def _known() -> dict[str, str]:
     try:
         return plugins.instrumentations()
-    except Exception as error:  # another distribution's metadata
+    except own_failure() as error:  # another distribution's metadata
         print(f"rltrace: plugins of other distributions are left out: {error}", file=sys.stderr)
         return plugins.INSTRUMENTATIONS
 
@@ -134,7 +135,7 @@ def join_run() -> None:
         # Frameworks load plug-ins late, when a hook has said already what this process is.
         if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks and recorder.current() is None:
             _instrument(None, role=UNSAID_ROLE)
-    except Exception as error:
+    except own_failure() as error:
         print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)
 
 

@@ -27,6 +27,7 @@ from rltrace.instrument.sharded_models import (
     watch_models,
 )
 from rltrace.instrument.torch_optim import watch_optimizer_steps
+from rltrace.interruption import own_failure
 from rltrace.nvml import DRIVER
 from rltrace.patching import Hook, PatchSet
 
@@ -175,7 +176,7 @@ class ModelForwards:
             self._handles = forwards.attach(MODELS.modules(), str)
             if unwrapped := MODELS.unwrapped():
                 self._handles += forwards.attach_to_all(Having(unwrapped))
-        except Exception as error:
+        except own_failure() as error:
             hook.failed(error)
 
 

@@ -21,6 +21,7 @@ from rltrace import allocations, chosen_steps, edges, recorder
 from rltrace.chosen_steps import RunningSteps
 from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, STEP, allocations_of
 from rltrace.gpu_use import has_used_gpu
+from rltrace.interruption import own_failure
 from rltrace.patching import Hook, PatchSet
 
 PAUSED = "recording was paused when it ended"
@@ -111,7 +112,7 @@ class Follower:
             self._look()
             if edge is not None and self._step is None:
                 self._last = allocations.stillness()
-        except Exception as error:
+        except own_failure() as error:
             self._hook.failed(error)
         finally:
             self._lock.release()
@@ -125,7 +126,7 @@ class Follower:
                     self._leave_to_others()
                 self._steps_begun += 1
                 return self._begin_own(number) if number in self._steps and self._hook.live else None
-        except Exception as error:
+        except own_failure() as error:
             self._hook.failed(error)
             return None
 
@@ -136,7 +137,7 @@ class Follower:
         try:
             with self._lock:
                 self._end_own(step)
-        except Exception as error:
+        except own_failure() as error:
             self._hook.failed(error)
 
     def process_ends(self) -> None:
@@ -148,7 +149,7 @@ class Follower:
                 self._leave()
                 for step in sorted(self._left & self._met()) if has_used_gpu() and not self._steps_begun else ():
                     recorder.unavailable(allocations_of(step), NO_EDGE)
-        except Exception as error:
+        except own_failure() as error:
             self._hook.failed(error)
 
     # -- steps of this process
@@ -245,5 +246,5 @@ def step_number(args: dict[str, Any], place: int) -> int | None:
     """Of a step's span; one without a number has its place, as in `summary`."""
     try:
         return operator.index(args["step"]) if "step" in args else place
-    except TypeError:
+    except own_failure(TypeError):
         return None

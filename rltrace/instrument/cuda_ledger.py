@@ -27,6 +27,7 @@ from rltrace.events import (
     pinned_of,
 )
 from rltrace.instrument.sharded_models import ROLES, Rows, add
+from rltrace.interruption import own_failure
 from rltrace.nvml import Memory, UnavailableError
 
 SAME_NS = 2_000_000
@@ -498,5 +499,5 @@ def _cpu_ns(pids: Collection[int]) -> Iterator[tuple[str, int]]:
     for pid in pids:
         try:
             yield str(pid), memory.cpu_ns(pid)
-        except OSError:  # it has just ended
+        except own_failure(OSError):  # it has just ended
             continue

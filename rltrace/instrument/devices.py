@@ -7,6 +7,8 @@ import os
 import socket
 from typing import Any
 
+from rltrace.interruption import own_failure
+
 
 def device_of(without_gpu: str, place: int = 0) -> dict[str, Any]:
     """`device` of this process, for `identify`; nothing where NVML cannot be asked.
@@ -27,7 +29,7 @@ def on_gpu(place: int = 0) -> dict[str, Any]:
     """The same of one that uses a GPU, `place` of those that CUDA shows it."""
     try:
         return {"device": {"host": socket.gethostname(), "uuid": gpu_uuid(place)}}
-    except Exception:  # a rank without a device is still a rank
+    except own_failure():  # a rank without a device is still a rank
         return {}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from rltrace import recorder
 from rltrace.instrument.fsdp2 import Forwards, tensor_args, without_wrappers
+from rltrace.interruption import own_failure
 from rltrace.patching import Function, Hook, PatchSet
 
 PACKAGE = "torch.distributed.fsdp"
@@ -84,7 +85,7 @@ def watch_forwards(paths: Paths, original: Function, hook: Hook) -> Function:
             try:
                 module = args[0]
                 forwards.attach([module], lambda: paths.of(module._handle))
-            except Exception as error:
+            except own_failure() as error:
                 hook.failed(error)
 
     return init

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rltrace import recorder
+from rltrace.interruption import own_failure
 from rltrace.patching import Function, Hook, PatchSet
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
@@ -233,7 +234,7 @@ def watch_forwards(
             try:
                 state = args[0]
                 forwards.attach(state._modules, lambda: module_of_state(state))
-            except Exception as error:
+            except own_failure() as error:
                 hook.failed(error)
         return result
 
@@ -308,14 +309,14 @@ class Forwards:
                     remove(handles)
                 else:
                     of_thread.stack.append((module, self._opens(known, in_backward() != -1)))
-            except Exception as error:
+            except own_failure() as error:
                 hook.failed(error)
 
         def after(module: Any, _args: Any, _result: Any) -> None:
             if of_thread.stack:
                 try:
                     close(of_thread.stack, module)
-                except Exception as error:
+                except own_failure() as error:
                     hook.failed(error)
 
         return outside_graphs(hook.timed(before)), outside_graphs(hook.timed(after))

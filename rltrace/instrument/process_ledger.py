@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rltrace import memory, recorder
 from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
+from rltrace.interruption import own_failure
 
 Rows = dict[str, int]
 """Bytes by counter: `actor.params_bytes`."""
@@ -78,7 +79,7 @@ class ProcessLedger:
         try:
             heap = memory.heap()
             anonymous_bytes = self._process.resident().anonymous_bytes
-        except OSError:
+        except own_failure(OSError):
             self.on_cpu = False
             return
         self._frozen = _Frozen(anonymous_bytes - heap.cached_bytes, heap.used_bytes)
@@ -183,7 +184,7 @@ class ProcessLedger:
         for pid, peer in list(self._peers.items()):
             try:
                 counts[pid] = peer.resident()
-            except OSError:
+            except own_failure(OSError):
                 self._peers.pop(pid).close()
         shared = self._shared_bytes({pid: count.shared_bytes for pid, count in counts.items()})
         return {pid: count.anonymous_bytes + count.file_bytes + shared[pid] for pid, count in counts.items()}

@@ -22,6 +22,7 @@ from typing import Any
 
 from rltrace import clock, edges, recorder
 from rltrace.events import COLLECTION
+from rltrace.interruption import own_failure
 from rltrace.patching import Hook, PatchSet
 
 WORTH_NS = 5_000_000
@@ -54,7 +55,7 @@ def watch_collections(hook: Hook) -> Callable[[], None]:
         try:
             for start_ns, end_ns in each_collection(times_ns):
                 write_if_long(hook, start_ns, end_ns)
-        except Exception as error:
+        except own_failure() as error:
             hook.failed(error)
         finally:
             reading.release()

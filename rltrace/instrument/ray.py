@@ -21,6 +21,7 @@ from typing import Any
 from rltrace import clock, cluster, recorder
 from rltrace.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.events import RAY_CALL
+from rltrace.interruption import own_failure
 from rltrace.patching import (
     Function,
     Hook,
@@ -112,7 +113,7 @@ def runtime_env_hook(runtime_env: Any) -> Any:
     try:
         if os.environ.get(recorder.DIR_VARIABLE) and not _starts_cluster():
             return traced_runtime_env(runtime_env)
-    except Exception as error:
+    except own_failure() as error:
         print(f"rltrace: workers of this Ray cluster are not traced: {type(error).__name__}: {error}", file=sys.stderr)
     return runtime_env
 
@@ -236,7 +237,7 @@ def watch_executor(original: Function, hook: Hook) -> Function:
             return executor
         try:
             return wrap_executor(executor, hook)
-        except Exception as error:
+        except own_failure() as error:
             hook.failed(error)
             return executor
 
@@ -274,7 +275,7 @@ def watch_tasks(original: Function, hook: Hook) -> Function:
                 replacement = info._replace(function=wrap_task(info.function, hook))
                 watched[function_descriptor.function_id] = info, replacement
             return replacement
-        except Exception as error:
+        except own_failure() as error:
             hook.failed(error)
             return info
 

@@ -20,6 +20,7 @@ from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.devices import on_cpu, on_gpu
 from rltrace.instrument.requests import Lanes
 from rltrace.instrument.sglang_control import MODEL_RUNNER, ControlRequests
+from rltrace.interruption import own_failure
 from rltrace.patching import Hook, PatchSet, end_span, nothing_after, nothing_before
 
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -215,7 +216,7 @@ def reference(result: Any) -> Callable[[], Any]:
     """What gives a result without keeping it: its tensors are the engine's memory."""
     try:
         return weakref.ref(result)
-    except TypeError:  # of a kind that knows no references; there are few of them at once
+    except own_failure(TypeError):  # of a kind that knows no references; there are few of them at once
         return lambda: result
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.pools import OWNERS, Pools
+from rltrace.interruption import own_failure
 from rltrace.memory import OnHost
 from rltrace.patching import PatchSet, nothing_after
 
@@ -77,7 +78,7 @@ def snapshot(pool: Any) -> Any:
     """The segments of a pool, without the history of its allocations where torch can leave it out."""
     try:
         return pool.snapshot(include_traces=False)
-    except TypeError:
+    except own_failure(TypeError):
         return pool.snapshot()
 
 

@@ -13,6 +13,7 @@ from rltrace.instrument.cuda_memory import LEDGER
 from rltrace.instrument.devices import device_of
 from rltrace.instrument.open_span import OpenSpan
 from rltrace.instrument.sharded_models import ACTOR, CRITIC, REF, ROLES
+from rltrace.interruption import own_failure
 from rltrace.patching import PatchSet, end_span, nothing_after
 
 # ---- identity ---------------------------------------------------------------------------------------------------
@@ -46,7 +47,7 @@ def batch_args(_worker: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Sequences of a batch, which is the first argument whatever its name."""
     try:
         return {"sequences": len(first(args, kwargs))}
-    except TypeError:
+    except own_failure(TypeError):
         return {}
 
 
