@@ -16,6 +16,7 @@ from typing import Any
 from rltrace import clock
 from rltrace.events import VERSION
 from rltrace.interruption import own_failure
+from rltrace.mapped_file import require_size
 
 FILE = "manifest.json"
 PROCESSES = "processes"
@@ -72,7 +73,9 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
     }
     (folder / PROCESSES).mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{FILE}.{os.getpid()}"
-    unfinished.write_text(json.dumps(manifest, indent=1, default=str))
+    text = json.dumps(manifest, indent=1, default=str)
+    require_size(unfinished, len(text))
+    unfinished.write_text(text)
     try:
         os.link(unfinished, folder / FILE)  # whole or not at all, and never over another one
     finally:

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "rltrace.mapped_file": set(),
     "rltrace.segment": {"rltrace.mapped_file"},
     "rltrace.alignment": set(),
-    "rltrace.manifest": EVENTS | {"rltrace.clock"},
+    "rltrace.manifest": EVENTS | {"rltrace.clock", "rltrace.mapped_file"},
     "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.chosen_steps": set(),
     "rltrace.process": LOW | {"rltrace.manifest", "rltrace.mapped_file"},

@@ -60,7 +60,7 @@ PyMODINIT_FUNC PyInit_bytecode_interrupter(void) { return PyModule_Create(&modul
 
 
 def build(folder: Path) -> Any:
-    """The extension module: `start(folder, n, function, error)` and `stop()`, which says whether it has interrupted."""
+    """The extension module: `start(folder, n, function, error)`, and `stop()`: whether it has interrupted."""
     source = folder / "bytecode_interrupter.c"
     source.write_text(SOURCE)
     library = folder / f"bytecode_interrupter{sysconfig.get_config_var('EXT_SUFFIX')}"
