@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from rltrace import manifest
+from rltrace import manifest, regular_file
 
 DIR_VARIABLE = "RLTRACE_DIR"
 """Environment variable naming the Recording that a process joins."""
@@ -84,7 +84,7 @@ def ray_authentication(recording: Path) -> str | None:
 
 def _said(recording: Path, name: str) -> str | None:
     try:
-        value = json.loads((recording / FILE).read_text())[name]
+        value = json.loads(regular_file.read(recording / FILE))[name]
         return None if value is None else str(value)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -99,5 +99,5 @@ def _is_home(recording: Path, run_id: str) -> bool:
 
 
 def _manifest(recording: Path) -> dict[str, str]:
-    said: dict[str, str] = json.loads((recording / manifest.FILE).read_text())
+    said: dict[str, str] = json.loads(regular_file.read(recording / manifest.FILE))
     return said
