@@ -22,15 +22,13 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OverflowErro
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Others grow by far more, and every decoder is one more that strangers can feed."""
 
-_BLOCK_BYTES = 1 << 20
-
 
 def unpack(file: Path, limits: Limits = LIMITS) -> Path:
     """Unpack an archive into a temporary folder of this user's alone, which goes when this process ends.
 
     Args:
         file: The archive.
-        limits: To what it says it will unpack to, and to what it then does.
+        limits: To what it unpacks to.
 
     Returns:
         The Recording's folder.
@@ -46,7 +44,7 @@ def unpack(file: Path, limits: Limits = LIMITS) -> Path:
             _refuse_excess(packed, file, limits)
             folder = _temporary_folder()
             try:
-                _extract(packed, file, folder, limits)
+                _extract(packed, folder)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -93,7 +91,9 @@ def _refuse_excess(packed: zipfile.ZipFile, file: Path, limits: Limits) -> None:
                 f"{file}: not unpacked: {entry.filename!r} is packed by method {entry.compress_type}, rltrace reads "
                 "deflate (8) and stored (0); pack the folder again with one of these"
             )
-        _refuse_size(file, entry, entry.file_size, limits)
+        most_bytes = limits.of(entry.filename)
+        if entry.file_size > most_bytes:
+            raise _excess(file, f"{entry.file_size:,} bytes in {entry.filename!r}", f"{most_bytes:,}")
     unpacked_bytes = sum(entry.file_size for entry in entries)
     _refuse_total(file, unpacked_bytes, limits)
     free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
@@ -104,29 +104,16 @@ def _refuse_excess(packed: zipfile.ZipFile, file: Path, limits: Limits) -> None:
         )
 
 
-def _extract(packed: zipfile.ZipFile, file: Path, folder: Path, limits: Limits) -> None:
-    """Unpack block by block, and stop where there is more than was said."""
-    total_bytes = 0
+def _extract(packed: zipfile.ZipFile, folder: Path) -> None:
+    """Unpack block by block; of a file, zipfile gives no more bytes than the archive's list says, and checks them."""
     for entry in packed.infolist():
         target = folder / entry.filename
         if entry.is_dir():
             target.mkdir(parents=True, exist_ok=True)
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        file_bytes = 0
         with packed.open(entry) as content, target.open("wb") as out:
-            while block := content.read(_BLOCK_BYTES):
-                file_bytes += len(block)
-                total_bytes += len(block)
-                _refuse_size(file, entry, file_bytes, limits)
-                _refuse_total(file, total_bytes, limits)
-                out.write(block)
-
-
-def _refuse_size(file: Path, entry: zipfile.ZipInfo, file_bytes: int, limits: Limits) -> None:
-    most_bytes = limits.of(entry.filename)
-    if file_bytes > most_bytes:
-        raise _excess(file, f"{file_bytes:,} bytes in {entry.filename!r}", f"{most_bytes:,}")
+            shutil.copyfileobj(content, out)
 
 
 def _refuse_total(file: Path, unpacked_bytes: int, limits: Limits) -> None:

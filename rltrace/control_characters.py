@@ -1,6 +1,6 @@
 """Shows what a terminal would obey: a name in a Recording may hold what sets its title, clipboard or cursor.
 
-Whatever goes to a terminal goes through here: `visible` of a line of text, `in_json` of JSON.
+Whatever goes to a terminal goes through here: `visible` of a line, `visible_lines` of several, `in_json` of JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ _OBEYED = "\\x00-\\x1f\\x7f-\\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u20
 """Control characters (C0, DEL, C1), what turns the direction of text around, and what ends a line."""
 
 _CONTROL = re.compile(f"[{_OBEYED}]")
-_CONTROL_IN_JSON = re.compile(f"(?!\n)[{_OBEYED}]")
+_NO_LINE_END = re.compile(f"(?!\n)[{_OBEYED}]")
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def visible(text: str) -> str:
@@ -19,13 +20,16 @@ def visible(text: str) -> str:
     return _CONTROL.sub(_shown, text)
 
 
+def visible_lines(text: str) -> str:
+    """The same of text that has line ends of ours."""
+    return _NO_LINE_END.sub(_shown, text)
+
+
 def in_json(text: str) -> str:
     """The same JSON with escapes for all control characters; outside of its strings there are line ends alone."""
-    return _CONTROL_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _NO_LINE_END.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _shown(found: re.Match[str]) -> str:
-    return _NAMED.get(found[0]) or (f"\\x{ord(found[0]):02x}" if found[0] <= "\xff" else f"\\u{ord(found[0]):04x}")
-
-
-_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    character = found[0]
+    return _NAMED.get(character) or (f"\\x{ord(character):02x}" if character <= "\xff" else f"\\u{ord(character):04x}")

@@ -68,7 +68,7 @@ def refusal(path: Path, limits: Limits = LIMITS) -> str | None:
 
 def _opened(path: Path, limits: Limits) -> BinaryIO:
     _check(path, path.lstat(), limits)  # before it is opened: opening a device may do something
-    file = open(path, "rb", opener=_without_waiting)
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
     try:
         _check(path, os.fstat(file.fileno()), limits)
     except RefusedError:

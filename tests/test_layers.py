@@ -21,7 +21,10 @@ OURS = frozenset(SOURCES)
 EVENTS = {"rltrace.events"}
 FILES = {"rltrace.regular_file", "rltrace.limits"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
-WRITING = LOW | FILES | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
+LOW |= {"rltrace.control_characters"}
+WRITING = (
+    LOW | FILES | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
+)
 READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
@@ -69,7 +72,7 @@ MAY_IMPORT = {
     | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml", "rltrace.cost"}
     | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.chosen_steps", "rltrace.announcement"}
     | {"rltrace.lineage", "rltrace.gpu_use"},
-    "rltrace.announcement": {"rltrace.manifest", "rltrace.control_characters"},
+    "rltrace.announcement": FILES | {"rltrace.manifest", "rltrace.control_characters"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING | {"rltrace.chosen_steps"},
     "rltrace.collection": READING | {"rltrace.nodes"},

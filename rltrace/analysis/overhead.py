@@ -247,9 +247,7 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
 
 def _times(file: Path) -> list[TimedStep]:
     """Of the steps that are over; none of a run that was stopped before its first."""
-    return (
-        [msgspec.json.decode(line, type=TimedStep) for line in regular_file.lines(file)] if file.exists() else []
-    )
+    return [msgspec.json.decode(line, type=TimedStep) for line in regular_file.lines(file)] if file.exists() else []
 
 
 def step_pairs(steps: Sequence[TimedStep]) -> list[tuple[float, float]]:

@@ -64,11 +64,16 @@ def fetch(server: perfetto_ui.Server, path: str, **headers: str) -> tuple[int, d
     return response.status, {key.lower(): value for key, value in response.getheaders()}, response.read()
 
 
+def trace_of(server: perfetto_ui.Server) -> str:
+    """The address of the trace."""
+    return f"/{server.token}{perfetto_ui.TRACE}"
+
+
 def test_one_port_serves_the_ui_and_the_trace(server: perfetto_ui.Server, trace: Path) -> None:
     status, _, page = fetch(server, "/index.html")
     assert status == 200
     assert b"Perfetto UI" in page
-    status, _, body = fetch(server, perfetto_ui.TRACE)
+    status, _, body = fetch(server, trace_of(server))
     assert (status, body) == (200, trace.read_bytes())
 
 
@@ -76,13 +81,13 @@ def test_one_port_serves_the_ui_and_the_trace(server: perfetto_ui.Server, trace:
 def test_the_address_to_open_is_short_and_leads_to_the_page_with_its_trace(
     server: perfetto_ui.Server, name: str
 ) -> None:
-    assert server.url == f"http://127.0.0.1:{server.port}/"
-    status, headers, _ = fetch(server, "/", Host=f"{name}:{server.port}")
+    assert server.url == f"http://127.0.0.1:{server.port}/{server.token}"
+    status, headers, _ = fetch(server, f"/{server.token}", Host=f"{name}:{server.port}")
     assert status == 302
     page, _, told = headers["location"].partition("#!/?")
     assert page == "/index.html"
     told_of = urllib.parse.parse_qs(told)
-    assert told_of["url"] == [f"http://{name}:{server.port}{perfetto_ui.TRACE}"]
+    assert told_of["url"] == [f"http://{name}:{server.port}{trace_of(server)}"]
     assert "PinTracksByRegex" in told_of["startupCommands"][0]
 
 
@@ -105,8 +110,8 @@ def test_nothing_outside_the_ui_is_served(server: perfetto_ui.Server) -> None:
 
 def test_only_this_machine_can_ask_and_only_by_its_address(server: perfetto_ui.Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    assert fetch(server, perfetto_ui.TRACE, Host="evil.example:80")[0] == 403
-    assert fetch(server, perfetto_ui.TRACE, Host=f"localhost:{server.port}")[0] == 200
+    assert fetch(server, trace_of(server), Host="evil.example:80")[0] == 403
+    assert fetch(server, trace_of(server), Host=f"localhost:{server.port}")[0] == 200
 
 
 def test_a_busy_port_is_one_line_that_names_it_and_the_next_step(trace: Path) -> None:
@@ -144,10 +149,10 @@ def test_over_ssh_the_line_to_forward_the_port_is_given(server: perfetto_ui.Serv
 def test_the_launcher_of_the_public_ui_serves_its_page_and_the_trace_and_no_more(trace: Path) -> None:
     server = perfetto_ui.serve_launcher(trace).start()
     try:
-        status, headers, page = fetch(server, perfetto_ui.LAUNCHER)
+        status, headers, page = fetch(server, f"/{server.token}{perfetto_ui.LAUNCHER}")
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert perfetto_ui.ONLINE_UI.encode() in page
-        assert fetch(server, perfetto_ui.TRACE)[2] == trace.read_bytes()
+        assert fetch(server, trace_of(server))[2] == trace.read_bytes()
         assert fetch(server, "/index.html")[0] == 404
         with urllib.request.urlopen(server.url, timeout=10) as response:
             assert response.read() == page
