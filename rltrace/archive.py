@@ -91,6 +91,8 @@ def _refuse_excess(packed: zipfile.ZipFile, file: Path, limits: Limits) -> None:
                 f"{file}: not unpacked: {entry.filename!r} is packed by method {entry.compress_type}, rltrace reads "
                 "deflate (8) and stored (0); pack the folder again with one of these"
             )
+        if (depth := entry.filename.count("/")) > limits.depth:
+            raise _excess(file, f"folders {depth:,} deep", f"{limits.depth:,}")
         most_bytes = limits.of(entry.filename)
         if entry.file_size > most_bytes:
             raise _excess(file, f"{entry.file_size:,} bytes in {entry.filename!r}", f"{most_bytes:,}")

@@ -19,6 +19,8 @@ class Limits(NamedTuple):
     """Below this many unpacked bytes, `expansion` does not matter: zeros that nobody wrote to yet pack well."""
     files: int = 100_000
     """In an archive."""
+    depth: int = 16
+    """Of its folders; a Recording in one has four."""
     segment_bytes: int = 4 << 20
     """Of a file of records; the recorder writes 1 MiB."""
     lines_bytes: int = 1 << 30

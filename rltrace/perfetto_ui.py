@@ -262,7 +262,7 @@ class _Handler(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         self.connection.settimeout(STALL_SECONDS)
         self._answer()
-        self.connection.settimeout(IDLE_SECONDS)
+        self.connection.settimeout(self.timeout)
 
     def _answer(self) -> None:
         said, below = _parts(self.path)

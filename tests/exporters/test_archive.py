@@ -332,6 +332,7 @@ def test_an_archive_that_would_fill_the_disk_is_refused_before_it_is_unpacked(ru
     ("limits", "said"),
     [
         (LIMITS._replace(unpacked_bytes=500), r"it holds [\d,]+ bytes, and the limit is 500; --no-limits"),
+        (LIMITS._replace(depth=2), "it holds folders 3 deep, and the limit is 2; --no-limits"),
         (LIMITS._replace(files=5), "it holds 7 files, and the limit is 5; --no-limits"),
         (LIMITS._replace(expansion=1, expansion_from_bytes=0), "times its own size, and the limit is 1 times; --no"),
         (LIMITS._replace(document_bytes=50), r"it holds \d+ bytes in 'run/manifest.json', and the limit is 50; --no"),

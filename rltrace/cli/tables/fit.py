@@ -103,7 +103,7 @@ class Figures:
 
     def add_row(self, *cells: str | Text, style: str | None = None) -> None:
         """Add a row; what is missing at its end is empty."""
-        texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        texts = [Text(visible(cell)) if isinstance(cell, str) else cell for cell in cells]
         texts += [Text("") for _ in range(len(self.columns) - len(texts))]
         self._rows.append(_Row(texts, style, self._is_section))
         self._is_section = False
