@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rltrace import regular_file
+
 FILE = "clocks.jsonl"
 """In a Recording: one line a reading."""
 
@@ -162,7 +164,7 @@ def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
     """
     readings: dict[Domain, list[Reading]] = {}
     try:
-        lines = (recording / FILE).read_text(errors="replace").splitlines()
+        lines = list(regular_file.lines(recording / FILE))
     except OSError:
         return {}
     for text in lines:

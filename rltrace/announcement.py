@@ -9,7 +9,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from rltrace import manifest
+from rltrace import manifest, regular_file
+from rltrace.control_characters import visible
 from rltrace.interruption import own_failure, suppress_own
 
 QUIET_VARIABLE = "RLTRACE_QUIET"
@@ -26,7 +27,7 @@ def say(message: str) -> None:
     if is_quiet() or sys.stderr is None:  # `print` would take stdout instead
         return
     with suppress_own(Exception):  # a stderr that takes nothing
-        print(f"rltrace: {message}", file=sys.stderr)
+        print(f"rltrace: {visible(message)}", file=sys.stderr)
 
 
 say_once = functools.cache(say)
@@ -41,7 +42,7 @@ def announce(recording: Path, process_key: str) -> None:
         process_key: Of this process.
     """
     try:
-        is_owner = json.loads((recording / manifest.FILE).read_text())["owner"] == process_key
+        is_owner = json.loads(regular_file.read(recording / manifest.FILE))["owner"] == process_key
     except own_failure():  # of another host
         return
     if is_owner:

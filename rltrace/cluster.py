@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from rltrace import manifest
+from rltrace import manifest, regular_file
 from rltrace.interruption import own_failure
 
 DIR_VARIABLE = "RLTRACE_DIR"
@@ -87,7 +87,7 @@ def ray_authentication(recording: Path) -> str | None:
 
 def _said(recording: Path, name: str) -> str | None:
     try:
-        value = json.loads((recording / FILE).read_text())[name]
+        value = json.loads(regular_file.read(recording / FILE))[name]
         return None if value is None else str(value)
     except own_failure(OSError, ValueError, KeyError, TypeError):
         return None
@@ -102,5 +102,5 @@ def _is_home(recording: Path, run_id: str) -> bool:
 
 
 def _manifest(recording: Path) -> dict[str, str]:
-    said: dict[str, str] = json.loads((recording / manifest.FILE).read_text())
+    said: dict[str, str] = json.loads(regular_file.read(recording / manifest.FILE))
     return said

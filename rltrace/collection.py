@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from rltrace import regular_file
 from rltrace.manifest import LINES, PROCESSES
 from rltrace.nodes import Node, NodeError, Nodes, content, digest
 
@@ -75,7 +76,7 @@ def _fetch_lines(folder: Path, node: Node, path: str, done: Collected) -> bool:
     """Fetch the lines of a process unless they are here; false if those here are not an earlier state of them."""
     data: bytes = node.call("read", path)
     try:
-        here = (folder / path).read_bytes()
+        here = regular_file.read(folder / path)
     except FileNotFoundError:
         here = None
     if here is not None and not data.startswith(here):

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from rltrace import regular_file
+
 FILE = "ending.json"
 
 
@@ -30,7 +32,7 @@ def write(recording: Path, ending: Ending) -> None:
 def read(recording: Path) -> Ending | None:
     """What was said; None while the command goes on, and where nobody watched it."""
     try:
-        said = json.loads((recording / FILE).read_text())
+        said = json.loads(regular_file.read(recording / FILE))
         interrupted_by = said["interrupted_by"]
         return Ending(int(said["exit_code"]), None if interrupted_by is None else int(interrupted_by))
     except (OSError, ValueError, KeyError, TypeError):

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rltrace import clock
+from rltrace import clock, regular_file
 from rltrace.events import VERSION
 from rltrace.interruption import own_failure
 from rltrace.mapped_file import require_size
@@ -86,7 +86,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
 def is_live(folder: Path) -> bool:
     """Whether the run in `folder` goes on: its owner is there, on this host, and has not ended its part."""
     try:
-        owner = json.loads((folder / FILE).read_text())
+        owner = json.loads(regular_file.read(folder / FILE))
         ticks = started_ticks(int(owner["owner_pid"]))
         if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != socket.gethostname():
             return False
@@ -97,7 +97,7 @@ def is_live(folder: Path) -> bool:
 
 def _has_ended(process_folder: Path) -> bool:
     try:
-        return b'\n{"kind": "end"' in (process_folder / LINES).read_bytes()
+        return b'\n{"kind": "end"' in regular_file.read(process_folder / LINES)
     except own_failure(OSError):  # it has not begun
         return False
 

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rltrace import alignment, chosen_steps, clock, cluster
+from rltrace import alignment, chosen_steps, clock, cluster, regular_file
 from rltrace.alignment import Domain
 from rltrace.errors import MissingExtraError, RltraceError
 from rltrace.manifest import PROCESSES
@@ -230,7 +230,7 @@ def _require_listener(address: str) -> None:
 
 def content(path: Path) -> bytes:
     """A file of a process; of a segment, what was written into it."""
-    data = path.read_bytes()
+    data = regular_file.read(path)
     return data.rstrip(b"\0") if path.suffix == ".seg" else data  # a record never ends in a zero
 
 

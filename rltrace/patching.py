@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from wrapt import register_post_import_hook
 
 from rltrace import clock, edges, recorder
+from rltrace.control_characters import visible
 from rltrace.interruption import own_failure
 from rltrace.versions import unmet_support
 
@@ -154,7 +155,7 @@ class Hook:
         try:
             reason = f"{type(error).__name__}: {error}"
             self.report("failed", reason)
-            print(f"rltrace: the hook on {self.target} failed, the program runs on: {reason}", file=sys.stderr)
+            print(f"rltrace: the hook on {self.target} failed, the program runs on: {visible(reason)}", file=sys.stderr)
         except own_failure():  # an error that cannot be printed must not reach the program either
             pass
 

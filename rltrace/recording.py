@@ -17,11 +17,12 @@ from typing import Any
 
 import msgpack
 
-from rltrace import alignment, archive, ending, manifest
+from rltrace import alignment, archive, ending, manifest, regular_file
 from rltrace.alignment import Alignment, Domain
 from rltrace.ending import Ending
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Args, Counter, Span
+from rltrace.limits import LIMITS, Limits
 from rltrace.manifest import LINES
 from rltrace.process import COUNT_SLOTS, COUNTS, LOST, UNSAID_ROLE
 
@@ -33,17 +34,22 @@ GIVE = "; give the folder that `rltrace exec` or `run` named"
 class Recording:
     """The folder of a run, or an archive of it, read only."""
 
-    def __init__(self, path: Path, folder: Path, fields: dict[str, Any]) -> None:
+    def __init__(self, path: Path, folder: Path, fields: dict[str, Any], limits: Limits = LIMITS) -> None:
         self.path = path
         """What was opened."""
         self.folder = folder
         """Where its files lie: `path`, or where an archive was unpacked."""
         self.manifest = fields
         """As written by `rltrace.manifest.create`."""
+        self.limits = limits
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Recording:
+    def open(cls, path: str | os.PathLike[str], limits: Limits = LIMITS) -> Recording:
         """Read the manifest; unpack an archive first.
+
+        Args:
+            path: Of the folder or the archive.
+            limits: What is read without a question; `NO_LIMITS` of `rltrace.limits` for any size.
 
         Raises:
             RecordingError: there is no Recording at `path`, its manifest is damaged, or a newer rltrace wrote it.
@@ -52,9 +58,9 @@ class Recording:
         try:
             if not opened.exists():
                 raise RecordingError(f"{opened}: no such file or folder{GIVE}, or an archive of it")
-            folder = archive.unpack(opened) if opened.is_file() else opened
+            folder = archive.unpack(opened, limits) if opened.is_file() else opened
             file = folder / manifest.FILE
-            fields = json.loads(file.read_text())
+            fields = json.loads(regular_file.read(file, limits))
         except FileNotFoundError:
             raise RecordingError(f"{folder}: no Recording here ({manifest.FILE} is missing){_nearby(folder)}") from None
         except OSError as error:
@@ -69,7 +75,7 @@ class Recording:
             raise RecordingError(
                 f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
             )
-        return cls(opened, folder, fields)
+        return cls(opened, folder, fields, limits)
 
     @property
     def name(self) -> str:
@@ -83,8 +89,7 @@ class Recording:
 
         Processes of another clock domain tell the times of the run's, where exchanges between the two were recorded.
         """
-        folders = (self.folder / manifest.PROCESSES).glob("*/")
-        processes = [Process(folder) for folder in folders if (folder / LINES).exists()]
+        processes = [Process(folder, self.limits) for folder in self._folders if (folder / LINES).exists()]
         reference = self._clock_domain_of_run
         aligned = alignment.read(self.folder, reference) if reference else {}
         for process in processes:
@@ -132,10 +137,31 @@ class Recording:
         return ending.read(self.folder)
 
     @property
+    def _folders(self) -> list[Path]:
+        """Of the processes; one that is a link leads out of the Recording."""
+        above = self.folder / manifest.PROCESSES
+        return [] if above.is_symlink() else [folder for folder in above.glob("*/") if not folder.is_symlink()]
+
+    @property
+    def refused(self) -> list[str]:
+        """Files and folders of the Recording that are not read, each with the reason: links, pipes, excess."""
+        found = {file: regular_file.refusal(file, self.limits) for file in self._files()}
+        return [f"{file}: {why}" for file, why in sorted(found.items()) if why is not None]
+
+    def _files(self) -> Iterator[Path]:
+        """What its readers open, and links in the place of folders."""
+        for pattern in ("*.json", "*.jsonl"):
+            yield from self.folder.glob(pattern)
+        above = self.folder / manifest.PROCESSES
+        yield from [folder for folder in (above, *above.glob("*")) if folder.is_symlink()]
+        for folder in self._folders:
+            yield from [file for file in folder.iterdir() if file.suffix in (".jsonl", ".u64", ".seg")]
+
+    @property
     def untraced(self) -> list[dict[str, Any]]:
         """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
         file = self.folder / manifest.UNTRACED
-        return list(_json_lines(file)) if file.exists() else []
+        return list(_json_lines(file, self.limits)) if file.exists() else []
 
     @property
     def lost_events(self) -> int:
@@ -146,8 +172,9 @@ class Recording:
 class Process:
     """What one process wrote."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Limits = LIMITS) -> None:
         self.folder = folder
+        self.limits = limits
         self.key = folder.name
         self.identity: dict[str, Any] = {}
         self.alignment: Alignment | None = None
@@ -315,14 +342,14 @@ class Process:
     @cached_property
     def _counts(self) -> memoryview:
         try:
-            data = (self.folder / COUNTS).read_bytes()
+            data = regular_file.read(self.folder / COUNTS, self.limits)
         except OSError:
             data = b""
         return memoryview(data[: len(data) // 8 * 8]).cast("Q")
 
     def _read_lines(self) -> None:
         hooks: dict[tuple[str, str], dict[str, Any]] = {}
-        for line in _json_lines(self.folder / LINES):
+        for line in _json_lines(self.folder / LINES, self.limits):
             try:
                 self._read_line(line, hooks)
             except (KeyError, TypeError, ValueError):  # damaged
@@ -463,7 +490,10 @@ class _EventReader:
     def _records(self, path: Path) -> Iterator[list[Any]]:
         """The whole records of a segment; zeros follow the last one."""
         try:
-            data = path.read_bytes()
+            data = regular_file.read(path, self.process.limits)
+        except regular_file.RefusedError:
+            self._damaged()
+            return
         except OSError:  # dropped by `max_bytes` a moment ago
             return
         read = 0
@@ -623,15 +653,18 @@ _ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": 
 """For a segment with a map whose keys are not text: slower, and every reader gets text."""
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines only: the process may have died in the last one."""
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+def _json_lines(path: Path, limits: Limits) -> Iterator[dict[str, Any]]:
+    """Whole lines only: the process may have died in the last one; none of a file that is refused."""
+    try:
+        for line in regular_file.lines(path, limits):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                yield value
+    except regular_file.RefusedError:  # `Recording.refused` names it
+        return
 
 
 def _seniority(process: Process) -> tuple[bool, int]:

@@ -19,8 +19,12 @@ SOURCES = {
 OURS = frozenset(SOURCES)
 
 EVENTS = {"rltrace.events"}
+FILES = {"rltrace.regular_file", "rltrace.limits"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
-WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
+LOW |= {"rltrace.control_characters"}
+WRITING = (
+    LOW | FILES | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
+)
 READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
@@ -30,15 +34,18 @@ MAY_IMPORT = {
     "rltrace.clock": set(),
     "rltrace.mapped_file": set(),
     "rltrace.segment": {"rltrace.mapped_file"},
-    "rltrace.alignment": set(),
-    "rltrace.manifest": EVENTS | {"rltrace.clock", "rltrace.mapped_file"},
-    "rltrace.cluster": {"rltrace.manifest"},
+    "rltrace.limits": set(),
+    "rltrace.regular_file": {"rltrace.limits"},
+    "rltrace.control_characters": set(),
+    "rltrace.alignment": FILES,
+    "rltrace.manifest": EVENTS | FILES | {"rltrace.clock", "rltrace.mapped_file"},
+    "rltrace.cluster": FILES | {"rltrace.manifest"},
     "rltrace.chosen_steps": set(),
     "rltrace.process": LOW | {"rltrace.manifest", "rltrace.mapped_file"},
     "rltrace.recorder": WRITING | {"rltrace.announcement"},
     "rltrace.decorator": {"rltrace.recorder"},
-    "rltrace.archive": {"rltrace.errors", "rltrace.manifest"},
-    "rltrace.ending": set(),
+    "rltrace.archive": {"rltrace.errors", "rltrace.manifest", "rltrace.limits"},
+    "rltrace.ending": FILES,
     "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending"},
     "rltrace.versions": set(),
     "rltrace.lineage": set(),
@@ -65,7 +72,7 @@ MAY_IMPORT = {
     | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml", "rltrace.cost"}
     | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.chosen_steps", "rltrace.announcement"}
     | {"rltrace.lineage", "rltrace.gpu_use"},
-    "rltrace.announcement": {"rltrace.manifest"},
+    "rltrace.announcement": FILES | {"rltrace.manifest", "rltrace.control_characters"},
     "rltrace.startup": {"rltrace.instrument"},
     "rltrace.nodes": READING | {"rltrace.chosen_steps"},
     "rltrace.collection": READING | {"rltrace.nodes"},

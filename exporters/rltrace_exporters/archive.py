@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from rltrace import regular_file
 from rltrace.archive import SUFFIX
 from rltrace.recording import Recording
 
@@ -36,8 +37,8 @@ class Archive:
             for file in _files(recording.folder):
                 name = f"{root}/{file.relative_to(recording.folder).as_posix()}"
                 try:
-                    content = file.read_bytes()
-                except FileNotFoundError:  # dropped by `max_bytes` a moment ago
+                    content = regular_file.read(file, recording.limits)
+                except (FileNotFoundError, regular_file.RefusedError):  # dropped by `max_bytes`, or no file of ours
                     continue
                 # A ZipInfo of its own: without the file's times and owner.
                 packed.writestr(zipfile.ZipInfo(name), _written(file, content), zipfile.ZIP_DEFLATED)
@@ -45,7 +46,13 @@ class Archive:
 
 def _files(folder: Path) -> Iterator[Path]:
     for pattern in CONTENTS:
-        yield from sorted(folder.glob(pattern))
+        found = [file for file in folder.glob(pattern) if not _leads_out(file.parent, folder)]
+        yield from sorted(found)
+
+
+def _leads_out(parent: Path, folder: Path) -> bool:
+    """Whether a folder in a Recording is a link, or below one: what lies there is no part of the Recording."""
+    return any(folder.joinpath(*parent.relative_to(folder).parts[:depth]).is_symlink() for depth in (1, 2))
 
 
 def _written(file: Path, content: bytes) -> bytes:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from rltrace import regular_file
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import lanes
@@ -205,7 +206,7 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
         RecordingError: there is no measurement, or it is damaged.
     """
     try:
-        measurement = msgspec.json.decode((folder / FILE).read_bytes(), type=Measurement)
+        measurement = msgspec.json.decode(regular_file.read(folder / FILE), type=Measurement)
         times = [_times(folder / arm.times) for arm in measurement.arms]
     except FileNotFoundError as error:
         missing = Path(error.filename).name
@@ -246,9 +247,7 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
 
 def _times(file: Path) -> list[TimedStep]:
     """Of the steps that are over; none of a run that was stopped before its first."""
-    return (
-        [msgspec.json.decode(line, type=TimedStep) for line in file.read_bytes().splitlines()] if file.exists() else []
-    )
+    return [msgspec.json.decode(line, type=TimedStep) for line in regular_file.lines(file)] if file.exists() else []
 
 
 def step_pairs(steps: Sequence[TimedStep]) -> list[tuple[float, float]]:

@@ -19,6 +19,7 @@ import click
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff
 from rltrace.cli.doctor import doctor
+from rltrace.cli.echo import echo
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.overhead import overhead
@@ -111,7 +112,7 @@ def _drop_output() -> int:
 def _fail(message: str, code: int) -> int:
     if os.environ.get(DEBUG_VARIABLE):
         raise  # noqa: PLE0704 - called while the error is handled
-    click.echo(f"rltrace: {' '.join(message.split())}", err=True)
+    echo(f"rltrace: {' '.join(message.split())}", err=True)
     return code
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from rltrace.control_characters import in_json
+
 
 def echo_json(found: Any) -> None:
     """Print figures as JSON; of a name that is no text, as that of a folder may be, what is none of it is a `?`."""
@@ -15,7 +17,7 @@ def echo_json(found: Any) -> None:
         encoded = msgspec.json.encode(found)
     except UnicodeEncodeError:
         encoded = msgspec.json.encode(_as_text(msgspec.to_builtins(found)))
-    click.echo(msgspec.json.format(encoded, indent=2))
+    click.echo(in_json(msgspec.json.format(encoded, indent=2).decode()))
 
 
 def _as_text(value: Any) -> Any:

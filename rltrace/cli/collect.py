@@ -6,8 +6,10 @@ import os
 
 import click
 
-from rltrace.cli.runs import open_run
+from rltrace.cli.echo import echo
+from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.errors import RecordingError, RunError
+from rltrace.limits import Limits
 
 
 @click.command()
@@ -17,14 +19,15 @@ from rltrace.errors import RecordingError, RunError
     metavar="HOST:PORT",
     help="Of the Ray cluster.  [default: the one that RUN's driver joined, else RAY_ADDRESS]",
 )
-def collect(run: str | None, address: str | None) -> None:
+@LIMITS_OPTION
+def collect(run: str | None, address: str | None, limits: Limits) -> None:
     """Fetch what the other hosts of RUN recorded.
 
     A process on another host than RUN's records to a local disk there; `rltrace run` and `rltrace exec` fetch that at
     their end. This does it at any time, again and again: only what is new comes, and nothing else is overwritten.
     RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
     """
-    recording = open_run(run)
+    recording = open_run(run, limits)
     if recording.folder != recording.path:
         raise RecordingError(f"{recording.path}: an archive, which nothing is added to; unpack it and give the folder")
     from rltrace import cluster, nodes
@@ -32,15 +35,15 @@ def collect(run: str | None, address: str | None) -> None:
 
     where = address or cluster.ray_address(recording.path) or os.environ.get("RAY_ADDRESS")
     if where is None:
-        click.echo(f"{recording.path}: nothing to fetch: its driver joined no Ray cluster; --address names one to ask")
+        echo(f"{recording.path}: nothing to fetch: its driver joined no Ray cluster; --address names one to ask")
         return
     run_id, authentication = str(recording.manifest.get("run_id")), cluster.ray_authentication(recording.path)
     with nodes.join(where, run_id, authentication) as joined:
         failures = joined.read_clocks(recording.path)
         done = fetch(recording.path, joined)
-    click.echo(f"{recording.path}: {done}")
+    echo(f"{recording.path}: {done}")
     failures = list(dict.fromkeys([*failures, *done.failures]))
     for failure in failures[1:]:
-        click.echo(f"rltrace: {failure}", err=True)
+        echo(f"rltrace: {failure}", err=True)
     if failures:
         raise RunError(failures[0])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.errors import RecordingError
+from rltrace.limits import Limits
 
 
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
-def diff(a: str, b: str, as_json: bool) -> None:
+@LIMITS_OPTION
+def diff(a: str, b: str, as_json: bool, limits: Limits) -> None:
     """Set run B beside run A: seconds by phase, bytes by owner.
 
     What differs between their versions and settings; then the steps after the first of each, and who held the memory.
@@ -20,9 +23,8 @@ def diff(a: str, b: str, as_json: bool) -> None:
     """
     from rltrace.analysis import summarize
     from rltrace.analysis.difference import difference, same_program, settings
-    from rltrace.recording import Recording
 
-    run_a, run_b = Recording.open(a), Recording.open(b)
+    run_a, run_b = open_run(a, limits), open_run(b, limits)
     made = run_a.manifest, run_b.manifest
     found = difference(summarize(run_a), summarize(run_b), settings(*made), same_program=same_program(*made))
     if as_json:

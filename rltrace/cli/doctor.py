@@ -50,7 +50,9 @@ def show(found: Diagnosis) -> None:
     from rich.text import Text
 
     from rltrace.cli.tables import console, hook_table
+    from rltrace.cli.tables.fit import visible_figures
 
+    found = visible_figures(found)
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in found.findings:
         state = Text(finding.state, _STYLES[finding.state])

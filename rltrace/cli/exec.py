@@ -11,6 +11,7 @@ import click
 
 from rltrace import chosen_steps
 from rltrace.announcement import say
+from rltrace.cli.echo import echo
 from rltrace.cli.runs import (
     SAMPLE_OPTION,
     TRACING_HELP,
@@ -77,11 +78,11 @@ def _say(folder: Path, outcome: Outcome) -> None:
     from rltrace.recording import Recording
 
     for death in outcome.deaths:
-        click.echo(f"rltrace: {death}", err=True)
+        echo(f"rltrace: {death}", err=True)
     found = Recording.open(folder)
     others = untraced(found)
     for missing in (one for one in others if one.missed):
-        click.echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
+        echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
     if bare := [one for one in others if not one.missed]:
         say(bare_line(bare))
     if any(process.role != SAMPLER for process in found.processes):
@@ -90,4 +91,4 @@ def _say(folder: Path, outcome: Outcome) -> None:
         say(f"recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`")
     else:
         look = "" if others else "; `rltrace doctor -- COMMAND` looks for the reason"
-        click.echo(f"rltrace: no process was recorded into {folder}{look}", err=True)
+        echo(f"rltrace: no process was recorded into {folder}{look}", err=True)

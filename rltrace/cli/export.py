@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import click
 
 from rltrace import plugins
-from rltrace.cli.runs import open_run
+from rltrace.cli.echo import echo
+from rltrace.cli.runs import LIMITS_OPTION, open_run
 from rltrace.errors import MissingExtraError, OutputError
+from rltrace.limits import Limits
 
 if TYPE_CHECKING:
     from rltrace.recording import Recording
@@ -40,14 +42,15 @@ class Exporter(Protocol):
 )
 @click.option("-o", "--output", metavar="FILE", required=True, help="File to write; - for standard output.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
-def export(run: str | None, name: str | None, output: str, force: bool) -> None:
+@LIMITS_OPTION
+def export(run: str | None, name: str | None, output: str, force: bool, limits: Limits) -> None:
     """Write RUN as a file that other programs read.
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev; memory (.html, .svg, .png) a picture of who
     holds every byte; archive (.zip) the Recording as one small file, which summary, view, diff and export open. RUN is
     the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
-    recording = open_run(run)
+    recording = open_run(run, limits)
     exporter = load_exporter(name) if name is not None else _by_suffix(output)
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
         exporter = exporter.for_file(output)
@@ -55,7 +58,7 @@ def export(run: str | None, name: str | None, output: str, force: bool) -> None:
         exporter.write(recording, sys.stdout.buffer)
         return
     write_whole(exporter, recording, Path(output), force=force)
-    click.echo(f"{output}  {Path(output).stat().st_size:,} bytes", err=True)
+    echo(f"{output}  {Path(output).stat().st_size:,} bytes", err=True)
 
 
 def load_exporter(name: str) -> Exporter:

@@ -14,6 +14,7 @@ import click
 
 from rltrace import manifest
 from rltrace.cli.as_json import echo_json
+from rltrace.cli.echo import echo
 from rltrace.cli.run import PACKAGE, checked, report
 from rltrace.cli.runs import RUNS, check_disabled, claim, in_shell, require_linux
 from rltrace.errors import RecordingError, RunError
@@ -67,7 +68,7 @@ def overhead(
     from rltrace.cli.tables import console
 
     show(found, console())
-    click.echo(f"\nAgain: rltrace overhead {in_shell(folder)}")
+    echo("", f"Again: rltrace overhead {in_shell(folder)}")
 
 
 def _measure(config: str, out: str | None, pairs: int, rounds: int, force: bool) -> Path:
@@ -83,7 +84,7 @@ def _measure(config: str, out: str | None, pairs: int, rounds: int, force: bool)
     arms: list[Arm] = []
     for number, traced in plan(rounds):
         where = f"round {number} of {rounds}: " if rounds else ""
-        click.echo(f"{where}{'traced' if traced else 'without any hooks'}")
+        echo(f"{where}{'traced' if traced else 'without any hooks'}")
         arms.append(_arm(number, traced))
         _write(folder, config, arms)
         _run(folder, arms[-1], config, pairs, force)

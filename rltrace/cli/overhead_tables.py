@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.overhead import Comparison, Overhead, ProcessCost, Verdict
-from rltrace.cli.tables.fit import Figures, titled
+from rltrace.cli.tables.fit import Figures, titled, visible_figures
 
 BUSY = 0.5
 """Load per core before a run, from which on somebody else was working too."""
@@ -18,6 +18,7 @@ _STYLES: dict[Verdict, str] = {"established": "green", "exceeded": "bold red", "
 
 def show(found: Overhead, screen: Console) -> None:
     """Print the comparisons, each with its verdict, and the bookkeeping."""
+    found = visible_figures(found)
     screen.print(comparison_table(found))
     for comparison in found.comparisons:
         screen.print(Text(verdict_line(comparison, found.limit), _STYLES[comparison.verdict]), soft_wrap=True)

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from rltrace.announcement import is_quiet
+from rltrace.cli.echo import echo
 from rltrace.cli.runs import (
     SAMPLE_OPTION,
     TRACING_HELP,
@@ -49,7 +50,7 @@ def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
     if not is_quiet():
-        click.echo(f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
+        echo(f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
     with tempfile.TemporaryDirectory(prefix="rltrace-run-") as scratch:
         reason = Path(scratch, "reason")
         command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else []), "--reason-to", str(reason)]
@@ -77,7 +78,7 @@ def show_steps(folder: Path) -> None:
         return
     if found.steps:
         console().print(step_table(found.steps))
-    click.echo(f"\nTimeline:  rltrace view {in_shell(folder)}\nFigures:   rltrace summary {in_shell(folder)}")
+    echo("", f"Timeline:  rltrace view {in_shell(folder)}", f"Figures:   rltrace summary {in_shell(folder)}")
 
 
 def report(folder: Path, outcome: Any, said: str = "") -> int:
@@ -94,7 +95,7 @@ def report(folder: Path, outcome: Any, said: str = "") -> int:
     if outcome.interrupted_by is not None:
         before = "".join(f", after {death}" for death in outcome.deaths[:1])
         name = signal.Signals(outcome.interrupted_by).name
-        click.echo(f"rltrace: interrupted by {_INTERRUPTS.get(name, name)}{before}", err=True)
+        echo(f"rltrace: interrupted by {_INTERRUPTS.get(name, name)}{before}", err=True)
         return 128 + int(outcome.interrupted_by)
     if outcome.exit_code == 0:
         return 0

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rltrace import manifest, plugins
+from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
+from rltrace.limits import LIMITS, NO_LIMITS, Limits
 from rltrace.recorder import default_folder
 from rltrace.sampler import INTERVAL_SECONDS
 
@@ -42,15 +44,34 @@ SAMPLE_OPTION = click.option(
 )
 
 
-def open_run(run: str | None) -> Recording:
-    """The Recording that the user named, else the newest of `rltrace-runs`.
+LIMITS_OPTION = click.option(
+    "--no-limits",
+    "limits",
+    is_flag=True,
+    callback=lambda context, option, is_set: NO_LIMITS if is_set else LIMITS,
+    help="Read RUN whatever its size: you know who made it.",
+)
+"""For every command that opens a RUN."""
+
+MOST_REFUSED = 5
+"""Files that are named one by one."""
+
+
+def open_run(run: str | None, limits: Limits) -> Recording:
+    """The Recording that the user named, else the newest of `rltrace-runs`; says which of its files are not read.
 
     Raises:
         RecordingError: there is none, or it cannot be read.
     """
     from rltrace.recording import Recording, newest
 
-    return Recording.open(run if run is not None else newest(RUNS))
+    recording = Recording.open(run if run is not None else newest(RUNS), limits)
+    refused = recording.refused
+    for why in refused[:MOST_REFUSED]:
+        echo(f"rltrace: not read: {why}", err=True)
+    if more := len(refused[MOST_REFUSED:]):
+        echo(f"rltrace: not read: {more:,} more files, for reasons such as these", err=True)
+    return recording
 
 
 def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Path:
@@ -91,7 +112,7 @@ def check_disabled() -> None:
 
     warning = warning_of_disabled()
     if warning is not None:
-        click.echo(f"rltrace: {warning}", err=True)
+        echo(f"rltrace: {warning}", err=True)
 
 
 def _made_anew(wanted: Path) -> Path:
@@ -122,4 +143,4 @@ def say_what_is_lost(recording: Recording) -> None:
     if recording.lost_events:
         is_full = shutil.disk_usage(recording.path).free < FULL_BYTES
         why = ": the disk is full" if is_full else ""
-        click.echo(f"rltrace: {recording.lost_events:,} events could not be written{why}; the rest is whole", err=True)
+        echo(f"rltrace: {recording.lost_events:,} events could not be written{why}; the rest is whole", err=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import click
 
 from rltrace.cli.as_json import echo_json
-from rltrace.cli.runs import open_run
+from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.limits import Limits
 
 
 @click.command()
 @click.argument("run", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every rank, step and hook, the start-up and the host too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
-def summary(run: str | None, whole: bool, as_json: bool) -> None:
+@LIMITS_OPTION
+def summary(run: str | None, whole: bool, as_json: bool, limits: Limits) -> None:
     """Show RUN in figures.
 
     What is wrong with it; then where the seconds and the bytes of a step went. A step is the mean of those after the
@@ -21,7 +23,7 @@ def summary(run: str | None, whole: bool, as_json: bool) -> None:
     """
     from rltrace.analysis import summarize
 
-    found = summarize(open_run(run))
+    found = summarize(open_run(run, limits))
     if as_json:
         echo_json(found)
         return

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import click
 
+from rltrace.cli.echo import echo
 from rltrace.cli.export import load_exporter, write_whole
-from rltrace.cli.runs import open_run
+from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.limits import Limits
 
 
 @click.command()
@@ -20,14 +22,15 @@ from rltrace.cli.runs import open_run
 @click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
 @click.option("--online", is_flag=True, help="Use the public UI at ui.perfetto.dev; the trace stays in your browser.")
 @click.option("--port", type=int, default=0, show_default="any that is free", help="Port of the loopback interface.")
-def view(run: str | None, no_open: bool, online: bool, port: int) -> None:
+@LIMITS_OPTION
+def view(run: str | None, no_open: bool, online: bool, port: int, limits: Limits) -> None:
     """Show RUN's timeline in the browser.
 
     It is Perfetto's UI, served from this machine: the internet is not needed, and the page asks no other host. RUN is
     the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs. Over SSH the line that
     forwards the port is printed.
     """
-    recording = open_run(run)
+    recording = open_run(run, limits)
     from rltrace import perfetto_ui
 
     ui = None if online else perfetto_ui.find_ui()
@@ -39,14 +42,14 @@ def view(run: str | None, no_open: bool, online: bool, port: int) -> None:
         else:
             server = perfetto_ui.serve(trace, ui, port, perfetto_ui.startup_commands(recording.processes))
         forward = perfetto_ui.port_forward(server, os.environ)
-        click.echo(f"{recording.path}: {server.url}")
+        echo(f"{recording.path}: {server.url}")
         if forward:
-            click.echo(f"on your machine: {forward}")
+            echo(f"on your machine: {forward}")
         if not no_open and not forward:
             perfetto_ui.open_in_browser(server)
         _end_orderly()
         with contextlib.suppress(KeyboardInterrupt):
-            click.echo("Ctrl-C ends.")
+            echo("Ctrl-C ends.")
             server.serve_forever()
 
 

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
@@ -20,6 +21,8 @@ from rltrace_exporters.archive import Archive
 from test_perfetto import export as as_perfetto
 
 from rltrace.cli import main
+from rltrace.errors import RecordingError
+from rltrace.limits import LIMITS, NO_LIMITS, Limits
 from rltrace.recording import Recording
 
 PROGRAM = """
@@ -275,6 +278,128 @@ def test_a_path_that_leads_out_of_it_is_refused_and_nothing_unpacked(
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     assert "leads out of it" in the_refusal(file)
     assert list(temporary.iterdir()) == []
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where archives are unpacked."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def packed_zeros(file: Path, name: str, size_bytes: int) -> None:
+    """Add a file of zeros to an archive, which pack to a thousandth."""
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as packed, packed.open(name, "w", force_zip64=True) as out:
+        block = bytes(16 << 20)
+        for _ in range(size_bytes // len(block)):
+            out.write(block)
+
+
+def says_it_holds(file: Path, name: str, size_bytes: int) -> None:
+    """Have an archive's list say another size of a file than it has."""
+    with zipfile.ZipFile(file) as packed:
+        true_bytes = packed.getinfo(name).file_size
+    content = file.read_bytes()
+    at = content.rindex(name.encode()) - 22  # its size in the list, before its name
+    assert int.from_bytes(content[at : at + 4], "little") == true_bytes
+    file.write_bytes(content[:at] + size_bytes.to_bytes(4, "little") + content[at + 4 :])
+
+
+def test_an_archive_that_would_fill_memory_is_refused_before_it_is_unpacked(run: Path, temporary: Path) -> None:
+    file = archived(run)
+    packed_zeros(file, "run/processes/p/000001.seg", 16 << 20)
+    line = the_refusal(file)
+    assert "it holds 16,777,216 bytes in 'run/processes/p/000001.seg', and the limit is 4,194,304" in line
+    assert "--no-limits" in line
+    assert list(temporary.iterdir()) == []
+    assert call("summary", file, "--no-limits").exit_code == 0
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused_before_it_is_unpacked(run: Path, temporary: Path) -> None:
+    """It says of itself that it holds two gigabytes in twenty kilobytes, as one of zeros would."""
+    file = archived(run)
+    for name in ("run/1.jsonl", "run/2.jsonl"):
+        packed_zeros(file, name, 16 << 20)
+        says_it_holds(file, name, 1 << 30)
+    line = the_refusal(file)
+    assert "it holds 2,147," in line and " times its own size, and the limit is 100 times; --no-limits" in line
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (LIMITS._replace(unpacked_bytes=500), r"it holds [\d,]+ bytes, and the limit is 500; --no-limits"),
+        (LIMITS._replace(depth=2), "it holds folders 3 deep, and the limit is 2; --no-limits"),
+        (LIMITS._replace(files=5), "it holds 7 files, and the limit is 5; --no-limits"),
+        (LIMITS._replace(expansion=1, expansion_from_bytes=0), "times its own size, and the limit is 1 times; --no"),
+        (LIMITS._replace(document_bytes=50), r"it holds \d+ bytes in 'run/manifest.json', and the limit is 50; --no"),
+    ],
+)
+def test_each_limit_is_said_with_what_was_found(run: Path, temporary: Path, limits: Limits, said: str) -> None:
+    file = archived(run)
+    packed_zeros(file, "run/x.jsonl", 16 << 20)
+    with pytest.raises(RecordingError, match=said):
+        Recording.open(file, limits=limits)
+    assert list(temporary.iterdir()) == []
+    assert len(Recording.open(file, limits=NO_LIMITS).processes) == 2
+
+
+def test_what_an_archive_says_of_a_size_is_not_believed(run: Path, temporary: Path) -> None:
+    """Its list says 10 bytes of a segment of 16 MiB: no more than these are unpacked, and they are refused."""
+    file = archived(run)
+    packed_zeros(file, "run/processes/p/000001.seg", 16 << 20)
+    says_it_holds(file, "run/processes/p/000001.seg", 10)
+    assert "not a whole zip file: Bad CRC-32" in the_refusal(file)
+    assert list(temporary.iterdir()) == []
+
+
+def test_an_archive_larger_than_the_free_disk_is_refused_with_both_values(
+    run: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = archived(run)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(free=7))
+    line = the_refusal(file)
+    assert f"{temporary} has 7 free; make room there, or set TMPDIR" in line
+
+
+class _Usage(NamedTuple):
+    free: int
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_other_packings_are_refused_whole_or_damaged(run: Path, temporary: Path, method: int, is_damaged: bool) -> None:
+    file = archived(run)
+    with zipfile.ZipFile(file, "a", method) as packed:
+        packed.writestr("run/processes/p/000002.seg", os.urandom(1000))
+    if is_damaged:
+        content = bytearray(file.read_bytes())
+        at = content.index(b"000002.seg") + 40
+        content[at : at + 8] = bytes(8)
+        file.write_bytes(content)
+    assert f"is packed by method {method}, rltrace reads deflate (8) and stored (0)" in the_refusal(file)
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_is_unpacked_is_for_its_user_alone(run: Path, temporary: Path) -> None:
+    Recording.open(archived(run))
+    (folder,) = temporary.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_shipped_archives_are_far_below_the_limits() -> None:
+    shipped = list((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
+    assert shipped
+    for file in shipped:
+        with zipfile.ZipFile(file) as packed:
+            sizes = {entry.filename: entry.file_size for entry in packed.infolist()}
+        assert len(sizes) * 100 < LIMITS.files and sum(sizes.values()) * 100 < LIMITS.unpacked_bytes
+        assert sum(sizes.values()) < 10 * file.stat().st_size
+        assert max(size / LIMITS.of(name) for name, size in sizes.items()) <= 0.25
+        assert Recording.open(file).refused == []
 
 
 def test_nothing_is_collected_into_an_archive(run: Path) -> None:

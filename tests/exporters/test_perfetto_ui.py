@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import sys
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -64,11 +67,16 @@ def fetch(server: perfetto_ui.Server, path: str, **headers: str) -> tuple[int, d
     return response.status, {key.lower(): value for key, value in response.getheaders()}, response.read()
 
 
+def trace_of(server: perfetto_ui.Server) -> str:
+    """The address of the trace."""
+    return f"/{server.token}{perfetto_ui.TRACE}"
+
+
 def test_one_port_serves_the_ui_and_the_trace(server: perfetto_ui.Server, trace: Path) -> None:
     status, _, page = fetch(server, "/index.html")
     assert status == 200
     assert b"Perfetto UI" in page
-    status, _, body = fetch(server, perfetto_ui.TRACE)
+    status, _, body = fetch(server, trace_of(server))
     assert (status, body) == (200, trace.read_bytes())
 
 
@@ -76,13 +84,13 @@ def test_one_port_serves_the_ui_and_the_trace(server: perfetto_ui.Server, trace:
 def test_the_address_to_open_is_short_and_leads_to_the_page_with_its_trace(
     server: perfetto_ui.Server, name: str
 ) -> None:
-    assert server.url == f"http://127.0.0.1:{server.port}/"
-    status, headers, _ = fetch(server, "/", Host=f"{name}:{server.port}")
+    assert server.url == f"http://127.0.0.1:{server.port}/{server.token}"
+    status, headers, _ = fetch(server, f"/{server.token}", Host=f"{name}:{server.port}")
     assert status == 302
     page, _, told = headers["location"].partition("#!/?")
     assert page == "/index.html"
     told_of = urllib.parse.parse_qs(told)
-    assert told_of["url"] == [f"http://{name}:{server.port}{perfetto_ui.TRACE}"]
+    assert told_of["url"] == [f"http://{name}:{server.port}{trace_of(server)}"]
     assert "PinTracksByRegex" in told_of["startupCommands"][0]
 
 
@@ -105,8 +113,77 @@ def test_nothing_outside_the_ui_is_served(server: perfetto_ui.Server) -> None:
 
 def test_only_this_machine_can_ask_and_only_by_its_address(server: perfetto_ui.Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    assert fetch(server, perfetto_ui.TRACE, Host="evil.example:80")[0] == 403
-    assert fetch(server, perfetto_ui.TRACE, Host=f"localhost:{server.port}")[0] == 200
+    assert fetch(server, trace_of(server), Host="evil.example:80")[0] == 403
+    assert fetch(server, trace_of(server), Host=f"localhost:{server.port}")[0] == 200
+
+
+def test_without_the_token_there_is_the_ui_and_no_trace(server: perfetto_ui.Server) -> None:
+    """Any user of this machine can ask; the page that the address leads to names what it shows."""
+    status, _, body = fetch(server, "/")
+    assert status == 403 and b"The address that rltrace printed" in body
+    for said in ("", "/", "/x", f"/{server.token[:-1]}", f"/{server.token}x", f"/{server.token.lower()}x"):
+        for below in ("", perfetto_ui.TRACE, perfetto_ui.LAUNCHER):
+            status, headers, body = fetch(server, said + below or "/")
+            assert status in (403, 404) and "location" not in headers
+    assert fetch(server, f"/{server.token}/../{server.token}{perfetto_ui.TRACE}")[0] == 404
+
+
+def test_two_views_have_two_tokens(server: perfetto_ui.Server, trace: Path) -> None:
+    other = perfetto_ui.serve_launcher(trace)
+    assert len({server.token, other.token}) == 2 and len(server.token) >= 22
+    other.server_close()
+
+
+def test_what_is_on_the_browsers_command_line_leads_there_once(server: perfetto_ui.Server) -> None:
+    """Other users see command lines: the token is not on it, and who is second learns that somebody was first."""
+    address = server.url_for_once
+    assert server.token not in address
+    key = urllib.parse.urlsplit(address).path
+    assert fetch(server, key + perfetto_ui.TRACE)[0] == 404
+    status, headers, _ = fetch(server, key)
+    assert status == 302 and server.token in headers["location"]
+    assert fetch(server, key)[0] == 404
+    assert fetch(server, f"/{server.token}")[0] == 302
+
+
+def test_the_browser_is_started_without_the_token(server: perfetto_ui.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    perfetto_ui.open_in_browser(server)
+    assert opened == [server.url_for_once] and server.token not in opened[0]
+
+
+@pytest.mark.parametrize("path", ["/", "/index.html", "/nowhere", "/TOKEN", "/TOKEN/trace.pftrace"])
+def test_no_answer_is_framed_or_tells_where_it_came_from(server: perfetto_ui.Server, path: str) -> None:
+    _, headers, _ = fetch(server, path.replace("TOKEN", server.token))
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert (headers["referrer-policy"], headers["x-content-type-options"]) == ("no-referrer", "nosniff")
+
+
+def test_idle_connections_are_few_and_go(server: perfetto_ui.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300, some before and some after a first question; then the next one is answered."""
+    monkeypatch.setattr("rltrace.perfetto_ui._Handler.timeout", 1)
+    before = threading.active_count()
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)]
+    for connection in idle[::2]:
+        with suppress(ConnectionError):
+            connection.send(f"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n".encode())
+    assert threading.active_count() - before <= perfetto_ui.MOST_CONNECTIONS + 1
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= before
+    assert fetch(server, trace_of(server))[0] == 200
+    for connection in idle:
+        connection.close()
+
+
+def test_many_may_ask_at_once(server: perfetto_ui.Server) -> None:
+    """More than the five that a server of Python's lets wait, while it is busy with none."""
+    assert server.request_queue_size >= 100
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda _: fetch(server, trace_of(server), Connection="close")[0], range(64)))
+    assert answers == [200] * 64
 
 
 def test_a_busy_port_is_one_line_that_names_it_and_the_next_step(trace: Path) -> None:
@@ -144,10 +221,10 @@ def test_over_ssh_the_line_to_forward_the_port_is_given(server: perfetto_ui.Serv
 def test_the_launcher_of_the_public_ui_serves_its_page_and_the_trace_and_no_more(trace: Path) -> None:
     server = perfetto_ui.serve_launcher(trace).start()
     try:
-        status, headers, page = fetch(server, perfetto_ui.LAUNCHER)
+        status, headers, page = fetch(server, f"/{server.token}{perfetto_ui.LAUNCHER}")
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert perfetto_ui.ONLINE_UI.encode() in page
-        assert fetch(server, perfetto_ui.TRACE)[2] == trace.read_bytes()
+        assert fetch(server, trace_of(server))[2] == trace.read_bytes()
         assert fetch(server, "/index.html")[0] == 404
         with urllib.request.urlopen(server.url, timeout=10) as response:
             assert response.read() == page
@@ -237,7 +314,7 @@ def test_no_request_of_the_page_leaves_this_machine(server: perfetto_ui.Server) 
 
     with browser_page() as page:
         page.route(lambda url: not url.startswith((server.origin, "blob:", "data:")), refuse)
-        show(page, server.url)
+        show(page, server.url_for_once)
         page.evaluate("fetch('http://fetched.test/').catch(() => null)")
         page.evaluate("new Promise(done => Object.assign(new Image(), {onerror: done, src: 'http://image.test/'}))")
         assert elsewhere == []
@@ -246,19 +323,43 @@ def test_no_request_of_the_page_leaves_this_machine(server: perfetto_ui.Server) 
 
 
 @browser
-def test_the_launcher_hands_the_trace_to_the_window_it_opens(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_page_has_ours_in_a_frame(server: perfetto_ui.Server) -> None:
+    """Its user would click there without seeing on what."""
+    with _static_page(f"<iframe src='{server.url}'></iframe>".encode()) as address, browser_page() as page:
+        said: list[str] = []
+        page.on("console", lambda message: said.append(message.text))
+        page.goto(address)
+        page.wait_for_timeout(500)
+        assert any("frame-ancestors" in text for text in said), said
+
+
+HOSTILE = "'+alert(1)+'<script>alert(2)<!--\u2028\u202e\\';TITLE UI TRACE"
+
+
+@browser
+@pytest.mark.parametrize("name", ["trace.pftrace", HOSTILE])
+def test_the_launcher_hands_the_trace_to_the_window_it_opens(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The name of a run is text to the page, whatever it says."""
+    trace = trace.rename(trace.with_name(name))
     # A page of ours in the place of the public UI: it speaks the same protocol and says what it was given.
     receiver = b"""<script>
       window.onmessage = (m) => m.data === 'PING' ? m.source.postMessage('PONG', '*')
-        : document.title = 'got ' + m.data.perfetto.buffer.byteLength;
+        : document.title = 'got ' + JSON.stringify([m.data.perfetto.buffer.byteLength, m.data.perfetto.title]);
     </script>"""
     with _static_page(receiver) as address:
         monkeypatch.setattr(perfetto_ui, "ONLINE_UI", address)
         server = perfetto_ui.serve_launcher(trace).start()
         with browser_page() as page:
+            errors: list[str] = []
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
             page.goto(server.url)
             with page.expect_popup() as popup:
                 page.click("#open")
             popup.value.wait_for_function("document.title.startsWith('got')")
-            assert popup.value.title() == f"got {trace.stat().st_size}"
+            got = popup.value.evaluate("document.title").removeprefix("got ")
+            assert json.loads(got) == [trace.stat().st_size, name]
+            assert errors == []
         server.close()

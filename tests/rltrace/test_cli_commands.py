@@ -210,7 +210,7 @@ def test_view_leaves_nothing_behind_however_it_ends(run: Path, tmp_path: Path, n
     while "Ctrl-C ends." not in (line := view.stdout.readline()):
         assert line, view.communicate()
         said.append(line)
-    assert re.fullmatch(rf"{re.escape(str(run))}: http://127\.0\.0\.1:\d+/\n", said[0])
+    assert re.fullmatch(rf"{re.escape(str(run))}: http://127\.0\.0\.1:\d+/[\w-]{{22}}\n", said[0])
     assert list((tmp_path / "tmp").iterdir()) != []
     view.send_signal(number)
     _, errors = view.communicate(timeout=20)

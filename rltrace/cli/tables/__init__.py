@@ -16,7 +16,7 @@ from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
-from rltrace.cli.tables.fit import WIDTH, console
+from rltrace.cli.tables.fit import WIDTH, console, visible_figures
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
 from rltrace.cli.tables.idle import SLIGHT_SECONDS, idle_line, idle_tables
@@ -65,6 +65,7 @@ def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
         screen: Where to.
         whole: Everything there is; else what answers the first questions, equal ranks as one.
     """
+    summary = visible_figures(summary)
     screen.print(header(summary.run, summary, whole=whole))
     for section in _whole(summary) if whole else _first_screen(summary):
         screen.print()

@@ -10,7 +10,7 @@ from rich.text import Text
 from rltrace.analysis.difference import LEAST_STEPS, Bytes, Difference, Seconds, Setting, Side, Work
 from rltrace.analysis.steady import Spread
 from rltrace.cli.tables import figures
-from rltrace.cli.tables.fit import Column, Figures, titled, words
+from rltrace.cli.tables.fit import Column, Figures, titled, visible_figures, words
 from rltrace.events import WAIT_DRIVER
 
 SLIGHT = 0.001
@@ -22,6 +22,7 @@ SMALL = 0.01
 
 def show_difference(found: Difference, screen: Console) -> None:
     """Print two runs beside each other."""
+    found = visible_figures(found)
     screen.print(Group(_who("A", found.a), _who("B", found.b)))
     for section in _sections(found):
         screen.print()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from rltrace.control_characters import visible, visible_lines
 
 WIDTH = 100
 """Of what goes into a file or a pipe, unless COLUMNS says another; a terminal has its own."""
@@ -21,8 +26,27 @@ LEAST_NAME = 32
 ALWAYS = 9
 
 
+def visible_figures(value: Any) -> Any:
+    """Figures in whose every text control characters are shown: before a table knows how wide each is."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **visible_figures(msgspec.structs.asdict(value)))
+    if isinstance(value, dict):
+        return {visible_figures(key): visible_figures(item) for key, item in value.items()}
+    return type(value)(map(visible_figures, value)) if type(value) in (list, tuple, set, frozenset) else value
+
+
 class _Console(Console):
-    """Leaves a closed pipe to who knows its exit code; rich would end the program with 1."""
+    """Shows control characters, whatever the text comes from, and obeys no markup in it.
+
+    Leaves a closed pipe to who knows its exit code; rich would end the program with 1.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """What is printed, with control characters shown."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible_lines(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         raise  # noqa: PLE0704 - called while the error is handled
@@ -31,7 +55,7 @@ class _Console(Console):
 def console() -> Console:
     """Standard output."""
     width = None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
-    return _Console(width=width, highlight=False)
+    return _Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -79,7 +103,7 @@ class Figures:
 
     def add_row(self, *cells: str | Text, style: str | None = None) -> None:
         """Add a row; what is missing at its end is empty."""
-        texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+        texts = [Text(visible(cell)) if isinstance(cell, str) else cell for cell in cells]
         texts += [Text("") for _ in range(len(self.columns) - len(texts))]
         self._rows.append(_Row(texts, style, self._is_section))
         self._is_section = False

@@ -1,0 +1,97 @@
+"""Reads the files of a Recording: regular ones of sensible size, and nothing else that has a name in a folder.
+
+A pipe would keep its reader waiting for ever, a device or a file of holes would fill its memory, and a link would take
+it, and whatever is exported, to a file that is no part of the Recording.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from rltrace.limits import LIFT, LIMITS, Limits
+
+_KINDS = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+_GROWTH_BYTES = 1 << 20
+"""What a file may grow by between the look at its size and its end: its process may be writing it."""
+
+
+class RefusedError(OSError):
+    """A file that is not read: no regular one, or larger than the limit."""
+
+
+def read(path: Path, limits: Limits = LIMITS) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        RefusedError: it is no regular file, or larger than `limits` allow.
+        OSError: it is not there, or cannot be read.
+    """
+    with _opened(path, limits) as file:
+        return file.read(os.fstat(file.fileno()).st_size + _GROWTH_BYTES)
+
+
+def lines(path: Path, limits: Limits = LIMITS) -> Iterator[str]:
+    """The lines of a file, without their ends; one that is too long is cut there.
+
+    Raises:
+        RefusedError: it is no regular file, or larger than `limits` allow.
+        OSError: it is not there, or cannot be read.
+    """
+    with _opened(path, limits) as file:
+        most_bytes = min(limits.document_bytes, limits.of(path.name))
+        goes_on = False
+        while piece := file.readline(most_bytes):
+            if not goes_on:
+                yield piece.decode(errors="replace").rstrip("\r\n")
+            goes_on = not piece.endswith(b"\n")
+
+
+def refusal(path: Path, limits: Limits = LIMITS) -> str | None:
+    """Why a file is not read, in words; None where it is, or is not there."""
+    try:
+        return _refusal(path.lstat(), limits.of(path.name))
+    except OSError:
+        return None
+
+
+def _opened(path: Path, limits: Limits) -> BinaryIO:
+    _check(path, path.lstat(), limits)  # before it is opened: opening a device may do something
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - the caller closes it
+    try:
+        _check(path, os.fstat(file.fileno()), limits)
+    except RefusedError:
+        file.close()
+        raise
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Neither wait for the other end of a pipe nor follow a link, where the system lets us say so."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check(path: Path, status: os.stat_result, limits: Limits) -> None:
+    why = _refusal(status, limits.of(path.name))
+    if why is not None:
+        raise RefusedError(0, why, str(path))
+
+
+def _refusal(status: os.stat_result, most_bytes: int) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(status.st_mode)), "something else")
+        return f"{kind}, not a regular file"
+    if status.st_size > most_bytes:
+        return f"{status.st_size:,} bytes, and no such file of a run has more than {most_bytes:,}; {LIFT}"
+    return None
