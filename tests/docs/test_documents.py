@@ -83,7 +83,7 @@ def run(command: list[object], folder: Path, workplace: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
