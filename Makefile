@@ -15,7 +15,7 @@ $(VENV)/run.done: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/dev.done: $(VENV)/run.done
-	$(PIP) --editable '.[run,view,pictures,dev]'
+	$(PIP) --editable '.[run,view,pictures,dev,docs]'
 	@touch $@
 
 .PHONY: run
@@ -54,6 +54,11 @@ test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang 
 	$(BIN)/python tests/frameworks/environments.py .frameworks
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
 
+.PHONY: docs
+docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
+	$(BIN)/python docs/json_keys.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 .PHONY: bench
 bench: $(VENV)/dev.done  ## Measure what recording and exporting cost, beside the peers
 	$(BIN)/python tests/bench/hot_path.py
@@ -61,4 +66,4 @@ bench: $(VENV)/dev.done  ## Measure what recording and exporting cost, beside th
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart
-	rm -rf $(VENV) .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist
+	rm -rf $(VENV) .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist site

@@ -1,4 +1,4 @@
-"""Who may import whom: the arrows of `rltrace/README.md`, read from the source."""
+"""Who may import whom: the arrows of `docs/architecture.md`, read from the source."""
 
 from __future__ import annotations
 

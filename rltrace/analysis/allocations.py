@@ -31,25 +31,31 @@ class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
     """An exact peak, over all processes of a device that kept their allocations."""
 
     lane: str
+    """The rank's lane."""
     rank: int | None
+    """The rank; None if it has none."""
     host: str | None
+    """Host of the device."""
     device: str | None
+    """Uuid of the device."""
     step: int | None
-    """None: it was kept outside of any step."""
+    """Number of the step; None if it was kept outside of any step."""
     peak_bytes: int
-    """The most in the step."""
+    """The most that torch's and the engine's allocators had handed out in the step, over all processes: exact, in bytes
+    as asked for."""
     peak_at_seconds: float
-    """After the Recording's first instant."""
+    """When that was, counted from the beginning of the Recording."""
     at_peak_bytes: dict[str, int]
-    """By owner."""
+    """By owner, at that moment."""
     reserved_peak_bytes: int | None
-    """The most that those allocators had from the driver, caches included; None: nobody said."""
+    """The most that those allocators had from the driver, caches included; None where nobody said."""
     sampled_peak_bytes: int | None
-    """What the same owners held together at the step's sampled peak; None where nothing was sampled."""
+    """What the same owners held at the step's sampled peak; None where nothing was sampled."""
     error_seconds: float
-    """A time is that far off at most."""
+    """The largest possible error of these times."""
     late_seconds: float
-    """After the step's beginning that all processes have them: what came and went before in the last is missing."""
+    """How long after the beginning of the step the last process has its allocations; what came and went there before is
+    missing."""
     lost: int
     """Allocations and frees that are missing in the allocators' histories."""
 
@@ -58,9 +64,11 @@ class AllocationsMissed(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that were to keep a step's allocations and did not."""
 
     step: int
+    """Number of the step."""
     processes: list[str]
-    """Their names; empty: nobody could."""
+    """Names of the processes that kept none; empty if no such step began."""
     reason: str
+    """Why."""
 
 
 class AllocationTimeline(NamedTuple):

@@ -57,22 +57,27 @@ class ClockFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A clock that wrote the Recording."""
 
     boot_id: str
+    """Boot of the kernel that keeps the clock."""
     time_namespace: str
+    """Time namespace; with the boot id it is the identity of a clock."""
     hosts: list[str]
+    """Hosts whose processes have this clock."""
     processes: int
+    """How many processes have it."""
     is_reference: bool
-    """All times are given in this one's."""
+    """All times of the Recording are given in this clock's."""
     aligned: bool
-    """False: its times were shifted by real time only, and nobody knows how far they are off."""
+    """False if its times were shifted by real time only, so that their error is unknown."""
     readings: int
-    """Exchanges with the reference that count."""
+    """Exchanges with the reference clock that the alignment is made from."""
     offset_seconds: float | None
-    """What was added to its times at the first of them; null where none was taken."""
+    """What was added to its times at the first exchange; None without any."""
     drift_ppm: float | None
-    """How much that grows in a second, in microseconds; null where the readings do not say."""
+    """How many microseconds per second the offset grows by; None where the exchanges do not say."""
     drift_error_ppm: float | None
+    """The largest possible error of `drift_ppm`."""
     bound_seconds: float | None
-    """How far its times are off at most on the reference's clock; null is unknown."""
+    """The largest possible error of its times on the reference clock; None is unknown."""
 
 
 def clocks(all_seen: Iterable[Seen], time_line: TimeLine) -> list[ClockFigures]:

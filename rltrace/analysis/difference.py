@@ -29,11 +29,13 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two runs."""
 
     run: Run
+    """The run."""
     steps: list[int]
-    """The numbers of those that are compared: `Steady`'s."""
+    """Numbers of the steps that are compared: those of `steady`."""
     is_first: bool
-    """The only one that is over is the run's first, which also warms up."""
+    """The only step that has ended is the first, which also warms everything up."""
     ranks: int
+    """How many ranks it has."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -43,70 +45,82 @@ class Setting(msgspec.Struct, frozen=True):
     """`gpus`, `driver` or `processors`; a package; a key of the configuration; or of the command the name of a word
     `name=value`, an option, or `argument 1`."""
     a: str | None
+    """Its value in A; None if A has nothing of that name."""
     b: str | None
-    """None: this run has nothing of that name."""
+    """Its value in B; None if B has nothing of that name."""
 
 
 class Seconds(msgspec.Struct, frozen=True, kw_only=True):
     """A length in both runs: over the steps of each, a step's being the mean of its ranks."""
 
     name: str
+    """Name of the phase or stage."""
     a: Spread | None
+    """Over the steps of A, where a step's length is the mean of its ranks; None if no step of A has it."""
     b: Spread | None
-    """None: none of its steps has it."""
+    """The same of B."""
     difference_seconds: float
-    """b's mean less a's; who lacks it counts as 0."""
+    """Mean of B minus mean of A; a run without it counts as 0."""
     ratio: float | None
-    """b's mean by a's; None where one lacks it."""
+    """Mean of B divided by mean of A; None where one lacks it."""
     overlapping: bool | None
-    """Whether some step of one lies among those of the other: then they may differ by chance. None where a run has
-    fewer than two steps that are compared."""
+    """Some step of one run lies among those of the other, so that the difference may be chance. None where fewer than
+    two steps of a run are compared."""
 
 
 class Work(msgspec.Struct, frozen=True):
     """What the GPUs spent on a kind of work in a step: the mean of the ranks over the steps."""
 
     name: str
+    """Name of the work, as in `GpuWork`."""
     a_seconds: float | None
+    """Seconds per step in A, the mean of the ranks; None if none of its GPUs was timed at it."""
     b_seconds: float | None
-    """None: none of the run's GPUs was timed at it."""
+    """The same of B."""
 
 
 class Bytes(msgspec.Struct, frozen=True):
     """The most that an owner held on any device."""
 
     owner: str
+    """Name of the owner."""
     a_bytes: int | None
+    """The most that it held on any device of A; None if A has none, or nobody could tell."""
     b_bytes: int | None
-    """None: no device of the run has it, or nobody could tell."""
+    """The same of B."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Two runs, `a` the one to compare with."""
 
     version: int
+    """Version of this format; it is raised like that of `Summary`."""
     a: Side
+    """The run to compare with."""
     b: Side
+    """The other run."""
     same_program: bool
-    """Else settings are not compared, versions apart."""
+    """Both have a configuration, or run the same script, module or command; if not, `settings` has only the machine and
+    the packages."""
     settings: list[Setting]
+    """One item per thing that differs: the machine, packages, the configuration, the command line."""
     step: Seconds | None
-    """None where neither run has a step that is over."""
+    """The whole step; None where neither run has one that has ended."""
     phases: list[Seconds]
-    """Of the ranks, in the order of a step, then `wait.driver` and `idle`."""
+    """One item per phase of the ranks, in the order of a step, then `wait.driver` and `idle`."""
     driver: list[Seconds]
-    """What the driver did while they waited; nothing where it is the only one, whose phases are above. What the driver
-    of one run does and the ranks of the other is in both."""
+    """The driver's own phases, where they are not in `phases` already. A phase that the driver runs in one run and the
+    ranks in the other is in both."""
     weight_sync: list[Seconds]
-    """By stage, overlapping spans of one rank once."""
+    """One item per stage of the weight sync; overlapping spans of one rank count once."""
     weight_sync_bytes: Bytes | None
-    """Sent to a rank's engine in a sync; None where neither run has any."""
+    """Sent to one rank's engine in a sync; None where neither run syncs."""
     gpu_work: list[Work]
-    """By the GPUs' own clocks."""
+    """One item per kind of GPU work, by the GPUs' own clocks."""
     peak: Bytes | None
-    """Of the fullest device, all owners together."""
+    """The fullest device, all owners together; None where neither run sampled memory."""
     memory: list[Bytes]
-    """By owner, each at its own peak."""
+    """One item per owner, each at its own peak."""
 
 
 def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same_program: bool = True) -> Difference:

@@ -27,18 +27,20 @@ class SpanErrors(msgspec.Struct, frozen=True, kw_only=True):
     error: str
     """Name of the exception."""
     name: str
-    """Of the innermost span that it left."""
+    """Name of the innermost span that the exception left."""
     phase: str | None
-    """In which that was, by the same process; the span itself, if it is a phase."""
+    """The phase of the same process in which that happened, or the span itself if it is a phase; None outside of
+    phases."""
     process: str
     """What the process is called."""
     processes: int
-    """How many of that name."""
+    """How many processes of that name had the error."""
     count: int
+    """How many spans ended with it."""
     first_seconds: float
-    """When the first of them left its span, after the Recording's first instant."""
+    """When the first one left its span, counted from the beginning of the Recording."""
     steps: list[int]
-    """In which they did; empty: in none."""
+    """Numbers of the steps in which it happened; empty if it happened in none."""
 
 
 def span_errors(seen: Observations, windows: StepWindows) -> list[SpanErrors]:

@@ -31,30 +31,34 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of work of a rank's GPU: a mean over the steady steps."""
 
     lane: str
+    """The rank's lane."""
     rank: int | None
+    """The rank; None if it has none."""
     work: str
-    """The span's name behind `gpu.`, or `collectives`."""
+    """Name of the spans without `gpu.`; `collectives` is all collectives together, overlapping ones once."""
     phase: str | None
-    """Of the rank, while the GPU did it; None is the whole step."""
+    """The rank's phase while the GPU worked; None is the whole step."""
     seconds: float
-    """While at least one span was open; a model's backward lies in `autograd.backward`. Of a model's forward or
-    backward its waits for collectives are a part, of a collective its wait for the slowest rank."""
+    """Time of a step in which at least one such span was open. A layer's forward lies in its model's, and a model's
+    backward in `autograd.backward`. The forward and backward of a model contain their waits for collectives, and a
+    collective contains its wait for the slowest rank."""
     count: float
-    """That begin in a step; a layer's forward or backward is a part of its model's."""
+    """How many begin in a step; layers are not counted beside their model."""
     bytes: float
-    """That a rank receives of an all-gather, or sends of a reduce-scatter: (ranks - 1) / ranks of the whole."""
+    """Bytes per step that a rank receives of an all-gather, or sends of a reduce-scatter: (ranks - 1) / ranks of the
+    whole; 0 where the spans do not say."""
     gigabytes_per_second: float | None
-    """10^9 such bytes a second of `seconds`; None where nothing says how many."""
+    """10^9 such bytes per second of `seconds`; None where the spans do not say."""
     queued_seconds: float
-    """That collectives were ready and waited behind another of their group; no part of `seconds`."""
+    """How long collectives were ready and waited behind another of their group, added up; not a part of `seconds`."""
     least_exposed_seconds: float | None
-    """At least so long ran a collective and no compute beside it; None where it is no collective, or nobody knows: the
-    forward and backward of a whole model contain their waits, so layers have to be timed."""
+    """Lower bound of the time in which a collective ran and that GPU computed nothing beside it. None for other work,
+    or where no layer was timed (RLTRACE_CUDA_TIME=layers)."""
     most_exposed_seconds: float | None
-    """At most so long: without the compute beside it that may have been a wait. A layer's backward waits at its end for
-    an earlier reduce-scatter, and a model for its first layer."""
+    """Upper bound of the same: without what a model computes before and behind its layers, and without the part of a
+    layer's backward that may have been a wait for an earlier reduce-scatter."""
     largest_error_seconds: float
-    """Each span's start and end are that far off at most."""
+    """The largest possible error of a beginning or end of these spans."""
 
 
 class _Columns:

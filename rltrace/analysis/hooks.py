@@ -15,23 +15,27 @@ class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One hook, over the processes that report it."""
 
     instrumentation: str
+    """Which instrumentation it belongs to, such as `fsdp2`."""
     target: str
-    """`module:Class.attribute`."""
+    """What it wraps: `module:Class.attribute`."""
     state: str
-    """`failed`, `installed`, `skipped`, `undone`, or `waiting` for a module that no process imported."""
+    """The first of these that it is in any process: `failed`, `installed`, `skipped`, `undone`, or `waiting` for a
+    module that no process has imported."""
     reason: str | None
     """Why it is not installed, or what failed."""
     processes: dict[str, int]
     """Number of processes by the hook's state in them."""
     fired: int
+    """How many times it was called, over all processes."""
     seconds: float | None
-    """That it held the program up, in all processes; None where nobody asked for that (RLTRACE_TIME_HOOKS)."""
+    """How long it held the program up, over all processes: what it does around the call, not the call itself. None
+    unless the run was made with RLTRACE_TIME_HOOKS=1."""
     emits: list[str]
-    """Names of the spans it makes."""
+    """Names of the spans that it makes."""
     not_applicable: str | None
-    """Why its spans cannot be in this run, if that is so."""
+    """Why its spans cannot be in this run; None if they can."""
     never_fired: bool
-    """Installed, yet nothing called it, though its spans could have been."""
+    """It is installed and its spans could be in this run, yet nothing called it."""
 
 
 def hooks(seen: Observations) -> list[HookFigures]:

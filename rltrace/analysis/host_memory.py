@@ -18,24 +18,31 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One process's part of its host's memory."""
 
     process_key: str
+    """The process's folder in the Recording."""
     process: str
+    """What the process is called."""
     rank: int | None
+    """Its rank; None if it has none."""
     host: str
+    """Its host."""
     peak_resident_bytes: int | None
-    """None where the process never said; shared pages count in each process that maps them."""
+    """Most memory that the whole process had resident; shared pages count in each process that maps them. None where
+    the process never said."""
     peak_at_seconds: float | None
+    """When that was, counted from the beginning of the Recording."""
     peak_owner_bytes: dict[str, int]
-    """By owner, the most of it that lay in host memory (pinned or not): an offloaded ref, a level-1 sleep's copy."""
+    """By owner, the most that lay in host memory, pinned or not: an offloaded ref, the copy of a level-1 sleep."""
     peak_pinned_bytes: int | None
-    """The most that all of them together had page-locked at once; None where nobody told, at least that where the
-    owners in `pinned_unknown` are to be added."""
+    """The most that all owners together had page-locked at once; a lower bound where `pinned_unknown` names an owner,
+    None where nobody could tell."""
     peak_owner_pinned_bytes: dict[str, int | None]
-    """By owner, the most of it that was page-locked; None is unknown. `unattributed` is what torch's allocator of such
-    memory had besides: tensors that nobody names, what it rounds up by, and what it keeps for the next who asks."""
+    """By owner, the most that was page-locked; None is unknown. `unattributed` is what torch's pinned allocator holds
+    besides: tensors of no owner, rounding to powers of two, and what it keeps for reuse. It is negative where somebody
+    else pinned an owner's memory."""
     pinned_unknown: dict[str, str]
-    """By owner whose pinned bytes are unknown the reason; empty where there is no GPU for which they could be."""
+    """By owner whose pinned bytes are unknown, the reason."""
     is_device: bool
-    """The device is the CPU: this is the device's own memory, and its ledger has these bytes already."""
+    """The device is the CPU: `memory` has the same bytes, so do not add the two."""
 
 
 def host_memory(seen: Observations) -> list[HostMemory]:

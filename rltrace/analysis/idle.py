@@ -25,27 +25,33 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
     """A lane's idle time between two phases; of the steady steps a mean."""
 
     lane: str
+    """`rank 0`, `driver`, or the name of the process."""
     rank: int | None
+    """Rank of the lane; None if it has none."""
     host: str | None
+    """Host of the rank."""
     device: str | None
+    """Uuid of the rank's device."""
     of: str
-    """`run`, `startup`, `first_step` (where it is no steady one) or `steady_step`."""
+    """What the row is about: `startup`, `first_step` (where it is left out of the mean), `steady_step` (a mean over the
+    steady steps), or `run` for a Recording without steps."""
     after: str | None
-    """The phase before it, of the lane or of the driver; None: the step begins with it."""
+    """The phase before the gap, of the rank or of the driver; None if the step begins with the gap."""
     before: str | None
-    """The one behind it; None: the step ends with it."""
+    """The phase behind the gap; None if the step ends with the gap."""
     count: float
-    """Of times."""
+    """How many such gaps there were; a mean over the steady steps."""
     seconds: float
-    """Over all pairs of phases they add up to the lane's `idle`."""
+    """Their length; all rows of a lane add up to its `idle`."""
     others_seconds: float
-    """Of those, while another rank was in a phase."""
+    """The part of `seconds` in which another rank was in a phase."""
     driver_seconds: dict[str, float]
-    """By the span, or the method called, that the driver had opened last, in that step; what took most first."""
+    """What the driver did in the gap: seconds by the span, or by the method of a `ray.call`, that it had opened last in
+    this step. The largest is first."""
     own_seconds: dict[str, float]
-    """Likewise of the lane's own processes."""
+    """The same for the processes of this lane."""
     elsewhere_seconds: dict[str, float]
-    """Likewise of all processes that are neither the driver's nor a rank's: agent loops, rewards."""
+    """The same for processes that belong neither to the driver nor to a rank, such as agent loops."""
 
 
 def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:

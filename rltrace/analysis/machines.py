@@ -14,13 +14,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What a host is."""
 
     host: str
+    """Name of the host."""
     cpu: str | None
+    """Model of its processors."""
     cpus: int | None
-    """That the run could use."""
+    """How many processors the run could use."""
     gpus: dict[str, str]
-    """Models by uuid: all that the run could use."""
+    """Model of each GPU that the run could use, by uuid."""
     driver: str | None
-    """Version of the GPUs' driver."""
+    """Version of the GPU driver."""
 
 
 def machines(processes: Iterable[Process]) -> list[Machine]:

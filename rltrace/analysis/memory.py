@@ -32,107 +32,130 @@ class OwnerPeak(msgspec.Struct, frozen=True):
     """The most that one owner held."""
 
     bytes: int
+    """The most that the owner held."""
     at_seconds: float
+    """When, counted from the beginning of the Recording."""
     phase: str | None
-    """What its rank was in then."""
+    """The rank's phase then; None outside of phases."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """Who held a device's bytes at one moment."""
 
     step: int | None
+    """Number of the step; None outside of steps."""
     phase: str | None
+    """The rank's phase; None outside of phases."""
     at_seconds: float
+    """When, counted from the beginning of the Recording."""
     used_bytes: int
+    """The device's total where somebody read it, else the sum of the owners."""
     bytes: dict[str, int]
     """By owner; without `free` they add up to `used_bytes`."""
     apart_seconds: float | None
-    """How old the oldest of its samples is; None where nobody read the device's total."""
+    """Age of the oldest sample: the time since it, or the CPU time that its process has used since, whichever is less;
+    None where nobody read the device's total."""
     is_settled: bool | None
+    """Whether the moment is consistent: no sample is older than 5 ms, or nothing has moved since. None where nobody
+    read the device's total."""
 
 
 class Edge(Moment, frozen=True, kw_only=True):
-    """A phase's beginning or end."""
+    """A phase boundary: a phase's beginning or end, and the moment nearest to it."""
 
     edge: str
-    """"begin" or "end"."""
+    """`begin` or `end`."""
     away_seconds: float
-    """From the edge to the moment nearest to it."""
+    """From the boundary to the moment nearest to it; more than 5 ms, and the boundary is not consistent."""
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a device's bytes nobody holds, over its phase edges."""
+    """How many of a device's bytes have no owner, over its phase boundaries."""
 
     edges: int
+    """How many phase boundaries there are."""
     unsettled_edges: int
-    """Their samples lie more than 5 ms apart; not judged."""
+    """How many of them are not consistent, and so not judged."""
     edges_over_allowed: int
+    """How many consistent ones have more unaccounted and unattributed bytes than the limit."""
     worst_bytes: int
-    """The most that was unexplained (whatever its sign) and unattributed, of a settled edge."""
+    """The most that a consistent phase boundary had without an owner: unaccounted bytes, whatever their sign, plus
+    unattributed ones."""
     worst_allowed_bytes: int
-    """What is allowed of that edge's used bytes."""
+    """The limit at that boundary: 1 % of the used bytes, at least 24 MiB on a CPU and 256 MiB on a GPU."""
     worst_phase: str | None
+    """The phase at that boundary."""
     sample_seconds: float
-    """What one edge costs the process that samples it; the median."""
+    """What one boundary costs a process that is sampled there; the median."""
     sample_share: float | None
-    """Of a step, all its samples together; None without a finished step."""
+    """Share of the steps' time for all samples in them, 0 to 1; None without a finished step."""
 
 
 class Others(msgspec.Struct, frozen=True, kw_only=True):
     """Processes on a GPU that are not of the Recording, at the moment when they held most together."""
 
     at_seconds: float
+    """When, counted from the beginning of the Recording."""
     unexplained_bytes: int
-    """Of the device then; what they held is a part of it."""
+    """The device's unaccounted bytes then; what the other processes held is a part of them."""
     held_bytes: dict[str, int]
-    """By pid, as the driver said, the largest first."""
+    """By process id, as the driver said, the largest first."""
 
 
 class AllocatedPeak(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a process's torch had handed out at once, between two samples too."""
+    """The most that a process's torch had handed out at once, between samples too."""
 
     process: str
+    """What the process is called."""
     bytes: int
+    """The most that torch's allocator had handed out, by its own count."""
     at_seconds: float
-    """When that was first known: it was since the sample before."""
+    """When that was first known: it happened since the sample before."""
     step: int | None
-    """None where it was outside of phases: then it may have been in the step before."""
+    """Number of the step; None outside of phases, where it may belong to the step before."""
     phase: str | None
+    """The rank's phase; None outside of phases."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A device's bytes by owner, over all processes that sampled them."""
 
     lane: str
+    """The rank's lane."""
     rank: int | None
+    """The rank; None if it has none."""
     host: str | None
+    """Host of the device."""
     device: str | None
+    """Uuid of the device; None for a CPU."""
     peak_bytes: int
-    """The largest sum over the owners, `free` apart."""
+    """The largest total over all owners and processes, apart from `free`."""
     peak_at_seconds: float
-    """After the Recording's first instant."""
+    """When that was, counted from the beginning of the Recording."""
     peak_step: int | None
-    """None: in no step."""
+    """Number of the step then; None outside of steps."""
     peak_phase: str | None
-    """What its rank was in; None: in no phase."""
+    """The rank's phase then; None outside of phases. A sample at a phase boundary belongs to the phase that ends there,
+    or else to the one that begins."""
     at_peak_bytes: dict[str, int]
-    """By owner, at the device's peak; they add up to `peak_bytes`, `free` apart."""
+    """By owner, at that moment; without `free` they add up to `peak_bytes`."""
     owner_peaks: dict[str, OwnerPeak]
-    """By owner: its own most, which may be at another moment."""
+    """By owner, its own peak, which may be at another moment."""
     steps: list[Moment]
-    """Each step's peak."""
+    """The peak of each step."""
     phases: list[Moment]
-    """Each phase's peak over all steps, in the order of a step."""
+    """The peak of each phase over all steps, in the order of a step. Parts of a phase that take less than 5 ms do not
+    count where the phase has longer ones."""
     edges: list[Edge]
-    """Both edges of every phase, the start-up's included."""
+    """Both boundaries of every phase, those of the start-up included."""
     residual: Residual | None
-    """None where nobody read the device's total."""
+    """What has no owner, over the phase boundaries; None where nobody read the device's total."""
     allocated_peaks: list[AllocatedPeak]
-    """One item a process with a torch of which that is known; engines are not among them."""
+    """One item per process whose torch counts its own peak; engines are not among them."""
     unknown: dict[str, str]
-    """Rows that cannot be known here, each with the reason."""
+    """Rows that cannot be known on this machine, with the reason."""
     others: Others | None
-    """None where the driver named none that held anything, or nobody asked it."""
+    """Processes outside of this Recording that hold memory of the device; None where the driver named none."""
 
 
 OF_GPUS = ("actor.activations", "rollout.graphs", "allocator.cached", "cuda.context", "nccl", "driver.reserved")
@@ -369,21 +392,27 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A process of a device asked for more than there was."""
 
     lane: str
+    """The rank's lane."""
     rank: int | None
+    """The rank; None if it has none."""
     process: str
+    """The process that asked."""
     at_seconds: float
+    """When it failed, counted from the beginning of the Recording."""
     asked_bytes: int | None
-    """None where the error does not say."""
+    """What it asked for; None where the error does not say."""
     free_bytes: int | None
+    """What was free then; None where nobody knows."""
     bound: str | None
-    """What was exhausted: a limit of the process, or the machine."""
+    """What was exhausted: the GPU, the machine, or a limit of the process or of its control group."""
     reason: str
+    """The error's own text."""
     moment: Moment | None
-    """Who held what, over all processes of the device; None where nobody sampled."""
+    """Who held what then, over all processes of the device; None where nobody sampled."""
     before: list[Moment]
-    """The ledger of the last 30 seconds."""
+    """The ledger of the last 30 seconds before it."""
     changes: list[str]
-    """What would have made room, the largest first."""
+    """What would have made room, the largest first; each of them frees at least what was missing."""
 
 
 LAST_NS = 30_000_000_000

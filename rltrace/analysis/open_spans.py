@@ -18,21 +18,28 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
     """A span without an end."""
 
     name: str
+    """Name of the span."""
     args: Args
+    """Its arguments, as they were at its beginning."""
     process: str
     """What the process is called."""
     process_key: str
+    """The process's folder in the Recording."""
     process_state: State
-    """`alive`: the span is under way. `died`: it was, when the process died. `gone`: when it went, somehow."""
+    """State of the process, as in `processes`. `alive`: the span is under way. `died`: it was when the process died."""
     rank: int | None
+    """The rank; None if it has none."""
     pid: int
+    """Id of the process."""
     thread: str
+    """Name of the thread."""
     open_seconds: float
-    """Until now where its process is alive, until it was seen to be gone, else until that process's last event."""
+    """How long it has been open: until now if the process is alive, until the process was seen to be gone, or else
+    until its last event."""
     is_at_least: bool
-    """It may have been open for longer: nobody saw when its process was gone."""
+    """It may have been open for longer, because nobody saw when the process went."""
     is_stuck: bool
-    """What a thread, or a task, of a living process is in while no span of the run has begun or ended for 60 s."""
+    """The process is alive and no span of the run has begun or ended for 60 s."""
 
 
 def open_spans(seen: Observations) -> list[OpenSpan]:

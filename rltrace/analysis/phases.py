@@ -35,39 +35,49 @@ class Share(msgspec.Struct, frozen=True):
     """A part of a rank's step."""
 
     seconds: float
+    """All spans of the phase together."""
     share: float
-    """Of the step, 0 to 1."""
+    """Share of the step, 0 to 1."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
     """Two phases of one rank at once: one of them is not a phase, or not of this rank."""
 
     phases: tuple[str, str]
+    """The two phases."""
     seconds: float
+    """How long both were open."""
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of one rank: its phases, `wait.driver` and `idle` add up to `seconds` plus `overlap_seconds`."""
 
     step: int | None
-    """None: the start-up, before the first step; or the whole Recording, if it has no steps."""
+    """Number of the step; None is the start-up before the first step, or all of a Recording without steps."""
     lane: str
+    """`rank 0`, `driver`, or the name of the process."""
     rank: int | None
+    """The rank; None if the lane has none."""
     host: str | None
+    """Host of the rank."""
     device: str | None
+    """Uuid of the rank's device. A rank is a device: its phases come from all processes that work on it."""
     seconds: float
+    """Length of the step."""
     clock_aligned: bool
-    """False: a process of the rank has a clock of its own, and nobody knows how far its phases are off in this step."""
+    """False if a process of the rank has a clock that was never compared with the run's, so that its times have an
+    unknown error."""
     finished: bool
-    """False: the step is open, or an exception aborted it."""
+    """False if the step is open or was aborted by an exception: do not average over it."""
     steady: bool
-    """It counts for `Steady`."""
+    """Whether the step counts in `steady`."""
     phases: dict[str, Share]
-    """By name, in the order in which they happen; then `wait.driver` (the driver is in a phase of its own and the rank
-    in none) and `idle` (neither is)."""
+    """By phase, in the order of a step; then `wait.driver` (the driver is in a phase and the rank is not) and `idle`.
+    Together they are `seconds` plus `overlap_seconds`."""
     overlap_seconds: float
-    """What is counted more than once above; 0 in a colocated run."""
+    """Time that is counted twice because phases overlap; 0 in a colocated run."""
     overlaps: list[Overlap]
+    """Which phases overlap."""
 
 
 class Partition(msgspec.Struct, frozen=True):

@@ -20,28 +20,39 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """Its folder in the Recording."""
     name: str
+    """What it is called in every table and in the timeline."""
     role: str
+    """`driver`, `worker`, `engine`, `sampler`, `main`, ..."""
     rank: int | None
+    """Its rank; None if it has none."""
     host: str
+    """Its host."""
     pid: int
+    """Its process id there."""
     device: str | None
+    """Uuid of the device that it works on."""
     parent: str | None
     """Key of the traced process that started it."""
     state: State
-    """`died`: gone without ending its part of the Recording. `stopped`: likewise, but because the user stopped the run,
-    or because another process had died. `gone`: likewise, and nobody watched: it may have ended well. `unknown`: not
-    ended, and on another host than this. What went on as another program (`exec`) has `ended`."""
+    """`ended`: it finished its part of the Recording, or went on as another program (`exec`). `alive`: it still runs.
+    `died`: it went without finishing. `stopped`: likewise, because the user stopped the run or another process had
+    died. `gone`: likewise, and nobody watched it, so it may have ended well. `unknown`: not finished, and on another
+    host."""
     killed_by: str | None
-    """Name of the signal, where it is known."""
+    """Name of the signal that killed it, where that is known."""
     start_seconds: float
+    """When it began, counted from the beginning of the Recording."""
     last_seconds: float
-    """When it ended or was last heard of."""
+    """When it ended, or its last event."""
     spans: int
+    """How many spans it recorded."""
     samples: int
+    """How many samples of counters it recorded."""
     clock_aligned: bool
-    """False: it has another clock than the run, shifted by real time only; how far its times are off is not known."""
+    """False if its clock was never compared with the run's: its times were shifted by real time, and their error is
+    unknown."""
     clock_bound_seconds: float | None
-    """How far its times are off at most; 0 on the run's own clock, null is unknown."""
+    """The largest possible error of its times; 0 on the run's own clock, None is unknown."""
 
 
 def processes(seen: Observations) -> list[ProcessFigures]:

@@ -15,26 +15,32 @@ class Sampled(msgspec.Struct, frozen=True):
     """One counter of a sampler."""
 
     mean: float
+    """Mean over the samples."""
     least: float
+    """Smallest sample."""
     most: float
+    """Largest sample."""
 
 
 class HostSamples(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was sampled of one host."""
 
     host: str
+    """Name of the host."""
     samples: int
-    """How often it was sampled."""
+    """How many times it was sampled."""
     sampler_cpu_share: float | None
-    """Of one processor, that sampling itself took; None while there are fewer than two samples."""
+    """Share of one processor that the sampler itself used, 0 to 1; None with fewer than two samples."""
     counters: dict[str, Sampled]
-    """Of the host: `host.cpu_percent`."""
+    """Counters of the host, such as `host.cpu_percent`; the end of the name is the unit."""
     processes: dict[str, dict[str, Sampled]]
-    """By process, as it is called: `process.pss_bytes`."""
+    """Counters of each process, by the process's name: `process.uss_bytes` is memory that only it has,
+    `process.pss_bytes` adds its part of shared memory."""
     gpus: dict[str, dict[str, Sampled]]
-    """By uuid: `gpu.power_watts`; `gpu.process_bytes rank 0 engine` is one process's part."""
+    """Counters of each GPU by uuid, such as `gpu.power_watts`; `gpu.process_bytes rank 0 engine` is one process's
+    part."""
     unavailable: dict[str, str]
-    """What could not be sampled, each with the reason; never a zero instead."""
+    """What could not be sampled, with the reason; such a counter is missing and never zero."""
 
 
 def host_samples(seen: Observations) -> list[HostSamples]:

@@ -17,25 +17,27 @@ class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All spans of one name in the processes of one role; calls of each method apart."""
 
     name: str
+    """Name of the spans."""
     method: str | None
-    """Of a `ray.call`, the actor's method or the task; None of any other span."""
+    """For a `ray.call`, the method of the actor or the task; None for any other span."""
     role: str
+    """Role of the processes: `driver`, `worker`, `engine`, ..."""
     processes: int
-    """That have any."""
+    """How many processes have such a span."""
     count: int
-    """Of those that are over."""
+    """How many have ended."""
     open: int
-    """Begun and not over: under way, or their process died."""
+    """How many have begun and not ended: they are under way, or their process died."""
     seconds: float
-    """Added up over the spans that are over."""
+    """Sum over the spans that have ended."""
     mean_seconds: float | None
-    """Of those; None while none is over."""
+    """Mean of the spans that have ended; None while none has."""
     max_seconds: float | None
-    """Likewise."""
+    """Longest span that has ended; None while none has."""
     share: float | None
-    """Of a steady step, or of the whole run where no step is marked, while at least one of them was open: the mean over
-    the ranks, or processes without a rank, that have any; None while no step is over. A span that is open in a dead
-    process lasts until somebody saw that it was gone, else until the process was last heard of."""
+    """Share of a steady step in which at least one of them was open, 0 to 1, or of the whole run where no step is
+    marked. It is the mean over the ranks that have any, or over the processes where they have no rank; None while no
+    step has ended."""
 
 
 def own_spans(seen: Observations, windows: StepWindows) -> list[SpanFigures]:

@@ -16,9 +16,13 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """One length over several steps."""
 
     mean_seconds: float
+    """Mean over the steps."""
     median_seconds: float
+    """Median over the steps."""
     least_seconds: float
+    """Shortest of the steps."""
     most_seconds: float
+    """Longest of the steps."""
 
 
 class PhaseSpread(Spread, frozen=True, kw_only=True):
@@ -32,25 +36,31 @@ class LaneSteps(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank, the driver or another process did with several steps."""
 
     lane: str
+    """`rank 0`, `driver`, or the name of the process."""
     rank: int | None
+    """The rank; None if the lane has none."""
     seconds: Spread
+    """Length of the steps."""
     phases: dict[str, PhaseSpread]
-    """As of `RankStep`: in the order they happen, then `wait.driver` and `idle`."""
+    """By phase, as in `RankStep`; a step without the phase counts as 0."""
 
 
 class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """The steps that are alike, and how long everything took in them."""
 
     steps: list[int]
-    """Their numbers: all that are over and were recorded, after the first."""
+    """Numbers of the steps: all that have ended and were recorded, after the first."""
     first_step: int | None
-    """The one that is left out as warm-up; None where it is among `steps`, not over, aborted or not recorded."""
+    """Number of the step that is left out as warm-up; None where it is among `steps`, or is open, aborted or not
+    recorded."""
     has_first: bool
-    """No other is over, so that the first is among `steps`."""
+    """No other step has ended, so that the first one is among `steps`."""
     unfinished_steps: int
-    """Left out too: open, or aborted."""
+    """How many steps are left out because they are open or were aborted."""
     seconds: Spread
+    """Length of a step."""
     lanes: list[LaneSteps]
+    """One item per rank; also the driver and other processes that have phases."""
 
 
 def steady(windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankStep]) -> Steady | None:

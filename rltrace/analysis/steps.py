@@ -20,28 +20,32 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the run, as its driver saw it; or of a process, where those without a rank each have their own."""
 
     lane: str
-    """Whose: `driver`, `rank 0`, or what the process is called."""
+    """Whose step it is: `driver`, `rank 0`, or the name of the process. The driver's steps count; without a driver the
+    lowest rank's; without ranks each process has its own."""
     step: int
-    """The `step` argument of its span, else its place in the run from 0."""
+    """The `step` argument of its span; without one, its place in the run from 0."""
     start_seconds: float
-    """After the Recording's first instant."""
+    """When it began, counted from the beginning of the Recording."""
     end_seconds: float | None
-    """None: the step was under way when the Recording was last written."""
+    """When it ended; None while it is open."""
     seconds: float
-    """Until the Recording's last instant if the step is open."""
+    """Its length; until the last event of the Recording while it is open."""
     left_open_at_seconds: float | None
-    """When its process ended in good order, and the step was not over; else None."""
+    """When its process ended in good order without ending the step; else None."""
     error: str | None
     """Name of the exception that aborted the step; None if none did."""
     recorded: bool
-    """False: recording was paused in it, so that nothing but its length is known."""
+    """False if recording was paused in it, so that only its length is known (`rltrace overhead` does that)."""
     steady: bool
-    """It counts for `Steady`."""
+    """Whether the step counts in `steady`."""
     reward_mean: float | None
+    """Argument `reward_mean` of the span; without one, the driver's last sample of that name inside the step."""
     tokens: float | None
+    """The same of `tokens`."""
     tokens_per_second: float | None
+    """The same of `tokens_per_second`; without it, tokens divided by seconds."""
     figures: dict[str, float]
-    """The other numbers that the step's span was given: a loss, a gradient's norm."""
+    """Every other number that the span was given, or that the driver sampled in the step: a loss, a gradient norm."""
 
 
 class StepWindows:

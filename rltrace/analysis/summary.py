@@ -36,83 +36,118 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What was run."""
 
     path: str
+    """The Recording that was opened: its folder, or an archive."""
     run_id: str | None
+    """Unique to the run."""
     command: list[str]
+    """Its command line, with secrets redacted."""
     created_unix_seconds: float | None
+    """When it began, since 1970."""
     seconds: float
-    """From the first process's beginning to the last event of any."""
+    """From the beginning of the first process to the last event of any."""
     is_live: bool
+    """A process of the run is still alive on this host."""
     exit_code: int | None
-    """Of the command; None while it goes on, and of a program that no `rltrace exec` or `run` started."""
+    """Of the command; 128 plus the number of a signal that killed it. None while it goes on, and for a program that
+    neither `rltrace exec` nor `run` started."""
     interrupted_by: str | None
-    """Name of the signal by which the user asked it to end."""
+    """Name of the signal by which the user asked it to end; it may have ended well all the same."""
     versions: dict[str, str]
-    """Of the packages that it was made with."""
+    """Version of each package that it was made with."""
     machines: list[Machine]
+    """One item per host that was sampled."""
     clock_domains: int
-    """More than 1: see `clocks`."""
+    """How many clocks wrote it; if more than 1, see `clocks`."""
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """What the Recording lacks, of one process."""
 
     process_key: str
+    """The process's folder in the Recording."""
     lost_events: int
-    """Could not be written: a full disk, a record too large; and `misfit_records`."""
+    """Events that could not be written, for example on a full disk, plus `misfit_records`."""
     misfit_records: int
-    """Whole, and of no use: a name that is no text, a value that is no number, an arrow that is neither out nor in."""
+    """Whole records that make no sense: a name that is no text, a value that is no number."""
     torn_records: int
-    """Cut by the death of the process while it wrote them."""
+    """Records that the death of the process cut, or that are damaged."""
     orphan_records: int
-    """Ends whose beginning is missing, and `stray_arrows`."""
+    """Ends of spans without a beginning, plus `stray_arrows`."""
     stray_arrows: int
-    """Outside of any span."""
+    """Arrows outside of any span."""
     dropped_segments: int
-    """Dropped, oldest first, to keep to `max_bytes`."""
+    """Segments that were dropped, oldest first, to keep to `max_bytes`."""
     dropped_bytes: int
+    """Size of these segments."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A Recording in figures."""
 
     version: int
+    """Version of this format. It is raised when a key goes or changes its meaning; a new key does not raise it."""
     run: Run
+    """What was run."""
     clocks: list[ClockFigures]
+    """One item per clock that wrote the Recording, the reference first."""
     steps: list[Step]
+    """One item per step, in order; the first step is among them."""
     phases: list[RankStep]
+    """One item per step and rank, the start-up first; also of the driver and of other processes that have phases."""
     steady: Steady | None
-    """What to compare: the steps after the first, which also warms everything up; None while no step is over."""
+    """The steps to compare: those after the first, which also warms everything up. None while no step has ended."""
     idle: list[IdleGap]
+    """Where the idle time is: one item per lane and pair of phases around the gap."""
     own_spans: list[SpanFigures]
+    """Your spans: one item per name and role of those made by `rltrace.span` and `@rltrace.traced`, phases apart."""
     hook_spans: list[SpanFigures]
+    """Automatic spans: the same of those that hooks made, apart from phases and from what `weight_sync`, `sleeps` and
+    `gpu_work` show."""
     gpu_work: list[GpuWork]
+    """What the GPUs' streams did: one item per rank, kind of work and phase, a mean over the steady steps; empty where
+    no GPU was timed."""
     gpu_work_missed: dict[str, str]
-    """What was not timed, by process."""
+    """By process, GPU work that was not timed, such as `3 not over when the process ended`."""
     weight_sync: list[RankSync]
+    """One item per step and rank that synced."""
     memory: list[DeviceMemory]
+    """One item per device whose owners' bytes were sampled."""
     allocations: list[AllocationPeak]
-    """Of the steps of which every allocation was kept."""
+    """One item per device and step of which every allocation was kept."""
     allocations_missed: list[AllocationsMissed]
-    """Of the steps that `--allocations` chose; empty is good."""
+    """One item per step that `--allocations` chose and reason why it was not kept; empty is good."""
     samples: list[HostSamples]
+    """One item per host that was sampled."""
     host_memory: list[HostMemory]
+    """One item per process that said what it has in host memory."""
     out_of_memory: list[OutOfMemory]
+    """One item for each time that a process ran out of memory and a phase, or a thread or process outside of phases,
+    ended with it."""
     sleeps: list[Transaction]
+    """One item per sleep or wake-up of an engine; those of one device that overlap are one."""
     leaks: list[Leak]
+    """Rows of the ledger that grew over several sleeps in a row: 1 MiB or more after each of the last 3 (caches apart),
+    or after each of the last 8 and by 1 MiB together (caches too)."""
     processes: list[ProcessFigures]
+    """One item per process, by when it began."""
     untraced: list[Untraced]
+    """Processes of the run that were seen and not traced: one item per command and reason."""
     hooks: list[HookFigures]
+    """One item per hook, over all processes."""
     not_applicable: dict[str, str]
-    """Span names that cannot be in this run, each with the reason."""
+    """Names of spans that cannot be in this run, each with the reason."""
     open_spans: list[OpenSpan]
+    """Spans without an end, the longest first."""
     errors: list[SpanErrors]
-    """That left a span, caught or not."""
+    """One item per kind of exception and the innermost span that it left, caught or not. Exceptions that abort steps
+    and sleeps are at these; `StopIteration` and `SystemExit` are no errors. An exception that leaves an outer span
+    cannot be told from another of its type that an inner span had and that was caught."""
     losses: list[Losses]
-    """Of the processes that lost something; empty is good."""
+    """One item per process that lost something; empty is good."""
     lost_events: int
-    """Over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
+    """Sum over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
     complete: bool | None
-    """Every process ended its part in good order; None where nobody saw how those went that did not."""
+    """Every process ended its part in good order; None where nobody saw how the others went."""
 
 
 def summarize(recording: Recording) -> Summary:

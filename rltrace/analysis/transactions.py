@@ -53,40 +53,54 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     """One sleep or wake-up of a rank's engine."""
 
     step: int | None
+    """Number of the step; None before the first one."""
     lane: str
+    """The rank's lane."""
     rank: int | None
+    """The rank."""
     name: str
-    """Name of its phase; of the engine's own span where no phase is around it."""
+    """`rollout.sleep`, `rollout.wake_weights` or `rollout.wake_kv_cache`; `cumem.map` or `cumem.unmap` where no phase
+    is around it."""
     at_seconds: float
+    """When it began, counted from the beginning of the Recording."""
     seconds: float
+    """How long it took."""
     level: int | None
-    """Of a sleep: 1 keeps a copy of the weights in host memory."""
+    """Level of a sleep; level 1 keeps a copy of the weights in host memory."""
     expected_bytes: dict[str, int]
-    """By tag, what there was to free; of a wake-up, what the tags held when they were last awake."""
+    """By tag, what was awake before a sleep, or what slept before a wake-up, according to the ledger."""
     moved_bytes: dict[str, int]
-    """By tag, as the engine said."""
+    """By tag, what the engine says it moved."""
     changed_bytes: int | None
-    """How much less the device's total was afterwards, of a wake-up more; None where nobody read it then."""
+    """How much the device's total fell, or rose for a wake-up, apart from what other owners moved meanwhile; None where
+    nobody read the total."""
     left_bytes: dict[str, int]
-    """By owner, what the engine still had after a sleep."""
+    """By owner, what the engine still held after a sleep."""
     gigabytes_per_second: float | None
+    """10^9 bytes moved per second of the engine's own spans."""
     verdict: str
-    """"ok", or what is wrong."""
+    """`ok`, or what is wrong: `freed nothing`, `freed less than it said`, `partly awake`, `left bytes behind`, `no
+    room`, `took less`, `never ended`, or `failed: ` and the error."""
     reason: str
-    """Why, in words and bytes; empty if it is ok."""
+    """The verdict in words and bytes; empty if it is `ok`."""
 
 
 class Leak(msgspec.Struct, frozen=True, kw_only=True):
     """A row that had more after every sleep."""
 
     lane: str
+    """The rank's lane."""
     rank: int | None
+    """The rank."""
     owner: str
+    """The row of the ledger that grew."""
     sleeps: int
+    """Over how many sleeps in a row it grew: 3, or 8 for a slow growth or a cache (`library.kernels`,
+    `allocator.cached`)."""
     bytes_per_sleep: int
-    """The mean."""
+    """Mean growth from one sleep to the next."""
     last_bytes: int
-    """After the last of them."""
+    """What it held after the last sleep."""
 
 
 def transactions(seen: Observations, windows: StepWindows) -> list[Transaction]:

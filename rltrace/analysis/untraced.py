@@ -11,11 +11,13 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that were started by the same command and not traced for the same reason."""
 
     command: list[str]
-    """Secrets redacted; of a process that could only speak for itself, its interpreter."""
+    """Command line with secrets redacted; the interpreter alone where the process itself reported."""
     reason: str
+    """Why it was not traced."""
     pids: list[int]
+    """Process ids."""
     missed: bool
-    """False: it had nothing to trace, for it imported nothing but the standard library."""
+    """False if there was nothing to trace: the process imported only the standard library."""
 
 
 def untraced(recording: Recording) -> list[Untraced]:

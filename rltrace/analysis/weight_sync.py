@@ -23,34 +23,40 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a rank's sync, over all its buckets."""
 
     spans: int
+    """How many spans the stage has."""
     seconds: float
-    """While at least one span of the stage was open: overlapping ones count once."""
+    """Time in which at least one of them was open: overlapping buckets count once."""
     summed_seconds: float
-    """Added up over the spans: more than `seconds` where buckets overlap."""
+    """Sum over the spans; more than `seconds` where buckets overlap."""
     bytes: int
+    """Bytes that the spans say they handled."""
     gigabytes_per_second: float | None
-    """10^9 bytes a second of `seconds`; None where the stage's spans carry no bytes."""
+    """10^9 bytes per second of `seconds`; None where the spans carry no bytes."""
 
 
 class RankSync(msgspec.Struct, frozen=True, kw_only=True):
     """The sync of one rank in one step."""
 
     step: int | None
-    """None: before the first step; or the whole Recording, if it has no steps."""
+    """Number of the step; None before the first step, or in a Recording without steps."""
     lane: str
+    """The rank's lane."""
     rank: int | None
+    """The rank."""
     seconds: float
-    """Of the phase `weight_sync`, or from the first to the last of the stages' spans where there is no phase."""
+    """Length of the phase `weight_sync`; where there is none, from the first to the last span of a stage."""
     bytes: int
-    """Sent; where nothing says it was sent, the most that a stage handled."""
+    """Bytes sent; where no span says so, the most that one stage handled."""
     gigabytes_per_second: float | None
+    """10^9 bytes per second of `seconds`."""
     buckets: int
-    """Sent; where nobody says so, loaded."""
+    """Buckets sent; where no span says so, buckets loaded."""
     tensors: int
+    """Tensors sent; where no span says so, parameters gathered, or else tensors loaded."""
     stages: dict[str, Stage]
     """By name, in the order in which a bucket passes them."""
     rest_seconds: float
-    """In which there was none of them."""
+    """The part of `seconds` in which no stage was open."""
 
 
 class _Columns:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from recordings import SECOND, Written, hook, sample, span, two_ranks, two_workers
 from rich.console import Console
@@ -30,8 +29,6 @@ from rltrace.recording import Recording
 
 MYSELF: dict[str, Any] = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
 """Identity of a process that is alive: this one."""
-DOCUMENTED = Path(__file__).parents[2] / "rltrace" / "analysis" / "README.md"
-"""What each key of the JSON means."""
 
 
 @pytest.fixture
@@ -684,74 +681,6 @@ def test_the_mean_of_own_spans_is_of_those_that_are_over_and_open_ones_are_count
     assert load.share == pytest.approx(9 / 20), "until somebody saw that the process was gone"
 
 
-def keys(value: object, path: str = "") -> set[str]:
-    """Every path of keys in a JSON value; names of phases, owners and the like become *."""
-    found: set[str] = set()
-    if isinstance(value, list):
-        for item in value:
-            found |= keys(item, f"{path}[]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            last = path.rpartition(".")[2]
-            by_name = ("at_peak_bytes", "owner_peaks", "stages", "figures", "bytes", "unknown")
-            by_name += ("expected_bytes", "moved_bytes", "left_bytes", "held_bytes", "peak_owner_bytes", "counters")
-            by_name += ("peak_owner_pinned_bytes", "pinned_unknown", "versions", "gpus")
-            by_name += ("driver_seconds", "own_seconds", "elsewhere_seconds")
-            named = last in by_name or path.endswith(("phases[].phases", "lanes[].phases"))
-            here = f"{path}.{'*' if named else key}".lstrip(".")
-            found |= {here} | keys(item, here)
-    return found
-
-
-def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: Path) -> None:
-    """A key that is renamed or goes breaks somebody's program: raise `version`, and say so in the documentation."""
-    written = two_ranks(tmp_path / "run")
-    step = [span("rollout.generate", 0, 3), span("actor.update", 2, 4), span("step", 0, 5, kl=0.1)]
-    machine = {"cpu": "EPYC", "cpus": 2, "gpus": [{"uuid": "GPU-1", "name": "H200"}], "driver": "580"}
-    written.process("sampler", sample("host.cpu_percent", 1, 50), role="sampler", machine=machine, ended_s=5)
-    edges = [span("memory.edge", at, at + 0.05, totals={"9": 100}, cpu_ns={"9": at}) for at in (2, 4, 6, 8, 10)]
-    grows = [sample("unattributed_bytes", at + 0.01, at * 2**20) for at in (2, 4, 6, 8, 10)]
-    sleeps = [span("rollout.sleep", at, at + 0.5, level=2) for at in (3, 5, 7, 9)]
-    written.process("plan", span("plan", 0, 1), role="driver", ended_s=9)
-    written.process("agent", span("agent_loop.run", 0, 1), ended_s=9)
-    moves = [span("cumem.unmap", 3, 3.1, tag="weights", bytes=7), sample("rollout.weights_bytes", 2.01, 30)]
-    failure = span("memory.out_of_memory", 9.8, 10.2, asked_bytes=5, free_bytes=3, bound="b", reason="r")
-    on_host = [sample("ref.params_host_bytes", 3, 7), sample("resident_bytes", 3, 70)]
-    kept = [span("memory.allocations", 2, 4, error_ns=9, lost=0), sample("allocations.actor.grads_bytes", 3, 7)]
-    work = [
-        *edges,
-        span("prepare", 0, 1),
-        *on_host,
-        failure,
-        *grows,
-        *sleeps,
-        *moves,
-        *kept,
-        span("actor.update", 2, 3),
-        span("gpu.fsdp.forward", 22, 23),
-    ]
-    written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11, chosen_steps=[9])
-    card = {"totals": {"used": 7, "driver.reserved": 0}, "held_bytes": {"77": 7}}
-    on_gpu = [
-        span("memory.edge", 1, 2, **card),
-        sample("actor.params_bytes", 1, 0),
-        sample("allocated_peak_bytes", 1, 9),
-        sample("resident_bytes", 1, 9),
-    ]
-    written.process("gpu", *on_gpu, device={"host": "here", "uuid": "GPU-1"}, pid=10, ended_s=11)
-    own = [span("own", 0, 1, error="ValueError"), span("rollout.request", 0, 1)]
-    written.process("torn", *step, *own, span("reward", 4, None), span("torn", 4, 5), rank=3)
-    segment = written.folder / "processes" / "torn" / "000001.seg"
-    segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
-    (written.folder / "untraced.jsonl").write_text('{"pid": 7, "command": ["python", "-S"], "reason": "-S"}\n')
-    value = json.loads(msgspec.json.encode(summarize(written.read())))
-    documented = DOCUMENTED.read_text().partition("## Two runs")[0]
-    listed = set(re.findall(r"^\| `([^`]+)` \|", documented, re.MULTILINE))
-    sampled = ("samples[].processes.", "samples[].gpus.", "samples[].unavailable.")
-    opaque = (*sampled, "open_spans[].args.", "hooks[].processes.", "steps[].figures.", "not_applicable.")
-    assert {key for key in keys(value) if not key.startswith(opaque)} == listed
-
-
 CATCHES = """
 import contextlib
 import rltrace
@@ -913,11 +842,6 @@ def test_of_a_recording_in_which_nobody_told_what_is_pinned_that_is_unknown_and_
     assert found.peak_pinned_bytes is None
     assert found.peak_owner_pinned_bytes == {"ref.params": None, "unattributed": None}
     assert found.pinned_unknown == dict.fromkeys(("ref.params", "unattributed"), NOT_RECORDED)
-
-
-def test_seconds_and_bytes_are_said_in_the_keys() -> None:
-    for key, unit in re.findall(r"^\| `([^`]+)` \| (s|bytes) \|", DOCUMENTED.read_text(), re.MULTILINE):
-        assert {"s": "seconds", "bytes": "bytes"}[unit] in key
 
 
 @pytest.mark.parametrize(("phase", "broadcasts"), [("actor.draw", False), ("actor.broadcast", True)])
