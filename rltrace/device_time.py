@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from rltrace import clock
+from rltrace.dependencies import msgspec
 
 POLL_NS = 1_000_000_000
 """When a pair resolves those before it, if nobody has asked for that."""

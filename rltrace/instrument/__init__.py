@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from rltrace import plugins, recorder
-from rltrace.announcement import announce
+from rltrace.announcement import announce, complain
 from rltrace.environment import reach_others, with_startup
 from rltrace.patching import HookRegister, PatchSet
 from rltrace.process import UNSAID_ROLE
@@ -90,7 +90,7 @@ def install(register: HookRegister, names: Iterable[str] | None = None) -> Insta
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             register.hook(name, known.get(name, name), "failed", reason)
-            print(f"rltrace: the instrumentation {name} is not installed: {reason}", file=sys.stderr)
+            complain(f"the instrumentation {name} is not installed: {reason}")
     return _installed
 
 
@@ -117,7 +117,7 @@ def _known() -> dict[str, str]:
     try:
         return plugins.instrumentations()
     except Exception as error:  # another distribution's metadata
-        print(f"rltrace: plugins of other distributions are left out: {error}", file=sys.stderr)
+        complain(f"plugins of other distributions are left out: {error}")
         return plugins.INSTRUMENTATIONS
 
 
@@ -135,7 +135,7 @@ def join_run() -> None:
         if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks and recorder.current() is None:
             _instrument(None, role=UNSAID_ROLE)
     except Exception as error:
-        print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)
+        complain(f"this process is not traced: {type(error).__name__}: {error}")
 
 
 def instrument(folder: str | os.PathLike[str] | None = None, **who: Any) -> Path | None:
