@@ -106,7 +106,9 @@ def run(folder: Path, words: list[str], shortage: str) -> tuple[int, str, str]:
         )  # fmt: skip
         code.seek(0)
         # Beside ours, what the shell says of a child that was killed.
-        said = [line for line in done.stderr.splitlines() if not line.startswith(("rltrace: ", "bash: line "))]
+        said = [
+            line for line in done.stderr.splitlines() if not line.startswith(("rltrace: ", "bash: line ", "Terminated"))
+        ]
         assert "rltrace/" not in done.stderr.replace("rltrace-", ""), done.stderr  # no traceback of ours
         return int(code.read()), done.stdout, "\n".join(said)
 
