@@ -1,5 +1,17 @@
-"""`python -m rltrace`, where the command is not on the PATH."""
+"""The command, as `rltrace` and as `python -m rltrace` where that is not on the PATH."""
 
-from rltrace.cli import main
+from __future__ import annotations
 
-main(prog_name="python -m rltrace")
+from rltrace.dependencies import put_installed_first
+
+
+def main(prog_name: str | None = None) -> None:
+    """Run it; what the user's program has under the name of a package that we need is not for us."""
+    put_installed_first()
+    from rltrace.cli import main
+
+    main(prog_name=prog_name)
+
+
+if __name__ == "__main__":
+    main("python -m rltrace")

@@ -1,4 +1,4 @@
-"""What is no error and said all the same, such as where a program records: on stderr, unless the user wants no word."""
+"""What we say on stderr: what is wrong, and what is no error, such as where a program records."""
 
 from __future__ import annotations
 
@@ -22,12 +22,25 @@ def is_quiet() -> bool:
     return os.environ.get(QUIET_VARIABLE, "0") not in ("", "0")
 
 
+def complain(message: str) -> None:
+    """Say in a line on stderr what is wrong. Never raises."""
+    if sys.stderr is None:  # `print` would take stdout instead
+        return
+    line = f"rltrace: {visible(message)}\n"
+    with suppress_own(Exception):  # a stderr that takes nothing
+        try:
+            number = sys.stderr.fileno()
+        except own_failure(AttributeError, OSError):  # a notebook's
+            sys.stderr.write(line)
+        else:
+            # Not by way of its buffer: what that cannot get rid of would make 120 of the program's exit code.
+            os.write(number, line.encode(errors="replace"))
+
+
 def say(message: str) -> None:
     """Say it in a line on stderr, unless the user wants no word. Never raises."""
-    if is_quiet() or sys.stderr is None:  # `print` would take stdout instead
-        return
-    with suppress_own(Exception):  # a stderr that takes nothing
-        print(f"rltrace: {visible(message)}", file=sys.stderr)
+    if not is_quiet():
+        complain(message)
 
 
 say_once = functools.cache(say)

@@ -18,10 +18,15 @@ class Attendant:
             OSError: it cannot be started.
         """
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
-        environment["PYTHONSAFEPATH"] = "1"  # a module of the user's folder must not stand in for one of Python's
+        # No module of the user's must stand in for one of Python's, or for one that we need: we have put ours first.
+        environment["PYTHONSAFEPATH"] = "1"
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
         command = [sys.executable, "-m", module, *arguments]
-        # A session of its own: Ctrl-C in the terminal is for the run.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+        # A session of its own: Ctrl-C in the terminal is for the run. What is closed to us would be one of its files.
+        out, errors = (subprocess.DEVNULL if stream is None else None for stream in (sys.stdout, sys.stderr))
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=errors, env=environment, start_new_session=True
+        )
         self._process.returncode = 0
         self.pid = self._process.pid
 

@@ -31,7 +31,12 @@ class Bystander:
         self._told, tells = os.pipe()
         os.set_blocking(self._told, False)
         starter = os.getpid()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:
+            os.close(self._told)
+            os.close(tells)
+            raise
         if self.pid == 0:
             _tell(tells, starter, numbers)
         os.close(tells)

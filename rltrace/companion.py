@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 
 from rltrace import cluster, manifest, nodes
-from rltrace.announcement import say
+from rltrace.announcement import complain, say
 from rltrace.attendant import is_over
 from rltrace.collection import collect
-from rltrace.control_characters import visible
 from rltrace.errors import RltraceError
 
 PERIOD_SECONDS = 5.0
@@ -47,10 +46,10 @@ def main(folder: str, chosen: str = "") -> int:
             failures += joined.read_clocks(recording)
             done = collect(recording, joined)
     except RltraceError as error:
-        print(f"rltrace: {visible(str(error))}", file=sys.stderr)
+        complain(str(error))
         return error.exit_code
     for failure in dict.fromkeys([*failures, *done.failures]):
-        print(f"rltrace: {visible(failure)}", file=sys.stderr)
+        complain(failure)
     if done.hosts:
         say(f"collected {done}")
     return 1 if done.failures else 0

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from rltrace import clock
+from rltrace.dependencies import msgspec
 from rltrace.interruption import own_failure
 
 POLL_NS = 1_000_000_000

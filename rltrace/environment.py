@@ -34,8 +34,8 @@ def traced_environment(recording: Path, environment: Mapping[str, str]) -> dict[
 
 
 def with_startup(python_path: str) -> str:
-    """A PYTHONPATH that begins with our start-up folder."""
-    others = [entry for entry in python_path.split(os.pathsep) if entry and entry != str(STARTUP)]
+    """A PYTHONPATH that begins with our start-up folder; an empty entry of it is the working folder, to Python."""
+    others = [entry for entry in python_path.split(os.pathsep) if entry != str(STARTUP)] if python_path else []
     return os.pathsep.join([str(STARTUP), *others])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
+from rltrace.dependencies import msgspec
 
 Args = dict[str, Any]
 

@@ -13,17 +13,20 @@ import contextlib
 import functools
 import inspect
 import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from types import CoroutineType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
-
-from wrapt import register_post_import_hook
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rltrace import clock, edges, recorder
-from rltrace.control_characters import visible
+from rltrace.announcement import complain
+from rltrace.dependencies import own
 from rltrace.interruption import own_failure
 from rltrace.versions import unmet_support
+
+if TYPE_CHECKING:
+    from wrapt import register_post_import_hook
+else:
+    register_post_import_hook = own("wrapt", "register_post_import_hook").register_post_import_hook
 
 TIME_VARIABLE = "RLTRACE_TIME_HOOKS"
 """Environment variable: 1 has hooks around calls and forwards measure how long they hold their program up.
@@ -155,7 +158,7 @@ class Hook:
         try:
             reason = f"{type(error).__name__}: {error}"
             self.report("failed", reason)
-            print(f"rltrace: the hook on {self.target} failed, the program runs on: {visible(reason)}", file=sys.stderr)
+            complain(f"the hook on {self.target} failed, the program runs on: {reason}")
         except own_failure():  # an error that cannot be printed must not reach the program either
             pass
 

@@ -20,11 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import msgspec
-
 from rltrace import clock, cluster, manifest
-from rltrace.announcement import say, say_once
-from rltrace.control_characters import visible
+from rltrace.announcement import complain, say, say_once
+from rltrace.dependencies import msgspec
 from rltrace.interruption import own_failure, suppress_own
 from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
@@ -554,6 +552,11 @@ class Recorder:
         except own_failure():
             self.lose()
 
+    def keep_to(self, max_bytes: int | None) -> None:
+        """Bound this process's segments from the next one on; None leaves the bound that there is."""
+        if max_bytes is not None:
+            self.max_bytes = max_bytes
+
     def identify(self, **who: Any) -> None:
         """Say more about this process: role, rank, device, name."""
         self.who |= who
@@ -797,7 +800,9 @@ def start(
         device: {"host": ..., "uuid": ...} of the device it works on.
         name: What a reader calls it, where it has no rank.
         config: Of the run, kept in the manifest with secrets redacted.
-        max_bytes: Bound on what this process keeps; the oldest is dropped when it is reached, and counted.
+        max_bytes: Bound on what this process keeps; the oldest is dropped when it is reached, and counted. A process
+            that records already, as under `rltrace exec`, keeps to it from its next segment on. A forked child has the
+            same bound for what it records itself; any other child has the one that it gives itself.
 
     Returns:
         The folder; None where recording is impossible, with one line on stderr that says why. Never raises.
@@ -805,6 +810,7 @@ def start(
     who = {"role": role, "rank": rank, "device": device, "name": name}
     if (recorder := current()) is not None:
         identify(**{key: value for key, value in who.items() if value is not None and value != "main"})
+        recorder.keep_to(max_bytes)
         _say_where(folder, recorder.recording, rank)
         return recorder.recording
     start_ns = _now_ns()
@@ -815,7 +821,7 @@ def start(
         if inherited:
             _say_where(folder, recording, rank)
     except own_failure() as error:
-        _warn(f"not recording: {error}")
+        complain(f"not recording: {error}")
         return None
     return join(recording, start_ns=start_ns, max_bytes=max_bytes, **who)
 
@@ -836,12 +842,13 @@ def join(
     """
     global _recorder, _local
     if (recorder := current()) is not None:
+        recorder.keep_to(max_bytes)
         return recorder.recording
     try:
         path = Path(recording).absolute()
         recorder = Recorder(path, start_ns=start_ns, max_bytes=max_bytes, **who)
     except own_failure() as error:
-        _warn(f"not recording: {recording} cannot be written: {error}")
+        complain(f"not recording: {recording} cannot be written: {error}")
         return None
     _local = threading.local()
     _recorder = recorder
@@ -866,7 +873,7 @@ def stop() -> None:
     try:
         recorder.close()
     except own_failure() as error:
-        _warn(f"the Recording {recorder.recording} is not ended cleanly: {error}")
+        complain(f"the Recording {recorder.recording} is not ended cleanly: {error}")
 
 
 def identify(**who: Any) -> None:
@@ -982,10 +989,6 @@ def _say_where(named: str | os.PathLike[str] | None, recording: Path, rank: int 
 def default_folder() -> Path:
     """`rltrace-runs/` and the time to the second."""
     return Path("rltrace-runs") / time.strftime("%Y%m%d-%H%M%S")
-
-
-def _warn(message: str) -> None:
-    print(f"rltrace: {visible(message)}", file=sys.stderr)
 
 
 def _after_fork_in_child() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rltrace import recorder
+from rltrace.announcement import complain
 from rltrace.attendant import Attendant, is_over
-from rltrace.control_characters import visible
 from rltrace.events import SAMPLER
 from rltrace.machine import machine
 
@@ -39,7 +39,7 @@ def start(recording: Path, interval_s: float) -> Attendant | None:
     try:
         return Attendant("rltrace.sampler", str(recording), "--interval", str(interval_s))
     except OSError as error:
-        print(f"rltrace: this host is not sampled: {visible(str(error))}", file=sys.stderr)
+        complain(f"this host is not sampled: {error}")
         return None
 
 

@@ -4,24 +4,31 @@ Who lives and who died is read from the Recording: a process whose pid is gone a
 The supervisor is the subreaper of all it starts, so that daemons whose parent died (Ray's raylet) are found too. The
 command stays in the supervisor's process group: Ctrl-C, Ctrl-Z, `timeout` and standard input work as without it. A
 command that makes a group of its own has what was sent to the supervisor's, too.
+
+The command comes first. To wait for it and to hand signals on takes no file, no other process and no Recording; all
+else only watches, and where a step of that fails it is said once and the command runs on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import struct
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rltrace import chosen_steps, clock, cluster, ending, sampler
+from rltrace.announcement import complain
 from rltrace.attendant import Attendant
 from rltrace.bystander import Bystander
 from rltrace.environment import traced_environment
@@ -45,13 +52,19 @@ COLLECT_SECONDS = 300.0
 LEAVE_SECONDS = 10.0
 """How long daemons may take to leave after a command that ended well; then they are told to."""
 
+FILES_LEFT = 64
+"""Of the files that we may have open: not for pidfds, of which there is one for each process that records."""
+
 WATCHED_ROLES = frozenset({"driver", "worker", "engine"})
 """A run needs these; another process may come and go."""
 
+COMMAND_NOT_RUN = 126
 COMMAND_NOT_FOUND = 127
 _INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTING, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """The others mean to a program what it wants them to mean: a job queue's notice, a dump of its stacks."""
+_AWAITED = frozenset({*_FORWARDED, signal.SIGCHLD})
+_NO_ROOM = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -98,17 +111,64 @@ def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, samp
         sample_seconds: Between two samples of this host by a process of its own, as long as the command runs; 0: none.
 
     Raises:
-        RltraceError: there is no such program.
+        RltraceError: there is no such program, or the system does not run it.
     """
     require_program(command[0])
-    _adopt_orphans()
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    recording = recording.absolute()
+    tried = _Tried()
+    tried(_adopt_orphans)
+    with _own_signals() as give_back:
+        bystander = tried(Bystander, _FORWARDED)
+        try:
+            pid = _start(command, recording, give_back)
+        except OSError as error:
+            if bystander is None or error.errno not in _NO_ROOM:
+                raise _not_run(command, error) from None
+            bystander.let_end()  # its place is the command's
+            os.waitpid(bystander.pid, 0)
+            bystander = None
+            try:
+                pid = _start(command, recording, give_back)
+            except OSError as again:
+                raise _not_run(command, again) from None
+        sampling = tried(sampler.start, recording, sample_seconds) if sample_seconds else None
+        return _Supervisor(pid, recording, is_our_run, sampling, bystander, tried).wait()
+
+
+class _Tried:
+    """Does what only watches, one step at a time: the first that fails is said, and none keeps the command waiting."""
+
+    def __init__(self) -> None:
+        self._is_said = False
+
+    def __call__(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """What a step returns; None if it fails."""
+        try:
+            return step(*arguments)
+        except Exception as error:
+            if not self._is_said:
+                self._is_said = True
+                complain(f"not all of this command is watched, it runs on: {type(error).__name__}: {error}")
+            return None
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[Callable[[], None]]:
+    """Take signals when we ask for them; yields what gives a child those that we were started with."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
+    # Whoever ignores it, as our starter may, is never told how a child ended.
+    of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
+
+    def give_back() -> None:
+        signal.signal(signal.SIGCHLD, of_children)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     try:
-        bystander = Bystander(_FORWARDED)
-        sampling = sampler.start(recording, sample_seconds) if sample_seconds else None
-        return _Supervisor(_start(command, recording, unblocked), recording, is_our_run, sampling, bystander).wait()
+        yield give_back
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        while signal.sigtimedwait(_FORWARDED, 0) is not None:  # too late for the command, and not for us
+            pass
+        give_back()
 
 
 def require_program(name: str) -> None:
@@ -123,15 +183,28 @@ def require_program(name: str) -> None:
         raise error
 
 
-def _start(command: Sequence[str], recording: Path, signals: Iterable[int]) -> int:
-    """The pid of the command, started with the signal mask that we were started with."""
+def _start(command: Sequence[str], recording: Path, give_back: Callable[[], None]) -> int:
+    """The pid of the command, started with the signals that we were started with.
 
-    def unblock() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-
-    process = subprocess.Popen(command, env=traced_environment(recording, os.environ), preexec_fn=unblock)  # noqa: PLW1509
+    Raises:
+        OSError: the system does not run it, or there is no room for a process.
+    """
+    environment = traced_environment(recording, os.environ)
+    try:
+        process = subprocess.Popen(command, env=environment, preexec_fn=give_back)  # noqa: PLW1509
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        script = shutil.which(command[0]) or command[0]  # one without `#!`: as a shell runs it
+        process = subprocess.Popen(["/bin/sh", script, *command[1:]], env=environment, preexec_fn=give_back)  # noqa: PLW1509
     process.returncode = 0  # we reap it ourselves, with all other children
     return process.pid
+
+
+def _not_run(command: Sequence[str], why: OSError) -> RltraceError:
+    error = RltraceError(f"{command[0]}: the system does not run it: {why.strerror or why}")
+    error.exit_code = COMMAND_NOT_RUN
+    return error
 
 
 class _Supervisor:
@@ -142,6 +215,7 @@ class _Supervisor:
         is_our_run: bool,
         sampling: Attendant | None = None,
         bystander: Bystander | None = None,
+        tried: _Tried | None = None,
     ) -> None:
         self.pid = pid
         self.recording = recording
@@ -152,7 +226,9 @@ class _Supervisor:
         """Reads the clocks of a cluster's nodes and collects from them, where the driver joined a cluster."""
         self.bystander = bystander
         """None: whatever reaches us is forwarded."""
-        self.tree = ProcessTree(os.getpid(), recording, apart=() if bystander is None else (bystander.pid,))
+        self.tried = tried or _Tried()
+        beside = [ours.pid for ours in (bystander, sampling) if ours is not None]
+        self.tree = ProcessTree(os.getpid(), recording, apart=beside)
         self.exit_codes: dict[int, int] = {}
         """Of children and adopted orphans that are gone: negative is a signal."""
         self.deaths: list[Death] = []
@@ -163,32 +239,29 @@ class _Supervisor:
     def wait(self) -> Outcome:
         """Until the command is over, and what it started too."""
         while self.pid not in self.exit_codes:
-            self.tree.look()
+            self.tried(self.tree.look)
             self._take_signal(POLL_SECONDS)
             self._reap()
-            self._look_for_deaths()
-            self._collect_from_cluster()
+            self.tried(self._look_for_deaths)
+            self.tried(self._collect_from_cluster)
             if self.deadline is not None and time.monotonic() > self.deadline:
                 break
         code = self.exit_codes.get(self.pid)
         if code is not None and code < 0 and self.interrupted_by is None:
             self._command_was_killed(-code)
-        self._finish(self.collecting, COLLECT_SECONDS)
-        self._finish(self.sampling, TERMINATE_SECONDS)
-        if self.bystander is not None:
-            self.bystander.let_end()
-        self._clear(is_well=code == 0)
-        self.watch.close(self.exit_codes, ended_well=code == 0)
-        with contextlib.suppress(OSError):  # a full disk: whose command this is gets its exit code all the same
-            self.tree.write()
+        self.tried(self._finish, self.collecting, COLLECT_SECONDS)
+        self.tried(self._finish, self.sampling, TERMINATE_SECONDS)
+        self.tried(self._dismiss_bystander)
+        self.tried(self._clear, code == 0)
+        self.tried(self.watch.close, self.exit_codes, code == 0)
+        self.tried(self.tree.write)
         code = self.exit_codes.get(self.pid, -signal.SIGKILL) if code is None else code
         outcome = Outcome(128 - code if code < 0 else code, tuple(self.deaths), self.interrupted_by)
-        with contextlib.suppress(OSError):
-            ending.write(self.recording, ending.Ending(outcome.exit_code, outcome.interrupted_by))
+        self.tried(ending.write, self.recording, ending.Ending(outcome.exit_code, outcome.interrupted_by))
         return outcome
 
     def _take_signal(self, seconds: float) -> None:
-        info = signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, seconds)
+        info = signal.sigtimedwait(_AWAITED, seconds)
         if info is None or info.si_signo == signal.SIGCHLD:
             return
         is_over = self.pid in self.exit_codes
@@ -210,8 +283,8 @@ class _Supervisor:
         """Whether the command has had a signal that reached us, as it was sent to our whole process group."""
         time.sleep(GROUP_SECONDS)
         signal.sigtimedwait({number}, 0)  # sent to us, then to the group: it is the same one
-        is_to_group = self.bystander is not None and self.bystander.had(number)
-        return is_to_group and os.getpgid(self.pid) == os.getpgrp()
+        is_to_group = self.bystander is not None and self.tried(self.bystander.had, number)
+        return bool(is_to_group) and os.getpgid(self.pid) == os.getpgrp()
 
     def _reap(self) -> None:
         while True:
@@ -237,6 +310,7 @@ class _Supervisor:
         if self.collecting is None and (self.recording / cluster.FILE).exists():
             chosen = os.environ.get(chosen_steps.VARIABLE, "")
             self.collecting = Attendant("rltrace.companion", str(self.recording), chosen)
+            self.exit_codes.pop(self.collecting.pid, None)  # of an earlier process
 
     def _finish(self, attendant: Attendant | None, seconds: float) -> None:
         """Let one end within this time, or within `TERMINATE_SECONDS` once the user is in a hurry."""
@@ -250,17 +324,22 @@ class _Supervisor:
             self._take_signal(POLL_SECONDS)
             self._reap()
 
+    def _dismiss_bystander(self) -> None:
+        if self.bystander is not None and self.bystander.pid not in self.exit_codes:  # or its pid may be another's
+            self.bystander.let_end()
+
     def _command_was_killed(self, number: int) -> None:
         """It comes first, whatever else was seen to die in the same moment."""
-        self.deaths.insert(0, Death(self.watch.name(self.pid) or "the command", self.pid, number))
+        name = self.tried(self.watch.name, self.pid) or "the command"
+        self.deaths.insert(0, Death(name, self.pid, number))
 
-    def _clear(self, *, is_well: bool) -> None:
+    def _clear(self, is_well: bool) -> None:
         """Leave no process behind."""
         if not self.is_our_run and is_well:
             return
         if is_well:
             self._until_gone(LEAVE_SECONDS)
-        self.watch.died(self.exit_codes)  # who went before it is told to
+        self.tried(self.watch.died, self.exit_codes)  # who went before it is told to
         self.watch.is_stopping = True
         for number, seconds in ((signal.SIGTERM, TERMINATE_SECONDS), (signal.SIGKILL, TERMINATE_SECONDS)):
             for pid in descendants(os.getpid()):
@@ -280,7 +359,7 @@ class _Supervisor:
             self._take_signal_in_end()
 
     def _take_signal_in_end(self) -> None:
-        signal.sigtimedwait({*_FORWARDED, signal.SIGCHLD}, POLL_SECONDS)
+        signal.sigtimedwait(_AWAITED, POLL_SECONDS)
 
 
 class _Watch:
@@ -290,7 +369,10 @@ class _Watch:
         self.folder = recording / PROCESSES
         self.known: set[str] = set()
         self.running: dict[str, tuple[Process, int | None]] = {}
-        """By key, each with a pidfd: it says how the process ended even if somebody else is its parent."""
+        """By key, each with a pidfd as long as there is room for files: it says how the process ended even if somebody
+        else is its parent."""
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.pidfds_left = (1 << 20 if files == resource.RLIM_INFINITY else files) - FILES_LEFT
         self.pids: dict[int, str] = {}
         """Folder of each pid's last interpreter."""
         self.unexplained: list[tuple[Process, int]] = []
@@ -310,8 +392,7 @@ class _Watch:
         for key in sorted(gone):
             process, pidfd = self.running.pop(key)
             code = _exit_code(process.pid, pidfd, exit_codes)
-            if pidfd is not None:
-                os.close(pidfd)
+            self._close(pidfd)
             last = Process(process.folder)  # it may have said more since: its role, its end
             if last.end_ns is not None:
                 continue
@@ -330,14 +411,29 @@ class _Watch:
             for _, death in sorted(deaths, key=lambda item: (item[1].signal == signal.SIGTERM, item[0].parent in keys))
         ]
 
-    def close(self, exit_codes: Mapping[int, int], *, ended_well: bool) -> None:
+    def close(self, exit_codes: Mapping[int, int], ended_well: bool) -> None:
         """Look for the last time; of a run that ended well nobody died, whatever this kernel could not tell."""
         self.died(exit_codes)
         for process, gone_ns in self.unexplained if ended_well else ():
             self._note(process, 0, gone_ns)
         for _, pidfd in self.running.values():
-            if pidfd is not None:
-                os.close(pidfd)
+            self._close(pidfd)
+
+    def _open(self, pid: int) -> int | None:
+        """A pidfd; None of a process that is gone, and where there is no room for one."""
+        if self.pidfds_left <= 0:
+            return None
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return None
+        self.pidfds_left -= 1
+        return pidfd
+
+    def _close(self, pidfd: int | None) -> None:
+        if pidfd is not None:
+            self.pidfds_left += 1
+            os.close(pidfd)
 
     def _note(self, process: Process, code: int, gone_ns: int) -> None:
         killed_by = -code if code < 0 else None
@@ -369,7 +465,7 @@ class _Watch:
                 continue
             self.known.add(entry.name)
             if process.host == os.uname().nodename:
-                self.running[entry.name] = process, _pidfd(process.pid)
+                self.running[entry.name] = process, self._open(process.pid)
                 self.pids[process.pid] = entry.name
 
 
@@ -395,13 +491,6 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
     except OSError:
         pass
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return None
 
 
 # PIDFD_GET_INFO, Linux 6.15 and newer: include/uapi/linux/pidfd.h

@@ -18,7 +18,7 @@ SOURCES = {
 }
 OURS = frozenset(SOURCES)
 
-EVENTS = {"rltrace.events"}
+EVENTS = {"rltrace.events", "rltrace.dependencies"}
 FILES = {"rltrace.regular_file", "rltrace.limits"}
 LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
 LOW |= {"rltrace.control_characters"}
@@ -28,7 +28,8 @@ WRITING = (
 READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
-    "rltrace.events": set(),
+    "rltrace.dependencies": set(),
+    "rltrace.events": {"rltrace.dependencies"},
     "rltrace.interruption": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     "rltrace.lineage": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},
     "rltrace.edges": EVENTS,
-    "rltrace.patching": LOW | {"rltrace.recorder", "rltrace.edges"},
+    "rltrace.patching": LOW | {"rltrace.recorder", "rltrace.edges", "rltrace.announcement"},
     "rltrace.device_time": LOW,
     "rltrace.gpu_use": set(),
     "rltrace.kernels": LOW | {"rltrace.recorder"},
@@ -64,7 +65,8 @@ MAY_IMPORT = {
     "rltrace.attendant": set(),
     "rltrace.machine": {"rltrace.nvml"},
     "rltrace.sampler": READING
-    | {"rltrace.recorder", "rltrace.host", "rltrace.nvml", "rltrace.machine", "rltrace.attendant"},
+    | {"rltrace.recorder", "rltrace.host", "rltrace.nvml", "rltrace.machine", "rltrace.attendant"}
+    | {"rltrace.announcement"},
     "rltrace.command_line": set(),
     "rltrace.environment": {"rltrace.recorder"},
     "rltrace.instrument": WRITING
@@ -86,7 +88,8 @@ ANYWHERE = {"rltrace.interruption"}
 """What any part may import: how code in a traced process catches."""
 
 THIRD_PARTY = {
-    "rltrace.events": {"msgspec"},
+    "rltrace.dependencies": set(),
+    "rltrace.events": set(),
     "rltrace.interruption": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
@@ -96,11 +99,13 @@ THIRD_PARTY = {
     "rltrace.manifest": set(),
     "rltrace.chosen_steps": set(),
     "rltrace.process": set(),
-    "rltrace.recorder": {"msgspec"},
+    "rltrace.recorder": set(),
+    "rltrace.device_time": set(),
     "rltrace.recording": {"msgspec", "msgpack"},
-    "rltrace.patching": {"wrapt"},
+    "rltrace.patching": set(),
+    "rltrace.instrument": set(),
 }
-"""What each part may import of others' when it is itself imported."""
+"""What each part may import of others' when it is itself imported; of msgspec and wrapt see `rltrace.dependencies`."""
 
 FRAMEWORKS = {"torch", "ray", "vllm", "verl", "sglang", "transformers"}
 
@@ -214,7 +219,8 @@ def test_files_are_named_for_what_they_hold() -> None:
 def test_the_check_sees_the_arrows_it_is_about() -> None:
     """A check that finds no import at all would pass on anything."""
     found = {module: _imports(path, module, at_import_only=False) for module, path in _modules()}
-    assert {"rltrace.clock", "rltrace.manifest", "msgspec"} <= found["rltrace.recorder"]
+    assert {"rltrace.clock", "rltrace.manifest"} <= found["rltrace.recorder"]
+    assert {"msgspec", "msgpack"} <= found["rltrace.recording"] | found["rltrace.storage"]
     assert "rltrace.recorder" in found["rltrace"]
 
 

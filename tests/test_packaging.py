@@ -51,7 +51,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: zipfile.ZipFile) -> N
 
 def test_the_wheel_says_what_it_needs_and_what_it_runs(wheel: zipfile.ZipFile) -> None:
     texts = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
-    assert "rltrace = rltrace.cli:main" in texts["entry_points.txt"]
+    assert "rltrace = rltrace.__main__:main" in texts["entry_points.txt"]
     assert "[verl.plugins]\nrltrace = rltrace.verl_plugin" in texts["entry_points.txt"]
     for group in ("vllm.general_plugins", "sglang.srt.plugins"):
         assert f"[{group}]\nrltrace = rltrace.instrument:join_run" in texts["entry_points.txt"]

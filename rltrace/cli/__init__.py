@@ -16,14 +16,15 @@ from typing import Any
 
 import click
 
+from rltrace.announcement import complain
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff
 from rltrace.cli.doctor import doctor
-from rltrace.cli.echo import echo
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.overhead import overhead
 from rltrace.cli.run import run
+from rltrace.cli.runs import drop_output
 from rltrace.cli.summary import summary
 from rltrace.cli.view import view
 from rltrace.errors import OutputError, RltraceError
@@ -56,7 +57,9 @@ class Commands(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # a terminal without our bars still has our figures
                 stream.reconfigure(errors="replace")
-        return sys.exit(_exit_code(invoke))
+        code = _exit_code(invoke)
+        drop_output()
+        return sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; click would make 1 of a pipe that was closed."""
@@ -83,7 +86,8 @@ for command in (run, view, summary, diff, export, exec_, collect, overhead, doct
 def _exit_code(invoke: Callable[[], Any]) -> int:
     try:
         code = invoke()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except RltraceError as error:
         return _fail(str(error), error.exit_code)
@@ -99,20 +103,20 @@ def _exit_code(invoke: Callable[[], Any]) -> int:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _drop_output()
+        drop_output()
         return _fail(f"{error.filename or 'standard output'}: {error.strerror}; write elsewhere", OutputError.exit_code)
 
 
 def _drop_output() -> int:
-    """The code of a closed pipe; Python would try again to write what is left, and complain, when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """The code of a closed pipe."""
+    drop_output()
     return BROKEN_PIPE
 
 
 def _fail(message: str, code: int) -> int:
     if os.environ.get(DEBUG_VARIABLE):
         raise  # noqa: PLE0704 - called while the error is handled
-    echo(f"rltrace: {' '.join(message.split())}", err=True)
+    complain(" ".join(message.split()))
     return code
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rltrace import chosen_steps
-from rltrace.announcement import say
-from rltrace.cli.echo import echo
+from rltrace.announcement import complain, say
 from rltrace.cli.runs import (
     SAMPLE_OPTION,
     TRACING_HELP,
@@ -20,6 +18,7 @@ from rltrace.cli.runs import (
     in_shell,
     require_linux,
     say_what_is_lost,
+    show,
 )
 from rltrace.events import SAMPLER
 
@@ -66,8 +65,7 @@ def exec_(out: str | None, allocations: str, sample_seconds: float, command: tup
     if allocations:
         os.environ[chosen_steps.VARIABLE] = allocations
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
-    with contextlib.suppress(OSError):  # nobody reads it, or there is no terminal any more
-        _say(folder, outcome)
+    show(_say, folder, outcome)
     return outcome.exit_code
 
 
@@ -78,11 +76,11 @@ def _say(folder: Path, outcome: Outcome) -> None:
     from rltrace.recording import Recording
 
     for death in outcome.deaths:
-        echo(f"rltrace: {death}", err=True)
+        complain(str(death))
     found = Recording.open(folder)
     others = untraced(found)
     for missing in (one for one in others if one.missed):
-        echo(f"rltrace: not traced: {' '.join(missing.command)}: {missing.reason}", err=True)
+        complain(f"not traced: {' '.join(missing.command)}: {missing.reason}")
     if bare := [one for one in others if not one.missed]:
         say(bare_line(bare))
     if any(process.role != SAMPLER for process in found.processes):
@@ -91,4 +89,4 @@ def _say(folder: Path, outcome: Outcome) -> None:
         say(f"recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`")
     else:
         look = "" if others else "; `rltrace doctor -- COMMAND` looks for the reason"
-        echo(f"rltrace: no process was recorded into {folder}{look}", err=True)
+        complain(f"no process was recorded into {folder}{look}")

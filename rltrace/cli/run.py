@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from rltrace.announcement import is_quiet
+from rltrace.announcement import complain, is_quiet
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import (
     SAMPLE_OPTION,
@@ -23,6 +23,7 @@ from rltrace.cli.runs import (
     in_shell,
     require_linux,
     say_what_is_lost,
+    show,
 )
 from rltrace.errors import MissingExtraError, RunError
 
@@ -50,14 +51,21 @@ def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int
     check_disabled()
     folder = claim(out, ["rltrace", "run", config], settings)
     if not is_quiet():
-        echo(f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
-    with tempfile.TemporaryDirectory(prefix="rltrace-run-") as scratch:
+        show(echo, f"recording into {folder}; starting {_ranks(settings)}, which takes a while ...")
+    with tempfile.TemporaryDirectory(prefix="rltrace-run-", ignore_cleanup_errors=True) as scratch:
         reason = Path(scratch, "reason")
         command = [sys.executable, "-m", PACKAGE, config, *(["--force"] if force else []), "--reason-to", str(reason)]
         outcome = supervisor.supervise(command, folder, is_our_run=True, sample_seconds=sample_seconds)
-        said = reason.read_text() if reason.exists() else ""
-    show_steps(folder)
+        said = _read(reason)
+    show(show_steps, folder)
     return report(folder, outcome, said)
+
+
+def _read(reason: Path) -> str:
+    try:
+        return reason.read_text(errors="replace")
+    except OSError:  # it had nothing to say
+        return ""
 
 
 def _ranks(settings: Mapping[str, Any]) -> str:
@@ -95,7 +103,7 @@ def report(folder: Path, outcome: Any, said: str = "") -> int:
     if outcome.interrupted_by is not None:
         before = "".join(f", after {death}" for death in outcome.deaths[:1])
         name = signal.Signals(outcome.interrupted_by).name
-        echo(f"rltrace: interrupted by {_INTERRUPTS.get(name, name)}{before}", err=True)
+        complain(f"interrupted by {_INTERRUPTS.get(name, name)}{before}")
         return 128 + int(outcome.interrupted_by)
     if outcome.exit_code == 0:
         return 0

@@ -1,19 +1,21 @@
-"""Which Recording a command reads, and which folder it may write a new one to."""
+"""Which Recording a command reads, which folder it may write a new one to, and what it says of one that it wrote."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rltrace import manifest, plugins
+from rltrace.announcement import complain
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
@@ -112,7 +114,7 @@ def check_disabled() -> None:
 
     warning = warning_of_disabled()
     if warning is not None:
-        echo(f"rltrace: {warning}", err=True)
+        complain(warning)
 
 
 def _made_anew(wanted: Path) -> Path:
@@ -143,4 +145,28 @@ def say_what_is_lost(recording: Recording) -> None:
     if recording.lost_events:
         is_full = shutil.disk_usage(recording.path).free < FULL_BYTES
         why = ": the disk is full" if is_full else ""
-        echo(f"rltrace: {recording.lost_events:,} events could not be written{why}; the rest is whole", err=True)
+        complain(f"{recording.lost_events:,} events could not be written{why}; the rest is whole")
+
+
+def show(what: Callable[..., None], *arguments: Any) -> None:
+    """Say something beside a command whose exit code is not ours: where that fails, one line says so."""
+    try:
+        what(*arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except KeyboardInterrupt:  # the command is over: this is for what we say of it
+        drop_output()
+    except Exception as error:
+        drop_output()
+        complain(f"not all is shown: {str(error) or type(error).__name__}")
+
+
+def drop_output() -> None:
+    """Flush, and forget what nobody takes: Python would try again when it ends, and make 120 of the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

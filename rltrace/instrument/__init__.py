@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from rltrace import plugins, recorder
-from rltrace.announcement import announce
+from rltrace.announcement import announce, complain
 from rltrace.environment import reach_others, with_startup
 from rltrace.interruption import own_failure
 from rltrace.patching import HookRegister, PatchSet
@@ -91,7 +91,7 @@ def install(register: HookRegister, names: Iterable[str] | None = None) -> Insta
         except own_failure() as error:
             reason = f"{type(error).__name__}: {error}"
             register.hook(name, known.get(name, name), "failed", reason)
-            print(f"rltrace: the instrumentation {name} is not installed: {reason}", file=sys.stderr)
+            complain(f"the instrumentation {name} is not installed: {reason}")
     return _installed
 
 
@@ -118,7 +118,7 @@ def _known() -> dict[str, str]:
     try:
         return plugins.instrumentations()
     except own_failure() as error:  # another distribution's metadata
-        print(f"rltrace: plugins of other distributions are left out: {error}", file=sys.stderr)
+        complain(f"plugins of other distributions are left out: {error}")
         return plugins.INSTRUMENTATIONS
 
 
@@ -136,7 +136,7 @@ def join_run() -> None:
         if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks and recorder.current() is None:
             _instrument(None, role=UNSAID_ROLE)
     except own_failure() as error:
-        print(f"rltrace: this process is not traced: {type(error).__name__}: {error}", file=sys.stderr)
+        complain(f"this process is not traced: {type(error).__name__}: {error}")
 
 
 def instrument(folder: str | os.PathLike[str] | None = None, **who: Any) -> Path | None:

@@ -13,12 +13,12 @@ import functools
 import importlib
 import inspect
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from rltrace import clock, cluster, recorder
+from rltrace.announcement import complain
 from rltrace.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.events import RAY_CALL
 from rltrace.interruption import own_failure
@@ -114,7 +114,7 @@ def runtime_env_hook(runtime_env: Any) -> Any:
         if os.environ.get(recorder.DIR_VARIABLE) and not _starts_cluster():
             return traced_runtime_env(runtime_env)
     except own_failure() as error:
-        print(f"rltrace: workers of this Ray cluster are not traced: {type(error).__name__}: {error}", file=sys.stderr)
+        complain(f"workers of this Ray cluster are not traced: {type(error).__name__}: {error}")
     return runtime_env
 
 

@@ -83,7 +83,12 @@ def say_untraced(reason):
     if os.environ.get("RAY_RUNTIME_ENV_HOOK", "").startswith("rltrace."):  # Ray would import it, and fail
         del os.environ["RAY_RUNTIME_ENV_HOOK"]
     try:
-        print(f"rltrace: this process is not traced: {reason}", file=sys.stderr)
+        # Not by `print`: without a stderr it takes stdout, and what it cannot write makes 120 of the exit code.
+        if sys.stderr is not None:
+            os.write(sys.stderr.fileno(), f"rltrace: this process is not traced: {reason}\n".encode(errors="replace"))
+    except Exception:  # it takes nothing
+        pass
+    try:
         import json
 
         line = {"pid": os.getpid(), "command": [sys.executable], "reason": reason}  # its arguments may hold secrets

@@ -100,6 +100,21 @@ def test_another_system_is_told_what_works_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("streams", "said"),
+    [
+        ("1>/dev/full", "rltrace: not all is shown: [Errno 28] No space left on device\n"),
+        ("1>&-", ""),
+        ("2>/dev/full >&2", None),
+    ],
+)
+def test_what_is_shown_of_a_run_changes_nothing_of_its_exit_code(streams: str, said: str | None) -> None:
+    program = "import sys; from rltrace.cli.runs import show; show(print, 'a table'); sys.exit(4)"
+    words = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (4, said or "")
+
+
 @pytest.fixture
 def going_on(tmp_path: Path) -> Iterator[Callable[[int], tuple[subprocess.Popen[str], Path]]]:
     """Starts a run of so many ranks and returns when its first step is over."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recordings import Written, span
@@ -404,3 +407,168 @@ def test_who_interrupts_a_run_twice_is_in_a_hurry(tmp_path: Path, is_our_run: bo
         assert deadlines[1] == 0.0
     else:
         assert deadlines == [None, None]
+
+
+def shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell; its 9 is the stdout that it was started with."""
+    words = ["bash", "-c", f"exec 9>&1; {line}"]
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60, **options)
+
+
+def exec_line(folder: Path, *command: str | Path, options: str = "") -> str:
+    """A line of shell that runs a command under `rltrace exec`."""
+    words = [sys.executable, "-c", CLI, "exec", *options.split(), "--out", folder, "--", *command]
+    return shlex.join(map(str, words))
+
+
+# Everything that only watches, and what is said in the end.
+ALL_BROKEN = """
+import rltrace.cli.exec, rltrace.supervisor as s
+def broken(*_, **__):
+    raise ZeroDivisionError("a bug of ours")
+s.ProcessTree.look = s.ProcessTree.write = s.Bystander.__init__ = s.sampler.start = s._adopt_orphans = broken
+s._Watch.died = s._Watch.close = s._Watch.name = s.ending.write = rltrace.cli.exec._say = broken
+s._Supervisor._collect_from_cluster = s._Supervisor._finish = s._Supervisor._clear = broken
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 4", 4), ("kill -9 $$", 137)])
+def test_bugs_of_ours_leave_a_command_its_signals_and_its_exit_code(tmp_path: Path, end: str, code: int) -> None:
+    """Every step but waiting and handing on fails; it is said once, and once more of what is said in the end."""
+    command = exec_command(tmp_path / "run", "")[:-3]
+    command[2] = ALL_BROKEN + CLI
+    script = f'trap "echo noticed; {end}" USR1; echo ready; while :; do sleep 0.05; done'
+    run = subprocess.Popen([*command, "sh", "-c", script], stdout=-1, stderr=-1, text=True, start_new_session=True)
+    assert run.stdout is not None and run.stdout.readline() == "ready\n"
+    time.sleep(0.3)  # the watching has failed by now
+    run.send_signal(signal.SIGUSR1)
+    out, errors = run.communicate(timeout=60)
+    assert (run.returncode, out) == (code, "noticed\n")
+    assert errors.splitlines() == [
+        "rltrace: not all of this command is watched, it runs on: ZeroDivisionError: a bug of ours",
+        "rltrace: not all is shown: a bug of ours",
+    ]
+
+
+# Writes down which files it has in the places of stdin, stdout and stderr, and leaves.
+STREAMS = """
+import os, signal, sys
+def place(number):
+    try:
+        return os.readlink(f"/proc/self/fd/{number}").partition(":")[0]
+    except OSError:
+        return None
+places = [place(number) for number in range(3)]
+with open(sys.argv[1], "w") as told:
+    print(places, file=told)
+os.kill(os.getpid(), signal.SIGTERM) if sys.argv[2] == "killed" else sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize("streams", ["1>&-", "0<&- 1>&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(("end", "code"), [("exit", 4), ("killed", 143)])
+def test_closed_and_full_streams_leave_the_exit_code(tmp_path: Path, streams: str, end: str, code: int) -> None:
+    """And the command's own are as they were: nothing of ours is in the place of one that is closed."""
+    words = (sys.executable, "-ISc", STREAMS, str(tmp_path / "streams"), end)
+    seen = []
+    for line in (exec_line(tmp_path / "run", *words, options="--sample 0.2"), shlex.join(words)):
+        done = shell(f"{line} {streams}; echo $? >&9", stdin=subprocess.DEVNULL)
+        seen.append((done.stdout, (tmp_path / "streams").read_text()))
+    assert seen[0] == seen[1]
+    assert Recording.open(tmp_path / "run").ending == Ending(exit_code=code, interrupted_by=None)
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(4)", 4), ("os.kill(os.getpid(), 9)", 137)])
+def test_a_command_may_delete_its_recording(tmp_path: Path, end: str, code: int) -> None:
+    program = """
+import os, shutil, signal, sys, time
+import rltrace
+with rltrace.span("before"):
+    shutil.rmtree(os.environ["RLTRACE_DIR"])
+with rltrace.span("after"):
+    noticed = []
+    signal.signal(signal.SIGUSR1, lambda *_: noticed.append("noticed"))
+    time.sleep(0.3)
+    os.kill(os.getppid(), signal.SIGUSR1)
+    while not noticed:
+        time.sleep(0.01)
+print(*noticed, flush=True)
+"""
+    command = exec_command(tmp_path / "run", program + end)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, "noticed\n")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == (2 if code == 4 else 3), "unwatched; killed, if it was; nothing to read"
+
+
+def test_more_processes_than_files_may_be_open_are_watched(tmp_path: Path) -> None:
+    program = """
+import os, sys
+import rltrace
+at_work, tell = os.pipe()
+go_on, release = os.pipe()
+children = []
+for number in range(100):
+    if (child := os.fork()) == 0:
+        with rltrace.span("child"):
+            os.write(tell, b"x")
+            os.read(go_on, 1)
+        os._exit(0)
+    children.append(child)
+told = b""
+while len(told) < 100:
+    told += os.read(at_work, 100)
+os.write(release, b"x" * 100)
+print([os.waitpid(child, 0)[1] for child in children] == [0] * 100)
+sys.exit(5)
+"""
+    line = exec_line(tmp_path / "run", sys.executable, "-c", program, options="--sample 0")
+    done = shell(f"ulimit -n 80; {line}")
+    assert (done.returncode, done.stdout) == (5, "True\n"), done.stderr
+    assert done.stderr.startswith("rltrace: recorded in ")
+    assert len(Recording.open(tmp_path / "run").processes) == 101
+
+
+@pytest.mark.parametrize(
+    ("before", "command", "code"),
+    [
+        pytest.param("ulimit -n 6", "exit 4", 4, id="no file left for the sampler"),
+        pytest.param("trap '' CHLD", "exit 4", 4, id="nobody is told of children"),
+        pytest.param("trap '' CHLD", "kill -9 $$", 137, id="nobody is told of children, and it is killed"),
+        pytest.param("ulimit -f 4", "exit 4", 4, id="no room for what processes say"),
+        pytest.param("exec >&-", "(sleep 0.2 &); exit 4", 4, id="a daemon is left"),
+    ],
+)
+def test_whatever_is_short_a_command_has_its_own_exit_code(
+    tmp_path: Path, before: str, command: str, code: int
+) -> None:
+    line = exec_line(tmp_path / "run", "sh", "-c", command, options="--sample 0.2")
+    done = shell(f"{before}; {line}")
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_names_no_interpreter_runs_as_a_shell_runs_it(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo $1; exit 6\n")
+    script.chmod(0o755)
+    done = shell(exec_line(tmp_path / "run", script, "word"))
+    assert (done.returncode, done.stdout) == (6, "word\n"), done.stderr
+
+
+def test_a_program_that_the_system_does_not_run_is_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/there/is/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = shell(exec_line(tmp_path / "run", script))
+    assert done.returncode == 126
+    assert done.stderr == f"rltrace: {script}: the system does not run it: No such file or directory\n"
+
+
+def test_a_run_whose_recording_is_deleted_ends_as_it_would(start: Callable[[str], Run]) -> None:
+    run = start("end")
+    run.everybody()
+    shutil.rmtree(run.folder, ignore_errors=True)
+    code, errors, _ = run.end()
+    assert code == 0
+    assert len(errors.splitlines()) == 1

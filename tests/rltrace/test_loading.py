@@ -45,6 +45,20 @@ def program(tmp_path: Path) -> Path:
 # ---- rltrace exec -----------------------------------------------------------------------------------------------
 
 
+def test_the_command_finds_what_it_needs_whatever_the_user_has(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    """A `click.py` and a `msgspec.py` of the user's own, on PYTHONPATH and in the working folder."""
+    for name in ("click", "msgspec", "rich"):
+        (tmp_path / f"{name}.py").write_text("mark = 'theirs'")
+    command = ["exec", "--out", "run", "--", environment.python, "-c", "import msgspec; print(msgspec.mark)"]
+    for words in ([environment.path / "bin" / "rltrace"], [environment.python, "-m", "rltrace"]):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        done = environment.run(*words, *command, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, "theirs\n"), done.stderr
+        assert sorted(process.role for process in Recording.open(tmp_path / "run").processes) == ["process", "sampler"]
+
+
 def test_exec_passes_input_output_and_the_exit_code_through(environment: installed.Environment, tmp_path: Path) -> None:
     command = [
         environment.path / "bin" / "rltrace",

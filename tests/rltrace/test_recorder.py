@@ -1047,6 +1047,39 @@ def test_what_a_signal_handler_raises_in_the_middle_of_ours_reaches_the_program(
     assert (late, hook.failures) == (100, 0)
 
 
+@pytest.mark.parametrize("ask", [rltrace.start, recorder.join])
+def test_max_bytes_bounds_a_process_that_records_already(folder: Path, ask: Callable[..., object]) -> None:
+    """As one does under `rltrace exec`; and who names no bound leaves the one that there is."""
+    limit = 2 << 20
+    rltrace.start(folder)
+    ask(folder, max_bytes=limit)
+    ask(folder)
+    kept = []
+    for n in range(8_000):
+        rltrace.span_at("work", 1, 2, filler="x" * 900)
+        if n % 500 == 0:
+            kept.append(sum(path.stat().st_size for path in folder.glob("processes/*/*.seg")))
+    rltrace.stop()
+    assert 1 << 20 < max(kept) <= limit
+
+
+def test_max_bytes_bounds_a_forked_child_too(folder: Path) -> None:
+    limit = 2 << 20
+    rltrace.start(folder, max_bytes=limit)
+    if (child := os.fork()) == 0:
+        for _ in range(8_000):
+            rltrace.span_at("work", 1, 2, filler="x" * 900)
+        os._exit(0)
+    os.waitpid(child, 0)
+    rltrace.stop()
+    (kept,) = [
+        sum(path.stat().st_size for path in process.folder.glob("*.seg"))
+        for process in Recording.open(folder).processes
+        if process.pid == child
+    ]
+    assert 1 << 20 < kept <= limit
+
+
 def test_max_bytes_never_drops_what_a_thread_is_writing(folder: Path, spans_of: Spans) -> None:
     begun, go_on = threading.Event(), threading.Event()
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 from traced_runs import ROOT, STARTUP, run_traced, traced_environment
 
-from rltrace.events import Span
+from rltrace import environment, manifest
+from rltrace.events import COLLECTION, Span
 from rltrace.recording import Recording
 
 
@@ -142,6 +143,96 @@ def test_without_our_package_on_the_path_the_program_runs_on(tmp_path):
 
 
 HIDE_US = "import sys; sys.modules['rltrace'] = None; import theirs_too"
+
+
+OTHERS = ("msgspec", "wrapt", "click", "rich", "msgpack", "numpy", "psutil", "typing_extensions")
+# What a program imports is its own, before and after we are in it, and each of our parts that needs another works.
+IMPORTS_ITS_OWN = """
+import click, msgspec, wrapt
+import rltrace
+with rltrace.span("one"):
+    pass
+with rltrace.typed_span("two", bytes=int)(3):
+    pass
+import importlib, sys
+print(*(importlib.import_module(name).mark for name in sys.argv[1:]), file=sys.stdout)
+"""
+
+
+@pytest.fixture
+def others(tmp_path):
+    """A user's folder, with modules that are named as packages are that we need."""
+    folder = tmp_path / "others"
+    folder.mkdir()
+    for name in OTHERS:
+        (folder / f"{name}.py").write_text(f"mark = 'their {name}'")
+    (folder / "program.py").write_text(IMPORTS_ITS_OWN)
+    return folder
+
+
+THEIRS = " ".join(f"their {name}" for name in OTHERS) + "\n"
+
+
+@pytest.mark.parametrize("place", ["path", "working folder"])
+def test_modules_of_the_user_are_the_programs_and_not_ours(tmp_path, others, place):
+    """By the command, the sampler and the program's own process, which is recorded."""
+    path = {"path": str(others), "working folder": ""}[place]
+    command = [sys.executable, "-m", "rltrace", "exec", "--out", str(tmp_path / "run"), "--sample", "0.1", "--"]
+    command += [sys.executable, "-c", "import runpy; runpy.run_path('program.py', run_name='__main__')", *OTHERS]
+    environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, env=environment, cwd=others, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, THEIRS), done.stderr
+    assert done.stderr.startswith("rltrace: recorded in ")
+    recording = Recording.open(tmp_path / "run")
+    assert sorted(process.role for process in recording.processes) == ["process", "sampler"]
+    (program,) = [process for process in recording.processes if process.role == "process"]
+    spans = [event.name for event in program.events() if isinstance(event, Span) and event.name != COLLECTION]
+    assert spans == ["one", "two"]
+    assert {hook["state"] for hook in program.hooks} == {"installed", "waiting"}
+
+
+def test_a_program_that_records_itself_keeps_its_own_modules(tmp_path, others):
+    program = IMPORTS_ITS_OWN.replace("import rltrace\n", "import rltrace\nrltrace.start('run')\n")
+    (others / "program.py").write_text(program)
+    done = python(str(others / "program.py"), *OTHERS, tmp_path=tmp_path, PYTHONPATH=str(ROOT), RLTRACE_QUIET="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, THEIRS, "")
+    assert len(list(Recording.open(tmp_path / "run").processes[0].events())) == 2
+
+
+def test_where_only_another_module_has_the_name_the_program_is_untraced_and_runs_on(tmp_path, others):
+    """In an interpreter that has no packages."""
+    folder = tmp_path / "run"
+    manifest.create(folder, owner=None, command=[], config=None)
+    program = (
+        f"import sys; sys.path[1:1] = [{str(STARTUP)!r}]; import rltrace_startup; sys.path.insert(1, {str(ROOT)!r})\n"
+    )
+    program += "import msgspec; print(msgspec.mark)"
+    environment = {"RLTRACE_DIR": str(folder), "PYTHONPATH": str(others)}
+    done = python("-S", "-c", program, tmp_path=tmp_path, **environment)
+    assert (done.returncode, done.stdout) == (0, "their msgspec\n"), done.stderr
+    said = f"msgspec is {others}/msgspec.py here, and not the package that rltrace needs: pip install msgspec"
+    assert done.stderr == f"rltrace: this process is not traced: ImportError: {said}\n"
+    assert [line["reason"] for line in Recording.open(folder).untraced] == [f"ImportError: {said}"]
+
+
+@pytest.mark.parametrize("path", ["", ":", "there:", ":there", "there::here"])
+def test_a_command_has_the_python_path_that_it_would_have(tmp_path, path):
+    """An empty entry is the working folder, to Python."""
+    code = "import os, sys; print(sys.path[1:], os.environ.get('PYTHONPATH'))"
+    bare = python("-c", code, tmp_path=tmp_path, PYTHONPATH=path)
+    ours = python("-c", code, tmp_path=tmp_path, PYTHONPATH=environment.with_startup(path))
+    assert ours.stdout.replace(f"'{STARTUP}', ", "", 1).replace(f"{STARTUP}", "").replace(" :", " ", 1) == bare.stdout
+
+
+def test_a_stderr_that_takes_nothing_leaves_the_exit_code(tmp_path):
+    """Python makes 120 of it where something is left in a buffer at the end."""
+    variables = traced_environment("/proc/nowhere")
+    command = [sys.executable, "-c", "import msgspec; print('ran')"]
+    for stderr in ("2>/dev/full", "2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {stderr}', "sh", *command], env=variables, stdout=subprocess.PIPE, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, b"ran\n")
 
 
 def is_traced(*command):
