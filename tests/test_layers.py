@@ -19,13 +19,14 @@ SOURCES = {
 OURS = frozenset(SOURCES)
 
 EVENTS = {"rltrace.events"}
-LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
+LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption", "rltrace.encoding"}
 WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
 READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
     "rltrace.interruption": set(),
+    "rltrace.encoding": {"rltrace.interruption"},
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.mapped_file": set(),
@@ -78,6 +79,7 @@ MAY_IMPORT = {
 THIRD_PARTY = {
     "rltrace.events": {"msgspec"},
     "rltrace.interruption": set(),
+    "rltrace.encoding": set(),
     "rltrace.errors": set(),
     "rltrace.clock": set(),
     "rltrace.mapped_file": set(),
