@@ -58,7 +58,6 @@ class ProcessFolder:
         Raises:
             OSError: it cannot be written, or the disk is full.
         """
-        self.lines = lines
         self._aside = recording / OPENING / f"{key}{_ATTEMPT}{attempt}"
         self._place = recording / PROCESSES / key
         self.path = self._aside
@@ -122,8 +121,16 @@ class ProcessFolder:
 
 def process_key(start_ns: int) -> str:
     """Folder name of this process: host, pid and when it began to record, for one pid can run two interpreters."""
-    host = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in host_name())
-    return f"{host}-{os.getpid()}-{start_ns}"
+    return f"{_host()}-{os.getpid()}-{start_ns}"
+
+
+def _host() -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in host_name())
+
+
+def is_of_this_host(key: str) -> bool:
+    """Whether the process with a key is, or was, one of this host."""
+    return key.rsplit("-", 2)[0] == _host()
 
 
 def discard_attempts(recording: Path, key: str) -> None:
@@ -145,9 +152,8 @@ def pid_of(key: str) -> int | None:
 
 def running_processes(recording: Path) -> list[str]:
     """Folder names of the processes of this host that record and run now."""
-    host = process_key(0).rsplit("-", 2)[0]
-    keys = [name.rsplit("-", 2) for name in os.listdir(recording / PROCESSES)]
-    return ["-".join(key) for key in keys if key[0] == host and started_ticks(int(key[1])) is not None]
+    here = [key for key in os.listdir(recording / PROCESSES) if is_of_this_host(key)]
+    return [key for key in here if (pid := pid_of(key)) is not None and started_ticks(pid) is not None]
 
 
 def identity(start_ns: int) -> dict[str, Any]:

@@ -70,6 +70,9 @@ RETRY_NS = 1_000_000_000
 _MAY_PASS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """What keeps a folder from being made now and maybe not in a second: there is no space, or no descriptor."""
 
+MOST_UNSAID = 1000
+"""Lines that are kept until there is a folder for them."""
+
 _TOLD_AGAIN = ("process", "type", "hook")
 """Kinds of lines that `Recorder._lines` has."""
 
@@ -604,8 +607,10 @@ class Recorder:
     def append(self, kind: str, **fields: Any) -> None:
         """Append a line about this process; one that cannot be written is written later, or counted as lost."""
         if self._folder is None:  # it has recorded nothing: `_open` will say it all
-            if kind not in _TOLD_AGAIN:
+            if kind not in _TOLD_AGAIN and len(self._unsaid) < MOST_UNSAID:
                 self._unsaid.append((kind, fields))
+            elif kind not in _TOLD_AGAIN:
+                self.lose()
             return
         try:
             self._folder.append(kind, **fields)
@@ -777,6 +782,8 @@ class Recorder:
             self._settle_hooks()
             self._say_ns = 0
             self._open()
+            if self._is_behind:
+                self.lose()
             self.append("end", end_ns=_now_ns())
             self._folder.close()
 

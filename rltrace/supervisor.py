@@ -27,7 +27,7 @@ from rltrace.bystander import Bystander
 from rltrace.environment import traced_environment
 from rltrace.errors import RltraceError, RunError
 from rltrace.lineage import running_parent_of
-from rltrace.manifest import LINES, PROCESSES
+from rltrace.manifest import LINES, PROCESSES, host_name
 from rltrace.process import append_exit
 from rltrace.recording import Process
 from rltrace.untraced import ProcessTree
@@ -368,7 +368,7 @@ class _Watch:
             if not process.pid:  # its first line is not written yet
                 continue
             self.known.add(entry.name)
-            if process.host == os.uname().nodename:
+            if process.host == host_name():
                 self.running[entry.name] = process, _pidfd(process.pid)
                 self.pids[process.pid] = entry.name
 

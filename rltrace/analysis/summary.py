@@ -72,6 +72,15 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     dropped_bytes: int
 
 
+class UnidentifiedProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that was killed while it opened its folder, or whose identity is damaged: it is in no other figure."""
+
+    process_key: str
+    pid: int | None
+    unreadable_events: int
+    """Spans and samples that it wrote; nobody knows by which clock. They count as lost."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A Recording in figures."""
 
@@ -109,6 +118,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """That left a span, caught or not."""
     losses: list[Losses]
     """Of the processes that lost something; empty is good."""
+    unidentified: list[UnidentifiedProcess]
     lost_events: int
     """Over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
     complete: bool | None
@@ -150,8 +160,12 @@ def summarize(recording: Recording) -> Summary:
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
         losses=_losses(recording),
+        unidentified=[
+            UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
+            for process in recording.unidentified
+        ],
         lost_events=recording.lost_events,
-        complete=_is_complete(of_processes),
+        complete=_is_complete(of_processes) if not recording.unidentified else False,
     )
 
 
