@@ -615,17 +615,17 @@ class Recorder:
         try:
             self._folder.append(kind, **fields)
         except Exception as error:
-            is_ours = not is_of_handler(error)
-            if kind in _TOLD_AGAIN and (isinstance(error, OSError) or not is_ours):
-                self._tell_again()
-            elif is_ours:
-                self.lose()
-            if not is_ours:
+            if is_of_handler(error):
+                self._tell_again(0)
                 raise
+            if kind in _TOLD_AGAIN and isinstance(error, OSError):
+                self._tell_again(RETRY_NS)
+            else:
+                self.lose()
 
-    def _tell_again(self) -> None:
-        """Have `_open` say all that it knows once more, in a while."""
-        self._say_ns = _now_ns() + RETRY_NS
+    def _tell_again(self, wait_ns: int) -> None:
+        """Have `_open` say all that it knows once more, not before some time has passed."""
+        self._say_ns = _now_ns() + wait_ns
         self._said = []
         self._is_behind = True
         self._is_open = False

@@ -743,6 +743,7 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     written.process("torn", *step, *own, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
+    (written.folder / "processes" / "gone-8-1").mkdir()
     (written.folder / "untraced.jsonl").write_text('{"pid": 7, "command": ["python", "-S"], "reason": "-S"}\n')
     value = json.loads(msgspec.json.encode(summarize(written.read())))
     documented = DOCUMENTED.read_text().partition("## Two runs")[0]
