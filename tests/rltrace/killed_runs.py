@@ -1,7 +1,7 @@
 """A program of short processes that is killed at a random moment, and what its Recording must say then.
 
-Each process announces in a pipe a span that it has left, after it has left it. Children are forked one after another, so
-that some are in their first milliseconds when the kill comes.
+Each process announces in a pipe a span that it has left, after it has left it. Children are forked one after another,
+so that some are in their first milliseconds when the kill comes.
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ def check(folder: Path, left: dict[int, set[int]], begun_ns: int, killed_ns: int
         assert not left
         return 0
     recording = Recording.open(folder)
+    deadline = time.monotonic() + 10
+    while any(process.is_alive for process in recording.processes):  # it closes its pipe a moment before it is gone
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     found: defaultdict[int, set[int]] = defaultdict(set)
     for process in recording.processes:
         assert begun_ns <= process.start_ns <= killed_ns
