@@ -43,7 +43,7 @@ def say(message: str) -> None:
         complain(message)
 
 
-say_once = functools.cache(say)
+say_once, complain_once = functools.cache(say), functools.cache(complain)
 """The same; the same words once in a process."""
 
 

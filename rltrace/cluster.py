@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -96,7 +95,7 @@ def _said(recording: Path, name: str) -> str | None:
 def _is_home(recording: Path, run_id: str) -> bool:
     try:
         said = _manifest(recording)
-        return bool(said["run_id"] == run_id and said["host"] == socket.gethostname())
+        return bool(said["run_id"] == run_id and said["host"] == manifest.host_name())
     except own_failure(OSError, ValueError, KeyError):
         return False
 

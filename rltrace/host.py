@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from rltrace.events import subject
-from rltrace.manifest import LINES, PROCESSES
+from rltrace.manifest import LINES, PROCESSES, host_name
 from rltrace.recording import Process
 
 SHARE_OF_TIME = 0.002
@@ -101,7 +100,7 @@ class RunProcesses:
         if not process.pid:  # its first line is not written yet
             return
         self._known.add(process.key)
-        if process.host == socket.gethostname() and process.is_alive:
+        if process.host == host_name() and process.is_alive:
             try:
                 self._alive[process.key] = psutil.Process(process.pid)
             except psutil.NoSuchProcess:

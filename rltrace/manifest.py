@@ -62,7 +62,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
         "version": VERSION,
         "run_id": uuid.uuid4().hex,
         "created_unix_ns": time.time_ns(),
-        "host": socket.gethostname(),
+        "host": host_name(),
         "clock_domain": clock.domain(),
         "owner": owner,
         "owner_pid": os.getpid(),
@@ -73,7 +73,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
     }
     (folder / PROCESSES).mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{FILE}.{os.getpid()}"
-    text = json.dumps(manifest, indent=1, default=str)
+    text = to_json(manifest, indent=1)
     require_size(unfinished, len(text))
     unfinished.write_text(text)
     try:
@@ -83,12 +83,26 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
     return manifest
 
 
+def host_name() -> str:
+    """Of this host, as the Recording has it: the kernel takes any bytes for one, and text is what can be said."""
+    return socket.gethostname().encode(errors="replace").decode()
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that can be read and printed everywhere: what is no text, as bytes in a command line may be, becomes `?`."""
+    said = json.dumps(value, indent=indent, default=str)
+    if "\\ud" in said:  # half of a pair without the other half, it may be; such a text is not often there
+        plain = json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
+        said = json.dumps(json.loads(plain), indent=indent)
+    return said
+
+
 def is_live(folder: Path) -> bool:
     """Whether the run in `folder` goes on: its owner is there, on this host, and has not ended its part."""
     try:
         owner = json.loads(regular_file.read(folder / FILE))
         ticks = started_ticks(int(owner["owner_pid"]))
-        if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != socket.gethostname():
+        if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != host_name():
             return False
         return owner["owner"] is None or not _has_ended(folder / PROCESSES / str(owner["owner"]))
     except own_failure(OSError, ValueError, KeyError, TypeError):

@@ -18,7 +18,7 @@ from typing import Any
 from rltrace import alignment, chosen_steps, clock, cluster, regular_file
 from rltrace.alignment import Domain
 from rltrace.errors import MissingExtraError, RltraceError
-from rltrace.manifest import PROCESSES
+from rltrace.manifest import PROCESSES, host_name
 
 EXCHANGES = 50
 """Of one round: only the shortest is kept."""
@@ -40,7 +40,7 @@ class Agent:
 
     def whoami(self) -> tuple[str, Domain]:
         """Host and clock domain."""
-        return socket.gethostname(), _domain()
+        return host_name(), _domain()
 
     def now_ns(self) -> int:
         """The node's clock."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -17,14 +18,26 @@ import threading
 import time
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from rltrace import clock, cluster, manifest
-from rltrace.announcement import complain, say, say_once
+from rltrace.announcement import complain, complain_once, say, say_once
 from rltrace.dependencies import msgspec
+from rltrace.encoding import plain_text, sayable
 from rltrace.interruption import own_failure, suppress_own
-from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
+from rltrace.process import (
+    COUNT_SLOTS,
+    COUNTS_BYTES,
+    LOST,
+    Line,
+    ProcessFolder,
+    discard_attempts,
+    identity,
+    process_key,
+    sound_fields,
+)
 from rltrace.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
 if sys.version_info < (3, 14):
@@ -50,7 +63,16 @@ HOOKS_VARIABLE = "RLTRACE_HOOKS"
 """Environment variable set by a process that has hooks installed: the processes that it starts get them too."""
 
 RETRY_NS = 1_000_000_000
-"""How long to wait after a full disk before trying for a segment again."""
+"""How long to wait after a full disk before trying for a segment, or the process's folder, again."""
+
+_MAY_PASS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""What keeps a folder from being made now and maybe not in a second: there is no space, or no descriptor."""
+
+MOST_UNSAID = 1000
+"""Lines that are kept until there is a folder for them."""
+
+_TOLD_AGAIN = ("process", "type", "hook")
+"""Kinds of lines that `Recorder._lines` has."""
 
 
 def _plain(value: Any) -> Any:
@@ -274,15 +296,31 @@ def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Calla
 def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
     """A span that is over, with times read elsewhere from `clock.now_ns`.
 
+    One whose times no clock tells, negative ones or more than 63 bits or an end before the start, is counted as lost.
+
     Args:
         name: `subject.action`.
         start_ns: First instant, CLOCK_MONOTONIC.
         end_ns: First instant after it.
-        lane: Spans of one lane nest; 0 is the thread's own, any other number a row of its own (a request, a stream).
+        lane: Spans of one lane nest; 0 is the thread's own, any other number below 2**63 a row of its own (a request,
+            a stream).
         **args: Recorded with it.
     """
-    if _recorder is not None:
+    if _recorder is None:
+        return
+    if 0 <= _whole(start_ns) <= _whole(end_ns) < _END_NS and -_END_NS < _whole(lane) < _END_NS:
         _write((name, lane, start_ns, end_ns, args, True))
+    else:
+        _recorder.lose()
+
+
+_END_NS = 2**63
+"""No clock tells this time, or a later one."""
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as it is; what is none as one that is in no range."""
+    return value if value.__class__ is int or isinstance(value, Integral) else _END_NS
 
 
 def counter(name: str, value: float, /) -> None:
@@ -296,9 +334,13 @@ def counter(name: str, value: float, /) -> None:
 
 
 def counter_at(name: str, ts_ns: int, value: float, /) -> None:
-    """A value with the time at which it was so, read elsewhere from `clock.now_ns`."""
-    if _recorder is not None:
+    """A value with the time at which it was so, read elsewhere from `clock.now_ns`; lost if no clock tells it."""
+    if _recorder is None:
+        return
+    if 0 <= _whole(ts_ns) < _END_NS:
         _write((name, ts_ns, value, True))
+    else:
+        _recorder.lose()
 
 
 def flow(key: str, direction: Literal["out", "in"], /) -> None:
@@ -370,7 +412,7 @@ def _is_written(part: bytes) -> bool:
 
 
 def _encode_anyhow(record: Any) -> bytes:
-    """Encode a record; where msgpack refuses one of its arguments (an int of 65 bits), that one becomes its text.
+    """Encode a record; what msgpack refuses of its texts and arguments (an int of 65 bits) becomes text that it takes.
 
     Raises:
         Exception: what it consists of besides, such as a time, cannot be encoded.
@@ -384,27 +426,18 @@ def _encode_anyhow(record: Any) -> bytes:
         return _encode((type(record).__struct_config__.tag, *fields))
     if isinstance(record, OpenSpan):
         record = msgspec.structs.astuple(record)
-    return _encode([_sayable_args(part) if isinstance(part, dict) else part for part in record])
+    return _encode([_sayable_part(part) for part in record])
 
 
-def _sayable_args(args: dict[str, Any]) -> dict[Any, Any]:
-    return {_sayable(key): _sayable(value) for key, value in args.items()}
+def _sayable_part(part: Any) -> Any:
+    """Of a record: its arguments, or a text such as its name."""
+    if isinstance(part, dict):
+        return {_sayable(key): _sayable(value) for key, value in part.items()}
+    return plain_text(part) if isinstance(part, str) else part
 
 
 def _sayable(value: Any) -> Any:
-    try:
-        _encode(value)
-        return value
-    except own_failure():
-        return _text_of(value)
-
-
-def _text_of(value: Any) -> str:
-    try:
-        text = str(value)
-    except own_failure():
-        text = f"<{type(value).__qualname__}>"
-    return text[:256].encode(errors="replace").decode()
+    return sayable(value, _encode)
 
 
 class _Held:
@@ -497,11 +530,18 @@ class Recorder:
             OSError: the folder cannot be written.
         """
         self.recording = recording
-        self.max_bytes = max_bytes
-        self.who = who
+        self.max_bytes = self._sound({"max_bytes": max_bytes}).get("max_bytes")
+        self.who = self._sound(who)
         self._hooks: dict[tuple[str, str], Hook] = {}
         self.forget_parent(start_ns)
-        self._open()
+        try:
+            with self._lock:
+                self._open()
+        except OSError as error:
+            if error.errno not in _MAY_PASS:
+                raise
+            complain(f"{recording} cannot be written now, it is tried again every second: {error.strerror}")
+            _stop_at_exit()
 
     def forget_parent(self, start_ns: int | None = None) -> None:
         """Begin with nothing: in a forked child the mappings belong to the parent, which goes on writing them.
@@ -511,46 +551,118 @@ class Recorder:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-        self.pid = os.getpid()
         self.start_ns = _now_ns() if start_ns is None else start_ns
         self.key = process_key(self.start_ns)
         self._lock = threading.RLock()  # re-entrant: a signal handler may record too
         self._counts = memoryview(bytearray(COUNTS_BYTES)).cast("Q")
+        self._lost = 0
         for hook in self._hooks.values():
             hook.restart()
         self._segments: list[Segment] = []
         self._returned: list[Segment] = []
-        self._retry_ns = 0
+        self._attempts = itertools.count(1)
+        self._made: dict[str, tuple[ProcessFolder, list[Line]]] = {}
+        """The folder that is to be shown, and what it says, by the key."""
+        self._unsaid: list[Line] = []
+        """Lines that came before there was a folder, but for those that `_lines` has."""
+        self._said: list[Line] = []
+        """Of `_lines`, what the folder says."""
+        self._is_open = False
+        self._is_behind = False
+        """Some of it could not be written."""
+        self._retry_ns = self._say_ns = 0
+        self.pid = os.getpid()  # last: where this does not end, it is done again
 
     def _open(self) -> None:
-        """Make this process's folder, unless it is made."""
-        if self._folder is not None:
+        """Make this process's folder and say in it what is known of the process, unless that is done.
+
+        What a signal handler raises may come at any point of this, and so may what it records: each step may be
+        repeated, and the next record goes on with the first that is not done.
+
+        Raises:
+            OSError: the disk is full, now or less than `RETRY_NS` ago.
+        """
+        if self._is_open:
             return
-        self._wait_for_space()
-        try:
-            folder = ProcessFolder(self.recording, self.key)
-        except own_failure(OSError):
-            self._retry_ns = _now_ns() + RETRY_NS
-            raise
-        folder.counts[:] = self._counts  # what a forked child counted before its first record
-        self._folder, self._counts = folder, folder.counts
-        self.append("process", **identity(self.start_ns), parent=os.environ.get(PARENT_VARIABLE), **self.who)
-        for line in _typed_spans:
-            self.append("type", **line)
-        for hook in self._hooks.values():
-            self.append("hook", **hook.line)
+        if self.pid != os.getpid():  # what is done after a fork was interrupted
+            self.forget_parent()
+        if self._folder is None:
+            self._show()
+        elif _now_ns() < self._say_ns:
+            return
+        self._is_behind = False
+        lines, said = self._lines(), self._said
+        for kind, fields in [line for line in lines if line not in said] if lines != said else ():
+            self.append(kind, **fields)
+        self._said = [] if self._is_behind else lines
+        while self._unsaid:
+            kind, fields = self._unsaid[0]
+            self.append(kind, **fields)
+            del self._unsaid[:1]
         os.environ[DIR_VARIABLE] = str(self.recording)  # processes started from here join the same Recording
         os.environ[PARENT_VARIABLE] = self.key
         _stop_at_exit()
+        self._is_open = not self._is_behind
+
+    def _show(self) -> None:
+        """Make the folder and show it to readers."""
+        self._wait_for_space()
+        try:
+            if (made := self._made.get(self.key)) is None:
+                # Which is not ours where a signal handler has recorded meanwhile.
+                made = self._made.setdefault(self.key, self._attempt())
+            folder, self._said = made
+            folder.show()
+        except own_failure(OSError):
+            if self._folder is not None:  # a signal handler's record has made it
+                return
+            self._made.pop(self.key, None)
+            self._retry_ns = _now_ns() + RETRY_NS
+            raise
+        if self._counts is not folder.counts:
+            folder.counts[:] = self._counts
+            self._counts = folder.counts
+        self._counts[LOST] = self._lost
+        self._folder = folder
+        discard_attempts(self.recording, self.key)
+
+    def _attempt(self) -> tuple[ProcessFolder, list[Line]]:
+        """A folder that no reader sees yet, and what of `_lines` is said in it: who this process is."""
+        kind, who = self._lines()[0]
+        line = {**identity(self.start_ns), "parent": os.environ.get(PARENT_VARIABLE), **who}
+        return ProcessFolder(self.recording, self.key, next(self._attempts), (kind, line)), [(kind, who)]
+
+    def _lines(self) -> list[Line]:
+        """What its folder says of this process, as far as that is told again where it could not be written."""
+        types: list[Line] = [("type", line) for line in _typed_spans]
+        hooks: list[Line] = [("hook", hook.line) for hook in list(self._hooks.values())]
+        return [("process", {**self.who}), *types, *hooks]
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Append a line about this process; one that cannot be written is counted as lost."""
-        if self._folder is None:  # a forked child that has recorded nothing: `_open` will say it all
+        """Append a line about this process; one that cannot be written is written later, or counted as lost."""
+        if self._folder is None:  # it has recorded nothing: `_open` will say it all
+            if kind not in _TOLD_AGAIN and len(self._unsaid) < MOST_UNSAID:
+                self._unsaid.append((kind, fields))
+            elif kind not in _TOLD_AGAIN:
+                self.lose()
             return
         try:
             self._folder.append(kind, **fields)
-        except own_failure():
-            self.lose()
+        except own_failure() as error:
+            if kind in _TOLD_AGAIN and isinstance(error, OSError):
+                self._tell_again(RETRY_NS)
+            else:
+                self.lose()
+        except BaseException:
+            self._tell_again(0)
+            raise
+
+    def _tell_again(self, wait_ns: int) -> None:
+        """Have `_open` say all that it knows once more, not before some time has passed."""
+        self._say_ns = _now_ns() + wait_ns
+        self._said = []
+        self._is_behind = True
+        self._is_open = False
 
     def keep_to(self, max_bytes: int | None) -> None:
         """Bound this process's segments from the next one on; None leaves the bound that there is."""
@@ -558,9 +670,16 @@ class Recorder:
             self.max_bytes = max_bytes
 
     def identify(self, **who: Any) -> None:
-        """Say more about this process: role, rank, device, name."""
-        self.who |= who
-        self.append("process", **who)
+        """Say more about this process: role, rank, device, name; what cannot be is left out, and said on stderr."""
+        sound = self._sound(who)
+        self.who |= sound
+        self.append("process", **sound)
+
+    def _sound(self, who: dict[str, Any]) -> dict[str, Any]:
+        sound, refused = sound_fields(who)
+        for field in refused:
+            complain_once(f"left out: {field}")
+        return sound
 
     def hook(
         self, instrumentation: str, target: str, state: str, reason: str | None = None, emits: tuple[str, ...] = ()
@@ -606,7 +725,8 @@ class Recorder:
         """Count events that could not be written."""
         try:
             with self._lock:
-                self._counts[LOST] += count
+                self._lost += count
+                self._counts[LOST] = self._lost
         except own_failure():  # the recorder has stopped
             pass
 
@@ -719,12 +839,19 @@ class Recorder:
     def close(self) -> None:
         """End this process's part of the Recording."""
         with self._lock:
+            if self._lost and self._folder is None:  # it never could be made, maybe now
+                self._retry_ns = 0
+                self._open()
             if self._folder is None:
                 return
             for segment in self._segments:
                 segment.close()
             self._next_path().unlink(missing_ok=True)
             self._settle_hooks()
+            self._say_ns = 0
+            self._open()
+            if self._is_behind:
+                self.lose()
             self.append("end", end_ns=_now_ns())
             self._folder.close()
 
@@ -737,7 +864,7 @@ def _thread_name() -> str:
             name = _kernel_name()
         except own_failure(OSError):
             pass
-    return name[:256].encode(errors="replace").decode()
+    return plain_text(name[:256])
 
 
 def _kernel_name() -> str:
@@ -804,13 +931,14 @@ def start(
             that records already, as under `rltrace exec`, keeps to it from its next segment on. A forked child has the
             same bound for what it records itself; any other child has the one that it gives itself.
 
+    Of these, what is not of its type is left out, and a line on stderr says so.
+
     Returns:
         The folder; None where recording is impossible, with one line on stderr that says why. Never raises.
     """
     who = {"role": role, "rank": rank, "device": device, "name": name}
     if (recorder := current()) is not None:
-        identify(**{key: value for key, value in who.items() if value is not None and value != "main"})
-        recorder.keep_to(max_bytes)
+        identify(**{key: value for key, value in who.items() if value is not None and (key, value) != ("role", "main")})
         _say_where(folder, recorder.recording, rank)
         return recorder.recording
     start_ns = _now_ns()
@@ -877,7 +1005,11 @@ def stop() -> None:
 
 
 def identify(**who: Any) -> None:
-    """Say more about this process: role, rank, device, name."""
+    """Say more about this process: role, rank, device, name. Never raises.
+
+    Args:
+        **who: As of `start`; what is not of its type is left out, and a line on stderr says so.
+    """
     if (recorder := current()) is not None:
         recorder.identify(**who)
 

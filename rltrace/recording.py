@@ -5,26 +5,28 @@ Streaming: a reader holds one segment and the spans that are open, whatever the 
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import socket
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from rltrace import alignment, archive, ending, manifest, regular_file
 from rltrace.alignment import Alignment, Domain
+from rltrace.crossing import Crossing
 from rltrace.ending import Ending
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Args, Counter, Span
 from rltrace.limits import LIMITS, Limits
 from rltrace.manifest import LINES
-from rltrace.process import COUNT_SLOTS, COUNTS, LOST, UNSAID_ROLE
+from rltrace.process import COUNT_SLOTS, COUNTS, LOST, OPENING, UNSAID_ROLE, is_of_this_host, key_of_opening, pid_of
 
 Event = Span | Counter
 
@@ -89,13 +91,31 @@ class Recording:
 
         Processes of another clock domain tell the times of the run's, where exchanges between the two were recorded.
         """
-        processes = [Process(folder, self.limits) for folder in self._folders if (folder / LINES).exists()]
+        processes = [process for process in self._found if process.is_identified]
         reference = self._clock_domain_of_run
         aligned = alignment.read(self.folder, reference) if reference else {}
         for process in processes:
             if reference and process.clock_domain != reference and process.clock_domain in aligned:
                 process.align(aligned[process.clock_domain], reference)
         return sorted(processes, key=lambda process: (process.host, process.start_ns, process.key))
+
+    @cached_property
+    def unidentified(self) -> list[Unidentified]:
+        """Processes of which nobody knows who they were: they are in no figure but what was lost."""
+        opened = {process.key for process in self._found}
+        left = sorted((self.folder / OPENING).glob("*/"))
+        opening = {key: folder for folder in left if (key := key_of_opening(folder.name)) not in opened}
+        found = [
+            Unidentified(process.key, pid_of(process.key), process.records + process.lost_events)
+            for process in self._found
+            if not process.is_identified and (process.records or not _is_opening(process.folder, process.key))
+        ]
+        found += [Unidentified(key, pid_of(key), 0) for key, left in opening.items() if not _is_opening(left, key)]
+        return sorted(found, key=lambda process: process.key)
+
+    @cached_property
+    def _found(self) -> list[Process]:
+        return [Process(folder, self.limits) for folder in sorted(self._folders)]
 
     @cached_property
     def time_domain(self) -> Domain | None:
@@ -129,6 +149,8 @@ class Recording:
     @property
     def is_complete(self) -> bool:
         """Whether every process ended its part in good order."""
+        if self.unidentified:
+            return False
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
 
     @property
@@ -166,7 +188,33 @@ class Recording:
     @property
     def lost_events(self) -> int:
         """Events that could not be written, over all processes."""
-        return sum(process.lost_events for process in self.processes)
+        unreadable = sum(process.records for process in self.unidentified)
+        return unreadable + sum(process.lost_events for process in self.processes)
+
+
+class Unidentified(NamedTuple):
+    """A process that was killed while it opened its folder, or whose identity is damaged."""
+
+    key: str
+    """Its folder in the Recording."""
+    pid: int | None
+    records: int
+    """Spans and samples that it wrote, and could not write: nobody knows whose they are, and by which clock."""
+
+
+OPENING_SECONDS = 60.0
+"""A process that is there and has not opened its folder after so long is another one with its pid."""
+
+
+def _is_opening(folder: Path, key: str) -> bool:
+    """Whether the process that a folder is to be of is about to open it, as far as this host can tell."""
+    pid = pid_of(key)
+    if pid is None or not is_of_this_host(key) or manifest.started_ticks(pid) is None:
+        return False
+    try:
+        return time.time() - folder.stat().st_mtime < OPENING_SECONDS
+    except OSError:  # it is open
+        return True
 
 
 class Process:
@@ -214,6 +262,16 @@ class Process:
         """Whole records that say nothing, such as a sample whose value is no number, known after `events`."""
         self._types: dict[int, tuple[str, list[str]]] = {}
         self._read_lines()
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether it says who it is: since when it recorded, and by which clock."""
+        return isinstance(self.identity.get("start_ns"), int)
+
+    @cached_property
+    def records(self) -> int:
+        """Spans and samples in its segments."""
+        return sum(1 for _ in self.events())
 
     @property
     def host(self) -> str:
@@ -306,7 +364,7 @@ class Process:
     @property
     def is_alive(self) -> bool:
         """Whether it still runs; only its own host can tell."""
-        if self.end_ns is not None or self.host != socket.gethostname():
+        if self.end_ns is not None or self.host != manifest.host_name():
             return False
         ticks = manifest.started_ticks(self.pid)
         return ticks is not None and ticks == self.identity.get("start_ticks")
@@ -408,8 +466,8 @@ class _EventReader:
         """Spans by their start: two of one thread never share it, two threads may."""
         self.stacks: dict[tuple[int, int], list[Span]] = {}
         """Open spans by thread and task, innermost last: a flow belongs to the innermost."""
-        self.barred: dict[int, set[int | None]] = {}
-        """Lanes that an open span, by its id, cannot be on: one there began before it and ended inside it."""
+        self.crossings: dict[tuple[int, int], Crossing] = {}
+        """By thread and task, where an open span cannot be on every lane."""
         self.early_ends: dict[int, tuple[int, Args | None]] = {}
         """Ends read before their beginning: another thread ended the span, and its segment was read first."""
         self.nameless: set[int] = set()
@@ -434,7 +492,8 @@ class _EventReader:
             self.thread = 0
             yield from self._segment(path)
         for span in [span for spans in self.open.values() for span in spans]:
-            self._choose_lane(span)
+            crossing = self.crossings.get((span.thread, span.task))
+            span.lane = 0 if crossing is None else crossing.lane(span)
             yield span
         self.process.orphans += len(self.early_ends)
 
@@ -444,17 +503,18 @@ class _EventReader:
         Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
         two are handled on the spot, which halves the time an event takes; all others go to the readers by type.
         """
-        open_spans, stacks = self.open, self.stacks
+        open_spans, stacks, crossings = self.open, self.stacks, self.crossings
         for record in self._records(path):
             first, size = record[0], len(record)
             if size == 4 and first.__class__ is int:
                 end_ns, late = record[1], record[2]
                 spans = open_spans.get(first)
-                if spans is not None and len(spans) == 1 and not self.barred and late.__class__ in _ARGS:
+                if spans is not None and len(spans) == 1 and late.__class__ in _ARGS:
                     span = spans[0]
                     key = (span.thread, span.task)
                     stack = stacks[key]
-                    if stack[-1] is span and end_ns.__class__ is int and end_ns >= first:
+                    innermost = stack[-1] is span and (not crossings or key not in crossings)
+                    if innermost and end_ns.__class__ is int and end_ns >= first:
                         del open_spans[first]
                         if len(stack) == 1:
                             del stacks[key]
@@ -592,20 +652,15 @@ class _EventReader:
         """Take a span off its stack; those that began after it and are still open overlap it without nesting."""
         key = (span.thread, span.task)
         stack = self.stacks[key]
-        if self.barred or stack[-1] is not span:
-            self._choose_lane(span)
-            at = next(index for index in reversed(range(len(stack))) if stack[index] is span)
-            for younger in stack[at + 1 :]:
-                self.barred.setdefault(id(younger), set()).add(span.lane)
-        if len(stack) == 1:
-            del self.stacks[key]
+        if stack[-1] is span and key not in self.crossings:
+            stack.pop()
         else:
-            _remove(stack, span)
-
-    def _choose_lane(self, span: Span) -> None:
-        """The first lane of its row that no span is on which began before this one and ended inside it."""
-        barred = self.barred.pop(id(span), ())
-        span.lane = next(lane for lane in itertools.count() if lane not in barred)
+            crossing = self.crossings.setdefault(key, Crossing())
+            span.lane = crossing.lane(span)
+            if not crossing.leave(stack, _index(stack, span), span.lane):
+                del self.crossings[key]
+        if not stack:
+            del self.stacks[key]
 
     def _flow(self, key: str, task: int, ts_ns: int, direction: str, _: bool) -> None:
         if direction not in ("out", "in"):
@@ -628,12 +683,20 @@ def _unpacker(size_bytes: int, **options: Any) -> Any:
     return msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=size_bytes, **options)
 
 
-def _remove(stack: list[Span], span: Span) -> None:
-    """Take out this very span: mostly the last one, but spans of interleaved generators end in any order."""
-    if stack[-1] is span:
-        stack.pop()
-    else:
-        stack[:] = [other for other in stack if other is not span]
+def _remove(spans: list[Span], span: Span) -> None:
+    """Take out this very span."""
+    spans[:] = [other for other in spans if other is not span]
+
+
+def _index(stack: list[Span], span: Span) -> int:
+    """Where this very span is: spans are in the order they began, unless they are damaged."""
+    at = bisect_left(stack, span.start_ns, key=_start_ns)
+    if at < len(stack) and stack[at] is span:
+        return at
+    return next(at for at, other in enumerate(stack) if other is span)
+
+
+_start_ns = attrgetter("start_ns")
 
 
 def _ended(span: Span, end_ns: int, late: Args | None) -> Span:

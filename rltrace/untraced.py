@@ -6,7 +6,6 @@ says nothing itself. A process that is gone within a tenth of a second may not b
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from rltrace.command_line import PYTHON, python_options
 from rltrace.lineage import parent_of, stack_of
-from rltrace.manifest import PROCESSES, UNTRACED, redact_command
+from rltrace.manifest import PROCESSES, UNTRACED, redact_command, to_json
 from rltrace.recorder import DIR_VARIABLE
 from rltrace.recording import Recording
 from rltrace.startup.rltrace_startup import is_traced
@@ -84,7 +83,7 @@ class ProcessTree:
         missed = {pid: (command, reason, True) for pid, (command, reason) in self._reasons.items()}
         found = {pid: (command, STANDARD_ONLY, False) for pid, command in self._bare.items()} | missed
         lines = [
-            json.dumps({"pid": pid, "command": redact_command(command), "reason": reason, "missed": is_missed}) + "\n"
+            to_json({"pid": pid, "command": redact_command(command), "reason": reason, "missed": is_missed}) + "\n"
             for pid, (command, reason, is_missed) in sorted(found.items())
             if pid not in known
         ]

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from rltrace import regular_file
 from rltrace.archive import SUFFIX
+from rltrace.process import OPENING
 from rltrace.recording import Recording
 
 CONTENTS = ("*.json", "*.jsonl", "processes/*/*.jsonl", "processes/*/*.u64", "processes/*/*.seg")
@@ -42,6 +43,8 @@ class Archive:
                     continue
                 # A ZipInfo of its own: without the file's times and owner.
                 packed.writestr(zipfile.ZipInfo(name), _written(file, content), zipfile.ZIP_DEFLATED)
+            for folder in sorted((recording.folder / OPENING).glob("*/")):  # that a process died in it says its name
+                packed.writestr(zipfile.ZipInfo(f"{root}/{OPENING}/{folder.name}/"), b"")
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -326,7 +326,11 @@ class _Arguments:
         return annotation
 
 
-def _annotation_value(value: Any) -> bytes:
+_DEEPEST = 32
+"""Levels of a nested argument that are shown; what is below them is one dotted value."""
+
+
+def _annotation_value(value: Any, level: int = 0) -> bytes:
     """A DebugAnnotation without its name."""
     if isinstance(value, bool):
         return integer(2, value)
@@ -334,10 +338,13 @@ def _annotation_value(value: Any) -> bytes:
         return integer(4 if value < 1 << 63 else 3, value)
     if isinstance(value, float):
         return double(5, value)
+    if isinstance(value, (dict, list, tuple)) and level == _DEEPEST:
+        return text(6, "...")
     if isinstance(value, dict) and value:
-        return b"".join(data(11, text(10, str(key)) + _annotation_value(inner)) for key, inner in value.items())
+        inside = ((key, _annotation_value(inner, level + 1)) for key, inner in value.items())
+        return b"".join(data(11, text(10, str(key)) + inner) for key, inner in inside)
     if isinstance(value, (list, tuple)) and value:
-        return b"".join(data(12, _annotation_value(inner)) for inner in value)
+        return b"".join(data(12, _annotation_value(inner, level + 1)) for inner in value)
     return text(6, str(value))
 
 

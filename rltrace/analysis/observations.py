@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from math import isfinite
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -315,24 +314,24 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
         owner_names[name] = owner_of_counter(name)
     owner = owner_names[name]
     if owner is not None:
-        if isfinite(sample.value):  # else nobody knows how many bytes
+        if _is_figure(sample.value):  # else nobody knows how many bytes
             seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
     elif name == ALLOCATIONS_RESERVED:
-        if isfinite(sample.value):
+        if _is_figure(sample.value):
             seen.reserved.add(sample.ts_ns + shift_ns, sample.value)
     elif name.startswith(ALLOCATIONS):
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
-        if exact is not None and isfinite(sample.value):
+        if exact is not None and _is_figure(sample.value):
             seen.balances.add(exact, sample.ts_ns + shift_ns, sample.value)
     elif name in (RESIDENT, ALLOCATED_PEAK):
-        if isfinite(sample.value):
+        if _is_figure(sample.value):
             kept = seen.resident if name == RESIDENT else seen.allocated_peak
             kept.add(sample.ts_ns + shift_ns, sample.value)
     elif (on_host := owner_on_host(name)) is not None:
-        if isfinite(sample.value):
+        if _is_figure(sample.value):
             seen.on_host[on_host].add(sample.ts_ns + shift_ns, sample.value)
     elif (pinned := owner_of_pinned(name)) is not None:
-        if isfinite(sample.value):
+        if _is_figure(sample.value):
             seen.pinned[pinned].add(sample.ts_ns + shift_ns, sample.value)
     elif name in STEP_FIGURES or seen.lane.is_driver:
         seen.figures[name].add(sample.ts_ns + shift_ns, sample.value)
@@ -353,5 +352,18 @@ def _shift(seen: Seen, shift_ns: int) -> None:
             span.end_ns += shift_ns
 
 
+_MOST = 2**50
+"""A figure beyond this, a pebibyte or two weeks, is none; thousands of such ones would not add up in 64 bits."""
+
+
+def whole_number(value: Any) -> int | None:
+    """An argument that a program wrote as a number of bytes or the like; None where it cannot be one."""
+    return int(value) if isinstance(value, (int, float)) and _is_figure(value) else None
+
+
 def _integer(value: Any) -> int:
-    return int(value) if isinstance(value, (int, float)) and isfinite(value) else 0
+    return whole_number(value) or 0
+
+
+def _is_figure(value: float) -> bool:
+    return -_MOST <= value <= _MOST

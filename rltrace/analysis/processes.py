@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
-import socket
-from typing import Literal
+from bisect import bisect_right
+from typing import Any, Literal
 
 import msgspec
 
 from rltrace.analysis.clocks import bound_seconds
 from rltrace.analysis.observations import Observations, Seen
+from rltrace.manifest import host_name
 
 State = Literal["alive", "ended", "died", "gone", "stopped", "unknown"]
 
@@ -73,7 +74,7 @@ def state(seen: Seen, all_seen: Observations) -> State:
         return "died"
     if process.key in all_seen.went_on_ns:
         return "ended"
-    if process.host != socket.gethostname():
+    if process.host != host_name():
         return "unknown"
     if process.is_alive:
         return "alive"
@@ -105,24 +106,25 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
 def _parents(all_seen: list[Seen]) -> dict[str, str | None]:
     """Each process's parent: the one it names, else the one that had its parent's pid when it began."""
     known = {seen.process.key for seen in all_seen}
+    of_pid: dict[tuple[str, Any], list[Seen]] = {}
+    for seen in sorted(all_seen, key=_began):
+        of_pid.setdefault((seen.process.host, seen.process.pid), []).append(seen)
     parents: dict[str, str | None] = {}
     for seen in all_seen:
         named = seen.process.parent
-        parents[seen.process.key] = named if named in known else _by_pid(seen, all_seen)
+        parents[seen.process.key] = named if named in known else _by_pid(seen, of_pid)
     return parents
 
 
-def _by_pid(child: Seen, all_seen: list[Seen]) -> str | None:
-    ppid = child.process.identity.get("ppid")
-    older = [
-        seen
-        for seen in all_seen
-        if seen is not child
-        and seen.process.pid == ppid
-        and seen.process.host == child.process.host
-        and seen.first_ns <= child.first_ns
-    ]
-    return max(older, key=lambda seen: seen.first_ns).process.key if older else None
+def _by_pid(child: Seen, of_pid: dict[tuple[str, Any], list[Seen]]) -> str | None:
+    """The last that began with the parent's pid before the child; processes of a pid are in the order they began."""
+    same = of_pid.get((child.process.host, child.process.identity.get("ppid")), [])
+    older = reversed(same[: bisect_right(same, child.first_ns, key=_began)])
+    return next((seen.process.key for seen in older if seen is not child), None)
+
+
+def _began(seen: Seen) -> int:
+    return seen.first_ns
 
 
 def signal_name(number: int | None) -> str | None:

@@ -81,6 +81,17 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """Size of these segments."""
 
 
+class UnidentifiedProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that was killed while it opened its folder, or whose identity is damaged: it is in no other figure."""
+
+    process_key: str
+    """The process's folder in the Recording."""
+    pid: int | None
+    """Of the process, as its folder's name says it."""
+    unreadable_events: int
+    """Spans and samples that it wrote; nobody knows by which clock. They count as lost."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A Recording in figures."""
 
@@ -144,6 +155,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cannot be told from another of its type that an inner span had and that was caught."""
     losses: list[Losses]
     """One item per process that lost something; empty is good."""
+    unidentified: list[UnidentifiedProcess]
+    """One item per process that is in no other figure, because nobody knows who it was; empty is good."""
     lost_events: int
     """Sum over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
     complete: bool | None
@@ -185,8 +198,12 @@ def summarize(recording: Recording) -> Summary:
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
         losses=_losses(recording),
+        unidentified=[
+            UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
+            for process in recording.unidentified
+        ],
         lost_events=recording.lost_events,
-        complete=_is_complete(of_processes),
+        complete=_is_complete(of_processes) if not recording.unidentified else False,
     )
 
 

@@ -83,8 +83,8 @@ def _say(folder: Path, outcome: Outcome) -> None:
         complain(f"not traced: {' '.join(missing.command)}: {missing.reason}")
     if bare := [one for one in others if not one.missed]:
         say(bare_line(bare))
+    say_what_is_lost(found)
     if any(process.role != SAMPLER for process in found.processes):
-        say_what_is_lost(found)
         at = in_shell(folder)
         say(f"recorded in {folder}; go on with `rltrace view {at}` or `rltrace summary {at}`")
     else:

@@ -16,6 +16,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import killed_runs
+
 from rltrace.events import Span
 from rltrace.recording import Recording
 
@@ -131,3 +133,11 @@ def _compare(folder: Path, lines: list[str]) -> int:
     assert process.lost_events == process.orphans == 0
     assert process.torn <= 1
     return len(said["left"])
+
+
+def test_kills_in_the_first_milliseconds_leave_no_nonsense(tmp_path: Path) -> None:
+    """Of a process, and of children that it forks: what they opened is whole, what they did not is not there."""
+    for kill in range(10):
+        folder = tmp_path / str(kill)
+        mode = ("one", "many")[kill % 2]
+        killed_runs.check(folder, *killed_runs.run_and_kill(folder, mode, after_seconds=kill * 0.0005))

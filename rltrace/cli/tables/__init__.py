@@ -241,7 +241,7 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
         figures.count(sum(process.role != SAMPLER for process in summary.processes), "process"),
     ]
     line = Text.assemble(" · ".join(facts), " · ", _state(run, summary))
-    if not summary.losses and any(process.role != SAMPLER for process in summary.processes):
+    if not (summary.losses or summary.unidentified) and any(process.role != SAMPLER for process in summary.processes):
         line.append(" · nothing lost", "green")
     command = " ".join(run.command if whole else _few_words(run.command))
     place = Text.assemble((run.path, "bold"), *(f" · {fact}" for fact in when_and_where(run)), overflow="fold")
@@ -274,7 +274,7 @@ def _state(run: Run, summary: Summary) -> Text:
         who = f"{gone[0].name} (pid {gone[0].pid})" if len(gone) == 1 else str(len(gone))
         return Text(f"{who} gone, nobody saw how", "yellow")
     ended = {process.key for process in ended_by_others(summary)}
-    if all(process.state in ("ended", "gone") or process.key in ended for process in summary.processes):
+    if not summary.unidentified and all(p.state in ("ended", "gone") or p.key in ended for p in summary.processes):
         return Text("complete", "green")
     return Text("going on", "cyan") if run.is_live else Text("not complete", "yellow")
 

@@ -24,17 +24,23 @@ LEAST_WORDS = 20
 LEAST_NAME = 32
 """Characters that a column of words, and the first one, keep in one line however narrow the terminal is."""
 ALWAYS = 9
+DEEPEST = 32
+"""Levels of what a program nests in its arguments that are shown."""
 
 
-def visible_figures(value: Any) -> Any:
+def visible_figures(value: Any, depth: int = 0) -> Any:
     """Figures in whose every text control characters are shown: before a table knows how wide each is."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, msgspec.Struct):
-        return msgspec.structs.replace(value, **visible_figures(msgspec.structs.asdict(value)))
+        return msgspec.structs.replace(value, **visible_figures(msgspec.structs.asdict(value), depth + 1))
+    if depth > DEEPEST and isinstance(value, (dict, list, tuple)):
+        return "..."
     if isinstance(value, dict):
-        return {visible_figures(key): visible_figures(item) for key, item in value.items()}
-    return type(value)(map(visible_figures, value)) if type(value) in (list, tuple, set, frozenset) else value
+        return {visible_figures(key): visible_figures(item, depth + 1) for key, item in value.items()}
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(visible_figures(item, depth + 1) for item in value)
+    return value
 
 
 class _Console(Console):

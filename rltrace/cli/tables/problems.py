@@ -28,9 +28,9 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Everything that a reader must know before any figure; no line is good."""
     kinds = (
         _deaths, _gone, _aborted, _errors, _hangs, _failed_hooks, _left_out,
-        _memory, _allocations, _losses, _sleeps, _untraced, _clocks,
+        _memory, _allocations, _losses, _unidentified, _sleeps, _untraced, _clocks,
     )  # fmt: skip
-    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 7)
+    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 8)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -181,6 +181,17 @@ def _losses(summary: Summary) -> Iterator[str]:
     processes = {process.key: process for process in summary.processes}
     for loss in summary.losses:
         yield _loss_line(loss, processes[loss.process_key])
+
+
+def _unidentified(summary: Summary) -> Iterator[str]:
+    killed = [process for process in summary.unidentified if not process.unreadable_events]
+    if killed:
+        whose = f"{figures.count(len(killed), 'process')} ({figures.pids([process.pid or 0 for process in killed])})"
+        yield f"{whose} died while they began to record: nothing is known of what they did"
+    for process in summary.unidentified:
+        if process.unreadable_events:
+            events = figures.count(process.unreadable_events, "event")
+            yield f"lost: {events} of {process.process_key}, whose identity is missing: nobody knows by which clock"
 
 
 def _loss_line(loss: Losses, process: ProcessFigures) -> str:

@@ -1,0 +1,21 @@
+"""200 kills at random moments, some in the first 5 ms of a process: nothing is lost, and no figure is nonsense."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "rltrace"))
+
+import killed_runs
+
+KILLS = 200
+
+
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+    """SIGKILL to a program of one process, and to one that forks processes of some milliseconds."""
+    left = 0
+    for kill, (mode, after_seconds) in enumerate(killed_runs.moments(KILLS, seed=1)):
+        folder = tmp_path / str(kill)
+        left += killed_runs.check(folder, *killed_runs.run_and_kill(folder, mode, after_seconds))
+    assert left > 20 * KILLS, "the programs did too little to prove anything"
