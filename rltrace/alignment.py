@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rltrace import checksum, gate
+
 FILE = "clocks.jsonl"
 """In a Recording: one line a reading."""
 
@@ -150,7 +152,7 @@ def line(reference: Domain, domain: Domain, exchange: tuple[int, int, int], **mo
         **more: Of use to people: the host, the number of exchanges.
     """
     times = dict(zip(("sent_ns", "read_ns", "received_ns"), exchange, strict=True))
-    return json.dumps({"reference": reference, "domain": domain, **times, **more}) + "\n"
+    return checksum.signed(json.dumps({"reference": reference, "domain": domain, **times, **more})) + "\n"
 
 
 def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
@@ -161,19 +163,25 @@ def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
         reference: Exchanges with another one are left alone.
     """
     readings: dict[Domain, list[Reading]] = {}
+    for said in read_lines(recording).values:
+        if tuple(said["reference"]) == reference:
+            times_ns = (said["sent_ns"], said["read_ns"], said["received_ns"])
+            readings.setdefault(tuple(said["domain"]), []).append(Reading.of(*times_ns))
+    fitted = {domain: Alignment(found) for domain, found in readings.items()}
+    return {domain: fit for domain, fit in fitted.items() if abs(fit.drift) <= UNMEASURED_DRIFT}
+
+
+def read_lines(recording: Path) -> gate.Lines:
+    """Every reading, as it was said; those that cannot be one are counted."""
     try:
-        lines = (recording / FILE).read_text(errors="replace").splitlines()
+        content = (recording / FILE).read_bytes()
     except OSError:
-        return {}
-    for text in lines:
-        try:
-            said = json.loads(text)
-            if tuple(said["reference"]) != reference:
-                continue
-            boot_id, time_namespace = said["domain"]
-            times = [int(said[name]) for name in ("sent_ns", "read_ns", "received_ns")]
-        except (ValueError, TypeError, KeyError):  # cut by the death of its writer
-            continue
-        if times[0] <= times[2]:
-            readings.setdefault((str(boot_id), str(time_namespace)), []).append(Reading.of(*times))
-    return {domain: Alignment(found) for domain, found in readings.items()}
+        content = b""
+    return gate.lines(content).fitting(_exchange)
+
+
+def _exchange(line: Any) -> dict[str, Any]:
+    said: dict[str, Any] = gate.READING(line)
+    if said["sent_ns"] > said["received_ns"] or len(said["reference"]) != 2 or len(said["domain"]) != 2:
+        raise ValueError
+    return said

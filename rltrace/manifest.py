@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rltrace import clock
+from rltrace import checksum, clock
 from rltrace.events import VERSION
 
 FILE = "manifest.json"
@@ -71,7 +71,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
     }
     (folder / PROCESSES).mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{FILE}.{os.getpid()}"
-    unfinished.write_text(json.dumps(manifest, indent=1, default=str))
+    unfinished.write_text(checksum.signed(json.dumps(manifest, indent=1, default=str)))
     try:
         os.link(unfinished, folder / FILE)  # whole or not at all, and never over another one
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import platform
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rltrace import clock
+from rltrace import checksum, clock
 from rltrace.manifest import LINES, PROCESSES, redact_command, started_ticks
 from rltrace.mapped_file import map_new_file
 
@@ -52,6 +53,8 @@ class ProcessFolder:
             raise
         self.counts = memoryview(self._map).cast("Q")
         self._broken_line = b""
+        self._numbers = itertools.count()
+        """Of lines: a reader sees which are missing."""
 
     def append(self, kind: str, **fields: Any) -> None:
         """Append one JSON line; it is whole or, if the process dies in it, dropped by the reader.
@@ -59,7 +62,8 @@ class ProcessFolder:
         Raises:
             OSError: the disk is full.
         """
-        line = self._broken_line + json.dumps({"kind": kind, **fields}, default=str).encode() + b"\n"
+        said = checksum.signed(json.dumps({"kind": kind, "line": next(self._numbers), **fields}, default=str))
+        line = self._broken_line + said.encode() + b"\n"
         written_bytes = self._write(line)
         self._broken_line = b"" if written_bytes == len(line) else b"\n"
         if self._broken_line:
@@ -121,6 +125,8 @@ def append_exit(folder: Path, *, end_ns: int, killed_by: int | None, was_stopped
     line = {"kind": "exit", "end_ns": end_ns, "killed_by": killed_by, "was_stopped": was_stopped}
     try:
         with (folder / LINES).open("a") as lines:
-            lines.write("\n" + json.dumps(line) + "\n")  # the process may have died inside its last line
+            lines.write(
+                "\n" + checksum.signed(json.dumps(line)) + "\n"
+            )  # the process may have died inside its last line
     except OSError:
         pass

@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from rltrace import clock, cluster, manifest
+from rltrace import checksum, clock, cluster, manifest
 from rltrace.announcement import say, say_once
 from rltrace.interruption import is_of_handler
 from rltrace.process import COUNT_SLOTS, COUNTS_BYTES, LOST, ProcessFolder, identity, process_key
@@ -483,6 +483,8 @@ class Recorder:
             hook.restart()
         self._segments: list[Segment] = []
         self._returned: list[Segment] = []
+        self._sealed: set[str] = set()
+        """Names of segments whose checksum was said."""
         self._numbers = itertools.count(1)  # a signal handler inside `_new_segment` gets another one
         self._retry_ns = 0
 
@@ -591,10 +593,11 @@ class Recorder:
             segment.write(header)
             if held is None:
                 _local.held = _Held(self, segment)
-            else:
-                held.segment.close()
-                held.segment = segment
-            _local.write = segment.write
+                _local.write = segment.write
+                return
+            full, held.segment = held.segment, segment
+            _local.write = segment.write  # first: a signal handler may record in the middle of what follows
+            self._seal(full)
 
     def _settle_hooks(self) -> None:
         for hook in self._hooks.values():
@@ -639,7 +642,7 @@ class Recorder:
             total_bytes -= segment.size_bytes
             self._segments.remove(segment)
             segment.path.unlink(missing_ok=True)
-            self.append("lost", segments=1, bytes=segment.size_bytes)
+            self.append("lost", segments=1, bytes=segment.size_bytes, segment=segment.path.name)
 
     def take_back(self, segment: Segment) -> None:
         """Keep what a dead thread left for the next new one, if it has room."""
@@ -647,7 +650,19 @@ class Recorder:
             if segment.free_bytes > REUSE_BYTES:
                 self._returned.append(segment)
             else:
-                segment.close()
+                self._seal(segment)
+
+    def _seal(self, segment: Segment) -> None:
+        """Close a segment and say its checksum, once: nothing can be written to it any more."""
+        segment.close()
+        if segment.path.name in self._sealed:
+            return
+        try:
+            found = checksum.of_file(segment.path)
+        except OSError:  # dropped a moment ago, by a signal handler that records too
+            return
+        self._sealed.add(segment.path.name)
+        self.append("seal", segment=segment.path.name, bytes=found.size_bytes, crc32=found.crc32)
 
     def close(self) -> None:
         """End this process's part of the Recording."""
@@ -655,9 +670,10 @@ class Recorder:
             if self._folder is None:
                 return
             for segment in self._segments:
-                segment.close()
+                self._seal(segment)
             self._settle_hooks()
-            self.append("end", end_ns=_now_ns())
+            counts = {slot: count for slot, count in enumerate(self._counts) if count}
+            self.append("end", end_ns=_now_ns(), segments=len(self._segments), counts=counts)
             self._folder.close()
 
 

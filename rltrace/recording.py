@@ -17,15 +17,18 @@ from typing import Any
 
 import msgpack
 
-from rltrace import alignment, archive, ending, manifest
+from rltrace import alignment, archive, checksum, clock, ending, gate, manifest
 from rltrace.alignment import Alignment, Domain
 from rltrace.ending import Ending
 from rltrace.errors import RecordingError
-from rltrace.events import VERSION, Args, Counter, Span
+from rltrace.events import VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.manifest import LINES
 from rltrace.process import COUNT_SLOTS, COUNTS, LOST, UNSAID_ROLE
 
 Event = Span | Counter
+
+MOST_NAMES = 20_000
+"""Names of spans that a reader remembers something of."""
 
 GIVE = "; give the folder that `rltrace exec` or `run` named"
 
@@ -33,13 +36,14 @@ GIVE = "; give the folder that `rltrace exec` or `run` named"
 class Recording:
     """The folder of a run, or an archive of it, read only."""
 
-    def __init__(self, path: Path, folder: Path, fields: dict[str, Any]) -> None:
+    def __init__(self, path: Path, folder: Path, fields: dict[str, Any], damaged_fields: int = 0) -> None:
         self.path = path
         """What was opened."""
         self.folder = folder
         """Where its files lie: `path`, or where an archive was unpacked."""
         self.manifest = fields
-        """As written by `rltrace.manifest.create`."""
+        """As written by `rltrace.manifest.create`, those fields that can be what they say."""
+        self._damaged_fields = damaged_fields
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:
@@ -54,22 +58,22 @@ class Recording:
                 raise RecordingError(f"{opened}: no such file or folder{GIVE}, or an archive of it")
             folder = archive.unpack(opened) if opened.is_file() else opened
             file = folder / manifest.FILE
-            fields = json.loads(file.read_text())
+            fields, damaged_fields = _read_manifest(file)
         except FileNotFoundError:
             raise RecordingError(f"{folder}: no Recording here ({manifest.FILE} is missing){_nearby(folder)}") from None
         except OSError as error:
             raise RecordingError(f"{error.filename or opened}: cannot be read: {error.strerror or error}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordingError(
                 f"{file}: damaged: {error}; the segments beside it are intact, restore the manifest from a copy"
             ) from None
-        if not isinstance(fields, dict) or not isinstance(fields.get("version"), int):
+        if "version" not in fields:
             raise RecordingError(f"{file}: damaged: it has no version; restore the manifest from a copy")
         if fields["version"] > VERSION:
             raise RecordingError(
                 f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
             )
-        return cls(opened, folder, fields)
+        return cls(opened, folder, fields, damaged_fields)
 
     @property
     def name(self) -> str:
@@ -84,9 +88,11 @@ class Recording:
         Processes of another clock domain tell the times of the run's, where exchanges between the two were recorded.
         """
         folders = (self.folder / manifest.PROCESSES).glob("*/")
-        processes = [Process(folder) for folder in folders if (folder / LINES).exists()]
+        processes = [Process(folder) for folder in folders if _is_of_process(folder)]
         reference = self._clock_domain_of_run
         aligned = alignment.read(self.folder, reference) if reference else {}
+        for process in processes:
+            process.complete(processes, self.manifest)
         for process in processes:
             if reference and process.clock_domain != reference and process.clock_domain in aligned:
                 process.align(aligned[process.clock_domain], reference)
@@ -109,7 +115,7 @@ class Recording:
     def _clock_domain_of_run(self) -> Domain | None:
         """Of the process that made the Recording; older ones do not say."""
         said = self.manifest.get("clock_domain")
-        return (str(said.get("boot_id")), str(said.get("time_namespace"))) if isinstance(said, dict) else None
+        return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
 
     @property
     def is_live(self) -> bool:
@@ -134,8 +140,22 @@ class Recording:
     @property
     def untraced(self) -> list[dict[str, Any]]:
         """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
-        file = self.folder / manifest.UNTRACED
-        return list(_json_lines(file)) if file.exists() else []
+        return self._read_untraced().values
+
+    def _read_untraced(self) -> gate.Lines:
+        found = gate.lines(_content(self.folder / manifest.UNTRACED), by_one_writer=False)
+        return found.fitting(gate.UNTRACED)
+
+    @property
+    def damaged(self) -> dict[str, int]:
+        """Lines or fields that cannot be read, of the files that are of no process."""
+        counts = {
+            manifest.FILE: self._damaged_fields,
+            manifest.UNTRACED: self._read_untraced().damaged,
+            alignment.FILE: alignment.read_lines(self.folder).damaged,
+            ending.FILE: int(ending.is_damaged(self.folder)),
+        }
+        return {file: many for file, many in counts.items() if many}
 
     @property
     def lost_events(self) -> int:
@@ -185,8 +205,26 @@ class Process:
         """Of these the flows: no span of their thread and task was open."""
         self.misfits = 0
         """Whole records that say nothing, such as a sample whose value is no number, known after `events`."""
+        self.unfit = 0
+        """Arguments and fields left out, which cannot be what they say, such as 10**19 bytes; known after `events`."""
+        self.damaged_lines = 0
+        self.damaged_segments = 0
+        """Not as they were when they were full or closed, or not there any more; known after `events`."""
+        self.unsealed: dict[str, int] = {}
+        """Bytes of each segment that nobody closed, so that nothing says whether it is as it was written; known after
+        `events`. Empty where segments had no checksums yet."""
+        self.has_checksums = False
+        self._unfit_fields = 0
+        self._seals: dict[str, checksum.Sum] = {}
+        """Of segments that are full or closed."""
+        self._dropped: set[str] = set()
+        self._last_counts: dict[int, int] | None = None
+        """What `counts.u64` was when it ended."""
+        self._closed_segments: int | None = None
         self._types: dict[int, tuple[str, list[str]]] = {}
         self._read_lines()
+        self.life_ns = self._life_ns()
+        """From when to when its own clock can have been read."""
 
     @property
     def host(self) -> str:
@@ -212,25 +250,21 @@ class Process:
 
     @property
     def rank(self) -> int | None:
-        rank = self.identity.get("rank")
-        return None if rank is None else int(rank)
+        return self.identity.get("rank")
 
     @property
     def device(self) -> dict[str, Any] | None:
-        device = self.identity.get("device")
-        return device if isinstance(device, dict) else None
+        return self.identity.get("device")
 
     @property
     def machine(self) -> dict[str, Any] | None:
         """What `rltrace.machine.machine` said of its host, where the process is its sampler."""
-        machine = self.identity.get("machine")
-        return machine if isinstance(machine, dict) else None
+        return self.identity.get("machine")
 
     @property
     def chosen_steps(self) -> list[int]:
         """Those whose every allocation it was to keep."""
-        chosen = self.identity.get("chosen_steps")
-        return [step for step in chosen if isinstance(step, int)] if isinstance(chosen, list) else []
+        return self.identity.get("chosen_steps") or []
 
     @property
     def parent(self) -> str | None:
@@ -287,7 +321,7 @@ class Process:
     @property
     def lost_events(self) -> int:
         """Events it could not write (a full disk, a record too large) or not as what they are (`misfits`)."""
-        return (self._counts[LOST] if self._counts else 0) + self.misfits
+        return self._count(LOST) + self.misfits
 
     def events(self) -> Iterator[Event]:
         """Every span and sample, decoded and matched.
@@ -296,7 +330,8 @@ class Process:
             Spans where they end and samples where they were taken, in the order each thread wrote them; threads follow
             each other segment by segment. Spans that never ended come last, `end_ns` None.
         """
-        self.torn = self.orphans = self.stray_flows = self.misfits = 0
+        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
+        self.unfit, self.unsealed = self._unfit_fields, {}
         events = _EventReader(self, self._types).events()
         return events if self.alignment is None else map(self._aligned, events)
 
@@ -321,52 +356,128 @@ class Process:
         return memoryview(data[: len(data) // 8 * 8]).cast("Q")
 
     def _read_lines(self) -> None:
+        found = gate.lines(_content(self.folder / LINES))
+        self.has_checksums, self.damaged_lines = found.are_signed, found.damaged
         hooks: dict[tuple[str, str], dict[str, Any]] = {}
-        for line in _json_lines(self.folder / LINES):
+        numbers: set[int] = set()
+        for line in found.values:
             try:
-                self._read_line(line, hooks)
-            except (KeyError, TypeError, ValueError):  # damaged
-                continue
+                kind = gate.text(line.pop("kind", None))
+                number = gate.LINE_NUMBER(line.pop("line", None))
+                if number in numbers:  # there twice
+                    continue
+                numbers |= {number} - {None}
+                if kind in gate.LINES:
+                    self._read_line(kind, gate.LINES[kind](line), hooks)
+            except ValueError:
+                self.damaged_lines += 1
+        if missing := max(numbers, default=-1) + 1 - len(numbers):  # a damaged one among them is one of these
+            self.damaged_lines = max(self.damaged_lines, missing)
+        if "start_ns" not in self.identity:
+            self.damaged_lines = max(self.damaged_lines, 1)
         self.hooks = [
             {**hook, "fired": self._count(hook["slot"]), "spent_ns": self._count(COUNT_SLOTS + hook["slot"]) or None}
             for hook in hooks.values()
         ]
 
-    def _read_line(self, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
-        kind = line.pop("kind", None)
+    def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         if kind == "process":
             if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
                 del line["role"]
-            self.identity |= line
+            said, unfit = gate.fields(line, gate.IDENTITY)
+            self.identity |= said
+            self._unfit_fields += unfit
         elif kind == "hook":
-            hooks[line["instrumentation"], line["target"]] = {**line, "slot": int(line["slot"])}
+            hooks[line["instrumentation"], line["target"]] = line
         elif kind == "type":
-            self._types[line["number"]] = (line["name"], list(line["fields"]))
+            self._types[line["number"]] = (line["name"], line["fields"])
         elif kind == "pause":
-            self.pauses.append((int(line["ts_ns"]), None))
+            self.pauses.append((line["ts_ns"], None))
         elif kind == "resume":
-            self.pauses[-1:] = [(begin_ns, int(line["ts_ns"])) for begin_ns, _ in self.pauses[-1:]]
+            self.pauses[-1:] = [(begin_ns, line["ts_ns"]) for begin_ns, _ in self.pauses[-1:]]
         elif kind == "cost":
-            self.costs |= {name: float(ns) for name, ns in line.items()}
+            self.costs |= line
         elif kind == "unavailable":
-            self.unavailable[str(line["what"])] = str(line["reason"])
+            self.unavailable[line["what"]] = line["reason"]
         elif kind == "allocations":
-            self.allocations_begun.add(int(line["step"]))
+            self.allocations_begun.add(line["step"])
         elif kind == "lost":
             self.dropped_segments += line["segments"]
             self.dropped_bytes += line["bytes"]
+            self._dropped |= {line["segment"]} if "segment" in line else set()
         elif kind == "left":
             self.left_running |= set(line["running"])
+        elif kind == "seal":
+            self._seals[line["segment"]] = checksum.Sum(line["bytes"], line["crc32"])
         elif kind == "end":
-            self.end_ns = int(line["end_ns"])
+            self.end_ns = line["end_ns"]
+            self._closed_segments = line.get("segments")
+            if "counts" in line:
+                self._last_counts = {int(slot): count for slot, count in line["counts"].items() if slot.isdecimal()}
         elif kind == "exit":
-            self.killed_by, self.was_stopped = line["killed_by"], bool(line["was_stopped"])
-            self.gone_ns = int(line["end_ns"])
+            self.killed_by, self.was_stopped = line["killed_by"], line["was_stopped"]
+            self.gone_ns = line["end_ns"]
             if self.killed_by is None and self.end_ns is None:
                 self.end_ns = self.gone_ns
 
+    def _life_ns(self) -> tuple[int, int]:
+        last_ns = max((at_ns for at_ns in (self.end_ns, self.gone_ns) if at_ns is not None), default=None)
+        if last_ns is None:
+            last_ns = clock.now_ns() if self.is_alive else gate.MOST_NS
+        return int(self.identity.get("start_ns", 0)), last_ns
+
+    def complete(self, processes: Iterable[Process], manifest: dict[str, Any]) -> None:
+        """Where the line that says who this process is cannot be read, take what its folder's name says, and its clock
+        from another one of its host."""
+        host, _, began = self.key.rpartition("-")
+        host, _, pid = host.rpartition("-")
+        named = {"host": host, "pid": pid, "start_ns": began}
+        if "start_ns" not in self.identity and pid.isdecimal() and began.isdecimal() and len(pid + began) < 30:
+            self.identity = {**named, "pid": int(pid), "start_ns": int(began)} | self.identity
+            self.life_ns = self._life_ns()
+        if "boot_id" not in self.identity or "realtime_ns" not in self.identity:
+            alike = (p.identity for p in processes if p.host == self.host and p.identity.keys() >= set(_CLOCK))
+            known = next(alike, {**(manifest.get("clock_domain") or {})} if manifest.get("host") == self.host else {})
+            self.identity = {name: known[name] for name in _CLOCK if name in known} | self.identity
+
+    def check_segment(self, name: str, content: bytes) -> bool:
+        """Whether a segment is as it was when it was full or closed; one that is not is counted.
+
+        Args:
+            name: Of its file.
+            content: Of the file.
+        """
+        seal = self._seals.get(name)
+        if seal is None:
+            if self._closed_segments is not None:
+                self.damaged_segments += 1
+            elif self.has_checksums:
+                self.unsealed[name] = len(content.rstrip(b"\0"))
+            return False
+        if checksum.of_bytes(content) == seal:
+            return True
+        self.damaged_segments += 1
+        return False
+
+    def check_all_there(self, names: Iterable[str]) -> None:
+        """Count the segments that were closed, and are not there; what was dropped to keep to `max_bytes` is not."""
+        if self.is_alive:  # it may have dropped one a moment ago
+            return
+        missing = self._seals.keys() - self._dropped - set(names)
+        closed = 0 if self._closed_segments is None else self._closed_segments
+        self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - self._dropped))
+
     def _count(self, slot: int) -> int:
-        return self._counts[slot] if slot < len(self._counts) else 0
+        if self._last_counts is not None:
+            return self._last_counts.get(slot, 0)
+        count = self._counts[slot] if slot < len(self._counts) else 0
+        return count if count <= MOST_COUNT else 0
+
+
+_CLOCK = ("boot_id", "time_namespace", "monotonic_ns", "realtime_ns")
+
+MOST_COUNT = 1 << 53
+"""A count beyond is damage: nothing happens so often."""
 
 
 class _EventReader:
@@ -387,6 +498,10 @@ class _EventReader:
         """Ends read before their beginning: another thread ended the span, and its segment was read first."""
         self.nameless: set[int] = set()
         """Starts of spans that say nothing, whose ends are still to come."""
+        self.first_ns, self.last_ns = 0, gate.MOST_NS
+        """From when to when the segment that is being read can have been written."""
+        self.checks: dict[str, dict[str, gate.Check]] = {}
+        """Of arguments, by the name of their span; forgotten where there are `MOST_NAMES`."""
         # What a record is follows from the types of its elements; one that fits none is a typed span or damaged.
         self.readers: dict[tuple[type, ...], Callable[..., Event | None]] = {
             (int, str, bool): self._thread,
@@ -403,9 +518,11 @@ class _EventReader:
         }
 
     def events(self) -> Iterator[Event]:
-        for path in sorted(self.process.folder.glob("*.seg")):
+        paths = sorted(self.process.folder.glob("*.seg"))
+        for path in paths:
             self.thread = 0
             yield from self._segment(path)
+        self.process.check_all_there(path.name for path in paths)
         for span in [span for spans in self.open.values() for span in spans]:
             self._choose_lane(span)
             yield span
@@ -418,7 +535,9 @@ class _EventReader:
         two are handled on the spot, which halves the time an event takes; all others go to the readers by type.
         """
         open_spans, stacks = self.open, self.stacks
-        for record in self._records(path):
+        records = self._records(path)
+        first_ns, last_ns, checks = self.first_ns, self.last_ns, self.checks
+        for record in records:
             first, size = record[0], len(record)
             if size == 4 and first.__class__ is int:
                 end_ns, late = record[1], record[2]
@@ -427,7 +546,7 @@ class _EventReader:
                     span = spans[0]
                     key = (span.thread, span.task)
                     stack = stacks[key]
-                    if stack[-1] is span and end_ns.__class__ is int and end_ns >= first:
+                    if stack[-1] is span and end_ns.__class__ is int and first <= end_ns <= last_ns:
                         del open_spans[first]
                         if len(stack) == 1:
                             del stacks[key]
@@ -435,6 +554,8 @@ class _EventReader:
                             del stack[-1]
                         span.end_ns = end_ns
                         if late:
+                            if checks.get(span.name, _NEW):
+                                self._check(span.name, late)
                             span.args |= late
                         yield span
                         continue
@@ -443,10 +564,13 @@ class _EventReader:
                 if (
                     args.__class__ in _ARGS
                     and start_ns.__class__ is int
+                    and first_ns <= start_ns <= last_ns
                     and task.__class__ is int
                     and start_ns not in open_spans
                     and not self.early_ends
                 ):
+                    if args and checks.get(first, _NEW):  # a name that is new, or whose arguments figures are made of
+                        self._check(first, args)
                     span = Span(first, self.thread, task, start_ns, None, args or {})
                     open_spans[start_ns] = [span]
                     siblings = stacks.get((self.thread, task))
@@ -461,11 +585,20 @@ class _EventReader:
                 yield event
 
     def _records(self, path: Path) -> Iterator[list[Any]]:
-        """The whole records of a segment; zeros follow the last one."""
+        """The records of a segment; what can have been written into it is known when the first one is asked for."""
+        self.first_ns, self.last_ns = 0, gate.MOST_NS
         try:
             data = path.read_bytes()
         except OSError:  # dropped by `max_bytes` a moment ago
-            return
+            return iter(())
+        if not self.process.check_segment(path.name, data):
+            first_ns, last_ns = self.process.life_ns
+            self.first_ns = max(0, first_ns - gate.SLACK_NS)
+            self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
+        return self._decoded(data)
+
+    def _decoded(self, data: bytes) -> Iterator[list[Any]]:
+        """The whole records of a segment; zeros follow the last one."""
         read = 0
         for options in (_USUAL, _ODD_KEYS):
             unpacker = _unpacker(len(data) + 1, **options)
@@ -493,22 +626,49 @@ class _EventReader:
         self.thread = thread
         self.process.threads[thread] = name
 
-    def _counter(self, name: str, ts_ns: int, value: float, _: bool) -> Counter:
-        return Counter(name, self.thread, ts_ns, value)
+    def _check(self, name: str, args: Args) -> None:
+        """Leave those arguments out that cannot be what a span of this name says with them."""
+        checks = self.checks.get(name)
+        if checks is None:
+            if len(self.checks) >= MOST_NAMES:
+                self.checks.clear()
+            checks = self.checks[name] = gate.arguments_of(name)
+        if checks:
+            self.process.unfit += gate.leave_out_unfit(args, checks)
 
-    def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter:
-        return Counter(name, self.thread, ts_ns, int(value))
+    def _add(self, span: Span, late: Args) -> None:
+        self._check(span.name, late)
+        span.args |= late
+
+    def _counter(self, name: str, ts_ns: int, value: float, _: bool) -> Counter | None:
+        if 0 <= ts_ns <= self.last_ns:
+            if -_MOST <= value <= _MOST or value != value or not is_of_bytes(name):
+                return Counter(name, self.thread, ts_ns, value)
+            self.process.unfit += 1
+        else:
+            self._damaged()
+        return None
+
+    def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter | None:
+        return self._counter(name, ts_ns, int(value), True)
 
     def _whole(self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, _: bool) -> Span | None:
-        if end_ns < start_ns:
+        if not 0 <= start_ns <= end_ns <= self.last_ns:
             self._damaged()
             return None
+        if args and self.checks.get(name, _NEW):
+            self._check(name, args)
         return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None)
 
     def _begin(self, name: str, task: int, start_ns: int, args: Args | None, _: bool) -> Span | None:
+        if not self.first_ns <= start_ns <= self.last_ns:
+            self._damaged()
+            return None
+        if args and self.checks.get(name, _NEW):
+            self._check(name, args)
         span = Span(name, self.thread, task, start_ns, None, args or {})
         if self.early_ends and start_ns in self.early_ends:
-            return _ended(span, *self.early_ends.pop(start_ns))
+            return self._ended(span, *self.early_ends.pop(start_ns))
         self.open.setdefault(start_ns, []).append(span)
         self.stacks.setdefault((self.thread, task), []).append(span)
         return None
@@ -533,7 +693,7 @@ class _EventReader:
             self.nameless.add(start_ns)
 
     def _end(self, start_ns: int, end_ns: int, late: Args | None, _: bool) -> Span | None:
-        if end_ns < start_ns:
+        if not 0 <= start_ns <= end_ns <= self.last_ns:
             self._damaged()
             return None
         span = self._take(start_ns)
@@ -543,7 +703,13 @@ class _EventReader:
         if span is None:
             self.early_ends[start_ns] = (end_ns, late)
             return None
-        return _ended(span, end_ns, late)
+        return self._ended(span, end_ns, late)
+
+    def _ended(self, span: Span, end_ns: int, late: Args | None) -> Span:
+        span.end_ns = end_ns
+        if late:
+            self._add(span, late)
+        return span
 
     def _take(self, start_ns: int) -> Span | None:
         spans = self.open.get(start_ns)
@@ -577,7 +743,7 @@ class _EventReader:
         barred = self.barred.pop(id(span), ())
         span.lane = next(lane for lane in itertools.count() if lane not in barred)
 
-    def _flow(self, key: str, task: int, ts_ns: int, direction: str, _: bool) -> None:
+    def _flow(self, key: str, task: int, _ts_ns: int, direction: str, _: bool) -> None:
         if direction not in ("out", "in"):
             self._misfit()
             return
@@ -606,32 +772,47 @@ def _remove(stack: list[Span], span: Span) -> None:
         stack[:] = [other for other in stack if other is not span]
 
 
-def _ended(span: Span, end_ns: int, late: Args | None) -> Span:
-    span.end_ns = end_ns
-    if late:
-        span.args |= late
-    return span
-
-
 def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     return {key if isinstance(key, str) else str(key): value for key, value in pairs}
 
 
 _ARGS = (dict, NoneType)
+_NEW: dict[str, gate.Check] = {"": gate.text}
+"""Checks of a name that nothing is known of yet."""
+_MOST = gate.MOST_BYTES
 _USUAL: dict[str, Any] = {}
 _ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": False}
 """For a segment with a map whose keys are not text: slower, and every reader gets text."""
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines only: the process may have died in the last one."""
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+def _is_of_process(folder: Path) -> bool:
+    """Whether a process recorded into it: one whose lines are lost has segments."""
+    return (folder / LINES).is_file() or (not folder.name.startswith(".") and any(folder.glob("*.seg")))
+
+
+def _read_manifest(file: Path) -> tuple[dict[str, Any], int]:
+    """The fields of a manifest that can be what they say, and how many cannot; one that is not as it was signed has one
+    of these somewhere.
+
+    Raises:
+        ValueError: it is no JSON object.
+        OSError: it cannot be read.
+    """
+    content = file.read_bytes()
+    said = gate.parsed(content)
+    if said is None:
+        json.loads(content)  # says where
+        raise ValueError("it is no JSON object, or has more in each other than anybody writes")
+    fields, unfit = gate.fields(said, gate.MANIFEST)
+    return fields, unfit or int(checksum.is_intact(content) is False)
+
+
+def _content(path: Path) -> bytes:
+    """Of a file; nothing of one that is not there."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _seniority(process: Process) -> tuple[bool, int]:

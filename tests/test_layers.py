@@ -19,9 +19,9 @@ SOURCES = {
 OURS = frozenset(SOURCES)
 
 EVENTS = {"rltrace.events"}
-LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
+LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption", "rltrace.checksum"}
 WRITING = LOW | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
-READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
+READING = WRITING | {"rltrace.gate", "rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
 
 MAY_IMPORT = {
     "rltrace.events": set(),
@@ -30,16 +30,18 @@ MAY_IMPORT = {
     "rltrace.clock": set(),
     "rltrace.mapped_file": set(),
     "rltrace.segment": {"rltrace.mapped_file"},
-    "rltrace.alignment": set(),
-    "rltrace.manifest": EVENTS | {"rltrace.clock"},
+    "rltrace.checksum": set(),
+    "rltrace.gate": EVENTS | {"rltrace.checksum"},
+    "rltrace.alignment": {"rltrace.checksum", "rltrace.gate"},
+    "rltrace.manifest": EVENTS | {"rltrace.checksum", "rltrace.clock"},
     "rltrace.cluster": {"rltrace.manifest"},
     "rltrace.chosen_steps": set(),
     "rltrace.process": LOW | {"rltrace.manifest", "rltrace.mapped_file"},
     "rltrace.recorder": WRITING | {"rltrace.announcement"},
     "rltrace.decorator": {"rltrace.recorder"},
     "rltrace.archive": {"rltrace.errors", "rltrace.manifest"},
-    "rltrace.ending": set(),
-    "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending"},
+    "rltrace.ending": {"rltrace.checksum", "rltrace.gate"},
+    "rltrace.recording": WRITING | {"rltrace.gate", "rltrace.alignment", "rltrace.archive", "rltrace.ending"},
     "rltrace.versions": set(),
     "rltrace.lineage": set(),
     "rltrace.memory": LOW | {"rltrace.recorder"},

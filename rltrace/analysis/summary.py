@@ -57,19 +57,39 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """What the Recording lacks, of one process."""
 
     process_key: str
+    """Its folder in the Recording; or the file of the run that has damaged lines, which is of no process."""
     lost_events: int
     """Could not be written: a full disk, a record too large; and `misfit_records`."""
     misfit_records: int
     """Whole, and of no use: a name that is no text, a value that is no number, an arrow that is neither out nor in."""
     torn_records: int
-    """Cut by the death of the process while it wrote them."""
+    """Cut by the death of the process while it wrote them; damaged, or at a time at which the process was not there."""
     orphan_records: int
     """Ends whose beginning is missing, and `stray_arrows`."""
     stray_arrows: int
     """Outside of any span."""
+    unfit_values: int
+    """Arguments, fields and samples that cannot be what they say, such as 10**19 bytes: left out."""
+    damaged_lines: int
+    """That say who it is, or how it went: left out."""
+    damaged_segments: int
+    """Not what they were when they were full or closed, or not there: what can still be read counts, and may be wrong.
+    """
     dropped_segments: int
     """Dropped, oldest first, to keep to `max_bytes`."""
     dropped_bytes: int
+
+
+class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments of a process without a checksum, because it lives or did not come to close them.
+
+    What they say was looked at for sense alone: a figure that rests on them may be wrong, if they are damaged.
+    """
+
+    process_key: str
+    segments: int
+    bytes: int
+    """That were written into them."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +129,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """That left a span, caught or not."""
     losses: list[Losses]
     """Of the processes that lost something; empty is good."""
+    unsealed: list[Unsealed]
+    """Of processes that live, or did not end in good order; empty for Recordings from before there were checksums."""
     lost_events: int
     """Over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
     complete: bool | None
@@ -150,6 +172,7 @@ def summarize(recording: Recording) -> Summary:
         open_spans=open_spans(seen),
         errors=span_errors(seen, windows),
         losses=_losses(recording),
+        unsealed=_unsealed(recording),
         lost_events=recording.lost_events,
         complete=_is_complete(of_processes),
     )
@@ -162,13 +185,13 @@ def _run(seen: Observations, clock_domains: int) -> Run:
     return Run(
         path=str(seen.recording.path),
         run_id=manifest.get("run_id"),
-        command=[str(word) for word in manifest.get("command") or ()],
-        created_unix_seconds=created_ns / 1e9 if isinstance(created_ns, (int, float)) else None,
+        command=manifest.get("command") or [],
+        created_unix_seconds=None if created_ns is None else created_ns / 1e9,
         seconds=(seen.end_ns - seen.start_ns) / 1e9,
         is_live=any(process.is_alive for process in seen.recording.processes),
         exit_code=ending.exit_code if ending is not None else None,
         interrupted_by=signal_name(ending.interrupted_by) if ending is not None else None,
-        versions={str(name): str(version) for name, version in (manifest.get("versions") or {}).items()},
+        versions=manifest.get("versions") or {},
         machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
     )
@@ -183,7 +206,7 @@ def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
 
 def _losses(recording: Recording) -> list[Losses]:
     """Called after the events were read: torn and orphan records are known only then."""
-    found = [
+    of_processes = [
         Losses(
             process_key=process.key,
             lost_events=process.lost_events,
@@ -191,9 +214,26 @@ def _losses(recording: Recording) -> list[Losses]:
             torn_records=process.torn,
             orphan_records=process.orphans,
             stray_arrows=process.stray_flows,
+            unfit_values=process.unfit,
+            damaged_lines=process.damaged_lines,
+            damaged_segments=process.damaged_segments,
             dropped_segments=process.dropped_segments,
             dropped_bytes=process.dropped_bytes,
         )
         for process in recording.processes
     ]
-    return [loss for loss in found if any(msgspec.structs.astuple(loss)[1:])]
+    of_run = [_of_file(file, damaged) for file, damaged in recording.damaged.items()]
+    return [*of_run, *(loss for loss in of_processes if any(msgspec.structs.astuple(loss)[1:]))]
+
+
+def _of_file(file: str, damaged_lines: int) -> Losses:
+    nothing = dict.fromkeys(Losses.__struct_fields__, 0)
+    return Losses(**{**nothing, "process_key": file, "damaged_lines": damaged_lines})  # type: ignore[arg-type]
+
+
+def _unsealed(recording: Recording) -> list[Unsealed]:
+    return [
+        Unsealed(process_key=process.key, segments=len(process.unsealed), bytes=sum(process.unsealed.values()))
+        for process in recording.processes
+        if process.unsealed
+    ]
