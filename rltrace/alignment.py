@@ -29,6 +29,9 @@ WANDER = 15e-6
 UNMEASURED_DRIFT = 1000e-6
 """Two clocks of which only the offset is known: each is slewed by at most 500 ppm (MAXFREQ, linux/timex.h)."""
 
+MOST_DRIFT = 0.01
+"""Readings that say more contradict each other: no two clocks run so far apart."""
+
 _ROUNDING_NS = 2
 """Half a nanosecond each of the middle, of its half width, and of two interpolations."""
 
@@ -168,7 +171,7 @@ def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
             times_ns = (said["sent_ns"], said["read_ns"], said["received_ns"])
             readings.setdefault(tuple(said["domain"]), []).append(Reading.of(*times_ns))
     fitted = {domain: Alignment(found) for domain, found in readings.items()}
-    return {domain: fit for domain, fit in fitted.items() if abs(fit.drift) <= UNMEASURED_DRIFT}
+    return {domain: fit for domain, fit in fitted.items() if abs(fit.drift) <= MOST_DRIFT}
 
 
 def read_lines(recording: Path) -> gate.Lines:

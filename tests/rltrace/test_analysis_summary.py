@@ -22,6 +22,7 @@ from rltrace.analysis import Summary, summarize
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.host_memory import NOT_RECORDED
 from rltrace.analysis.phases import RankStep
+from rltrace.checksum import signed
 from rltrace.cli.tables import show
 from rltrace.cli.tables.memory import host_memory_table
 from rltrace.cli.tables.problems import problems
@@ -730,7 +731,7 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
         span("actor.update", 2, 3),
         span("gpu.fsdp.forward", 22, 23),
     ]
-    written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=11, chosen_steps=[9])
+    written.process("edge", *work, rank=2, role="worker", pid=9, ended_s=24, chosen_steps=[9])
     card = {"totals": {"used": 7, "driver.reserved": 0}, "held_bytes": {"77": 7}}
     on_gpu = [
         span("memory.edge", 1, 2, **card),
@@ -743,6 +744,8 @@ def test_the_keys_of_the_json_are_those_that_the_documentation_lists(tmp_path: P
     written.process("torn", *step, *own, span("reward", 4, None), span("torn", 4, 5), rank=3)
     segment = written.folder / "processes" / "torn" / "000001.seg"
     segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-1] + bytes(64))
+    lines = segment.with_name("process.jsonl")
+    lines.write_text("".join(signed(line) + "\n" for line in lines.read_text().splitlines()))
     (written.folder / "untraced.jsonl").write_text('{"pid": 7, "command": ["python", "-S"], "reason": "-S"}\n')
     value = json.loads(msgspec.json.encode(summarize(written.read())))
     documented = DOCUMENTED.read_text().partition("## Two runs")[0]
