@@ -367,18 +367,17 @@ def arguments_of(span_name: str) -> dict[str, Check]:
 
 def leave_out_unfit(args: dict[str, Any], checks: dict[str, Check]) -> int:
     """Take those arguments out of `args` that cannot be what they say, and give how many were."""
-    wrong: list[str] = []
+    unfit: list[str] = []
     for name, value in args.items():
-        check = checks.get(name)
-        if check is None or (check is number and value.__class__ is int and 0 <= value <= MOST_BYTES):
-            continue
+        if name not in checks or (value.__class__ is int and checks[name] is number and 0 <= value <= MOST_BYTES):
+            continue  # nearly all
         try:
-            check(value)
+            checks[name](value)
         except ValueError:
-            wrong.append(name)
-    for name in wrong:
+            unfit.append(name)
+    for name in unfit:
         del args[name]
-    return len(wrong)
+    return len(unfit)
 
 
 def is_size(value: float) -> bool:

@@ -534,7 +534,7 @@ class _EventReader:
         Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
         two are handled on the spot, which halves the time an event takes; all others go to the readers by type.
         """
-        open_spans, stacks = self.open, self.stacks
+        open_spans, stacks, leave_out_unfit = self.open, self.stacks, gate.leave_out_unfit
         records = self._records(path)
         first_ns, last_ns, checks = self.first_ns, self.last_ns, self.checks
         for record in records:
@@ -554,7 +554,10 @@ class _EventReader:
                             del stack[-1]
                         span.end_ns = end_ns
                         if late:
-                            if checks.get(span.name, _NEW):
+                            known = checks.get(span.name)
+                            if known:
+                                self.process.unfit += leave_out_unfit(late, known)
+                            elif known is None:
                                 self._check(span.name, late)
                             span.args |= late
                         yield span
