@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rltrace import checksum
 from rltrace.events import (
     ALLOCATIONS_KEPT,
@@ -119,15 +121,19 @@ def record(shape: dict[str, Check | Field]) -> Check:
     A `Field` is needed; one that is a mere check may be missing.
     """
 
+    checks = [
+        (name, field.check if isinstance(field, Field) else field, isinstance(field, Field))
+        for name, field in shape.items()
+    ]
+
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _UnfitError
         found = dict(value)
-        for name, field in shape.items():
-            check = field.check if isinstance(field, Field) else field
+        for name, check, is_needed in checks:
             if name in found:
                 found[name] = check(found[name])
-            elif isinstance(field, Field):
+            elif is_needed:
                 raise _UnfitError
         return found
 
@@ -282,11 +288,19 @@ _OF_OTHERS = b'{"kind": "exit"'
 def parsed(line: bytes) -> dict[str, Any] | None:
     """A JSON object without its checksum; None where it is none, or one too deep to be of use."""
     try:
+        value = msgspec.json.decode(line)
+    except (ValueError, RecursionError):  # it is stricter than what wrote it: NaN, a lone surrogate, bytes of no text
+        value = _parsed_slowly(line)
+    if not isinstance(value, dict) or (_may_be_deep(line) and depth(value) > MOST_DEPTH):
+        return None
+    value.pop("sum", None)
+    return value
+
+
+def _parsed_slowly(line: bytes) -> Any:
+    try:
         value = json.loads(line.decode(errors="replace"))
-        if not isinstance(value, dict) or (_may_be_deep(line) and depth(value) > MOST_DEPTH):
-            return None
-        value.pop("sum", None)
-        return _without_surrogates(value) if b"\\ud" in line or b"\\uD" in line else value
+        return _without_surrogates(value) if depth(value) <= MOST_DEPTH else None
     except (ValueError, RecursionError):
         return None
 

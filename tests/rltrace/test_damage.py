@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return [Run.recorded(folder / name, is_killed=name == "killed") for name in ("closed", "killed")]
 
 
-@settings(max_examples=60, derandomize=True, database=None, deadline=None)
+@settings(max_examples=120, derandomize=True, database=None, deadline=None)
 @given(seed=st.integers(0, 2**48))
 def test_some_damage(runs: list[Run], seed: int) -> None:
     """A part of what `make test-hostile` tries: no traceback, no hang, no wrong figure without a warning."""
