@@ -49,6 +49,10 @@ test: lint perfetto verl  ## Install everything and run every test, two files at
 	$(BIN)/python -m compileall -q rltrace exporters reference_run  # once: with PYTHONDONTWRITEBYTECODE each process would
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+.PHONY: test-hostile
+test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordings by the thousand
+	$(BIN)/python -m pytest tests/hostile --timeout 7200 -n 2
+
 .PHONY: test-frameworks
 test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and TRL: 8 GB of packages, then minutes
 	$(BIN)/python tests/frameworks/environments.py .frameworks

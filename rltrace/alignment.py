@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rltrace import regular_file
+from rltrace import checksum, gate, regular_file
 
 FILE = "clocks.jsonl"
 """In a Recording: one line a reading."""
@@ -28,6 +28,9 @@ WANDER = 15e-6
 
 UNMEASURED_DRIFT = 1000e-6
 """Two clocks of which only the offset is known: each is slewed by at most 500 ppm (MAXFREQ, linux/timex.h)."""
+
+MOST_DRIFT = 0.01
+"""Readings that say more contradict each other: no two clocks run so far apart."""
 
 _ROUNDING_NS = 2
 """Half a nanosecond each of the middle, of its half width, and of two interpolations."""
@@ -152,7 +155,7 @@ def line(reference: Domain, domain: Domain, exchange: tuple[int, int, int], **mo
         **more: Of use to people: the host, the number of exchanges.
     """
     times = dict(zip(("sent_ns", "read_ns", "received_ns"), exchange, strict=True))
-    return json.dumps({"reference": reference, "domain": domain, **times, **more}) + "\n"
+    return checksum.signed(json.dumps({"reference": reference, "domain": domain, **times, **more})) + "\n"
 
 
 def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
@@ -163,19 +166,25 @@ def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
         reference: Exchanges with another one are left alone.
     """
     readings: dict[Domain, list[Reading]] = {}
+    for said in read_lines(recording).values:
+        if tuple(said["reference"]) == reference:
+            times_ns = (said["sent_ns"], said["read_ns"], said["received_ns"])
+            readings.setdefault(tuple(said["domain"]), []).append(Reading.of(*times_ns))
+    fitted = {domain: Alignment(found) for domain, found in readings.items()}
+    return {domain: fit for domain, fit in fitted.items() if abs(fit.drift) <= MOST_DRIFT}
+
+
+def read_lines(recording: Path) -> gate.Lines:
+    """Every reading, as it was said; those that cannot be one are counted."""
     try:
-        lines = list(regular_file.lines(recording / FILE))
+        content = regular_file.read(recording / FILE)
     except OSError:
-        return {}
-    for text in lines:
-        try:
-            said = json.loads(text)
-            if tuple(said["reference"]) != reference:
-                continue
-            boot_id, time_namespace = said["domain"]
-            times = [int(said[name]) for name in ("sent_ns", "read_ns", "received_ns")]
-        except (ValueError, TypeError, KeyError):  # cut by the death of its writer
-            continue
-        if times[0] <= times[2]:
-            readings.setdefault((str(boot_id), str(time_namespace)), []).append(Reading.of(*times))
-    return {domain: Alignment(found) for domain, found in readings.items()}
+        content = b""
+    return gate.lines(content).fitting(_exchange)
+
+
+def _exchange(line: Any) -> dict[str, Any]:
+    said: dict[str, Any] = gate.READING(line)
+    if said["sent_ns"] > said["received_ns"] or len(said["reference"]) != 2 or len(said["domain"]) != 2:
+        raise ValueError
+    return said

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rltrace import regular_file
+from rltrace import checksum, gate, regular_file
 
 FILE = "ending.json"
 
@@ -26,14 +26,28 @@ def write(recording: Path, ending: Ending) -> None:
     Raises:
         OSError: the disk is full.
     """
-    (recording / FILE).write_text(json.dumps(ending._asdict()) + "\n")
+    (recording / FILE).write_text(checksum.signed(json.dumps(ending._asdict())) + "\n")
 
 
 def read(recording: Path) -> Ending | None:
-    """What was said; None while the command goes on, and where nobody watched it."""
+    """What was said; None while the command goes on, where nobody watched it, and if it cannot be read."""
+    said = _said(recording)
+    return Ending(said["exit_code"], said["interrupted_by"]) if said else None
+
+
+def is_damaged(recording: Path) -> bool:
+    """Whether something was said that cannot be read."""
+    return _said(recording) == {}
+
+
+def _said(recording: Path) -> dict[str, Any] | None:
+    """None if nobody has said anything; empty if that is damaged."""
     try:
-        said = json.loads(regular_file.read(recording / FILE))
-        interrupted_by = said["interrupted_by"]
-        return Ending(int(said["exit_code"]), None if interrupted_by is None else int(interrupted_by))
-    except (OSError, ValueError, KeyError, TypeError):
+        content = regular_file.read(recording / FILE)
+    except OSError:
         return None
+    said = None if checksum.is_intact(content) is False else gate.parsed(content)
+    try:
+        return dict(gate.ENDING(said))
+    except ValueError:
+        return {}

@@ -320,6 +320,11 @@ def pinned_of(owner: str) -> str:
     return f"pinned bytes of {owner}"
 
 
+def is_of_bytes(name: str) -> bool:
+    """Whether a counter samples how many bytes there are."""
+    return subjects(name)[0].endswith("_bytes")
+
+
 def _owner_before(name: str, ending: str) -> str | None:
     owner = name.removesuffix(ending)
     return owner if owner != name and owner in OWNERS else None

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rltrace import clock, regular_file
+from rltrace import checksum, clock, regular_file
 from rltrace.events import VERSION
 from rltrace.interruption import own_failure
 from rltrace.mapped_file import require_size
@@ -73,7 +73,7 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
     }
     (folder / PROCESSES).mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{FILE}.{os.getpid()}"
-    text = to_json(manifest, indent=1)
+    text = checksum.signed(to_json(manifest, indent=1))
     require_size(unfinished, len(text))
     unfinished.write_text(text)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from rltrace import clock
+from rltrace import checksum, clock
 from rltrace.encoding import text_of
 from rltrace.manifest import LINES, PROCESSES, host_name, redact_command, started_ticks, to_json
 from rltrace.mapped_file import map_new_file, require_size
@@ -63,6 +64,10 @@ class ProcessFolder:
         self.path = self._aside
         """Where it is now."""
         self._broken_line = b""
+        self._numbers = itertools.count()
+        """Of lines: a reader sees which are missing."""
+        self._unused: list[int] = []
+        """Numbers of lines that could not be written."""
         try:
             self._aside.mkdir(parents=True)
             self._map = map_new_file(self.path / COUNTS, COUNTS_BYTES)
@@ -97,7 +102,15 @@ class ProcessFolder:
         Raises:
             OSError: the disk is full.
         """
-        line = self._broken_line + to_json({"kind": kind, **fields}).encode() + b"\n"
+        number = self._unused.pop() if self._unused else next(self._numbers)
+        try:
+            self._append(checksum.signed(to_json({"kind": kind, "line": number, **fields})))
+        except BaseException:
+            self._unused.append(number)
+            raise
+
+    def _append(self, said: str) -> None:
+        line = self._broken_line + said.encode() + b"\n"
         written_bytes = self._write(line)
         self._broken_line = b"" if written_bytes == len(line) else b"\n"
         if self._broken_line:
@@ -222,6 +235,7 @@ def append_exit(folder: Path, *, end_ns: int, killed_by: int | None, was_stopped
     line = {"kind": "exit", "end_ns": end_ns, "killed_by": killed_by, "was_stopped": was_stopped}
     try:
         with (folder / LINES).open("a") as lines:
-            lines.write("\n" + json.dumps(line) + "\n")  # the process may have died inside its last line
+            # The process may have died inside its last line.
+            lines.write("\n" + checksum.signed(json.dumps(line)) + "\n")
     except OSError:
         pass

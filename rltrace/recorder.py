@@ -22,7 +22,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from rltrace import clock, cluster, manifest
+from rltrace import checksum, clock, cluster, manifest
 from rltrace.announcement import complain, complain_once, say, say_once
 from rltrace.dependencies import msgspec
 from rltrace.encoding import plain_text, sayable
@@ -560,6 +560,8 @@ class Recorder:
             hook.restart()
         self._segments: list[Segment] = []
         self._returned: list[Segment] = []
+        self._sealed: set[str] = set()
+        """Names of segments whose checksum was said."""
         self._attempts = itertools.count(1)
         self._made: dict[str, tuple[ProcessFolder, list[Line]]] = {}
         """The folder that is to be shown, and what it says, by the key."""
@@ -777,7 +779,7 @@ class Recorder:
         _local.held = holder
         # It has the segment now.
         if full is not None:
-            full.close()
+            self._seal(full)
         return segment
 
     def _settle_hooks(self) -> None:
@@ -826,7 +828,7 @@ class Recorder:
             total_bytes -= segment.size_bytes
             self._segments.remove(segment)
             segment.path.unlink(missing_ok=True)
-            self.append("lost", segments=1, bytes=segment.size_bytes)
+            self.append("lost", segments=1, bytes=segment.size_bytes, segment=segment.path.name)
 
     def take_back(self, segment: Segment) -> None:
         """Keep what a dead thread left for the next new one, if it has room."""
@@ -834,7 +836,19 @@ class Recorder:
             if segment.free_bytes > REUSE_BYTES:
                 self._returned.append(segment)
             else:
-                segment.close()
+                self._seal(segment)
+
+    def _seal(self, segment: Segment) -> None:
+        """Close a segment and say its checksum, once: nothing can be written to it any more."""
+        segment.close()
+        if segment.path.name in self._sealed or self._folder is None:
+            return
+        try:
+            found = checksum.of_file(segment.path)
+            self._folder.append("seal", segment=segment.path.name, bytes=found.size_bytes, crc32=found.crc32)
+        except own_failure(OSError):  # the disk is full, or a signal handler that records too has dropped the segment
+            return
+        self._sealed.add(segment.path.name)
 
     def close(self) -> None:
         """End this process's part of the Recording."""
@@ -845,14 +859,17 @@ class Recorder:
             if self._folder is None:
                 return
             for segment in self._segments:
-                segment.close()
+                self._seal(segment)
             self._next_path().unlink(missing_ok=True)
             self._settle_hooks()
             self._say_ns = 0
             self._open()
             if self._is_behind:
                 self.lose()
-            self.append("end", end_ns=_now_ns())
+            counts = {slot: count for slot, count in enumerate(self._counts) if count}
+            are_sealed = all(segment.path.name in self._sealed for segment in self._segments)
+            segments = len(self._segments) if are_sealed else None
+            self.append("end", end_ns=_now_ns(), segments=segments, counts=counts)
             self._folder.close()
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from operator import attrgetter
@@ -18,17 +19,20 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from rltrace import alignment, archive, ending, manifest, regular_file
+from rltrace import alignment, archive, checksum, clock, ending, gate, manifest, regular_file
 from rltrace.alignment import Alignment, Domain
 from rltrace.crossing import Crossing
 from rltrace.ending import Ending
 from rltrace.errors import RecordingError
-from rltrace.events import VERSION, Args, Counter, Span
+from rltrace.events import VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.limits import LIMITS, Limits
 from rltrace.manifest import LINES
 from rltrace.process import COUNT_SLOTS, COUNTS, LOST, OPENING, UNSAID_ROLE, is_of_this_host, key_of_opening, pid_of
 
 Event = Span | Counter
+
+MOST_NAMES = 20_000
+"""Names of spans that a reader remembers something of."""
 
 GIVE = "; give the folder that `rltrace exec` or `run` named"
 
@@ -36,14 +40,17 @@ GIVE = "; give the folder that `rltrace exec` or `run` named"
 class Recording:
     """The folder of a run, or an archive of it, read only."""
 
-    def __init__(self, path: Path, folder: Path, fields: dict[str, Any], limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, path: Path, folder: Path, fields: dict[str, Any], limits: Limits = LIMITS, damaged_fields: int = 0
+    ) -> None:
         self.path = path
         """What was opened."""
         self.folder = folder
         """Where its files lie: `path`, or where an archive was unpacked."""
         self.manifest = fields
-        """As written by `rltrace.manifest.create`."""
+        """As written by `rltrace.manifest.create`, those fields that can be what they say."""
         self.limits = limits
+        self._damaged_fields = damaged_fields
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], limits: Limits = LIMITS) -> Recording:
@@ -62,22 +69,22 @@ class Recording:
                 raise RecordingError(f"{opened}: no such file or folder{GIVE}, or an archive of it")
             folder = archive.unpack(opened, limits) if opened.is_file() else opened
             file = folder / manifest.FILE
-            fields = json.loads(regular_file.read(file, limits))
+            fields, damaged_fields = _read_manifest(regular_file.read(file, limits))
         except FileNotFoundError:
             raise RecordingError(f"{folder}: no Recording here ({manifest.FILE} is missing){_nearby(folder)}") from None
         except OSError as error:
             raise RecordingError(f"{error.filename or opened}: cannot be read: {error.strerror or error}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordingError(
                 f"{file}: damaged: {error}; the segments beside it are intact, restore the manifest from a copy"
             ) from None
-        if not isinstance(fields, dict) or not isinstance(fields.get("version"), int):
+        if "version" not in fields:
             raise RecordingError(f"{file}: damaged: it has no version; restore the manifest from a copy")
         if fields["version"] > VERSION:
             raise RecordingError(
                 f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
             )
-        return cls(opened, folder, fields, limits)
+        return cls(opened, folder, fields, limits, damaged_fields)
 
     @property
     def name(self) -> str:
@@ -115,7 +122,10 @@ class Recording:
 
     @cached_property
     def _found(self) -> list[Process]:
-        return [Process(folder, self.limits) for folder in sorted(self._folders)]
+        found = [Process(folder, self.limits) for folder in sorted(self._folders)]
+        for process in found:
+            process.complete(found, self.manifest)
+        return found
 
     @cached_property
     def time_domain(self) -> Domain | None:
@@ -134,7 +144,7 @@ class Recording:
     def _clock_domain_of_run(self) -> Domain | None:
         """Of the process that made the Recording; older ones do not say."""
         said = self.manifest.get("clock_domain")
-        return (str(said.get("boot_id")), str(said.get("time_namespace"))) if isinstance(said, dict) else None
+        return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
 
     @property
     def is_live(self) -> bool:
@@ -182,8 +192,22 @@ class Recording:
     @property
     def untraced(self) -> list[dict[str, Any]]:
         """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
-        file = self.folder / manifest.UNTRACED
-        return list(_json_lines(file, self.limits)) if file.exists() else []
+        return self._read_untraced().values
+
+    def _read_untraced(self) -> gate.Lines:
+        found = gate.lines(_content(self.folder / manifest.UNTRACED, self.limits), by_one_writer=False)
+        return found.fitting(gate.UNTRACED)
+
+    @property
+    def damaged(self) -> dict[str, int]:
+        """Lines or fields that cannot be read, of the files that are of no process."""
+        counts = {
+            manifest.FILE: self._damaged_fields,
+            manifest.UNTRACED: self._read_untraced().damaged,
+            alignment.FILE: alignment.read_lines(self.folder).damaged,
+            ending.FILE: int(ending.is_damaged(self.folder)),
+        }
+        return {file: many for file, many in counts.items() if many}
 
     @property
     def lost_events(self) -> int:
@@ -260,13 +284,32 @@ class Process:
         """Of these the flows: no span of their thread and task was open."""
         self.misfits = 0
         """Whole records that say nothing, such as a sample whose value is no number, known after `events`."""
+        self.unfit = 0
+        """Arguments and fields left out, which cannot be what they say, such as 10**19 bytes; known after `events`."""
+        self.damaged_lines = 0
+        self.damaged_segments = 0
+        """Not as they were when they were full or closed, or not there any more; known after `events`."""
+        self.unsealed: dict[str, int] = {}
+        """Bytes of each segment that nobody closed, so that nothing says whether it is as it was written; known after
+        `events`. Empty where segments had no checksums yet."""
+        self.has_checksums = False
+        self._unfit_fields = 0
+        self._seals: dict[str, checksum.Sum] = {}
+        """Of segments that are full or closed."""
+        self._dropped: set[str] = set()
+        self._last_counts: dict[int, int] | None = None
+        """What `counts.u64` was when it ended."""
+        self._closed_segments: int | None = None
         self._types: dict[int, tuple[str, list[str]]] = {}
         self._read_lines()
+        self.life_ns = self._life_ns()
+        """From when to when its own clock can have been read."""
 
     @property
     def is_identified(self) -> bool:
-        """Whether it says who it is: since when it recorded, and by which clock."""
-        return isinstance(self.identity.get("start_ns"), int)
+        """Whether it is known since when it recorded, and by which clock; of one without events, because it said so."""
+        known = {"start_ns", "boot_id"} <= self.identity.keys()
+        return known and (self._has_said_who or any(self.folder.glob("*.seg")))
 
     @cached_property
     def records(self) -> int:
@@ -297,25 +340,21 @@ class Process:
 
     @property
     def rank(self) -> int | None:
-        rank = self.identity.get("rank")
-        return None if rank is None else int(rank)
+        return self.identity.get("rank")
 
     @property
     def device(self) -> dict[str, Any] | None:
-        device = self.identity.get("device")
-        return device if isinstance(device, dict) else None
+        return self.identity.get("device")
 
     @property
     def machine(self) -> dict[str, Any] | None:
         """What `rltrace.machine.machine` said of its host, where the process is its sampler."""
-        machine = self.identity.get("machine")
-        return machine if isinstance(machine, dict) else None
+        return self.identity.get("machine")
 
     @property
     def chosen_steps(self) -> list[int]:
         """Those whose every allocation it was to keep."""
-        chosen = self.identity.get("chosen_steps")
-        return [step for step in chosen if isinstance(step, int)] if isinstance(chosen, list) else []
+        return self.identity.get("chosen_steps") or []
 
     @property
     def parent(self) -> str | None:
@@ -372,7 +411,7 @@ class Process:
     @property
     def lost_events(self) -> int:
         """Events it could not write (a full disk, a record too large) or not as what they are (`misfits`)."""
-        return (self._counts[LOST] if self._counts else 0) + self.misfits
+        return self._count(LOST) + self.misfits
 
     def events(self) -> Iterator[Event]:
         """Every span and sample, decoded and matched.
@@ -381,7 +420,8 @@ class Process:
             Spans where they end and samples where they were taken, in the order each thread wrote them; threads follow
             each other segment by segment. Spans that never ended come last, `end_ns` None.
         """
-        self.torn = self.orphans = self.stray_flows = self.misfits = 0
+        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
+        self.unfit, self.unsealed = self._unfit_fields, {}
         events = _EventReader(self, self._types).events()
         return events if self.alignment is None else map(self._aligned, events)
 
@@ -406,52 +446,129 @@ class Process:
         return memoryview(data[: len(data) // 8 * 8]).cast("Q")
 
     def _read_lines(self) -> None:
+        found = gate.lines(_content(self.folder / LINES, self.limits))
+        self.has_checksums, self.damaged_lines = found.are_signed, found.damaged
         hooks: dict[tuple[str, str], dict[str, Any]] = {}
-        for line in _json_lines(self.folder / LINES, self.limits):
+        numbers: set[int] = set()
+        for line in found.values:
             try:
-                self._read_line(line, hooks)
-            except (KeyError, TypeError, ValueError):  # damaged
-                continue
+                kind = gate.text(line.pop("kind", None))
+                number = gate.LINE_NUMBER(line.pop("line", None))
+                if number in numbers:  # there twice
+                    continue
+                numbers |= {number} - {None}
+                if kind in gate.LINES:
+                    self._read_line(kind, gate.LINES[kind](line), hooks)
+            except ValueError:
+                self.damaged_lines += 1
+        if missing := max(numbers, default=-1) + 1 - len(numbers):  # a damaged one among them is one of these
+            self.damaged_lines = max(self.damaged_lines, missing)
+        self._has_said_who = "start_ns" in self.identity
+        if not self._has_said_who:
+            self.damaged_lines = max(self.damaged_lines, 1)
         self.hooks = [
             {**hook, "fired": self._count(hook["slot"]), "spent_ns": self._count(COUNT_SLOTS + hook["slot"]) or None}
             for hook in hooks.values()
         ]
 
-    def _read_line(self, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
-        kind = line.pop("kind", None)
+    def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         if kind == "process":
             if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
                 del line["role"]
-            self.identity |= line
+            said, unfit = gate.fields(line, gate.IDENTITY)
+            self.identity |= said
+            self._unfit_fields += unfit
         elif kind == "hook":
-            hooks[line["instrumentation"], line["target"]] = {**line, "slot": int(line["slot"])}
+            hooks[line["instrumentation"], line["target"]] = line
         elif kind == "type":
-            self._types[line["number"]] = (line["name"], list(line["fields"]))
+            self._types[line["number"]] = (line["name"], line["fields"])
         elif kind == "pause":
-            self.pauses.append((int(line["ts_ns"]), None))
+            self.pauses.append((line["ts_ns"], None))
         elif kind == "resume":
-            self.pauses[-1:] = [(begin_ns, int(line["ts_ns"])) for begin_ns, _ in self.pauses[-1:]]
+            self.pauses[-1:] = [(begin_ns, line["ts_ns"]) for begin_ns, _ in self.pauses[-1:]]
         elif kind == "cost":
-            self.costs |= {name: float(ns) for name, ns in line.items()}
+            self.costs |= line
         elif kind == "unavailable":
-            self.unavailable[str(line["what"])] = str(line["reason"])
+            self.unavailable[line["what"]] = line["reason"]
         elif kind == "allocations":
-            self.allocations_begun.add(int(line["step"]))
+            self.allocations_begun.add(line["step"])
         elif kind == "lost":
             self.dropped_segments += line["segments"]
             self.dropped_bytes += line["bytes"]
+            self._dropped |= {line["segment"]} if "segment" in line else set()
         elif kind == "left":
             self.left_running |= set(line["running"])
+        elif kind == "seal":
+            self._seals[line["segment"]] = checksum.Sum(line["bytes"], line["crc32"])
         elif kind == "end":
-            self.end_ns = int(line["end_ns"])
+            self.end_ns = line["end_ns"]
+            self._closed_segments = line.get("segments")
+            if "counts" in line:
+                self._last_counts = {int(slot): count for slot, count in line["counts"].items() if slot.isdecimal()}
         elif kind == "exit":
-            self.killed_by, self.was_stopped = line["killed_by"], bool(line["was_stopped"])
-            self.gone_ns = int(line["end_ns"])
+            self.killed_by, self.was_stopped = line["killed_by"], line["was_stopped"]
+            self.gone_ns = line["end_ns"]
             if self.killed_by is None and self.end_ns is None:
                 self.end_ns = self.gone_ns
 
+    def _life_ns(self) -> tuple[int, int]:
+        last_ns = max((at_ns for at_ns in (self.end_ns, self.gone_ns) if at_ns is not None), default=None)
+        if last_ns is None:
+            last_ns = clock.now_ns() if self.is_alive else gate.MOST_NS
+        return int(self.identity.get("start_ns", 0)), last_ns
+
+    def complete(self, processes: Iterable[Process], manifest: dict[str, Any]) -> None:
+        """Where the line that says who this process is cannot be read, take what its folder's name says, and its clock
+        from another one of its host."""
+        host, _, began = self.key.rpartition("-")
+        host, _, pid = host.rpartition("-")
+        named = {"host": host, "pid": pid, "start_ns": began}
+        if "start_ns" not in self.identity and pid.isdecimal() and began.isdecimal() and len(pid + began) < 30:
+            self.identity = {**named, "pid": int(pid), "start_ns": int(began)} | self.identity
+            self.life_ns = self._life_ns()
+        if "boot_id" not in self.identity or "realtime_ns" not in self.identity:
+            alike = (p.identity for p in processes if p.host == self.host and p.identity.keys() >= set(_CLOCK))
+            known = next(alike, {**(manifest.get("clock_domain") or {})} if manifest.get("host") == self.host else {})
+            self.identity = {name: known[name] for name in _CLOCK if name in known} | self.identity
+
+    def check_segment(self, name: str, content: bytes) -> bool:
+        """Whether a segment is as it was when it was full or closed; one that is not is counted.
+
+        Args:
+            name: Of its file.
+            content: Of the file.
+        """
+        seal = self._seals.get(name)
+        if seal is None:
+            if self._closed_segments is not None:
+                self.damaged_segments += 1
+            elif self.has_checksums:
+                self.unsealed[name] = len(content.rstrip(b"\0"))
+            return False
+        if checksum.of_bytes(content) == seal:
+            return True
+        self.damaged_segments += 1
+        return False
+
+    def check_all_there(self, names: Iterable[str]) -> None:
+        """Count the segments that were closed, and are not there; what was dropped to keep to `max_bytes` is not."""
+        if self.is_alive:  # it may have dropped one a moment ago
+            return
+        missing = self._seals.keys() - self._dropped - set(names)
+        closed = 0 if self._closed_segments is None else self._closed_segments
+        self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - self._dropped))
+
     def _count(self, slot: int) -> int:
-        return self._counts[slot] if slot < len(self._counts) else 0
+        if self._last_counts is not None:
+            return self._last_counts.get(slot, 0)
+        count = self._counts[slot] if slot < len(self._counts) else 0
+        return count if count <= MOST_COUNT else 0
+
+
+_CLOCK = ("boot_id", "time_namespace", "monotonic_ns", "realtime_ns")
+
+MOST_COUNT = 1 << 53
+"""A count beyond is damage: nothing happens so often."""
 
 
 class _EventReader:
@@ -472,6 +589,10 @@ class _EventReader:
         """Ends read before their beginning: another thread ended the span, and its segment was read first."""
         self.nameless: set[int] = set()
         """Starts of spans that say nothing, whose ends are still to come."""
+        self.first_ns, self.last_ns = 0, gate.MOST_NS
+        """From when to when the segment that is being read can have been written."""
+        self.checks: dict[str, dict[str, gate.Check]] = {}
+        """Of arguments, by the name of their span; forgotten where there are `MOST_NAMES`."""
         # What a record is follows from the types of its elements; one that fits none is a typed span or damaged.
         self.readers: dict[tuple[type, ...], Callable[..., Event | None]] = {
             (int, str, bool): self._thread,
@@ -488,9 +609,11 @@ class _EventReader:
         }
 
     def events(self) -> Iterator[Event]:
-        for path in sorted(self.process.folder.glob("*.seg")):
+        paths = sorted(self.process.folder.glob("*.seg"))
+        for path in paths:
             self.thread = 0
             yield from self._segment(path)
+        self.process.check_all_there(path.name for path in paths)
         for span in [span for spans in self.open.values() for span in spans]:
             crossing = self.crossings.get((span.thread, span.task))
             span.lane = 0 if crossing is None else crossing.lane(span)
@@ -504,7 +627,10 @@ class _EventReader:
         two are handled on the spot, which halves the time an event takes; all others go to the readers by type.
         """
         open_spans, stacks, crossings = self.open, self.stacks, self.crossings
-        for record in self._records(path):
+        leave_out_unfit = gate.leave_out_unfit
+        records = self._records(path)
+        first_ns, last_ns, checks = self.first_ns, self.last_ns, self.checks
+        for record in records:
             first, size = record[0], len(record)
             if size == 4 and first.__class__ is int:
                 end_ns, late = record[1], record[2]
@@ -514,7 +640,7 @@ class _EventReader:
                     key = (span.thread, span.task)
                     stack = stacks[key]
                     innermost = stack[-1] is span and (not crossings or key not in crossings)
-                    if innermost and end_ns.__class__ is int and end_ns >= first:
+                    if innermost and end_ns.__class__ is int and first <= end_ns <= last_ns:
                         del open_spans[first]
                         if len(stack) == 1:
                             del stacks[key]
@@ -522,6 +648,11 @@ class _EventReader:
                             del stack[-1]
                         span.end_ns = end_ns
                         if late:
+                            known = checks.get(span.name)
+                            if known:
+                                self.process.unfit += leave_out_unfit(late, known)
+                            elif known is None:
+                                self._check(span.name, late)
                             span.args |= late
                         yield span
                         continue
@@ -530,10 +661,13 @@ class _EventReader:
                 if (
                     args.__class__ in _ARGS
                     and start_ns.__class__ is int
+                    and first_ns <= start_ns <= last_ns
                     and task.__class__ is int
                     and start_ns not in open_spans
                     and not self.early_ends
                 ):
+                    if args and checks.get(first, _NEW):  # a name that is new, or whose arguments figures are made of
+                        self._check(first, args)
                     span = Span(first, self.thread, task, start_ns, None, args or {})
                     open_spans[start_ns] = [span]
                     siblings = stacks.get((self.thread, task))
@@ -548,14 +682,25 @@ class _EventReader:
                 yield event
 
     def _records(self, path: Path) -> Iterator[list[Any]]:
-        """The whole records of a segment; zeros follow the last one."""
+        """The records of a segment; what can have been written into it is known when the first one is asked for."""
+        self.first_ns, self.last_ns = 0, gate.MOST_NS
         try:
             data = regular_file.read(path, self.process.limits)
         except regular_file.RefusedError:
             self._damaged()
-            return
+            return iter(())
         except OSError:  # dropped by `max_bytes` a moment ago
-            return
+            return iter(())
+        if not self.process.check_segment(path.name, data):
+            first_ns, last_ns = self.process.life_ns
+            if last_ns == gate.MOST_NS and self.process.has_checksums:
+                last_ns = _last_ns(self._decoded(data), gate.MOST_NS)
+            self.first_ns = max(0, first_ns - gate.SLACK_NS)
+            self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
+        return self._decoded(data)
+
+    def _decoded(self, data: bytes) -> Iterator[list[Any]]:
+        """The whole records of a segment; zeros follow the last one."""
         read = 0
         for options in (_USUAL, _ODD_KEYS):
             unpacker = _unpacker(len(data) + 1, **options)
@@ -583,22 +728,49 @@ class _EventReader:
         self.thread = thread
         self.process.threads[thread] = name
 
-    def _counter(self, name: str, ts_ns: int, value: float, _: bool) -> Counter:
-        return Counter(name, self.thread, ts_ns, value)
+    def _check(self, name: str, args: Args) -> None:
+        """Leave those arguments out that cannot be what a span of this name says with them."""
+        checks = self.checks.get(name)
+        if checks is None:
+            if len(self.checks) >= MOST_NAMES:
+                self.checks.clear()
+            checks = self.checks[name] = gate.arguments_of(name)
+        if checks:
+            self.process.unfit += gate.leave_out_unfit(args, checks)
 
-    def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter:
-        return Counter(name, self.thread, ts_ns, int(value))
+    def _add(self, span: Span, late: Args) -> None:
+        self._check(span.name, late)
+        span.args |= late
+
+    def _counter(self, name: str, ts_ns: int, value: float, _: bool) -> Counter | None:
+        if 0 <= ts_ns <= self.last_ns:
+            if -_MOST <= value <= _MOST or value != value or not is_of_bytes(name):
+                return Counter(name, self.thread, ts_ns, value)
+            self.process.unfit += 1
+        else:
+            self._damaged()
+        return None
+
+    def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter | None:
+        return self._counter(name, ts_ns, int(value), True)
 
     def _whole(self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, _: bool) -> Span | None:
-        if end_ns < start_ns:
+        if not 0 <= start_ns <= end_ns <= self.last_ns:
             self._damaged()
             return None
+        if args and self.checks.get(name, _NEW):
+            self._check(name, args)
         return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None)
 
     def _begin(self, name: str, task: int, start_ns: int, args: Args | None, _: bool) -> Span | None:
+        if not self.first_ns <= start_ns <= self.last_ns:
+            self._damaged()
+            return None
+        if args and self.checks.get(name, _NEW):
+            self._check(name, args)
         span = Span(name, self.thread, task, start_ns, None, args or {})
         if self.early_ends and start_ns in self.early_ends:
-            return _ended(span, *self.early_ends.pop(start_ns))
+            return self._ended(span, *self.early_ends.pop(start_ns))
         self.open.setdefault(start_ns, []).append(span)
         self.stacks.setdefault((self.thread, task), []).append(span)
         return None
@@ -623,7 +795,7 @@ class _EventReader:
             self.nameless.add(start_ns)
 
     def _end(self, start_ns: int, end_ns: int, late: Args | None, _: bool) -> Span | None:
-        if end_ns < start_ns:
+        if not 0 <= start_ns <= end_ns <= self.last_ns:
             self._damaged()
             return None
         span = self._take(start_ns)
@@ -633,7 +805,13 @@ class _EventReader:
         if span is None:
             self.early_ends[start_ns] = (end_ns, late)
             return None
-        return _ended(span, end_ns, late)
+        return self._ended(span, end_ns, late)
+
+    def _ended(self, span: Span, end_ns: int, late: Args | None) -> Span:
+        span.end_ns = end_ns
+        if late:
+            self._add(span, late)
+        return span
 
     def _take(self, start_ns: int) -> Span | None:
         spans = self.open.get(start_ns)
@@ -662,7 +840,7 @@ class _EventReader:
         if not stack:
             del self.stacks[key]
 
-    def _flow(self, key: str, task: int, ts_ns: int, direction: str, _: bool) -> None:
+    def _flow(self, key: str, task: int, _ts_ns: int, direction: str, _: bool) -> None:
         if direction not in ("out", "in"):
             self._misfit()
             return
@@ -699,11 +877,14 @@ def _index(stack: list[Span], span: Span) -> int:
 _start_ns = attrgetter("start_ns")
 
 
-def _ended(span: Span, end_ns: int, late: Args | None) -> Span:
-    span.end_ns = end_ns
-    if late:
-        span.args |= late
-    return span
+def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
+    """When the last records of a segment were written: they are in order, and one of three may be damaged."""
+    times_ns: deque[int] = deque(maxlen=3)
+    for record in records:
+        match record:
+            case [str(), _, int(at_ns), _, _] | [str(), int(at_ns), _, _] | [int(), int(at_ns), _, _]:
+                times_ns.append(at_ns)
+    return sorted(times_ns)[len(times_ns) // 2] if times_ns else otherwise
 
 
 def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
@@ -711,23 +892,36 @@ def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 _ARGS = (dict, NoneType)
+_NEW: dict[str, gate.Check] = {"": gate.text}
+"""Checks of a name that nothing is known of yet."""
+_MOST = gate.MOST_BYTES
 _USUAL: dict[str, Any] = {}
 _ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": False}
 """For a segment with a map whose keys are not text: slower, and every reader gets text."""
 
 
-def _json_lines(path: Path, limits: Limits) -> Iterator[dict[str, Any]]:
-    """Whole lines only: the process may have died in the last one; none of a file that is refused."""
+def _read_manifest(content: bytes) -> tuple[dict[str, Any], int]:
+    """The fields of a manifest that can be what they say, and how many cannot.
+
+    One that is not as it was signed has one of these somewhere.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    said = gate.parsed(content)
+    if said is None:
+        json.loads(content)  # says where
+        raise ValueError("it is no JSON object, or has more in each other than anybody writes")
+    fields, unfit = gate.fields(said, gate.MANIFEST)
+    return fields, unfit or int(checksum.is_intact(content) is False)
+
+
+def _content(path: Path, limits: Limits) -> bytes:
+    """Of a file; nothing of one that is not there, or that is refused, which `Recording.refused` names."""
     try:
-        for line in regular_file.lines(path, limits):
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(value, dict):
-                yield value
-    except regular_file.RefusedError:  # `Recording.refused` names it
-        return
+        return regular_file.read(path, limits)
+    except (OSError, regular_file.RefusedError):
+        return b""
 
 
 def _seniority(process: Process) -> tuple[bool, int]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from rltrace import regular_file
+from rltrace import checksum, regular_file
 from rltrace.archive import SUFFIX
 from rltrace.process import OPENING
 from rltrace.recording import Recording
@@ -73,12 +73,20 @@ def _written(file: Path, content: bytes) -> bytes:
 
 
 def _without_folders(text: str, indent: int | None = None) -> bytes:
-    """A JSON text with the paths in its strings shortened; what is none, such as a line that was cut, as it is."""
+    """A JSON text with the paths in its strings shortened; what is none, such as a line that was cut, as it is.
+
+    What was signed is signed anew; what is damaged keeps its checksum, which is of another text.
+    """
+    content = text.encode(errors="surrogateescape")
     try:
-        text = json.dumps(_shortened(json.loads(text)), indent=indent)
-    except ValueError:
-        pass
-    return text.encode(errors="surrogateescape")
+        value = json.loads(text)
+        is_intact = checksum.is_intact(content)
+        if is_intact:
+            del value["sum"]
+        said = json.dumps(_shortened(value), indent=indent)
+        return (checksum.signed(said) if is_intact else said).encode()
+    except (ValueError, RecursionError):
+        return content
 
 
 def _shortened(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from rltrace.alignment import Domain
 from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span
+from rltrace.gate import plain
 from rltrace.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
 from rltrace_exporters.perfetto_devices import DeviceCounters
@@ -308,7 +309,7 @@ class _Arguments:
                 heads = self.integers.get(key) or self._integer(key)
                 pieces += (heads[len(number)], number)
             else:
-                pieces.append(data(4, self._name(key) + _annotation_value(value)))
+                pieces.append(data(4, self._name(key) + _annotation_value(plain(value))))
         return b"".join(pieces)
 
     def _name(self, key: str) -> bytes:

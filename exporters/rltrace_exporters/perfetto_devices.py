@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from math import isfinite
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from rltrace.analysis.lanes import Lane, lanes, order
 from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNEXPLAINED, edge_ledger
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
+from rltrace.gate import is_size
 from rltrace.recording import Process
 
 USED = "used_bytes"
@@ -95,7 +95,7 @@ class DeviceCounters:
             ts_ns: In the trace's time.
             value: In bytes.
         """
-        if not isfinite(value):  # nobody knows how many bytes
+        if not is_size(value):  # nobody knows how many bytes
             return
         if process.role == SAMPLER:
             counter, of = subjects(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,10 +31,9 @@ def machines(processes: Iterable[Process]) -> list[Machine]:
     return [_machine(process.host, said) for process in processes if (said := process.machine) is not None]
 
 
-def _machine(host: str, said: dict[str, object]) -> Machine:
-    listed = said.get("gpus")
-    gpus = {str(gpu["uuid"]): str(gpu["name"]) for gpu in (listed if isinstance(listed, list) else [])}
-    return msgspec.convert({**said, "host": host, "gpus": gpus}, Machine)
+def _machine(host: str, said: dict[str, Any]) -> Machine:
+    gpus = {gpu["uuid"]: gpu["name"] for gpu in said.get("gpus") or ()}
+    return Machine(host=host, cpu=said.get("cpu"), cpus=said.get("cpus"), gpus=gpus, driver=said.get("driver"))
 
 
 def described(found: Sequence[Machine]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from rltrace.analysis.ledger import (
     counter_ledger,
     ledgers,
 )
-from rltrace.analysis.observations import Observations, Seen, whole_number
+from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import OWNERS, UNATTRIBUTED, Span
@@ -458,7 +458,7 @@ def _out_of_memory(
         last = np.flatnonzero((until_ns - LAST_NS <= times_ns) & (times_ns <= until_ns))
         before = [device.moment(int(index)) for index in last]
     moment = before[-1] if before else None
-    asked_bytes, free_bytes = (whole_number(span.args.get(name)) for name in ("asked_bytes", "free_bytes"))
+    asked_bytes, free_bytes = (span.args.get(name) for name in ("asked_bytes", "free_bytes"))
     missing_bytes = (asked_bytes or 0) - (free_bytes or 0)
     holders = sorted(moment.bytes.items(), key=lambda held: -held[1]) if moment else []
     return OutOfMemory(

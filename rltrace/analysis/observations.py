@@ -34,6 +34,7 @@ from rltrace.events import (
     owner_of_pinned,
     owner_on_host,
 )
+from rltrace.gate import is_size
 from rltrace.recording import Process, Recording
 
 REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
@@ -291,18 +292,19 @@ def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:
 
 def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:
     _see_interval(kept, span, shift_ns)
-    kept.bytes.append(_integer(span.args.get("bytes")))
-    kept.tensors.append(_integer(span.args.get("tensors")))
+    kept.bytes.append(int(span.args.get("bytes", 0)))
+    kept.tensors.append(int(span.args.get("tensors", 0)))
 
 
 def _see_device_span(kept: DeviceSpans, span: Span, shift_ns: int) -> None:
     _see_interval(kept, span, shift_ns)
-    ranks = _integer(span.args.get("ranks"))
+    args = span.args
+    ranks = int(args.get("ranks", 0))
     # A rank has its own part of a collective already.
-    kept.moved_bytes.append(_integer(span.args.get("bytes")) * (ranks - 1) // ranks if ranks else 0)
-    kept.queued_ns.append(_integer(span.args.get("queued_ns")))
-    kept.of_part.append(bool(span.args.get("module")))
-    kept.largest_error_ns = max(kept.largest_error_ns, _integer(span.args.get("error_ns")))
+    kept.moved_bytes.append(int(args.get("bytes", 0)) * (ranks - 1) // ranks if ranks else 0)
+    kept.queued_ns.append(int(args.get("queued_ns", 0)))
+    kept.of_part.append(bool(args.get("module")))
+    kept.largest_error_ns = max(kept.largest_error_ns, int(args.get("error_ns", 0)))
 
 
 def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:
@@ -314,24 +316,24 @@ def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None],
         owner_names[name] = owner_of_counter(name)
     owner = owner_names[name]
     if owner is not None:
-        if _is_figure(sample.value):  # else nobody knows how many bytes
+        if is_size(sample.value):  # else nobody knows how many bytes
             seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
     elif name == ALLOCATIONS_RESERVED:
-        if _is_figure(sample.value):
+        if is_size(sample.value):
             seen.reserved.add(sample.ts_ns + shift_ns, sample.value)
     elif name.startswith(ALLOCATIONS):
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
-        if exact is not None and _is_figure(sample.value):
+        if exact is not None and is_size(sample.value):
             seen.balances.add(exact, sample.ts_ns + shift_ns, sample.value)
     elif name in (RESIDENT, ALLOCATED_PEAK):
-        if _is_figure(sample.value):
+        if is_size(sample.value):
             kept = seen.resident if name == RESIDENT else seen.allocated_peak
             kept.add(sample.ts_ns + shift_ns, sample.value)
     elif (on_host := owner_on_host(name)) is not None:
-        if _is_figure(sample.value):
+        if is_size(sample.value):
             seen.on_host[on_host].add(sample.ts_ns + shift_ns, sample.value)
     elif (pinned := owner_of_pinned(name)) is not None:
-        if _is_figure(sample.value):
+        if is_size(sample.value):
             seen.pinned[pinned].add(sample.ts_ns + shift_ns, sample.value)
     elif name in STEP_FIGURES or seen.lane.is_driver:
         seen.figures[name].add(sample.ts_ns + shift_ns, sample.value)
@@ -350,20 +352,3 @@ def _shift(seen: Seen, shift_ns: int) -> None:
         span.start_ns += shift_ns
         if span.end_ns is not None:
             span.end_ns += shift_ns
-
-
-_MOST = 2**50
-"""A figure beyond this, a pebibyte or two weeks, is none; thousands of such ones would not add up in 64 bits."""
-
-
-def whole_number(value: Any) -> int | None:
-    """An argument that a program wrote as a number of bytes or the like; None where it cannot be one."""
-    return int(value) if isinstance(value, (int, float)) and _is_figure(value) else None
-
-
-def _integer(value: Any) -> int:
-    return whole_number(value) or 0
-
-
-def _is_figure(value: float) -> bool:
-    return -_MOST <= value <= _MOST

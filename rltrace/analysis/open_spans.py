@@ -9,6 +9,7 @@ import msgspec
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.processes import State, state
 from rltrace.events import Args, Span
+from rltrace.gate import plain
 
 STILL_SECONDS = 60.0
 """A run in which nothing begins or ends for longer is worth a look: however long a step is, it has many spans."""
@@ -67,7 +68,7 @@ def _open_span(span: Span, process: Seen, seen: Observations, is_stuck: bool) ->
     process_state = state(process, seen)
     return OpenSpan(
         name=span.name,
-        args=span.args,
+        args=plain(span.args),
         process=process.process.name,
         process_key=process.process.key,
         process_state=process_state,

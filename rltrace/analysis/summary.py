@@ -64,17 +64,24 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """What the Recording lacks, of one process."""
 
     process_key: str
-    """The process's folder in the Recording."""
+    """The process's folder in the Recording, or the file of the run that has damaged lines."""
     lost_events: int
     """Events that could not be written, for example on a full disk, plus `misfit_records`."""
     misfit_records: int
     """Whole records that make no sense: a name that is no text, a value that is no number."""
     torn_records: int
-    """Records that the death of the process cut, or that are damaged."""
+    """Records that the death of the process cut, that are damaged, or whose time lies outside of the process's life."""
     orphan_records: int
     """Ends of spans without a beginning, plus `stray_arrows`."""
     stray_arrows: int
     """Arrows outside of any span."""
+    unfit_values: int
+    """Arguments, fields and samples that cannot be what they say, such as 10**19 bytes. They are left out."""
+    damaged_lines: int
+    """Damaged lines that say who the process is or how it ended. They are left out."""
+    damaged_segments: int
+    """Segments that are missing, or have changed since they were closed. What can still be read counts, and may be wrong.
+    """
     dropped_segments: int
     """Segments that were dropped, oldest first, to keep to `max_bytes`."""
     dropped_bytes: int
@@ -90,6 +97,20 @@ class UnidentifiedProcess(msgspec.Struct, frozen=True, kw_only=True):
     """Of the process, as its folder's name says it."""
     unreadable_events: int
     """Spans and samples that it wrote; nobody knows by which clock. They count as lost."""
+
+
+class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments of a process without a checksum, because it lives or did not come to close them.
+
+    What they say was looked at for sense alone: a figure that rests on them may be wrong, if they are damaged.
+    """
+
+    process_key: str
+    """The process's folder in the Recording."""
+    segments: int
+    """Segments without a checksum."""
+    bytes: int
+    """Bytes that were written into them."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +178,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One item per process that lost something; empty is good."""
     unidentified: list[UnidentifiedProcess]
     """One item per process that is in no other figure, because nobody knows who it was; empty is good."""
+    unsealed: list[Unsealed]
+    """One item per process that lives or did not end in good order; empty in Recordings that have no checksums."""
     lost_events: int
     """Sum over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
     complete: bool | None
@@ -202,6 +225,7 @@ def summarize(recording: Recording) -> Summary:
             UnidentifiedProcess(process_key=process.key, pid=process.pid, unreadable_events=process.records)
             for process in recording.unidentified
         ],
+        unsealed=_unsealed(recording),
         lost_events=recording.lost_events,
         complete=_is_complete(of_processes) if not recording.unidentified else False,
     )
@@ -214,13 +238,13 @@ def _run(seen: Observations, clock_domains: int) -> Run:
     return Run(
         path=str(seen.recording.path),
         run_id=manifest.get("run_id"),
-        command=[str(word) for word in manifest.get("command") or ()],
-        created_unix_seconds=created_ns / 1e9 if isinstance(created_ns, (int, float)) else None,
+        command=manifest.get("command") or [],
+        created_unix_seconds=None if created_ns is None else created_ns / 1e9,
         seconds=(seen.end_ns - seen.start_ns) / 1e9,
         is_live=any(process.is_alive for process in seen.recording.processes),
         exit_code=ending.exit_code if ending is not None else None,
         interrupted_by=signal_name(ending.interrupted_by) if ending is not None else None,
-        versions={str(name): str(version) for name, version in (manifest.get("versions") or {}).items()},
+        versions=manifest.get("versions") or {},
         machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
     )
@@ -235,7 +259,7 @@ def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
 
 def _losses(recording: Recording) -> list[Losses]:
     """Called after the events were read: torn and orphan records are known only then."""
-    found = [
+    of_processes = [
         Losses(
             process_key=process.key,
             lost_events=process.lost_events,
@@ -243,9 +267,26 @@ def _losses(recording: Recording) -> list[Losses]:
             torn_records=process.torn,
             orphan_records=process.orphans,
             stray_arrows=process.stray_flows,
+            unfit_values=process.unfit,
+            damaged_lines=process.damaged_lines,
+            damaged_segments=process.damaged_segments,
             dropped_segments=process.dropped_segments,
             dropped_bytes=process.dropped_bytes,
         )
         for process in recording.processes
     ]
-    return [loss for loss in found if any(msgspec.structs.astuple(loss)[1:])]
+    of_run = [_of_file(file, damaged) for file, damaged in recording.damaged.items()]
+    return [*of_run, *(loss for loss in of_processes if any(msgspec.structs.astuple(loss)[1:]))]
+
+
+def _of_file(file: str, damaged_lines: int) -> Losses:
+    nothing = dict.fromkeys(Losses.__struct_fields__, 0)
+    return Losses(**{**nothing, "process_key": file, "damaged_lines": damaged_lines})  # type: ignore[arg-type]
+
+
+def _unsealed(recording: Recording) -> list[Unsealed]:
+    return [
+        Unsealed(process_key=process.key, segments=len(process.unsealed), bytes=sum(process.unsealed.values()))
+        for process in recording.processes
+        if process.unsealed
+    ]

@@ -28,9 +28,9 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
     """Everything that a reader must know before any figure; no line is good."""
     kinds = (
         _deaths, _gone, _aborted, _errors, _hangs, _failed_hooks, _left_out,
-        _memory, _allocations, _losses, _unidentified, _sleeps, _untraced, _clocks,
+        _memory, _allocations, _losses, _unidentified, _unsealed, _sleeps, _untraced, _clocks,
     )  # fmt: skip
-    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 8)
+    styles = (_BAD, _DOUBTFUL, _BAD, _DOUBTFUL, _DOUBTFUL, _BAD, *[_DOUBTFUL] * 9)
     found: list[Text] = []
     for kind, style in zip(kinds, styles, strict=True):
         lines = list(kind(summary))
@@ -180,7 +180,12 @@ def _allocations(summary: Summary) -> Iterator[str]:
 def _losses(summary: Summary) -> Iterator[str]:
     processes = {process.key: process for process in summary.processes}
     for loss in summary.losses:
-        yield _loss_line(loss, processes[loss.process_key])
+        yield _loss_line(loss, processes.get(loss.process_key))
+    if damaged := [processes[loss.process_key] for loss in summary.losses if loss.damaged_segments]:
+        records = sum(process.spans + process.samples for process in damaged)
+        share = records / max(1, sum(process.spans + process.samples for process in summary.processes))
+        whose = ", ".join(dict.fromkeys(process.name for process in damaged))
+        yield f"figures may be wrong: {share:.0%} of all spans and samples are of {whose}, which has damaged segments"
 
 
 def _unidentified(summary: Summary) -> Iterator[str]:
@@ -194,11 +199,29 @@ def _unidentified(summary: Summary) -> Iterator[str]:
             yield f"lost: {events} of {process.process_key}, whose identity is missing: nobody knows by which clock"
 
 
-def _loss_line(loss: Losses, process: ProcessFigures) -> str:
+def _unsealed(summary: Summary) -> Iterator[str]:
+
+    processes = {process.key: process for process in summary.processes}
+    of_dead = [found for found in summary.unsealed if processes[found.process_key].state != "alive"]
+    if of_dead:
+        whose = ", ".join(dict.fromkeys(processes[found.process_key].name for found in of_dead))
+        segments, size = (sum(numbers) for numbers in zip(*((f.segments, f.bytes) for f in of_dead), strict=True))
+        yield (
+            f"not closed by {whose}: {figures.count(segments, 'segment')} ({figures.size(size)}) without a checksum, "
+            "looked at for sense alone"
+        )
+
+
+def _loss_line(loss: Losses, process: ProcessFigures | None) -> str:
+    if process is None:
+        return f"lost of {loss.process_key}: {figures.count(loss.damaged_lines, 'line')} damaged"
     dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep to max_bytes"
     counts = [
         (loss.lost_events - loss.misfit_records, "event", "that could not be written"),
         (loss.misfit_records, "record", MISFIT),
+        (loss.unfit_values, "value", "that cannot be what its name says"),
+        (loss.damaged_lines, "line", "of its own damaged"),
+        (loss.damaged_segments, "segment", "damaged or not there"),
         (loss.torn_records, "record", "damaged" if process.state == "ended" else "cut when it died"),
         (loss.orphan_records - loss.stray_arrows, "record", "of no span that is there"),
         (loss.stray_arrows, "arrow", "outside of any span"),
