@@ -956,6 +956,7 @@ def start(
     who = {"role": role, "rank": rank, "device": device, "name": name}
     if (recorder := current()) is not None:
         identify(**{key: value for key, value in who.items() if value is not None and (key, value) != ("role", "main")})
+        recorder.keep_to(max_bytes)
         _say_where(folder, recorder.recording, rank)
         return recorder.recording
     start_ns = _now_ns()

@@ -92,7 +92,7 @@ def test_a_process_killed_at_any_line_of_its_opening_is_whole_or_counted(folder:
     _check_sane(summary, len(summary.processes) + len(summary.unidentified) - 1)
     assert summary.unidentified and summary.complete is False
     assert len(summary.unidentified) <= len(codes) - 2
-    screen = CliRunner().invoke(main, ["summary", str(folder)]).output
+    screen = " ".join(CliRunner().invoke(main, ["summary", str(folder)]).output.split())
     assert f"{len(summary.unidentified)} process" in screen and "died while they began to record" in screen
     assert "not aligned" not in screen
     CliRunner().invoke(main, ["export", str(folder), "-o", str(folder.parent / "run.zip")])
