@@ -9,28 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rltrace.allocations import start_allocations, stop_allocations
-from rltrace.cost import measure_cost
-from rltrace.decorator import traced
-from rltrace.kernels import start_kernels, stop_kernels
-from rltrace.own_phase import phase
-from rltrace.recorder import (
-    counter,
-    flow,
-    identify,
-    join,
-    pause,
-    resume,
-    span,
-    span_at,
-    start,
-    stop,
-    typed_span,
-)
+from rltrace.hooks.cost import measure_cost
+from rltrace.hooks.phase import phase
+from rltrace.record.decorator import traced
+from rltrace.record.recorder import counter, flow, identify, join, pause, resume, span, span_at, start, stop, typed_span
+from rltrace.record.torch.allocations import start_allocations, stop_allocations
+from rltrace.record.torch.kernels import start_kernels, stop_kernels
 
 if TYPE_CHECKING:
     from rltrace.instrument import instrument
-    from rltrace.recording import Recording
+    from rltrace.read.recording import Recording
 
 __all__ = [
     "Recording",
@@ -58,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Recording":  # the reader's dependencies are not loaded into a traced program
-        from rltrace.recording import Recording
+        from rltrace.read.recording import Recording
 
         return Recording
     if name == "instrument":  # a process that only records needs no hooks

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import rltrace
-from rltrace import recorder
 from rltrace.events import Span
-from rltrace.recording import Process, Recording
+from rltrace.read.recording import Process, Recording
+from rltrace.record import recorder
 
 
 def pytest_configure() -> None:

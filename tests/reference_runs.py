@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 LAPTOP = Path(__file__).parents[1] / "examples" / "laptop.yaml"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rltrace.analysis.summary import summarize
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the arrows of `docs/architecture.md`, read from the source."""
+"""Which room may import which: the table below, read from the source. No import points back up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import functools
 import sys
 from collections.abc import Iterator, Set
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,96 +19,64 @@ SOURCES = {
 }
 OURS = frozenset(SOURCES)
 
-EVENTS = {"rltrace.events", "rltrace.dependencies"}
-FILES = {"rltrace.regular_file", "rltrace.limits"}
-LOW = EVENTS | {"rltrace.errors", "rltrace.clock", "rltrace.versions", "rltrace.interruption"}
-LOW |= {"rltrace.control_characters"}
-WRITING = (
-    LOW | FILES | {"rltrace.cluster", "rltrace.manifest", "rltrace.process", "rltrace.segment", "rltrace.mapped_file"}
-)
-READING = WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending", "rltrace.recording"}
+WORDS = {"events", "errors", "plugins", "limits", "dependencies"}
+"""Files of the root that every room may import: the words, errors, the two tables, limits, what is installed."""
 
 MAY_IMPORT = {
-    "rltrace.dependencies": set(),
-    "rltrace.events": {"rltrace.dependencies"},
-    "rltrace.interruption": set(),
-    "rltrace.encoding": {"rltrace.interruption"},
-    "rltrace.errors": set(),
-    "rltrace.clock": set(),
-    "rltrace.mapped_file": set(),
-    "rltrace.segment": {"rltrace.mapped_file"},
-    "rltrace.limits": set(),
-    "rltrace.regular_file": {"rltrace.limits"},
-    "rltrace.control_characters": set(),
-    "rltrace.alignment": FILES,
-    "rltrace.manifest": EVENTS | FILES | {"rltrace.clock", "rltrace.mapped_file"},
-    "rltrace.cluster": FILES | {"rltrace.manifest"},
-    "rltrace.chosen_steps": set(),
-    "rltrace.process": LOW | {"rltrace.manifest", "rltrace.mapped_file"},
-    "rltrace.recorder": WRITING | {"rltrace.announcement"},
-    "rltrace.decorator": {"rltrace.recorder"},
-    "rltrace.archive": {"rltrace.errors", "rltrace.manifest", "rltrace.limits"},
-    "rltrace.ending": FILES,
-    "rltrace.recording": WRITING | {"rltrace.alignment", "rltrace.archive", "rltrace.ending"},
-    "rltrace.versions": set(),
-    "rltrace.lineage": set(),
-    "rltrace.memory": LOW | {"rltrace.recorder"},
-    "rltrace.edges": EVENTS,
-    "rltrace.patching": LOW | {"rltrace.recorder", "rltrace.edges", "rltrace.announcement"},
-    "rltrace.device_time": LOW,
-    "rltrace.gpu_use": set(),
-    "rltrace.kernels": LOW | {"rltrace.recorder"},
-    "rltrace.allocation_history": EVENTS,
-    "rltrace.allocations": LOW
-    | {"rltrace.recorder", "rltrace.kernels", "rltrace.allocation_history", "rltrace.gpu_use"},
-    "rltrace.cost": LOW | {"rltrace.recorder", "rltrace.segment", "rltrace.patching"},
-    "rltrace.host": READING,
-    "rltrace.nvml": LOW,
-    "rltrace.attendant": set(),
-    "rltrace.machine": {"rltrace.nvml"},
-    "rltrace.sampler": READING
-    | {"rltrace.recorder", "rltrace.host", "rltrace.nvml", "rltrace.machine", "rltrace.attendant"}
-    | {"rltrace.announcement"},
-    "rltrace.command_line": set(),
-    "rltrace.environment": {"rltrace.recorder"},
-    "rltrace.instrument": WRITING
-    | {"rltrace", "rltrace.recorder", "rltrace.patching", "rltrace.plugins", "rltrace.memory", "rltrace.instrument"}
-    | {"rltrace.environment", "rltrace.device_time", "rltrace.edges", "rltrace.nvml", "rltrace.cost"}
-    | {"rltrace.allocations", "rltrace.allocation_history", "rltrace.chosen_steps", "rltrace.announcement"}
-    | {"rltrace.lineage", "rltrace.gpu_use"},
-    "rltrace.announcement": FILES | {"rltrace.manifest", "rltrace.control_characters"},
-    "rltrace.startup": {"rltrace.instrument"},
-    "rltrace.nodes": READING | {"rltrace.chosen_steps"},
-    "rltrace.collection": READING | {"rltrace.nodes"},
-    "rltrace.companion": READING | {"rltrace.nodes", "rltrace.collection", "rltrace.attendant", "rltrace.announcement"},
-    "rltrace.analysis": READING | {"rltrace.analysis", "rltrace.command_line"},
-    "rltrace_exporters": READING | {"rltrace.analysis", "rltrace_exporters"},
+    "host": set(),
+    "record": {"host"},
+    "hooks": {"host", "record"},
+    "instrument": {"host", "record", "hooks"},
+    "read": {"host", "record"},
+    "analysis": {"host", "record", "read"},
+    "run": {"host", "record", "hooks", "instrument", "read", "analysis"},
+    "cli": {"host", "record", "hooks", "instrument", "read", "analysis", "run"},
+    # Beside the toolkit:
+    "rltrace_exporters": {"host", "record", "read", "analysis"},
+    "rltrace_reference": set(),
 }
-"""What each part may import of ours; a part is the longest of these names that a module's name begins with."""
+"""What each room may import besides itself and the words; the lower ones come first."""
 
-ANYWHERE = {"rltrace.interruption"}
-"""What any part may import: how code in a traced process catches."""
+PUBLIC = {"rltrace": {"record", "hooks", "instrument", "read"}}
+"""`import rltrace` gathers what users call."""
 
-THIRD_PARTY = {
-    "rltrace.dependencies": set(),
-    "rltrace.events": set(),
-    "rltrace.interruption": set(),
-    "rltrace.encoding": set(),
-    "rltrace.errors": set(),
-    "rltrace.clock": set(),
-    "rltrace.mapped_file": set(),
-    "rltrace.segment": set(),
-    "rltrace.cluster": set(),
-    "rltrace.manifest": set(),
-    "rltrace.chosen_steps": set(),
-    "rltrace.process": set(),
-    "rltrace.recorder": set(),
-    "rltrace.device_time": set(),
-    "rltrace.recording": {"msgspec", "msgpack"},
-    "rltrace.patching": set(),
-    "rltrace.instrument": set(),
+DOORS = {"rltrace.__main__": {"cli"}, "rltrace.verl_plugin": {"instrument"}, "rltrace.sampler": {"run"}}
+"""Files of the root that only begin something."""
+
+INSIDE = {
+    "rltrace.host": {
+        "nvml": {"clock"},
+        "machine": {"nvml"},
+    },
+    "rltrace.instrument": {
+        "torch": set(),
+        "memory": {"torch"},
+        "torch_memory_saver": {"memory"},
+        "python_gc": set(),
+        "ray": set(),
+        "trl": set(),
+        "reference": {"torch", "memory"},
+        "vllm": {"torch", "memory"},
+        "sglang": {"torch", "memory", "torch_memory_saver"},
+        "verl": {"torch", "memory", "sglang"},
+    },
 }
-"""What each part may import of others' when it is itself imported; of msgspec and wrapt see `rltrace.dependencies`."""
+"""What the parts of a room may import of each other; a part that is not named here may import none."""
+
+LOADS = {
+    "rltrace": {"msgspec"},
+    "rltrace.dependencies": {"msgspec"},
+    "rltrace.events": {"msgspec"},
+    "rltrace.errors": set(),
+    "rltrace.host": {"msgspec"},
+    "rltrace.record": {"msgspec"},
+    "rltrace.hooks": {"msgspec", "wrapt"},
+    "rltrace.hooks.startup": {"rltrace_startup"},
+    "rltrace.instrument": {"msgspec"},
+    "rltrace.read": {"msgspec", "msgpack"},
+    "rltrace.analysis": {"msgspec", "numpy"},
+}
+"""What a module loads of others' packages when it is itself imported."""
 
 FRAMEWORKS = {"torch", "ray", "vllm", "verl", "sglang", "transformers"}
 
@@ -120,11 +89,12 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 NAMES = frozenset(name for name, _ in _modules())
+PACKAGES = frozenset(name for name, path in _modules() if path.name == "__init__.py")
 
 
 @functools.cache
 def _imports(path: Path, module: str, *, at_import_only: bool) -> frozenset[str]:
-    """Full names of the modules that a file imports, those for type checkers apart."""
+    """Full names of the modules that a file imports, inside functions too, those for type checkers apart."""
     found: set[str] = set()
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     pending: list[ast.AST] = [ast.parse(path.read_text())]
@@ -146,59 +116,96 @@ def _imports(path: Path, module: str, *, at_import_only: bool) -> frozenset[str]
 
 
 def _module_of(base: str, name: str) -> str:
-    """`from rltrace import clock` imports a module, `from rltrace import span` a name of the package."""
+    """`from rltrace.host import clock` imports a module, `from rltrace import span` a name of the package."""
     return f"{base}.{name}" if f"{base}.{name}" in NAMES else base
 
 
-def _part(module: str, table: dict[str, set[str]]) -> str | None:
-    names = [name for name in table if module == name or module.startswith(name + ".")]
-    return max(names, key=len, default=None)
+def _ours(path: Path, module: str) -> set[str]:
+    return {name for name in _imports(path, module, at_import_only=False) if name.split(".")[0] in OURS}
 
 
-def _within(module: str, allowed: set[str]) -> bool:
-    return any(module == name or (name != "rltrace" and module.startswith(name + ".")) for name in allowed)
+def _foreign(names: Set[str]) -> Set[str]:
+    return {name.split(".")[0] for name in names} - OURS - sys.stdlib_module_names - {"__future__"}
+
+
+def _room(module: str) -> str:
+    """The folder of `rltrace/` that a module lies in, or the file of its root; beside it, the package."""
+    package, _, rest = module.partition(".")
+    return (rest.split(".")[0] or package) if package == "rltrace" else package
+
+
+def _allowed(module: str) -> set[str]:
+    """The rooms that a module may import; those of a room are the same for all its files."""
+    special = PUBLIC.get(module) or DOORS.get(module)
+    room = _room(module)
+    if special is not None:
+        return special | WORDS
+    if room in MAY_IMPORT:
+        public = {"rltrace"} if module == "rltrace.run.probe" or room == "rltrace_reference" else set()
+        return MAY_IMPORT[room] | {room} | WORDS | public
+    return {"dependencies"} if room in WORDS else set()
 
 
 MODULES = [pytest.param(module, path, id=module) for module, path in _modules()]
+TOOLKIT = [param for param in MODULES if param.id == "rltrace" or str(param.id).startswith(("rltrace.", "rltrace_exp"))]
 
 
 @pytest.mark.parametrize(("module", "path"), MODULES)
-def test_dependencies_point_one_way(module: str, path: Path) -> None:
-    part = _part(module, MAY_IMPORT)
-    if part is None:  # the command line, the table of plug-ins, the reference run: the tests below
-        return
-    ours = {name for name in _imports(path, module, at_import_only=False) if name.split(".")[0] in OURS}
-    wrong = {name for name in ours if not _within(name, MAY_IMPORT[part] | ANYWHERE)}
-    assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}; {part} may import {sorted(MAY_IMPORT[part])}"
+def test_rooms(module: str, path: Path) -> None:
+    """A module imports what its room may import, wherever in it the import stands."""
+    wrong = sorted(name for name in _ours(path, module) if _room(name) not in _allowed(module))
+    assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}; {_room(module)} may import {sorted(_allowed(module))}"
 
 
-@pytest.mark.parametrize(("module", "path"), MODULES)
-def test_what_a_traced_program_loads_is_small(module: str, path: Path) -> None:
-    part = _part(module, THIRD_PARTY)
-    if part is None:
-        return
-    foreign = _foreign(_imports(path, module, at_import_only=True))
-    assert foreign <= THIRD_PARTY[part], f"{path.relative_to(ROOT)} loads {sorted(foreign - THIRD_PARTY[part])}"
+def test_every_room_is_in_the_table() -> None:
+    """A folder that nobody has placed could import everything; a file of the root is the words, or a door."""
+    rooms = {_room(module) for module in NAMES} - {"rltrace", *WORDS}
+    assert rooms - {door.split(".")[1] for door in DOORS} == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize(("module", "path"), [m for m in MODULES if m.id.startswith(("rltrace.", "rltrace_exp"))])
-def test_no_module_of_the_toolkit_loads_a_framework_when_it_is_imported(module: str, path: Path) -> None:
+def test_no_room_imports_one_above_it() -> None:
+    """The table itself has no circle, and its rows are in order."""
+    order = list(MAY_IMPORT)
+    assert all(order.index(below) < order.index(room) for room, rooms in MAY_IMPORT.items() for below in rooms)
+    for parts in INSIDE.values():
+        list(TopologicalSorter(parts).static_order())
+
+
+@pytest.mark.parametrize(("module", "path"), [param for param in MODULES if str(param.id).startswith(tuple(INSIDE))])
+def test_parts_of_a_room(module: str, path: Path) -> None:
+    """Frameworks know of each other only what the table says; machinery of the room itself is its `__init__.py`."""
+    room = next(room for room in INSIDE if module.startswith(room))
+    part = module.removeprefix(room).strip(".").split(".")[0]
+    parts = {name.removeprefix(room).strip(".").split(".")[0] for name in _ours(path, module) if name.startswith(room)}
+    wrong = sorted(parts - {part} - INSIDE[room].get(part, set()))
+    assert not wrong, f"{path.relative_to(ROOT)} imports {wrong} of {room}"
+
+
+def test_no_circle_of_modules() -> None:
+    """No two modules import each other at once, over however many others; a package comes with its `__init__.py`."""
+    graph = {}
+    for module, path in _modules():
+        direct = {name for name in _imports(path, module, at_import_only=True) if name in NAMES}
+        graph[module] = direct - {module} - {name for name in PACKAGES if module.startswith(name + ".")}
+    list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize(
+    ("module", "path"), [param for param in MODULES if str(param.id).partition(".")[0] == "rltrace"]
+)
+def test_what_is_loaded_with_a_module(module: str, path: Path) -> None:
+    """A traced program gets little of others' packages from us, and a reader no more than it needs."""
+    parts = [name for name in LOADS if module == name or (name != "rltrace" and module.startswith(name + "."))]
+    if parts:
+        allowed = LOADS[max(parts, key=len)]
+        foreign = _foreign(_imports(path, module, at_import_only=True))
+        assert foreign <= allowed, f"{path.relative_to(ROOT)} loads {sorted(foreign - allowed)}"
+
+
+@pytest.mark.parametrize(("module", "path"), TOOLKIT)
+def test_no_framework_is_loaded(module: str, path: Path) -> None:
     loaded = _foreign(_imports(path, module, at_import_only=True)) & FRAMEWORKS
     assert not loaded, f"{path.relative_to(ROOT)} loads {sorted(loaded)}: import it inside the function that needs it"
-
-
-@pytest.mark.parametrize(("module", "path"), [m for m in MODULES if m.id.startswith("rltrace_reference")])
-def test_the_reference_run_uses_public_names_only(module: str, path: Path) -> None:
-    """`import rltrace`, the words, and the errors with their exit codes."""
-    ours = {name for name in _imports(path, module, at_import_only=False) if name.split(".")[0] in OURS}
-    wrong = {name for name in ours if not _within(name, LOW | {"rltrace", "rltrace_reference"})}
-    assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
-
-
-@pytest.mark.parametrize(("module", "path"), [m for m in MODULES if m.id.startswith("rltrace.")])
-def test_the_toolkit_knows_exporters_and_the_reference_run_by_name_only(module: str, path: Path) -> None:
-    ours = {name.split(".")[0] for name in _imports(path, module, at_import_only=False)} & OURS
-    assert ours <= {"rltrace"}, f"{path.relative_to(ROOT)} imports {sorted(ours - {'rltrace'})}"
 
 
 def test_source_roots_are_never_imported_as_packages() -> None:
@@ -218,13 +225,17 @@ def test_files_are_named_for_what_they_hold() -> None:
     assert not [path for folder in SOURCES.values() for path in folder.rglob("*.py") if path.stem in vague]
 
 
+def test_every_folder_says_what_it_is_for() -> None:
+    """What flows in, what flows out, where to add one: in 30 lines at most, before any code."""
+    folders = {path.parent for _, path in _modules() if path.parent.name != "startup"}
+    for folder in folders - set(SOURCES.values()):
+        said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        assert said and len(said.splitlines()) <= 30, folder.relative_to(ROOT)
+
+
 def test_the_check_sees_the_arrows_it_is_about() -> None:
     """A check that finds no import at all would pass on anything."""
     found = {module: _imports(path, module, at_import_only=False) for module, path in _modules()}
-    assert {"rltrace.clock", "rltrace.manifest"} <= found["rltrace.recorder"]
-    assert {"msgspec", "msgpack"} <= found["rltrace.recording"] | found["rltrace.storage"]
-    assert "rltrace.recorder" in found["rltrace"]
-
-
-def _foreign(names: Set[str]) -> Set[str]:
-    return {name.split(".")[0] for name in names} - OURS - sys.stdlib_module_names - {"__future__"}
+    assert {"rltrace.host.clock", "rltrace.record.manifest"} <= found["rltrace.record.recorder"]
+    assert "rltrace.record.recorder" in found["rltrace"]
+    assert "host" not in _allowed("rltrace_reference.train") and "run" not in _allowed("rltrace.record.recorder")

@@ -37,7 +37,7 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.ZipF
 
 def test_the_wheel_holds_every_file_of_the_packages(wheel: zipfile.ZipFile) -> None:
     """Those that are no Python too: what a start-up hook or a report is made of."""
-    moved = {"rltrace-startup.pth": "rltrace/startup/rltrace-startup.pth"}  # Python reads it at the top only
+    moved = {"rltrace-startup.pth": "rltrace/hooks/startup/rltrace-startup.pth"}  # Python reads it at the top only
     inside = {moved.get(name, name) for name in wheel.namelist() if ".dist-info/" not in name}
     source = {
         f"{package}/{path.relative_to(folder).as_posix()}"

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from rltrace import checksum, regular_file
-from rltrace.archive import SUFFIX
-from rltrace.process import OPENING
-from rltrace.recording import Recording
+from rltrace.host import regular_file
+from rltrace.read.archive import SUFFIX
+from rltrace.read.recording import Recording
+from rltrace.record import checksum
+from rltrace.record.process import OPENING
 
 CONTENTS = ("*.json", "*.jsonl", "processes/*/*.jsonl", "processes/*/*.u64", "processes/*/*.seg")
 """Files of a Recording; what a process says of itself before its events, as readers of a run that goes on take them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import BinaryIO, Protocol
 
 from rltrace.errors import MissingExtraError, OutputError
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 from rltrace_exporters.memory_picture import Picture, picture
 
 

@@ -14,7 +14,7 @@ from rltrace.analysis.memory import DeviceMemory, Residual, device_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import OWNER_COLORS, OWNERS
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 MOST_DEVICES = 8
 

@@ -14,10 +14,10 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any, BinaryIO, NamedTuple
 
-from rltrace.alignment import Domain
 from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span
-from rltrace.gate import plain
-from rltrace.recording import Process, Recording, in_order
+from rltrace.read.alignment import Domain
+from rltrace.read.gate import plain
+from rltrace.read.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
 from rltrace_exporters.perfetto_devices import DeviceCounters
 from rltrace_exporters.protobuf import PAIRS, SHORT, SMALL, data, double, fixed64, integer, rest_of_nine, text, varint

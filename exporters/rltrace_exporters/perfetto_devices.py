@@ -17,8 +17,8 @@ from rltrace.analysis.lanes import Lane, lanes, order
 from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNEXPLAINED, edge_ledger
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
-from rltrace.gate import is_size
-from rltrace.recording import Process
+from rltrace.read.gate import is_size
+from rltrace.read.recording import Process
 
 USED = "used_bytes"
 """The kernel's total of a device, read at edges: not a sum, whoever read it last is right."""

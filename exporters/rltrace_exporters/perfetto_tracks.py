@@ -28,7 +28,7 @@ from rltrace.events import (
     owner_on_host,
     subjects,
 )
-from rltrace.recording import Process
+from rltrace.read.recording import Process
 from rltrace_exporters.perfetto_devices import TOTALS
 from rltrace_exporters.protobuf import data, integer, text
 

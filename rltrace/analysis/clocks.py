@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rltrace import clock
-from rltrace.alignment import Domain
-from rltrace.recording import Process, Recording
+from rltrace.host import clock
+from rltrace.read.alignment import Domain
+from rltrace.read.recording import Process, Recording
 
 if TYPE_CHECKING:
     from rltrace.analysis.observations import Seen

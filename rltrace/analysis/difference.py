@@ -16,8 +16,8 @@ from rltrace.analysis.phases import RankStep, in_order
 from rltrace.analysis.steady import Spread, lanes, spread, together
 from rltrace.analysis.summary import Run, Summary
 from rltrace.analysis.weight_sync import RankSync
-from rltrace.command_line import PYTHON, words_of_program
 from rltrace.events import DRIVER_PHASES, OWNERS, STEP, WEIGHT_SYNC_STAGES
+from rltrace.read.command_line import PYTHON, words_of_program
 
 VERSION = 1
 """Of the JSON, as `Summary`'s."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rltrace.recording import Process
+from rltrace.read.recording import Process
 
 DRIVER_ROLE = "driver"
 

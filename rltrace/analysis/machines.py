@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from rltrace.recording import Process
+from rltrace.read.recording import Process
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,8 +34,8 @@ from rltrace.events import (
     owner_of_pinned,
     owner_on_host,
 )
-from rltrace.gate import is_size
-from rltrace.recording import Process, Recording
+from rltrace.read.gate import is_size
+from rltrace.read.recording import Process, Recording
 
 REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
 STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)

@@ -9,7 +9,7 @@ import msgspec
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.processes import State, state
 from rltrace.events import Args, Span
-from rltrace.gate import plain
+from rltrace.read.gate import plain
 
 STILL_SECONDS = 60.0
 """A run in which nothing begins or ends for longer is worth a look: however long a step is, it has many spans."""

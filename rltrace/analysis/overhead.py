@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rltrace import regular_file
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
 from rltrace.analysis.lanes import lanes
 from rltrace.errors import RecordingError
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, MEMORY_EDGE, STEP, Counter, Span
-from rltrace.recording import Process, Recording
+from rltrace.host import regular_file
+from rltrace.read.recording import Process, Recording
 
 LEAST_PAIRS = 20
 """Of steps: fewer do not show what a step's time varies by."""

@@ -10,7 +10,7 @@ import msgspec
 
 from rltrace.analysis.clocks import bound_seconds
 from rltrace.analysis.observations import Observations, Seen
-from rltrace.manifest import host_name
+from rltrace.record.manifest import host_name
 
 State = Literal["alive", "ended", "died", "gone", "stopped", "unknown"]
 

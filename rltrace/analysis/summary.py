@@ -26,7 +26,7 @@ from rltrace.analysis.steps import Step, StepWindows, steps
 from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
 from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 VERSION = 1
 """Of the JSON: raised when a key changes its meaning or goes; new keys do not raise it."""
@@ -80,8 +80,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     damaged_lines: int
     """Damaged lines that say who the process is or how it ended. They are left out."""
     damaged_segments: int
-    """Segments that are missing, or have changed since they were closed. What can still be read counts, and may be wrong.
-    """
+    """Segments that are missing or have changed since they were closed. What can still be read counts; it may be wrong."""
     dropped_segments: int
     """Segments that were dropped, oldest first, to keep to `max_bytes`."""
     dropped_bytes: int

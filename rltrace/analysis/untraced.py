@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 
 class Untraced(msgspec.Struct, frozen=True, kw_only=True):

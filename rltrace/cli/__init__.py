@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 
-from rltrace.announcement import complain
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff
 from rltrace.cli.doctor import doctor
@@ -28,6 +27,7 @@ from rltrace.cli.runs import drop_output
 from rltrace.cli.summary import summary
 from rltrace.cli.view import view
 from rltrace.errors import OutputError, RltraceError
+from rltrace.record.announcement import complain
 
 DEBUG_VARIABLE = "RLTRACE_DEBUG"
 """Environment variable that shows the traceback of an error that is otherwise one line."""

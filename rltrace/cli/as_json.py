@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rltrace.control_characters import in_json
+from rltrace.host.control_characters import in_json
 
 
 def echo_json(found: Any) -> None:

@@ -30,8 +30,9 @@ def collect(run: str | None, address: str | None, limits: Limits) -> None:
     recording = open_run(run, limits)
     if recording.folder != recording.path:
         raise RecordingError(f"{recording.path}: an archive, which nothing is added to; unpack it and give the folder")
-    from rltrace import cluster, nodes
-    from rltrace.collection import collect as fetch
+    from rltrace.record import cluster
+    from rltrace.run import nodes
+    from rltrace.run.collection import collect as fetch
 
     where = address or cluster.ray_address(recording.path) or os.environ.get("RAY_ADDRESS")
     if where is None:

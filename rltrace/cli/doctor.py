@@ -11,7 +11,7 @@ from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import require_linux
 
 if TYPE_CHECKING:
-    from rltrace.doctor import Diagnosis
+    from rltrace.run.doctor import Diagnosis
 
 SOMETHING_MISSING = 8
 CANNOT_TELL = 9
@@ -32,7 +32,7 @@ def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
     if COMMAND does not say which Python it starts, as `bash train.sh` does not.
     """
     require_linux("`rltrace doctor`")
-    from rltrace.doctor import diagnose
+    from rltrace.run.doctor import diagnose
 
     found = diagnose(command, Path(out) if out is not None else None)
     if as_json:

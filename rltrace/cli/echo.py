@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rltrace.control_characters import visible
+from rltrace.host.control_characters import visible
 
 
 def echo(*lines: str, err: bool = False) -> None:

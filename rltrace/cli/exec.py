@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rltrace import chosen_steps
-from rltrace.announcement import complain, say
 from rltrace.cli.runs import (
     SAMPLE_OPTION,
     TRACING_HELP,
@@ -21,14 +19,16 @@ from rltrace.cli.runs import (
     show,
 )
 from rltrace.events import SAMPLER
+from rltrace.record import allocation_steps
+from rltrace.record.announcement import complain, say
 
 if TYPE_CHECKING:
-    from rltrace.supervisor import Outcome
+    from rltrace.run.supervisor import Outcome
 
 
 def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) -> str:
     try:
-        chosen_steps.parse(steps)
+        allocation_steps.parse(steps)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return steps
@@ -44,7 +44,7 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
     "--allocations",
     metavar="STEPS",
     default="",
-    envvar=chosen_steps.VARIABLE,
+    envvar=allocation_steps.VARIABLE,
     callback=_chosen,
     help="Keep every allocation on GPUs of these steps, such as 3 or 3,10; they take a little longer.",
 )
@@ -57,13 +57,13 @@ def exec_(out: str | None, allocations: str, sample_seconds: float, command: tup
     code of COMMAND.
     """
     require_linux("`rltrace exec`")
-    from rltrace import supervisor
+    from rltrace.run import supervisor
 
     supervisor.require_program(command[0])
     check_disabled()
     folder = claim(out, list(command), {})
     if allocations:
-        os.environ[chosen_steps.VARIABLE] = allocations
+        os.environ[allocation_steps.VARIABLE] = allocations
     outcome = supervisor.supervise(command, folder, is_our_run=False, sample_seconds=sample_seconds)
     show(_say, folder, outcome)
     return outcome.exit_code
@@ -73,7 +73,7 @@ def _say(folder: Path, outcome: Outcome) -> None:
     """Who died, who was not traced, and how to go on."""
     from rltrace.analysis.untraced import untraced
     from rltrace.cli.tables.processes import bare_line
-    from rltrace.recording import Recording
+    from rltrace.read.recording import Recording
 
     for death in outcome.deaths:
         complain(str(death))

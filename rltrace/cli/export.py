@@ -17,7 +17,7 @@ from rltrace.errors import MissingExtraError, OutputError
 from rltrace.limits import Limits
 
 if TYPE_CHECKING:
-    from rltrace.recording import Recording
+    from rltrace.read.recording import Recording
 
 STDOUT = "-"
 

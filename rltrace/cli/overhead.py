@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rltrace import manifest
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.echo import echo
 from rltrace.cli.run import PACKAGE, checked, report
 from rltrace.cli.runs import RUNS, check_disabled, claim, in_shell, require_linux
 from rltrace.errors import RecordingError, RunError
-from rltrace.sampler import INTERVAL_SECONDS
+from rltrace.record import manifest
+from rltrace.run.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:  # numpy is not loaded to show the help
     from rltrace.analysis.overhead import Arm
@@ -64,8 +64,8 @@ def overhead(
     if as_json:
         echo_json(found)
         return
-    from rltrace.cli.overhead_tables import show
     from rltrace.cli.tables import console
+    from rltrace.cli.tables.overhead import show
 
     show(found, console())
     echo("", f"Again: rltrace overhead {in_shell(folder)}")
@@ -137,7 +137,7 @@ def _run(folder: Path, arm: Arm, config: str, pairs: int, force: bool) -> None:
     Raises:
         RunError: it failed.
     """
-    from rltrace import supervisor
+    from rltrace.run import supervisor
 
     command = [sys.executable, "-m", MODULE, config, "--times", str(folder / arm.times), "--pairs", str(pairs)]
     command += ["--force"] if force else []

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from rltrace.announcement import complain, is_quiet
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import (
     SAMPLE_OPTION,
@@ -26,6 +25,7 @@ from rltrace.cli.runs import (
     show,
 )
 from rltrace.errors import MissingExtraError, RunError
+from rltrace.record.announcement import complain, is_quiet
 
 PACKAGE = "rltrace_reference"
 NEEDED = ("torch", "ray", "transformers", "yaml", "psutil")
@@ -45,7 +45,7 @@ def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int
     own is recorded by `rltrace exec`.
     """
     require_linux("`rltrace run`")
-    from rltrace import supervisor
+    from rltrace.run import supervisor
 
     settings = checked(config, force)
     check_disabled()
@@ -77,7 +77,7 @@ def show_steps(folder: Path) -> None:
     """Print the step table, from what was recorded, and the two commands to go on with; all but losses unless quiet."""
     from rltrace.analysis import summarize
     from rltrace.cli.tables import console, step_table
-    from rltrace.recording import Recording
+    from rltrace.read.recording import Recording
 
     recording = Recording.open(folder)
     found = summarize(recording)

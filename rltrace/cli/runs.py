@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rltrace import manifest, plugins
-from rltrace.announcement import complain
+from rltrace import plugins
 from rltrace.cli.echo import echo
 from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.recorder import default_folder
-from rltrace.sampler import INTERVAL_SECONDS
+from rltrace.record import manifest
+from rltrace.record.announcement import complain
+from rltrace.record.recorder import default_folder
+from rltrace.run.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:
-    from rltrace.recording import Recording
+    from rltrace.read.recording import Recording
 
 RUNS = Path("rltrace-runs")
 
@@ -65,7 +66,7 @@ def open_run(run: str | None, limits: Limits) -> Recording:
     Raises:
         RecordingError: there is none, or it cannot be read.
     """
-    from rltrace.recording import Recording, newest
+    from rltrace.read.recording import Recording, newest
 
     recording = Recording.open(run if run is not None else newest(RUNS), limits)
     refused = recording.refused
@@ -110,7 +111,7 @@ def in_shell(folder: Path) -> str:
 
 def check_disabled() -> None:
     """Warn, before any process is traced, of what `RLTRACE_DISABLE` would leave out in vain."""
-    from rltrace.instrument import warning_of_disabled
+    from rltrace.hooks.installation import warning_of_disabled
 
     warning = warning_of_disabled()
     if warning is not None:

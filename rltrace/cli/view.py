@@ -31,7 +31,7 @@ def view(run: str | None, no_open: bool, online: bool, port: int, limits: Limits
     forwards the port is printed.
     """
     recording = open_run(run, limits)
-    from rltrace import perfetto_ui
+    from rltrace.read import perfetto_ui
 
     ui = None if online else perfetto_ui.find_ui()
     with tempfile.TemporaryDirectory(prefix="rltrace-view-") as folder:

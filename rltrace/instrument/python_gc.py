@@ -20,10 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rltrace import clock, edges, recorder
 from rltrace.events import COLLECTION
-from rltrace.interruption import own_failure
-from rltrace.patching import Hook, PatchSet
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.host import clock
+from rltrace.record import recorder
+from rltrace.record.interruption import own_failure
 
 WORTH_NS = 5_000_000
 """Shorter ones, as of young objects while packages are imported, are not told."""
@@ -49,7 +51,7 @@ def watch_collections(hook: Hook) -> Callable[[], None]:
     times_ns: deque[int] = deque(maxlen=MOST_COLLECTIONS * TIMES)
     reading = threading.Lock()
 
-    def read(_edge: edges.Edge | None = None) -> None:
+    def read(_edge: boundaries.Edge | None = None) -> None:
         if len(times_ns) < TIMES or not reading.acquire(blocking=False):
             return
         try:
@@ -73,7 +75,7 @@ def watch_collections(hook: Hook) -> Callable[[], None]:
 
     watch = two_times(times_ns)
     gc.callbacks.append(watch)
-    unwatch = edges.watch(read, is_last=True)
+    unwatch = boundaries.watch(read, is_last=True)
     atexit.register(read)
     recorder.when_switched(forget)
     os.register_at_fork(after_in_child=forget)

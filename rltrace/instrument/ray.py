@@ -17,12 +17,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rltrace import clock, cluster, recorder
-from rltrace.announcement import complain
-from rltrace.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.events import RAY_CALL
-from rltrace.interruption import own_failure
-from rltrace.patching import (
+from rltrace.hooks.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
+from rltrace.hooks.patching import (
     Function,
     Hook,
     PatchSet,
@@ -32,7 +29,11 @@ from rltrace.patching import (
     wrap_function,
     wrap_generator_function,
 )
-from rltrace.process import UNSAID_ROLE, running_processes
+from rltrace.host import clock
+from rltrace.record import cluster, recorder
+from rltrace.record.announcement import complain
+from rltrace.record.interruption import own_failure
+from rltrace.record.process import UNSAID_ROLE, running_processes
 
 
 class Ray:

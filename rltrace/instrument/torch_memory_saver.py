@@ -12,11 +12,11 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from rltrace.instrument.cuda_memory import LEDGER
-from rltrace.instrument.pools import OWNERS, Pools
-from rltrace.interruption import own_failure
-from rltrace.memory import OnHost
-from rltrace.patching import PatchSet, nothing_after
+from rltrace.hooks.patching import PatchSet, nothing_after
+from rltrace.host.memory import OnHost
+from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.memory.pools import OWNERS, Pools
+from rltrace.record.interruption import own_failure
 
 SAVER = "torch_memory_saver.entrypoint:TorchMemorySaver"
 

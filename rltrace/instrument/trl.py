@@ -9,9 +9,10 @@ import functools
 import socket
 from typing import Any
 
-from rltrace import edges, recorder
 from rltrace.events import STEP
-from rltrace.patching import PatchSet, end_span, nothing_after, nothing_before
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
+from rltrace.record import recorder
 
 TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
 VLLM = "trl.generation.vllm_generation:VLLMGeneration"
@@ -182,8 +183,8 @@ class StepPhases:
         self._close("actor.micro_batch", error=error)
 
     def _begin(self, name: str, span: Any) -> None:
-        if name in edges.NAMES:
-            edges.reached(edges.Edge((name,), is_end=False))
+        if name in boundaries.NAMES:
+            boundaries.reached(boundaries.Edge((name,), is_end=False))
         self._open[name] = span.__enter__()
 
     def _close(self, *names: str, error: BaseException | None = None) -> None:
@@ -191,5 +192,5 @@ class StepPhases:
             opened = self._open.pop(name, None)
             if opened is not None:
                 end_span(opened, None, error)
-                if name in edges.NAMES:
-                    edges.reached(edges.Edge((name,), is_end=True, error=error))
+                if name in boundaries.NAMES:
+                    boundaries.reached(boundaries.Edge((name,), is_end=True, error=error))

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 from rltrace_exporters.perfetto import Perfetto
 
-from rltrace.recording import Recording
-from rltrace.segment import NEXT_BYTES
+from rltrace.read.recording import Recording
+from rltrace.record.segment import NEXT_BYTES
 
 RECORDS_PER_PHASE = 2_000
 _encode = msgspec.msgpack.Encoder().encode

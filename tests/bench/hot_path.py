@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import rltrace
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 OPERATIONS = 2000
 """Spans or samples in a block: one to ten milliseconds."""

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from rltrace import instrument, plugins
-from rltrace.instrument import allocations, cuda_memory, cuda_time, sglang_allocations, vllm_allocations
-from rltrace.patching import PatchSet
-from rltrace.versions import PYTHON
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.versions import PYTHON
+from rltrace.instrument.memory import allocation_owners, cuda_memory
+from rltrace.instrument.sglang import allocations as sglang_allocations
+from rltrace.instrument.torch import cuda_time
+from rltrace.instrument.vllm import allocations as vllm_allocations
 
 FRAMEWORKS = (
     "torch",
@@ -33,7 +36,7 @@ REPLACE_NOTHING = (
     "gc:callbacks",
     "sglang.srt.model_executor.model_runner:ModelRunner",
     "torch.cuda:is_initialized",
-    "rltrace.edges:watch",
+    "rltrace.hooks.boundaries:watch",
 )
 """Public hooks, and the modules behind which edges are watched or other hooks named."""
 
@@ -76,7 +79,7 @@ class Rows:
 @pytest.fixture(autouse=True)
 def as_on_a_gpu_machine(monkeypatch):
     """Hooks that need a driver, or a chosen step, are named as they are where there is one."""
-    for needing in (allocations, cuda_memory, cuda_time, sglang_allocations, vllm_allocations):
+    for needing in (allocation_owners, cuda_memory, cuda_time, sglang_allocations, vllm_allocations):
         monkeypatch.setattr(needing, "DRIVER", Path("/dev/null"))
     monkeypatch.setenv("RLTRACE_ALLOCATIONS", "3")
 
@@ -133,7 +136,7 @@ def test_the_table_of_what_is_traced_names_the_versions_of_a_row(name):
 @every_row
 def test_installing_imports_no_framework(name):
     code = (
-        "import sys; from rltrace import instrument, plugins, recorder\n"
+        "import sys; from rltrace import instrument, plugins; from rltrace.record import recorder\n"
         "class Rows:\n"
         "    def hook(self, *a, **k): return self\n"
         "    def fired(self): pass\n"

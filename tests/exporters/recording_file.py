@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 
-from rltrace import alignment
+from rltrace.read import alignment
 
 SECOND = 1_000_000_000
 REALTIME_NS = 1_763_000_000 * SECOND

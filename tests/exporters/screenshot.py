@@ -15,9 +15,9 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 from rltrace_exporters.perfetto import Perfetto
 
-from rltrace import perfetto_ui
 from rltrace.events import STEP, Span
-from rltrace.recording import Recording
+from rltrace.read import perfetto_ui
+from rltrace.read.recording import Recording
 
 
 def chromium() -> str | None:

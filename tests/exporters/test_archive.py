@@ -23,7 +23,7 @@ from test_perfetto import export as as_perfetto
 from rltrace.cli import main
 from rltrace.errors import RecordingError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 PROGRAM = """
 import sys, rltrace
@@ -214,7 +214,7 @@ def test_what_was_unpacked_goes_when_the_process_ends(run: Path, tmp_path: Path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     program = (
-        "import os, sys; from rltrace.recording import Recording; recording = Recording.open(sys.argv[1])\n"
+        "import os, sys; from rltrace.read.recording import Recording; recording = Recording.open(sys.argv[1])\n"
         "assert len(recording.processes) == 2 and len(os.listdir(os.environ['TMPDIR'])) == 1"
     )
     environment = {**os.environ, "TMPDIR": str(temporary)}

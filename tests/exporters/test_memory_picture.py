@@ -22,7 +22,7 @@ from rltrace.analysis import summarize
 from rltrace.analysis.memory import Moment
 from rltrace.errors import MissingExtraError, OutputError
 from rltrace.events import OWNER_COLORS, OWNERS
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "examples" / "recordings" / "qwen3_8b_4gpu.zip"

@@ -19,7 +19,7 @@ from rltrace_exporters.perfetto import Perfetto
 from rltrace_exporters.rows import FlatRow, NestedRow, Rows
 from trace_processor import STARTS, Importer, Trace
 
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 
 def export(path: Path) -> bytes:

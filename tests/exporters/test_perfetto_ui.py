@@ -22,9 +22,9 @@ from recording_file import RecordingFile
 from rltrace_exporters.perfetto import Perfetto
 from screenshot import browser_page, chromium, show
 
-from rltrace import perfetto_ui
 from rltrace.errors import MissingExtraError, ViewError
-from rltrace.recording import Recording
+from rltrace.read import perfetto_ui
+from rltrace.read.recording import Recording
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_no_answer_is_framed_or_tells_where_it_came_from(server: perfetto_ui.Ser
 
 def test_idle_connections_are_few_and_go(server: perfetto_ui.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 300, some before and some after a first question; then the next one is answered."""
-    monkeypatch.setattr("rltrace.perfetto_ui._Handler.timeout", 1)
+    monkeypatch.setattr("rltrace.read.perfetto_ui._Handler.timeout", 1)
     before = threading.active_count()
     idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(300)]
     for connection in idle[::2]:

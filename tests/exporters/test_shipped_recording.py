@@ -15,7 +15,7 @@ from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.events import STEP_PHASES, Counter, Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
 RUN = RECORDINGS / "qwen3_8b_4gpu.zip"

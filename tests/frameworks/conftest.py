@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from environments import FOLDER_VARIABLE
-
-sys.path.append(str(Path(__file__).parents[1] / "rltrace"))  # traced_runs
 
 
 def made(name: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 from environments import ROOT
 from traced_runs import TracedRun
 
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 TIMEOUT_SECONDS = 900
 

@@ -14,9 +14,10 @@ from environments import RELEASES
 from packaging.version import Version
 
 from rltrace import plugins
-from rltrace.instrument import sglang, sglang_control
-from rltrace.patching import PatchSet
-from rltrace.versions import unmet_support
+from rltrace.hooks.patching import PatchSet
+from rltrace.hooks.versions import unmet_support
+from rltrace.instrument.sglang import control
+from rltrace.instrument.sglang import scheduler as sglang
 
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
@@ -84,7 +85,7 @@ ATTRIBUTES = {
 }
 """What the hooks of an instrumentation read of the objects they are given, by their class."""
 
-ONLY_NAMED = {f"{sglang_control.MODEL_RUNNER}:ModelRunner"}
+ONLY_NAMED = {f"{control.MODEL_RUNNER}:ModelRunner"}
 """Classes behind whose import hooks are named, which are not hooked themselves."""
 
 INSTRUMENTATIONS = {"vllm": "vllm", "sglang": "sglang", "torch_memory_saver": "torch_memory_saver"}
@@ -229,17 +230,17 @@ def test_the_release_is_one_that_the_instrumentation_says_it_knows(name, version
 @pytest.mark.parametrize("version", RELEASES["sglang"])
 def test_what_has_moved_in_sglang_is_where_its_hook_looks_for_it(version, sources):
     source = Source(sources / f"sglang-{version}")
-    runner = sglang_control.MODEL_RUNNER
-    has_moved = source.find(f"{runner}:{sglang_control.UNWRAP}") is None
-    where, owner = (sglang_control.WEIGHT_UPDATER, "WeightUpdater") if has_moved else (runner, "ModelRunner")
-    assert isinstance(source.find(f"{where}:{sglang_control.UNWRAP}"), ast.FunctionDef)
+    runner = control.MODEL_RUNNER
+    has_moved = source.find(f"{runner}:{control.UNWRAP}") is None
+    where, owner = (control.WEIGHT_UPDATER, "WeightUpdater") if has_moved else (runner, "ModelRunner")
+    assert isinstance(source.find(f"{where}:{control.UNWRAP}"), ast.FunctionDef)
     for phase, names in sglang.STARTUP:
         there = [name for name in names if source.find(f"{runner}:ModelRunner.{name}") is not None]
         assert len(there) == 1, f"{phase} of {source.folder.name}"
     release = Version(version).release
-    flattened = source.find(f"{where}:{owner}.{sglang_control.LOAD_FLATTENED}")
+    flattened = source.find(f"{where}:{owner}.{control.LOAD_FLATTENED}")
     assert (flattened is not None) == (release >= (0, 5)), source.folder.name
-    adapter = source.find(f"{runner}:ModelRunner.{sglang_control.LOAD_ADAPTER}")
+    adapter = source.find(f"{runner}:ModelRunner.{control.LOAD_ADAPTER}")
     assert (adapter is not None) == (release >= (0, 5, 8)), source.folder.name
     for method, wanted in (
         (flattened, ["self", "flattened_tensor_bucket_dict"]),

@@ -6,8 +6,8 @@ import pytest
 from framework_runs import TIMEOUT_SECONDS, result, result_of_bare, run_contracts, trace
 
 from rltrace.events import COLLECTION
-from rltrace.instrument.vllm import Vllm
-from rltrace.patching import PatchSet
+from rltrace.hooks.patching import PatchSet
+from rltrace.instrument.vllm.engine import Vllm
 
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
 
@@ -132,7 +132,8 @@ def test_every_hook_of_these_processes_is_installed(traced):
 
 UNDO = """
     import importlib, inspect, json, sys
-    from rltrace import instrument, recorder
+    from rltrace import instrument
+    from rltrace.record import recorder
 
     installed = instrument.install(recorder.current())
     targets = [hook.target for hook in installed.patch_sets["vllm"].hooks]

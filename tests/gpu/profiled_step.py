@@ -22,10 +22,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import rltrace
-from rltrace import recorder
-from rltrace.device_time import DeviceSpan, DeviceTimes
-from rltrace.instrument.cuda_time import CudaDevice, CudaPairs, CudaTime, name_hooks
-from rltrace.patching import PatchSet
+from rltrace.hooks.patching import PatchSet
+from rltrace.instrument.torch.cuda_time import CudaDevice, CudaPairs, CudaTime, name_hooks
+from rltrace.instrument.torch.device_time import DeviceSpan, DeviceTimes
+from rltrace.record import recorder
 
 WIDTH, TOKENS, LAYERS = 4096, 8192, 3
 """A layer takes some 3 ms forward, longer than its parameters take to be gathered."""

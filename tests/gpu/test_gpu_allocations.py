@@ -23,7 +23,6 @@ from gpu_runs import EXAMPLE, MIB, rltrace_
 from numpy.typing import NDArray
 
 import rltrace
-from rltrace import allocations, clock
 from rltrace.analysis import summarize
 from rltrace.analysis.allocations import NOT_ALLOCATED, allocation_timelines
 from rltrace.analysis.ledger import ledgers
@@ -39,7 +38,9 @@ from rltrace.events import (
     Span,
     allocations_of,
 )
-from rltrace.recording import Process, Recording
+from rltrace.host import clock
+from rltrace.read.recording import Process, Recording
+from rltrace.record.torch import allocations
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_entries_that_the_ring_dropped_are_counted_and_what_is_left_is_exact(
 
 IDLE = """
     import json, os, torch, rltrace
-    from rltrace import nvml
+    from rltrace.host import nvml
 
     def holds():
         return any(os.getpid() in gpu.bytes_by_pid() for gpu in nvml.gpus())

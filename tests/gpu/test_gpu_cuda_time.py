@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from rltrace import clock
-from rltrace.device_time import DeviceSpan, DeviceTimes
-from rltrace.instrument.cuda_time import CudaDevice
+from rltrace.host import clock
+from rltrace.instrument.torch.cuda_time import CudaDevice
+from rltrace.instrument.torch.device_time import DeviceSpan, DeviceTimes
 
 pytestmark = pytest.mark.in_this_process
 

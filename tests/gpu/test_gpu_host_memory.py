@@ -9,7 +9,7 @@ import pytest
 from gpu_runs import MIB, exec_
 
 from rltrace.events import HOST_BYTES, PINNED_BYTES, Counter, Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 WORKER = """
 import gc, time
@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 import rltrace
-from rltrace.instrument.cuda_memory import LEDGER
-from rltrace.instrument.reference_memory import CudaBuckets
+from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.reference.memory import CudaBuckets
 from rltrace_reference.host_staging import HostStaging
 
 MIB = 1 << 20

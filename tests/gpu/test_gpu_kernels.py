@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rltrace.events import KERNEL, Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 TIMES = 10
 

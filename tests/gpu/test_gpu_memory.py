@@ -22,7 +22,7 @@ from rltrace.analysis import summarize
 from rltrace.analysis.ledger import Ledger, ledgers
 from rltrace.analysis.observations import Observations
 from rltrace.events import Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 GPUS = [count for count in (1, 2, 4) if count <= torch.cuda.device_count()]
 
@@ -36,9 +36,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import reduce_tensor
 import rltrace
-from rltrace import edges, nvml
-from rltrace.instrument.cuda_memory import LEDGER
-from rltrace.instrument.reference_memory import CudaBuckets
+from rltrace.hooks import boundaries
+from rltrace.host import nvml
+from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.reference.memory import CudaBuckets
 from rltrace_reference.cuda_ipc import CudaIpc
 from rltrace_reference.weight_sync import Sender
 
@@ -91,7 +92,7 @@ batch = torch.ones(2048, 4096, device="cuda")
 model(batch)  # what the libraries keep for its size
 torch.cuda.empty_cache()
 torch.empty(GIB, dtype=torch.uint8, device="cuda")  # freed at once, and kept by the allocator
-edges.reached(edges.Edge())  # the forwards so far have left nothing
+boundaries.reached(boundaries.Edge())  # the forwards so far have left nothing
 edge("a worker")
 
 for hidden in list(LEDGER._outside):
@@ -119,7 +120,7 @@ edge_without("driver.reserved", patch.object(device, "card", as_version_1))
 loss = model(batch).square().mean()
 edge("a forward")
 del loss
-edges.reached(edges.Edge())
+boundaries.reached(boundaries.Edge())
 with patch.object(LEDGER, "end_forward", lambda: None):
     loss = model(batch).square().mean()  # the same once more, and nobody measures what it leaves
 edge("without actor.activations")
@@ -167,11 +168,11 @@ from unittest.mock import patch
 answers = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)  # whatever else is printed
 import torch
-from rltrace import recorder
-from rltrace.instrument.cuda_ledger import Reserved
-from rltrace.instrument.cuda_memory import LEDGER
-from rltrace.instrument.pools import Pools
-from rltrace.instrument.vllm import addresses, bytes_by_tag
+from rltrace.record import recorder
+from rltrace.instrument.memory.cuda_ledger import Reserved
+from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.memory.pools import Pools
+from rltrace.instrument.vllm.engine import addresses, bytes_by_tag
 from vllm.device_allocator.cumem import CuMemAllocator
 
 def hidings(owner):

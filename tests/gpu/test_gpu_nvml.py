@@ -11,7 +11,7 @@ import pytest
 from gpu_runs import MIB, exec_, rltrace_
 
 from rltrace.analysis import Summary, summarize
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 HELD_BYTES = 2 << 30
 
@@ -69,8 +69,8 @@ def test_what_the_device_does_not_support_has_a_reason_and_no_counter(recording:
 
 ACTOR = f"""
 import torch
-from rltrace import recorder
-from rltrace.instrument.cuda_memory import LEDGER
+from rltrace.record import recorder
+from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace_reference.worker import Worker
 
 class Actor:

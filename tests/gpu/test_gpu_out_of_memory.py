@@ -14,7 +14,7 @@ from test_gpu_memory import ENGINE
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.observations import Observations
 from rltrace.events import SAMPLER, Span, subject
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 UPDATES, UPDATE_BYTES = 12, 64 * MIB
 KV_CACHE_BYTES = 2 * GIB
@@ -26,7 +26,7 @@ import os, pickle, signal, subprocess, sys, time
 import pynvml
 import torch
 import rltrace
-from rltrace import recorder
+from rltrace.record import recorder
 from rltrace_reference.worker import Worker
 
 recorder.identify(role="worker", rank=0)

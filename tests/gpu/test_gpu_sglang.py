@@ -11,7 +11,7 @@ from gpu_runs import MIB, exec_
 
 from rltrace.analysis import summarize
 from rltrace.events import Counter, Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"),

@@ -17,7 +17,7 @@ from rltrace.analysis import Summary, summarize
 from rltrace.analysis.memory import OutOfMemory
 from rltrace.analysis.transactions import SLACK_BYTES, Transaction
 from rltrace.events import SLEEP, WAKE_UPS
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 LEAKING_SLEEPS = 9
 
@@ -26,7 +26,7 @@ import os, signal, sys, time
 import torch
 from msgspec.structs import replace
 import rltrace
-from rltrace import recorder
+from rltrace.record import recorder
 from rltrace.errors import RunError
 from rltrace_reference import config as configuration, task
 from rltrace_reference.rollout import Rollout

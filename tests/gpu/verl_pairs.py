@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import rltrace
-from rltrace.patching import Function, Hook, PatchSet
-from rltrace.recorder import is_recording
+from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.record.recorder import is_recording
 
 VARIABLE = "VERL_PAIRS"
 """Environment variable with the number of pairs and the file of the byte: `20:/tmp/switch`."""

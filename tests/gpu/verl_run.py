@@ -46,7 +46,7 @@ from rltrace.analysis.overhead import (
     step_pairs,
 )
 from rltrace.events import STEP, Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 SHAPES = {
     "tiny": {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -1,6 +1,6 @@
 """The default configuration learns its task, through the weight sync and through nothing else.
 
-With its own seed on two ranks it learns in tests/rltrace/test_laptop_run.py, traced.
+With its own seed on two ranks it learns in tests/run/test_laptop_run.py, traced.
 """
 
 from __future__ import annotations

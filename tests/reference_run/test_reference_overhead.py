@@ -14,7 +14,7 @@ from rltrace_reference import measure_overhead
 from rltrace.analysis import summarize
 from rltrace.analysis.overhead import FILE, read_overhead
 from rltrace.events import STEP, Counter, Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 PAIRS = 2
 

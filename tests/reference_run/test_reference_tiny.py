@@ -9,7 +9,7 @@ import pytest
 from reference_runs import TINY, record
 
 from rltrace.events import ALLOCATIONS_KEPT, OPERATOR, STEP, Span
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
 
 pytestmark = pytest.mark.run
 

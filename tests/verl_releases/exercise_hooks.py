@@ -20,10 +20,10 @@ from contextlib import redirect_stdout
 import real_calls
 
 import rltrace
-from rltrace import chosen_steps, recorder
-from rltrace.instrument.chosen_allocations import ChosenAllocations
+from rltrace.hooks.patching import PatchSet
+from rltrace.instrument.memory.chosen_allocations import ChosenAllocations
 from rltrace.instrument.verl import Verl
-from rltrace.patching import PatchSet
+from rltrace.record import allocation_steps, recorder
 
 MAGIC = "attrs_3141562937"
 """What verl's `@register` leaves on a method; without it a worker group does not know the method."""
@@ -120,7 +120,7 @@ def bare_object(owner):
 
 def main():
     rltrace.start(sys.argv[1], role="test")
-    os.environ[chosen_steps.VARIABLE] = "7"
+    os.environ[allocation_steps.VARIABLE] = "7"
     chosen = PatchSet("chosen_allocations", recorder.current())
     ChosenAllocations().install(chosen)
     rows = Rows()

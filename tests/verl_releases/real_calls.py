@@ -17,8 +17,8 @@ from torch import nn
 from verl import DataProto
 
 import rltrace
-from rltrace import edges
-from rltrace.instrument.sharded_models import ROLES
+from rltrace.hooks import boundaries
+from rltrace.instrument.memory.sharded_models import ROLES
 
 LINE = int(verl.__version__.split(".")[1])
 
@@ -318,7 +318,9 @@ def watched(model):
     """A list of what is told meanwhile: edges of phases, and whose turn it is in each forward of the model."""
     told = []
     handle = model.register_forward_hook(lambda *_: told.append(ROLES.acting))
-    unwatch = edges.watch(lambda edge: told.append(f"{' or '.join(edge.names)} {'ends' if edge.is_end else 'begins'}"))
+    unwatch = boundaries.watch(
+        lambda edge: told.append(f"{' or '.join(edge.names)} {'ends' if edge.is_end else 'begins'}")
+    )
     try:
         yield told
     finally:

@@ -16,10 +16,10 @@ import pytest
 from verl_release import HERE, RELEASES, environment
 
 import rltrace
-from rltrace import chosen_steps, manifest
 from rltrace.events import Span
 from rltrace.instrument.verl.hook_points import HOOK_POINTS
-from rltrace.recording import Recording
+from rltrace.read.recording import Recording
+from rltrace.record import allocation_steps, manifest
 
 ROOT = Path(rltrace.__file__).parents[1]
 STARTUP = ROOT / "rltrace" / "startup"
@@ -73,7 +73,7 @@ class Exercised:
 
     def __init__(self, found, folder):
         self.found = found
-        self.chosen = [json.loads(line) for line in chosen_steps.lines(folder)]
+        self.chosen = [json.loads(line) for line in allocation_steps.lines(folder)]
         """What the driver said of the chosen step."""
         (process,) = Recording.open(folder).processes
         events = [event for event in process.events() if isinstance(event, Span)]

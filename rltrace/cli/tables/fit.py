@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from rltrace.control_characters import visible, visible_lines
+from rltrace.host.control_characters import visible, visible_lines
 
 WIDTH = 100
 """Of what goes into a file or a pipe, unless COLUMNS says another; a terminal has its own."""

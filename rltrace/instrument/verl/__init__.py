@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.instrument.verl.hook_points import HOOK_POINTS
-from rltrace.patching import Hook, PatchSet
 
 
 class Verl:

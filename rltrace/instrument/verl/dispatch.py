@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rltrace.instrument.open_span import OpenSpan
-from rltrace.patching import Function, Hook, PatchSet
+from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.patching import Function, Hook, PatchSet
 
 
 def watch_calls(patches: PatchSet, target: str) -> None:

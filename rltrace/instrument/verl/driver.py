@@ -10,9 +10,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from rltrace import recorder
 from rltrace.events import STEP
-from rltrace.patching import Function, Hook, PatchSet, end_span, nothing_after, wrap_coroutine_function
+from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, nothing_after, wrap_coroutine_function
+from rltrace.record import recorder
 
 
 def span_named(name: str) -> Callable[[PatchSet, str], None]:

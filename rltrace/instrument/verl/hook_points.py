@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rltrace.events import INPUTS, LOG_PROBS, LOSS
+from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.verl import dispatch, driver, rollout, sglang_sync, weight_sync, worker
-from rltrace.patching import PatchSet
 
 NameHook = Callable[[PatchSet, str], None]
 

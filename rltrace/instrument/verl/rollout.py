@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rltrace import edges, recorder
-from rltrace.instrument.devices import device_of
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import PatchSet, end_span
+from rltrace.instrument.torch.devices import device_of
 from rltrace.instrument.verl.worker import keep_self
-from rltrace.patching import PatchSet, end_span
+from rltrace.record import recorder
 
 # ---- server -----------------------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ class Generation:
         """A request arrives."""
         known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
         if not self._in_flight:
-            edges.reached(edges.Edge((GENERATE,), is_end=False))
+            boundaries.reached(boundaries.Edge((GENERATE,), is_end=False))
             self._phase = recorder.span(GENERATE).__enter__()
         self._in_flight += 1
         return recorder.span("server.request", **known).__enter__()
@@ -70,7 +71,7 @@ class Generation:
             end_span(opened, result, error)
             if self._in_flight == 0:
                 self._phase.__exit__(None)
-                edges.reached(edges.Edge((GENERATE,), error=error))
+                boundaries.reached(boundaries.Edge((GENERATE,), error=error))
 
 
 def serve(patches: PatchSet, target: str) -> None:

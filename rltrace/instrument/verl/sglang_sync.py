@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rltrace import recorder
-from rltrace.instrument.bucket_flow import flow_key
-from rltrace.instrument.open_span import OpenSpan
-from rltrace.instrument.sglang_buckets import Keys, handles_of
-from rltrace.patching import PatchSet, end_span
+from rltrace.hooks.bucket_flow import flow_key
+from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.patching import PatchSet, end_span
+from rltrace.instrument.sglang.buckets import Keys, handles_of
+from rltrace.record import recorder
 
 
 class Sending:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rltrace import recorder
-from rltrace.instrument.bucket_flow import flow_key
-from rltrace.instrument.open_span import OpenSpan
-from rltrace.patching import Function, Hook, PatchSet, end_span, watch_items
+from rltrace.hooks.bucket_flow import flow_key
+from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items
+from rltrace.record import recorder
 
 # ---- the switch -------------------------------------------------------------------------------------------------
 

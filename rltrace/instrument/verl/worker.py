@@ -6,15 +6,17 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rltrace import edges, memory, recorder
-from rltrace.instrument import cuda_time
-from rltrace.instrument.cuda_ledger import CONTEXT, Growth
-from rltrace.instrument.cuda_memory import LEDGER
-from rltrace.instrument.devices import device_of
-from rltrace.instrument.open_span import OpenSpan
-from rltrace.instrument.sharded_models import ACTOR, CRITIC, REF, ROLES
-from rltrace.interruption import own_failure
-from rltrace.patching import PatchSet, end_span, nothing_after
+from rltrace.hooks import boundaries
+from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after
+from rltrace.host import memory
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, Growth
+from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.memory.sharded_models import ACTOR, CRITIC, REF, ROLES
+from rltrace.instrument.torch import cuda_time
+from rltrace.instrument.torch.devices import device_of
+from rltrace.record import recorder
+from rltrace.record.interruption import own_failure
 
 # ---- identity ---------------------------------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class CriticsTurn:
         if self._subject_of(args[0]) != CRITIC:
             return None
         known = batch_args(*args, **kwargs)
-        edges.reached(edges.Edge((self._phase,), is_end=False))
+        boundaries.reached(boundaries.Edge((self._phase,), is_end=False))
         return recorder.span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
 
     def end(self, turn: tuple[Any, str | None] | None, result: Any, error: BaseException | None) -> None:
@@ -188,7 +190,7 @@ class CriticsTurn:
         try:
             end_span(opened, result, error)
         finally:
-            edges.reached(edges.Edge((self._phase,), error=error))
+            boundaries.reached(boundaries.Edge((self._phase,), error=error))
 
 
 def critics_turn(phase: str, subject_of: SubjectOf = subject_of) -> Callable[[PatchSet, str], None]:

@@ -1,0 +1,96 @@
+"""What recording one event costs this process on this machine.
+
+The code that records is timed writing into a segment that is thrown away, so that the Recording does not show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rltrace.host import clock
+from rltrace.record import recorder
+from rltrace.record.interruption import own_failure
+from rltrace.record.segment import NEXT_BYTES, Segment
+
+BLOCKS = 40
+EVENTS = 50
+"""Of one block: long enough for the clock, short enough that most blocks are not interrupted."""
+
+_ARGS = {"bytes": 4096, "tensors": 3}
+
+Event = Callable[[], Any]
+
+OTHER_EVENTS: dict[str, Callable[[], Event]] = {}
+"""What an instrumentation records in another way, by name: makes what is called for one of them."""
+
+
+def measure_cost() -> dict[str, float]:
+    """Measure, and leave the figures in this process's part of the Recording.
+
+    Returns:
+        Nanoseconds of one event, the median of many blocks: `span` (the hook that opens it and two arguments included),
+        `counter`, `flow`, `dormant_hook` (a hook while recording is paused), and those of `OTHER_EVENTS`. Empty where
+        nothing is recorded now.
+    """
+    current = recorder.current()
+    if current is None or not recorder.is_recording():
+        return {}
+    try:
+        costs = _measured(current.recording / f".cost-{current.key}")
+    except own_failure():  # a full disk
+        return {}
+    current.append("cost", **costs)
+    return costs
+
+
+def _measured(scratch: Path) -> dict[str, float]:
+    events: dict[str, Event] = {
+        "span": hooked(_span),
+        "counter": lambda: recorder.counter("cost", 1),
+        "flow": lambda: recorder.flow("cost", "out"),
+        "dormant_hook": hooked(_span, live=False),
+        **{name: make() for name, make in OTHER_EVENTS.items()},
+    }
+    bare_ns = _nanoseconds(_nothing, scratch)
+    return {name: max(0.0, _nanoseconds(event, scratch) - bare_ns) for name, event in events.items()}
+
+
+def _nanoseconds(event: Event, scratch: Path) -> float:
+    segment = Segment(scratch, NEXT_BYTES)
+    try:
+        with recorder.writing_to(segment):
+            return median(_block_ns(event) for _ in range(BLOCKS)) / EVENTS
+    finally:
+        scratch.unlink()
+        segment.map.close()
+
+
+def _block_ns(event: Event) -> int:
+    start_ns = clock.now_ns()
+    for _ in range(EVENTS):
+        event()
+    return clock.now_ns() - start_ns
+
+
+def _nothing() -> None:
+    """The call itself, which the program makes with or without us."""
+
+
+def hooked(open_span: Event, *, live: bool = True) -> Event:
+    """A function that is hooked as a framework's is, with a span around it; dormant if not live."""
+    from rltrace.hooks.patching import Hook, wrap_function
+
+    hook = Hook("cost", "cost:nothing")
+    hook.bind(live)
+    return wrap_function(_nothing, hook, lambda _args, _kwargs: open_span().__enter__(), _end)
+
+
+def _span() -> Any:
+    return recorder.span("cost", **_ARGS)
+
+
+def _end(opened: Any, _result: Any, _error: BaseException | None) -> None:
+    opened.__exit__(None)

@@ -1,0 +1,50 @@
+"""`rltrace.phase`: a phase that a program marks itself, its memory looked at on both sides as where hooks are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltrace.hooks import boundaries
+from rltrace.record import recorder
+from rltrace.record.interruption import own_failure
+from rltrace.record.recorder import NoSpan, OpenSpan
+
+
+def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
+    """A span that partitions its rank's step: phases of one rank do not overlap.
+
+    Args:
+        name: `subject.action`.
+        **args: Recorded with the beginning.
+    """
+    return OwnPhase(name, 0, 0, {**args, "phase": True}) if recorder.is_recording() else NoSpan()
+
+
+_said: set[str] = set()
+"""Reasons that are in the Recording already."""
+
+
+class OwnPhase(OpenSpan):
+    """Tells whoever watches memory before it begins and behind its end: what that takes is not its time."""
+
+    def __enter__(self) -> OwnPhase:
+        _reached(self.name, is_end=False)
+        OpenSpan.__enter__(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object = None, traceback: object = None, /) -> None:
+        OpenSpan.__exit__(self, kind, error, traceback)
+        _reached(self.name, error=error if isinstance(error, BaseException) else None)
+
+
+def _reached(name: str, *, is_end: bool = True, error: BaseException | None = None) -> None:
+    """Tell who watches, if anybody does; nothing of ours raises into the program."""
+    if not boundaries.WATCHERS:
+        return
+    try:
+        boundaries.reached(boundaries.Edge((name,), is_end, error, is_own=True))
+    except own_failure() as failure:
+        reason = f"{type(failure).__name__}: {failure}"
+        if reason not in _said:
+            _said.add(reason)
+            recorder.unavailable(f"memory at {name}", reason)

@@ -1,0 +1,54 @@
+"""A span for each request of an engine, from the queue to its last token."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Any
+
+from rltrace.events import REQUEST
+from rltrace.host.clock import now_ns
+from rltrace.record import recorder
+
+
+class Lanes:
+    """Numbers from 1, each held by one thing at a time, the smallest free one first."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._numbers = itertools.count(1)
+
+    def take(self) -> int:
+        """A number that nobody holds."""
+        return heapq.heappop(self._free) if self._free else next(self._numbers)
+
+    def give_back(self, lane: int) -> None:
+        """Let the next one have it."""
+        heapq.heappush(self._free, lane)
+
+
+class Requests:
+    """The requests in flight, each on a lane that no other uses meanwhile."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[int, int]] = {}
+        self._lanes = Lanes()
+
+    @property
+    def in_flight(self) -> int:
+        """How many have begun and not ended."""
+        return len(self._begun)
+
+    def begin(self, request_id: str) -> None:
+        """Note when a request was queued; one that is queued again keeps its beginning."""
+        if request_id not in self._begun:
+            self._begun[request_id] = (now_ns(), self._lanes.take())
+
+    def end(self, request_id: str, **args: Any) -> None:
+        """Write the span of a request that is done."""
+        begun = self._begun.pop(request_id, None)
+        if begun is None:  # it was queued before the hook was there
+            return
+        start_ns, lane = begun
+        self._lanes.give_back(lane)
+        recorder.span_at(REQUEST, start_ns, now_ns(), lane=lane, request_id=request_id, **args)

@@ -1,0 +1,28 @@
+"""Whether this process uses a GPU, asked in a way that never makes it one that does.
+
+A process that does not use CUDA shall not hold a context of half a gigabyte because somebody watches it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rltrace.record.interruption import own_failure
+
+
+def has_used_gpu() -> bool:
+    """Whether torch's allocator has had memory of the current GPU of this thread.
+
+    That CUDA is initialized says less: to ask what GPUs there are initializes it and makes no context, as in verl's
+    trainer and servers. The first allocation there, or the first stream, makes one: 520 MiB of the first GPU (H200).
+
+    Source read: torch 2.11, torch/cuda/memory.py and c10/cuda/CUDACachingAllocator.cpp.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return False
+    try:
+        stats = cuda.memory_stats_as_nested_dict()
+    except own_failure(RuntimeError):  # an allocator of the program's own, which counts nothing, or a GPU that is lost
+        return True
+    return bool(stats.get("num_device_alloc")) or stats["reserved_bytes"]["all"]["current"] > 0

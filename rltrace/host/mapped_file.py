@@ -1,0 +1,74 @@
+"""A new file, mapped shared, of which the process holds no descriptor.
+
+A program may close all descriptors there are, as a daemon does, and open its own under the same numbers: who had kept
+one would then write into, or close, what is the program's. It may also come near its limit of open files, where each of
+its threads has a file of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import sys
+from pathlib import Path
+
+from rltrace.record.interruption import own_failure
+
+_MAP_FIXED = 0x10
+"""What Python's `mmap` has no name for."""
+
+
+def map_new_file(path: Path, size_bytes: int) -> mmap.mmap:
+    """Create a file with all its blocks allocated, and map it.
+
+    A file of that name, which a call left that was interrupted, is overwritten.
+
+    Raises:
+        OSError: the disk is full, the folder cannot be written, or files may not be that large. Without the allocation,
+            writing to the mapping of a file on a full disk would kill the process with SIGBUS.
+    """
+    require_size(path, size_bytes)
+    try:
+        # Unbuffered, and closed by its own death if a signal handler raises between the two halves of `with`.
+        with open(path, "w+b", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            return _map(file.fileno(), size_bytes)
+    except own_failure(OSError):
+        path.unlink(missing_ok=True)
+        raise
+
+
+def require_size(path: Path, size_bytes: int) -> None:
+    """Refuse a file that is larger than this process may write.
+
+    Raises:
+        OSError: it is; the kernel would send SIGXFSZ, which kills a program that has set it back to its default.
+    """
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit_bytes != resource.RLIM_INFINITY and size_bytes > limit_bytes:
+        raise OSError(errno.EFBIG, f"{size_bytes} bytes, and RLIMIT_FSIZE allows {limit_bytes}", str(path))
+
+
+if sys.version_info >= (3, 13):
+
+    def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
+        return mmap.mmap(descriptor, size_bytes, trackfd=False)
+
+else:
+
+    def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
+        """Of a file, `mmap` keeps a descriptor, of memory it has none: so the file is put where some memory was."""
+        import ctypes
+
+        mapped = mmap.mmap(-1, size_bytes)
+        put = ctypes.CDLL(None, use_errno=True).mmap
+        put.restype = ctypes.c_void_p
+        put.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        if put(address, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0) != address:
+            mapped.close()
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return mapped

@@ -1,0 +1,13 @@
+"""The memory ledger's sources: who holds which bytes of a GPU or of a host, and whose each allocation is.
+
+In: models, optimizers and pools that hooks have met, the allocator of torch, NVML and the kernel. Out: at every phase
+boundary one sample for each owner, and beside them the driver's totals, so that `analysis/ledger.py` can set one
+against the other; on chosen steps, an owner for every allocation. No row is made by subtraction.
+
+`sharded_models.py` knows which tensors are whose. `cuda_ledger.py` and `process_ledger.py` are the ledgers of a GPU and
+of a CPU's process; `cuda_memory.py` tells the first when to look; `pools.py` are pools that sleep; `uncaught_errors.py`
+looks once more before a process dies of an error about memory. `allocation_owners.py` names allocations,
+`chosen_allocations.py` and `engine_allocations.py` keep those of `RLTRACE_ALLOCATIONS`.
+
+To add an owner, name it in `events.py` and measure it where its bytes come into being.
+"""

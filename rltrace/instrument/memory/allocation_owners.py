@@ -1,0 +1,229 @@
+"""Whose each allocation is, on the steps on which all of them are kept: `rltrace.start_allocations`.
+
+Source read: torch 2.11 and 2.13, torch/distributed/fsdp, torch/nn/parallel/distributed.py, torch/autograd, and of
+torch's allocator c10/cuda/CUDACachingAllocator.cpp.
+The text that an allocation carries belongs to a thread, and autograd has threads of its own: a hook on what backward
+begins with sets it there. Parameters, gradients and optimizer state are known by their addresses too, whoever allocated
+them. On any other step these hooks pass their calls through, and modules have none.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.host import memory
+from rltrace.host.nvml import DRIVER
+from rltrace.instrument.memory.sharded_models import (
+    MODELS,
+    ROLES,
+    Fsdp1Params,
+    Fsdp2Params,
+    Params,
+    grads_owner,
+    watch_models,
+)
+from rltrace.instrument.torch.fsdp1 import HANDLE, RUNTIME
+from rltrace.instrument.torch.fsdp2 import PACKAGE, Forwards, remove
+from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.record.interruption import own_failure
+from rltrace.record.torch import allocations
+
+GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
+
+ACTIVATIONS = "activations"
+GATHER, BUCKET = "weight_sync.gather", "weight_sync.bucket"
+
+SCOPES = {
+    "rltrace_reference.actor:Actor.micro_batch": f"actor.{ACTIVATIONS}",
+    "rltrace_reference.actor:Policy.log_probs": f"actor.{ACTIVATIONS}",
+    "rltrace_reference.weight_sync:Sender.sync": GATHER,
+    "rltrace_reference.cuda_ipc:CudaIpc.create": BUCKET,
+    "rltrace_reference.host_staging:HostStaging.create": BUCKET,
+}
+"""Calls of the reference run whose allocations are an owner's, as far as no call inside says otherwise."""
+
+
+class Allocations:
+    """Owners' scopes of FSDP's parameters and gradients, of forward, backward, optimizer and weight sync."""
+
+    name = "allocations"
+    supports = ("torch >= 2.11, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; without a driver there are none."""
+        if DRIVER.exists():
+            name_hooks(patches)
+
+
+def name_hooks(patches: PatchSet) -> None:
+    """Name every place where an owner's scope begins and ends."""
+    allocations.name_by(owners)
+    watch_models(patches)
+    forwards = ModelForwards()
+    with patches.dormant() as switch:
+        patches.use("torch.nn.modules.module:Module.register_forward_pre_hook", forwards.use)
+        for method in ("unshard", "wait_for_unshard"):
+            patches.around(f"{GROUP}.{method}", functools.partial(enter_params, Fsdp2Params), leave)
+        for method in ("pre_unshard", "unshard"):
+            patches.around(f"{HANDLE}.{method}", functools.partial(enter_params, Fsdp1Params), leave)
+        patches.around(f"{GROUP}.post_backward", enter_grads, leave)
+        patches.around(f"{RUNTIME}:_post_backward_hook", enter_flat_grads, leave)
+        patches.around("torch.autograd:backward", watch_roots, end_backward)
+        patches.use(
+            "torch.optim.optimizer:register_optimizer_step_pre_hook",
+            functools.partial(
+                watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(ROLES.acting_owner("optimizer"))
+            ),
+        )
+        for target, owner in SCOPES.items():
+            patches.around(target, functools.partial(enter, owner), leave)
+    for told in (switch, forwards.switch):
+        allocations.when_kept(told)
+
+
+def enter(owner: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """From here on allocations are the owner's."""
+    return allocations.enter(owner)
+
+
+def leave(before: str | None, _result: Any, _error: BaseException | None) -> None:
+    """They are again whose they were."""
+    allocations.leave(before)
+
+
+# ---- parameters, gradients, optimizer state -----------------------------------------------------------------------
+
+
+def owners() -> dict[int, str]:
+    """Owners by address of what this process's models hold now."""
+    return {address: owner for owner, tensors in MODELS.tensors() for address in addresses(tensors)}
+
+
+def addresses(tensors: Iterable[Any]) -> Iterator[int]:
+    """Where each tensor's memory begins; of a DTensor, that of this rank's shard.
+
+    Of the host's tensors too: no GPU has memory at the same addresses.
+    """
+    return (memory.local(tensor).untyped_storage().data_ptr() for tensor in tensors)
+
+
+def enter_params(params_of: Callable[[Any], Params], args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """What is sharded together is about to be gathered."""
+    return allocations.enter(params_owner(params_of(args[0])))
+
+
+def params_owner(params: Params) -> str:
+    """As everywhere in this process."""
+    return f"{ROLES.subject_of(params)}.params"
+
+
+def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """A group's gradients are computed; what their reduction allocates are gradients too."""
+    return enter_reduction(Fsdp2Params(args[0]), gradients_of(args[0]))
+
+
+def enter_flat_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+    """The same of a flat parameter."""
+    params = Fsdp1Params(args[1])
+    return enter_reduction(params, params.grads())
+
+
+def enter_reduction(params: Params, gradients: Iterable[Any]) -> str | None:
+    """These are gradients, whoever allocated them, and so is all from here on."""
+    owner = grads_owner(ROLES.subject_of(params))
+    allocations.name(dict.fromkeys(addresses(gradients), owner))
+    return allocations.enter(owner)
+
+
+def gradients_of(group: Any) -> Iterator[Any]:
+    """Gradients of whole parameters, which backward has just computed or added to."""
+    for param in group.fsdp_params:
+        for grad in (getattr(getattr(param, "_unsharded_param", None), "grad", None), param.unsharded_accumulated_grad):
+            if grad is not None:
+                yield grad
+
+
+# ---- forward ----------------------------------------------------------------------------------------------------
+
+
+class ModelForwards:
+    """Forwards of this process's models, with hooks on their modules while a history is kept."""
+
+    def __init__(self) -> None:
+        self._hook: Hook | None = None
+        self._handles: list[Any] = []
+
+    def use(self, hook: Hook) -> Callable[[], None]:
+        """Have hooks on modules report as this one; returns what undoes it."""
+        self._hook = hook
+        return self._forget
+
+    def _forget(self) -> None:
+        self._hook = None
+        remove(self._handles)
+
+    def switch(self, on: bool) -> None:
+        """From here on what a forward allocates are activations, or not any more; never raises."""
+        remove(self._handles)
+        hook = self._hook
+        if not on or hook is None:
+            return
+        try:
+            forwards = Forwards(hook, lambda *_: allocations.Scope(ROLES.acting_owner(ACTIVATIONS)).__enter__())
+            self._handles = forwards.attach(MODELS.modules(), str)
+            if unwrapped := MODELS.unwrapped():
+                self._handles += forwards.attach_to_all(Having(unwrapped))
+        except own_failure() as error:
+            hook.failed(error)
+
+
+class Having:
+    """Whether a module has any of these parameters: looked up once for each module that is called.
+
+    Asked of what is called, for the modules that there are cannot be listed: the garbage collector names none of those
+    that `gc.freeze` has put aside.
+    """
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self._wanted = {id(parameter): parameter for parameter in parameters}
+        """Kept alive, so that no other object gets an id of theirs."""
+        self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    def __call__(self, module: Any) -> bool:
+        known = self._known.get(module)
+        if known is None:
+            known = self._known[module] = not self._wanted.keys().isdisjoint(map(id, module.parameters()))
+        return known
+
+
+# ---- backward ---------------------------------------------------------------------------------------------------
+
+
+def watch_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Let the thread on which backward begins know that its allocations are activations, until it is through."""
+    tensors = kwargs["tensors"] if "tensors" in kwargs else args[0]
+    roots = [tensors] if hasattr(tensors, "register_hook") else list(tensors)
+    return [root.register_hook(enter_backward) for root in roots if root.requires_grad]
+
+
+def enter_backward(_grad: Any) -> None:
+    """Called by autograd, on the thread that computes this device's gradients."""
+    from torch.autograd import Variable
+
+    before = allocations.enter(ROLES.acting_owner(ACTIVATIONS))
+    Variable._execution_engine.queue_callback(lambda: allocations.leave(before))
+
+
+def end_backward(handles: list[Any], _result: Any, _error: BaseException | None) -> None:
+    """Backward is over: what it began with needs no hook any more, and what has become of it has a name.
+
+    Where nobody shards, gradients are allocated among the activations. What the program has brought back to the GPU
+    since the history began is named here too.
+    """
+    remove(handles)
+    if allocations.is_kept():
+        allocations.name(owners())

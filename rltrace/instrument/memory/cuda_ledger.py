@@ -1,0 +1,504 @@
+"""What one process holds of a GPU, owner by owner, and beside it the driver's totals of that GPU.
+
+A row is measured where it comes into being: tensors by their storages, an engine's pools by its allocator, the context
+when CUDA is first met, communicators and graphs by what the process grew while they were made. The totals come from
+NVML alone, so that what has no row shows.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from rltrace.events import (
+    ALLOCATED_PEAK,
+    HOST_BYTES,
+    MEMORY_EDGE,
+    OUT_OF_MEMORY,
+    PINNED_BYTES,
+    SLEEP,
+    UNATTRIBUTED,
+    WAKE_UPS,
+    pinned_of,
+)
+from rltrace.hooks.boundaries import Edge
+from rltrace.host import memory
+from rltrace.host.clock import now_ns
+from rltrace.host.nvml import Memory, UnavailableError
+from rltrace.instrument.memory.sharded_models import ROLES, Rows, add
+from rltrace.record import recorder
+from rltrace.record.interruption import own_failure
+
+SAME_NS = 2_000_000
+"""An edge this soon after a sample, with nothing allocated or freed between, is the same edge."""
+
+RETRY_NS = 1_000_000_000
+
+ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP})
+"""Where the engine's memory moves."""
+
+CONTEXT = "cuda.context"
+"""Of which the kernels that a process has loaded are a part."""
+GRAPHS = "rollout.graphs"
+"""CUDA graphs, and what the driver needs for them."""
+OUTSIDE = (CONTEXT, "nccl", GRAPHS)
+"""Rows that torch's allocator does not know of, or not all of."""
+
+OF_HOST = (HOST_BYTES, PINNED_BYTES)
+"""Endings of rows that are no part of the card."""
+REGISTERED = (f"weight_sync.bucket{PINNED_BYTES}",)
+"""Rows of memory that was pinned where it lay: torch's allocator of pinned memory has none of it."""
+
+
+class Reserved(NamedTuple):
+    """Memory that torch's allocator has from the driver, in bytes."""
+
+    reserved_bytes: int
+    allocated_bytes: int
+    """Of it, handed out and not yet freed."""
+    changes: int = 0
+    """How often it has handed out and got back any: while that is the same, every tensor is where it was."""
+    peak_bytes: int = 0
+    """The most that it has handed out at once since the process began, or its program set that back."""
+
+
+class State(NamedTuple):
+    """What changes whenever the rows of a process do."""
+
+    torch: Reserved
+    engine: Rows | None
+    """Bytes of its pools by owner; None in a process without an engine."""
+
+
+class Held(NamedTuple):
+    """What processes held of the card when they were asked for."""
+
+    by_pid: dict[int, int]
+    mine_bytes: int
+    """What this process's rows said then."""
+    others_bytes: int
+    """What was used besides."""
+
+
+class Card(Protocol):
+    """A GPU, as anybody sees it."""
+
+    def card(self) -> Memory:
+        """What the driver says now.
+
+        Raises:
+            UnavailableError: NVML is not there.
+        """
+
+    def held(self) -> dict[int, int]:
+        """Bytes of each process, by pid, which takes much longer; empty where it cannot be told.
+
+        Raises:
+            UnavailableError: The same, with the reason.
+        """
+
+
+class Device(Card, Protocol):
+    """The GPU that this process uses."""
+
+    uuid: str
+
+    def torch(self) -> Reserved:
+        """All that torch's allocator has, pools included, whether they have memory behind them or not."""
+
+    def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
+        """Of it, what lies in segments at these addresses, and in the private pools besides, which are graphs'."""
+
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes of the host that torch's allocator of such memory has, handed out or kept for the next.
+
+        Raises:
+            UnavailableError: This torch does not say.
+        """
+
+
+class Pools(Protocol):
+    """An engine's pools that sleep."""
+
+    def bytes_by_owner(self) -> Rows:
+        """Bytes with memory behind them now."""
+
+    def addresses(self) -> Collection[int]:
+        """Where the segments of all pools begin, asleep or awake."""
+
+
+Found = TypeVar("Found")
+
+
+class Sought(Generic[Found]):
+    """What may come later, and is looked for once a second until it is there: to look may take long."""
+
+    def __init__(self, look: Callable[[], Found | None]) -> None:
+        self._look = look
+        self.found: Found | None = None
+        self.next_ns = 0
+        """When to look again."""
+
+    def get(self, *, now: bool = False) -> Found | None:
+        """What was found, now or before; None where it is not there, or the last look was less than a second ago.
+
+        Args:
+            now: Look however short a time ago that was.
+        """
+        if self.found is None and (now or now_ns() >= self.next_ns):
+            self.found = self._look()
+            self.next_ns = now_ns() + RETRY_NS
+        return self.found
+
+
+class CudaLedger:
+    """The sources of this process's rows."""
+
+    def __init__(
+        self, open_device: Callable[[], Device | None], open_engines_card: Callable[[], Card | None] = lambda: None
+    ) -> None:
+        """A ledger of one device.
+
+        Args:
+            open_device: Gives it; None while this process does not use one.
+            open_engines_card: Gives the one that an engine below this process uses, or None: a server has no memory
+                there, but begins and ends the phases in which it moves.
+        """
+        self.tensors: dict[object, Callable[[], Rows]] = {}
+        """Sources whose bytes come from torch's allocator; rows of one name add up."""
+        self.engine: Pools | None = None
+        """In an engine's process."""
+        self.activations: Rows = {"actor.activations_bytes": 0}
+        """What the last forward has left for its backward, by whose forward it was."""
+        self._most_forward_bytes = 0
+        self.trains: Callable[[], bool] = lambda: False
+        """Whether this process trains a model, or holds one that it compares with."""
+        self._device = Sought(open_device)
+        self._engines_card = Sought(open_engines_card)
+        self._outside: Rows = {}
+        self._named: tuple[Any, Rows] = None, {}
+        self._sampled: tuple[State | None, int, bool] = None, 0, False
+        self._held: Held | None = None
+        self._knows_holders = True
+        """Whether that still holds at the last sample."""
+        self._pooled: tuple[int, tuple[Reserved, Reserved]] | None = None
+        self._unattributed_bytes = 0
+        self._peak_bytes = 0
+        self._on_host: set[str] = set()
+        """Owners that have had something in the host's memory."""
+        self._process = memory.ProcessMemory()
+        self._errors = memory.MemoryErrors()
+        self._unavailable: set[str] = set()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether this process was seen to use a GPU."""
+        return self._device.found is not None
+
+    def device(self, *, is_sure: bool = False) -> Device | None:
+        """The device; at the first look, what this process has outside of torch's allocator is its context.
+
+        Args:
+            is_sure: Whether this process uses one by now; else it is looked for once a second, which may take long.
+        """
+        was_known = self.in_use
+        device = self._device.get(now=is_sure)
+        if device is not None and not was_known:
+            who = recorder.current()
+            if who is not None and not who.who.get("device"):
+                recorder.identify(device={"host": socket.gethostname(), "uuid": device.uuid})
+            self.rest_is_context()
+        return device
+
+    def rest_is_context(self) -> None:
+        """Give the context what this process holds outside of torch's allocator and no row has."""
+        rest_bytes = self.ownerless_bytes()
+        if rest_bytes is not None:  # else it is unknown, which is not 0
+            self.give(CONTEXT, max(0, rest_bytes))
+
+    def reached(self, edge: Edge) -> None:
+        """Sample at an edge; if an error about memory ended the span, say so first."""
+        if not recorder.is_recording():
+            return
+        if edge.error is not None:
+            self.out_of_memory(edge.error)
+        self.activations, self._most_forward_bytes = dict.fromkeys(self.activations, 0), 0
+        device, is_phase = self.device(), edge.is_phase
+        is_engines = not ENGINES_PHASES.isdisjoint(edge.names)
+        # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
+        of_processes = is_phase and (not is_engines or (not edge.is_end and self._knows_holders))
+        # Before pools move: whether what is held now was held too where another process has just ended a phase.
+        of_card = is_phase or not edge.is_end
+        if device is not None:
+            state = self.state(device)
+            if not self._is_known(state, is_phase, of_processes):
+                self._sample(device, state, of_card=of_card, of_processes=of_processes)
+        elif is_phase and is_engines and (card := self.engines_card()) is not None:
+            with recorder.span(MEMORY_EDGE) as sampled:
+                self._set_totals(sampled, card, {}, of_processes)
+
+    def engines_card(self) -> Card | None:
+        """The card of the engine below this process; looked for once a second until there is one."""
+        return self._engines_card.get()
+
+    def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
+        """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""
+        known, end_ns, of_card = self._sampled
+        is_old = not of_card or now_ns() - end_ns >= SAME_NS
+        is_late = is_phase and (is_old or (of_processes and not self._knows_holders))
+        return not is_late and known == state
+
+    def state(self, device: Device) -> State:
+        """What changes whenever the rows do, as it is now."""
+        return State(device.torch(), None if self.engine is None else self.engine.bytes_by_owner())
+
+    def sample(self, *, of_card: bool = True, of_processes: bool = True) -> None:
+        """Write every row, then the totals.
+
+        Args:
+            of_card: Whether the card's total is read too; else these rows are for other processes' edges.
+            of_processes: Whether to ask what each process holds, if that can have changed (2 ms on a busy machine).
+        """
+        device = self.device() if recorder.is_recording() else None
+        if device is not None:
+            self._sample(device, self.state(device), of_card=of_card, of_processes=of_processes)
+
+    def _sample(self, device: Device, state: State, *, of_card: bool = True, of_processes: bool = True) -> None:
+        with recorder.span(MEMORY_EDGE) as edge:
+            rows = self.rows(device, state)
+            for name, size in rows.items():
+                recorder.counter(name, size)
+            recorder.counter("resident_bytes", self._process.resident_bytes())
+            self._say_pinned(device, rows)
+            self._say_peak(state)
+            if of_card:
+                self._set_totals(edge, device, rows, of_processes)
+            else:
+                edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
+        self._sampled = state, now_ns(), of_card
+
+    def _say_pinned(self, device: Device, rows: Rows) -> None:
+        """What torch has pinned and no owner: tensors that nobody names, what it rounds up by, and what it keeps."""
+        if pinned_of(UNATTRIBUTED) in self._unavailable:
+            return
+        try:
+            pinned_bytes = device.pinned_bytes()
+        except UnavailableError as reason:
+            self._say(pinned_of(UNATTRIBUTED), str(reason))
+            return
+        pinned = (name for name in rows if name.endswith(PINNED_BYTES) and name not in REGISTERED)
+        named_bytes = sum(rows[name] for name in pinned) if self._on_host else 0
+        recorder.counter(f"{UNATTRIBUTED}{PINNED_BYTES}", pinned_bytes - named_bytes)
+
+    def _say_peak(self, state: State) -> None:
+        """What was handed out between two looks; not of an engine, whose pools count asleep as awake."""
+        if state.engine is None and state.torch.peak_bytes != self._peak_bytes:
+            self._peak_bytes = state.torch.peak_bytes
+            recorder.counter(ALLOCATED_PEAK, self._peak_bytes)
+
+    def _set_totals(self, edge: Any, device: Card, rows: Rows, of_processes: bool) -> None:
+        try:
+            card = device.card()
+        except UnavailableError as reason:
+            self._say("unexplained", str(reason))
+            return
+        recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
+        mine_bytes = on_card(rows)
+        others_bytes = card.used_bytes - mine_bytes
+        edge.set(
+            totals={"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
+            free_bytes=card.free_bytes,
+            others_bytes=others_bytes,
+        )
+        known = self._held
+        if known is None or (of_processes and known.others_bytes != others_bytes):
+            self._held = known = Held(self._holders(device)[0], mine_bytes, others_bytes)
+        self._knows_holders = known.others_bytes == others_bytes
+        if self._knows_holders:
+            by_pid = dict(known.by_pid)
+            if os.getpid() in by_pid:
+                by_pid[os.getpid()] += mine_bytes - known.mine_bytes
+            edge.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
+        edge.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
+
+    def rows(self, device: Device, state: State) -> Rows:
+        """Bytes of every owner in this process, in the state that it is in."""
+        torch = state.torch
+        pools, graphs = self._in_pools(device, torch.reserved_bytes)
+        rows = self._named_rows(torch.changes)
+        named_bytes = on_card(rows)
+        cached_bytes, loose_bytes = remainder(torch, pools, graphs)
+        # An engine alone in its process: what it has beside weights, cache and graphs are its inputs and workspaces.
+        is_engine = self.engine is not None and not self.trains()
+        engine_bytes = loose_bytes - named_bytes if is_engine else 0
+        self._unattributed_bytes = loose_bytes - named_bytes - engine_bytes - sum(self.activations.values())
+        rows |= state.engine or {}
+        rows |= {
+            **self.activations,
+            "rollout.activations_bytes": engine_bytes,
+            "allocator.cached_bytes": cached_bytes,
+            "unattributed_bytes": self._unattributed_bytes,
+        }
+        for owner, size in self._outside.items():
+            rows[f"{owner}_bytes"] = rows.get(f"{owner}_bytes", 0) + size
+        if self.engine is not None:
+            rows[f"{GRAPHS}_bytes"] = rows.get(f"{GRAPHS}_bytes", 0) + graphs.reserved_bytes
+        return self._without_never_used(rows)
+
+    def _named_rows(self, changes: int) -> Rows:
+        """Bytes of the tensors that have an owner; asked for anew when any has come or gone."""
+        key = changes, tuple(self.tensors.values())
+        if self._named[0] != key:
+            rows: Rows = {}
+            for source in key[1]:
+                add(rows, source())
+            self._named = key, rows
+        return dict(self._named[1])
+
+    def _without_never_used(self, rows: Rows) -> Rows:
+        """Without the host's rows of owners that have had nothing there so far, as most never do."""
+        owners = {name: name.rsplit("_", 2)[0] for name in rows if name.endswith(OF_HOST)}
+        self._on_host |= {owner for name, owner in owners.items() if rows[name]}
+        return {name: size for name, size in rows.items() if name not in owners or owners[name] in self._on_host}
+
+    def end_forward(self) -> None:
+        """Sample where activations are most: what was allocated for nobody since the last edge is theirs."""
+        device = self.device() if recorder.is_recording() else None
+        if device is None:
+            return
+        state = self.state(device)
+        if state.torch.allocated_bytes <= self._most_forward_bytes:  # the next micro-batch like the last
+            return
+        self._most_forward_bytes = state.torch.allocated_bytes
+        row = f"{ROLES.acting_owner('activations')}_bytes"
+        before_bytes, self.activations = self._unattributed_bytes, dict.fromkeys((*self.activations, row), 0)
+        self.activations[row] = max(0, self.rows(device, state)["unattributed_bytes"] - before_bytes)
+        self._sample(device, state)
+
+    def growth(self, owner: str) -> Growth:
+        """Give an owner what this process grows outside of torch's allocator meanwhile, less what others are given."""
+        return Growth(self, owner)
+
+    def ownerless_bytes(self) -> int | None:
+        """What this process holds outside of torch's allocator and no row has; None where it cannot be told."""
+        device = self.device(is_sure=True)
+        outside_bytes = None if device is None else self._outside_bytes(device)
+        return None if outside_bytes is None else outside_bytes - sum(self._outside.values())
+
+    def give(self, owner: str, size_bytes: int) -> None:
+        """Add to a row that torch's allocator does not know of."""
+        self._outside[owner] = self._outside.get(owner, 0) + size_bytes
+
+    def free_bytes(self) -> int | None:
+        """What is free of the card; None where nobody says."""
+        device = self.device() if recorder.is_recording() else None
+        try:
+            return None if device is None else device.card().free_bytes
+        except UnavailableError:
+            return None
+
+    def out_of_memory(
+        self,
+        error: BaseException,
+        asked_bytes: int | None = None,
+        free_bytes: int | None = None,
+        owners: Collection[str] = (),
+    ) -> None:
+        """If an error is about memory, write what was asked for and what there was, and who holds the card.
+
+        It passes several hooks on its way up; the first one that sees it is nearest to the moment.
+
+        Args:
+            error: That passes.
+            asked_bytes: What was asked for, if the error does not say.
+            free_bytes: What was free before; now, by default.
+            owners: Whose it would have been, if that is known.
+        """
+        device = self.device()
+        if device is None or not self._errors.is_new(error):
+            return
+        args: dict[str, Any] = {"asked_bytes": memory.asked_bytes(error) or asked_bytes, "owners": list(owners)}
+        try:
+            card = device.card()
+            size_bytes = card.used_bytes + card.reserved_bytes + card.free_bytes
+            args["free_bytes"] = card.free_bytes if free_bytes is None else free_bytes
+            args["bound"] = f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"
+        except UnavailableError as reason:
+            self._say("unexplained", str(reason))
+        with recorder.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
+            self.sample()
+
+    def _outside_bytes(self, device: Device) -> int | None:
+        """What the driver counts of this process and torch's allocator does not; None where it cannot be told."""
+        by_pid, reason = self._holders(device)
+        held_bytes = by_pid.get(os.getpid())
+        if held_bytes is None:
+            for owner in OUTSIDE:
+                self._say(owner, reason)
+            return None
+        state = self.state(device)
+        pools = self._in_pools(device, state.torch.reserved_bytes)[0]
+        awake_bytes = on_card(state.engine or {})
+        return held_bytes - (state.torch.reserved_bytes - pools.reserved_bytes) - awake_bytes
+
+    def _holders(self, device: Card) -> tuple[dict[int, int], str]:
+        """Bytes of each process by pid, and why one is not among them."""
+        try:
+            return device.held(), "NVML does not say what this process holds"
+        except UnavailableError as reason:
+            return {}, str(reason)
+
+    def _in_pools(self, device: Device, reserved_bytes: int) -> tuple[Reserved, Reserved]:
+        """What lies in an engine's pools and graphs; they are made once, so a new one shows in the most ever reserved.
+
+        To look takes 2 ms, as torch lists every block, and an engine's cache comes and goes with each rollout.
+        """
+        if self.engine is None:
+            return Reserved(0, 0), Reserved(0, 0)
+        if self._pooled is None or self._pooled[0] < reserved_bytes:
+            self._pooled = reserved_bytes, device.pools(self.engine.addresses())
+        return self._pooled[1]
+
+    def _say(self, what: str, reason: str) -> None:
+        if what not in self._unavailable and recorder.current() is not None:
+            self._unavailable.add(what)
+            recorder.unavailable(what, reason)
+
+
+class Growth:
+    """What a process grows outside of torch's allocator between entering and leaving this."""
+
+    def __init__(self, ledger: CudaLedger, owner: str) -> None:
+        self._ledger, self._owner = ledger, owner
+        self._before_bytes: int | None = None
+
+    def __enter__(self) -> Growth:
+        self._before_bytes = self._ledger.ownerless_bytes()
+        return self
+
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
+        after_bytes = self._ledger.ownerless_bytes()
+        if self._before_bytes is not None and after_bytes is not None:
+            self._ledger.give(self._owner, max(0, after_bytes - self._before_bytes))
+
+
+def on_card(rows: Rows) -> int:
+    """Bytes of all rows, those of the host's memory apart."""
+    return sum(size for name, size in rows.items() if not name.endswith(OF_HOST))
+
+
+def remainder(torch: Reserved, pools: Reserved, graphs: Reserved) -> tuple[int, int]:
+    """Bytes that torch's allocator keeps for the next who asks, and that it has handed out, pools and graphs apart."""
+    allocated_bytes = torch.allocated_bytes - pools.allocated_bytes - graphs.allocated_bytes
+    reserved_bytes = torch.reserved_bytes - pools.reserved_bytes - graphs.reserved_bytes
+    return reserved_bytes - allocated_bytes, allocated_bytes
+
+
+def _cpu_ns(pids: Collection[int]) -> Iterator[tuple[str, int]]:
+    for pid in pids:
+        try:
+            yield str(pid), memory.cpu_ns(pid)
+        except own_failure(OSError):  # it has just ended
+            continue

@@ -1,0 +1,366 @@
+"""A GPU's bytes by owner, at every phase edge of any framework: sharded models, their optimizers, communicators.
+
+What an engine holds is said by its own instrumentation.
+
+Source read: torch 2.6 to 2.13, torch/distributed/fsdp and distributed_c10d.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
+from rltrace.host import nvml
+from rltrace.host.gpu_use import has_used_gpu
+from rltrace.host.nvml import DRIVER
+from rltrace.host.parents import is_below
+from rltrace.instrument.memory import cuda_ledger
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
+from rltrace.instrument.memory.sharded_models import MODELS, ROLES, watch_models
+from rltrace.instrument.memory.uncaught_errors import watch_uncaught
+from rltrace.instrument.torch.fsdp2 import outside_graphs, remove
+from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.record import recorder
+
+PROCESS_GROUP = "torch.distributed.distributed_c10d:ProcessGroup"
+
+COLLECTIVES = (
+    "allreduce",
+    "allgather",
+    "_allgather_base",
+    "all_gather_single",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_single",
+    "broadcast",
+    "barrier",
+    "alltoall",
+    "alltoall_base",
+    "send",
+    "recv",
+)
+"""Methods of a process group; a release that does not have one of them says so."""
+
+
+class CudaMemory:
+    """Every process that uses a GPU samples what it holds there."""
+
+    name = "cuda_memory"
+    supports = ("torch >= 2.6, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks; without a driver there are none."""
+        if DRIVER.exists():
+            name_hooks(patches, LEDGER)
+
+
+OnDevice = Callable[[Any], AbstractContextManager[None]]
+
+
+@contextmanager
+def on_device(device: Any) -> Iterator[None]:
+    """On a device that has its context: NCCL would make it first, and it would be taken for the communicator's."""
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        yield
+
+
+def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_device) -> None:
+    """Meet models, optimizers and communicators where they are made; look at every edge."""
+    ledger.tensors[MODELS] = MODELS
+    ledger.trains = lambda: MODELS.met
+    patches.use("torch.cuda:is_initialized", lambda _hook: boundaries.watch(ledger.reached))
+    watch_uncaught(patches, ledger.out_of_memory)
+    loading = Loading(ledger)
+    watch_models(patches, functools.partial(watch_root, ledger, loading))
+    patches.around("torch.autograd:backward", loading.begin_backward, leave)
+    patches.use(
+        "torch.optim.optimizer:register_optimizer_step_pre_hook",
+        functools.partial(watch_optimizer_steps, span=loading.span),
+    )
+    for method in COLLECTIVES:
+        patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger).watch)
+    # By which FSDP1 and DDP begin: several tensors at once, in C++, which calls none of the above.
+    patches.wrap("torch.distributed.utils:_sync_params_and_buffers", FirstCollectives(ledger).watch)
+    eager = EagerConnections(ledger, on_device)
+    patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
+    splits = Splits(ledger)
+    patches.around(f"{PROCESS_GROUP}.split_group", splits.begin, splits.end)
+
+
+class Growing:
+    """Each call gives an owner what the process grows in it outside of torch's allocator."""
+
+    def __init__(self, ledger: CudaLedger, owner: str) -> None:
+        self._ledger, self._owner = ledger, owner
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Growth | None:
+        """Look before."""
+        return self._ledger.growth(self._owner).__enter__()
+
+    def end(self, growth: Growth | None, _result: Any, _error: BaseException | None) -> None:
+        """And after."""
+        if growth is not None:
+            growth.__exit__()
+
+
+class FirstCollectives(Growing):
+    """The first call in each group, which makes its communicator and its channels."""
+
+    def __init__(self, ledger: CudaLedger) -> None:
+        super().__init__(ledger, "nccl")
+        self._known: set[str] = set()
+
+    def watch(self, original: Function, hook: Hook) -> Function:
+        """Wrap a collective; every later call passes at once, for a step has seven hundred of them."""
+        known, watched = self._known, wrap_function(original, hook, self.begin, self.end)
+
+        @functools.wraps(original)
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if not hook.live or args[0].group_name in known:
+                return original(*args, **kwargs)
+            return watched(*args, **kwargs)
+
+        return collective
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Growth | None:
+        """Look before; one of the host's tensors needs no communicator of GPUs."""
+        if not any(map(is_on_gpu, (*args[1:], *kwargs.values()))):
+            return None
+        self._known.add(args[0].group_name)
+        return super().begin(args, kwargs)
+
+
+class EagerConnections(Growing):
+    """Communicators that are made at once and not by a first collective: of a group that is bound to a device.
+
+    `init_process_group` and `new_group` end in this call (torch 2.6 to 2.13), and in 2.6 `split_group`.
+    """
+
+    def __init__(self, ledger: CudaLedger, on_device: OnDevice) -> None:
+        super().__init__(ledger, "nccl")
+        self._on_device = on_device
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look before; a process that has no context yet gets it first."""
+        device = kwargs["device"] if "device" in kwargs else args[1]
+        if device is None or device.type != "cuda":
+            return None
+        with nullcontext() if self._ledger.in_use else self._on_device(device):
+            return super().begin(args, kwargs)
+
+
+class Splits(Growing):
+    """Communicators that are split from another one, which later releases do in C++ (2.9 to 2.13)."""
+
+    def __init__(self, ledger: CudaLedger) -> None:
+        super().__init__(ledger, "nccl")
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look before, if the other one is of GPUs."""
+        device = getattr(args[0], "bound_device_id", None)
+        return super().begin(args, kwargs) if device is not None and device.type == "cuda" else None
+
+
+class Loading:
+    """The first calls of each kind, in which CUDA loads the kernels that they launch: they stay with the context."""
+
+    CALLS = 3
+    """The second one has kernels of its own, for it finds state that the first one left."""
+
+    def __init__(self, ledger: CudaLedger) -> None:
+        self._ledger = ledger
+        self._calls: dict[Any, int] = {}
+
+    def span(self, kind: str, /, **args: Any) -> Growth | recorder.NoSpan:
+        """What to enter and leave around a call; arguments tell kinds apart, and so does whose model it is about."""
+        if not self._ledger.in_use:
+            return recorder.NoSpan()
+        key = kind, ROLES.acting, *args.items()
+        self._calls[key] = self._calls.get(key, 0) + 1
+        return self._ledger.growth(CONTEXT) if self._calls[key] <= self.CALLS else recorder.NoSpan()
+
+    def begin_forward(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Look before; with gradients to come it has other kernels."""
+        return self.span("forward", gradients=args[0]).__enter__()
+
+    def begin_backward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Look before."""
+        return self.span("backward").__enter__()
+
+
+def leave(opened: Any, _result: Any, _error: BaseException | None) -> None:
+    """Look after."""
+    opened.__exit__(None)
+
+
+def is_on_gpu(value: Any) -> bool:
+    """Whether a tensor, or the first one of nested lists, lies on a GPU, or a barrier's options name one."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return getattr(getattr(value, "device", None), "type", None) == "cuda"
+
+
+def watch_root(ledger: CudaLedger, loading: Loading, state: Any, hook: Hook) -> None:
+    """Look around the first forwards of the module that is the root of its model; sample behind each.
+
+    Which one that is shows in its first forward; the others are left alone from then on.
+    """
+    from torch import is_grad_enabled
+
+    known = weakref.ref(state)
+    opened: list[Any] = []
+    handles: list[Any] = []
+
+    def is_root() -> bool:
+        root = known()
+        return root is not None and bool(root._is_root)
+
+    def before(_module: Any, _args: Any) -> None:
+        if is_root():
+            opened[:] = [hook.enter(loading.begin_forward, (is_grad_enabled(),), {})]
+
+    def after(_module: Any, _args: Any, _result: Any) -> None:
+        if not is_root():
+            remove(handles)
+            return
+        while opened:
+            hook.leave(leave, opened.pop(), None, None)
+        if is_grad_enabled():
+            hook.leave(lambda *_: ledger.end_forward(), None, None, None)
+
+    for module in state._modules:
+        handles.append(module.register_forward_pre_hook(outside_graphs(before)))
+        handles.append(module.register_forward_hook(outside_graphs(after)))
+
+
+# ---- the device -------------------------------------------------------------------------------------------------
+
+
+class Card:
+    """A GPU that others use, as `cuda_ledger.Card` says."""
+
+    def __init__(self, gpu: nvml.Gpu) -> None:
+        self._gpu = gpu
+
+    def card(self) -> nvml.Memory:
+        return self._gpu.memory()
+
+    def held(self) -> dict[int, int]:
+        return self._gpu.bytes_by_pid()
+
+
+class UnseenCard:
+    """A GPU of which NVML says nothing that holds for this process; the same reason at every question."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def card(self) -> nvml.Memory:
+        raise nvml.UnavailableError(self._reason)
+
+    def held(self) -> dict[int, int]:
+        raise nvml.UnavailableError(self._reason)
+
+
+class CudaDevice:
+    """The current CUDA device, as `cuda_ledger.Device` says."""
+
+    def __init__(self, torch: Any, uuid: str, card: cuda_ledger.Card) -> None:
+        self._cuda = torch.cuda
+        self._index = torch.cuda.current_device()
+        self.uuid = uuid
+        self.card, self.held = card.card, card.held
+
+    def torch(self) -> Reserved:
+        stats = self._cuda.memory_stats_as_nested_dict(self._index)
+        allocated, times = stats["allocated_bytes"]["all"], stats["allocation"]["all"]
+        return Reserved(
+            stats["reserved_bytes"]["all"]["current"],
+            allocated["current"],
+            times["allocated"] + times["freed"],
+            allocated["peak"],
+        )
+
+    def pinned_bytes(self) -> int:
+        return pinned_bytes(getattr(self._cuda.memory, "host_memory_stats_as_nested_dict", dict)())
+
+    def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
+        sleeping, private = [0, 0], [0, 0]
+        for segment in self._cuda.memory_snapshot():
+            if segment["device"] != self._index:
+                continue
+            if segment["address"] in addresses:
+                place = sleeping
+            elif tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0):
+                place = private
+            else:
+                continue
+            place[0] += segment["total_size"]
+            place[1] += segment["allocated_size"]
+        return Reserved(*sleeping), Reserved(*private)
+
+
+def pinned_bytes(stats: dict[str, Any]) -> int:
+    """What torch's allocator of pinned memory has, handed out or kept, by its own count.
+
+    Not what it has handed out: up to 2.12 `active_bytes` does not fall where memory is given back (pytorch#171662).
+
+    Args:
+        stats: As `torch.cuda.host_memory_stats_as_nested_dict` gives them.
+
+    Raises:
+        UnavailableError: They do not say.
+    """
+    # Renamed in 2.10, from which on "allocated" is what "reserved" was, and no longer what is handed out.
+    whole = stats.get("allocated_bytes" if "active_bytes" in stats else "reserved_bytes")
+    if whole is None:
+        raise nvml.UnavailableError("this torch does not count the pinned memory of its allocator, as 2.7 and later do")
+    return int(whole["current"])
+
+
+def open_device() -> CudaDevice | None:
+    """The device on which this process has a context; None while it has none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    try:
+        gpu = nvml.whole_gpu(uuid)
+    except nvml.UnavailableError as reason:  # torch knows its own rows all the same
+        return CudaDevice(torch, uuid, UnseenCard(str(reason))) if has_used_gpu() else None
+    # NVML's list may be empty, in a container too: who has had memory of torch's has a context.
+    return CudaDevice(torch, uuid, Card(gpu)) if has_used_gpu() or is_listed(gpu) else None
+
+
+def open_engines_card() -> Card | None:
+    """The one GPU that processes below this one use; None where there are several, or NVML does not say.
+
+    Nor of a part of one: the engine itself says why its card's totals are unknown.
+    """
+    try:
+        used = [gpu for gpu in nvml.gpus() if any(is_below(pid, os.getpid()) for pid in gpu.bytes_by_pid())]
+    except nvml.UnavailableError:
+        return None
+    return Card(used[0]) if len(used) == 1 and not used[0].is_divided() else None
+
+
+def is_listed(gpu: nvml.Gpu) -> bool:
+    """Whether NVML says that this process is one of a GPU's."""
+    try:
+        return os.getpid() in gpu.bytes_by_pid()
+    except nvml.UnavailableError:
+        return False
+
+
+LEDGER = CudaLedger(open_device, open_engines_card)
+"""Of this process."""

@@ -1,0 +1,51 @@
+"""Whose each allocation of an engine is, on the steps on which all are kept: what is the same of every engine."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, Protocol
+
+from rltrace.events import UNATTRIBUTED
+from rltrace.hooks.patching import PatchSet
+from rltrace.instrument.memory import chosen_allocations
+from rltrace.instrument.memory.allocation_owners import enter, leave
+from rltrace.instrument.memory.pools import OWNERS
+from rltrace.record import allocation_steps
+from rltrace.record.torch import allocations
+
+ACTIVATIONS = "rollout.activations"
+
+
+class EnginePools(allocations.Pools, Protocol):
+    """Memory of an engine that torch's history does not tell of rightly."""
+
+    def owners(self) -> dict[int, str]:
+        """Owners by address of every segment, asleep or awake."""
+
+
+def keep_pools(pools: EnginePools) -> None:
+    """Have the pools of this process in every history, by owner."""
+    allocations.keep_beside(pools)
+    allocations.name_by(pools.owners)
+
+
+def name_executions(patches: PatchSet, target: str) -> None:
+    """Hooks on what executes the engine's model once: what it allocates is its own."""
+    if os.environ.get(allocation_steps.VARIABLE):
+        patches.around(target, enter_execution, leave)
+        return
+    with patches.dormant() as switch:
+        patches.around(target, functools.partial(enter, ACTIVATIONS), leave)
+    allocations.when_kept(switch)
+
+
+def enter_execution(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Where steps are chosen, an engine looks for one here: its server's generations are no phases of its own."""
+    chosen_allocations.look()
+    return enter(ACTIVATIONS, args, kwargs)
+
+
+def owner_of(tag: str) -> str:
+    """Whose a pool with this tag is."""
+    return OWNERS.get(tag, UNATTRIBUTED)

@@ -1,0 +1,136 @@
+"""Pools of device memory that give their pages back while they sleep, each known by its tag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+from rltrace.events import pinned_of
+from rltrace.host.memory import OnHost
+from rltrace.instrument.memory.sharded_models import host_rows
+from rltrace.record import recorder
+
+OWNERS = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache", "cuda_graph": "rollout.graphs"}
+"""Owner of a pool's bytes by its tag."""
+
+NOT_SAID = "its allocator does not say how it copied them"
+"""Why nobody can tell what of a copy is pinned, if that is so."""
+
+
+class Pools:
+    """Which pools of a process are awake, and how many bytes each holds.
+
+    Kept here because no allocator says it in all of its releases: vLLM's does from 0.26 on only.
+    """
+
+    def __init__(
+        self,
+        bytes_by_tag: Callable[[], dict[str, int]],
+        addresses: Callable[[], Collection[int]] = tuple,
+        free_bytes: Callable[[], int | None] = lambda: None,
+        out_of_memory: Callable[..., None] | None = None,
+        copies: Callable[[Collection[str]], dict[str, OnHost]] = lambda _asleep: {},
+    ) -> None:
+        """Args:
+        bytes_by_tag: Asks the allocator for the bytes of every pool, asleep or awake.
+        addresses: Asks it where their segments begin.
+        free_bytes: Asks the device how much is free; None where it does not say.
+        out_of_memory: Called with the error of a wake-up that failed, the bytes that it asked for, those that were free
+            before it, for it maps what it can, and the owners that woke up.
+        copies: Asks the allocator what copies of pools lie in the host's memory, by tag, given the tags that sleep.
+            Called behind each sleep and wake-up.
+        """
+        self._bytes_by_tag = bytes_by_tag
+        self.addresses = addresses
+        self._free_bytes, self._out_of_memory, self._copies = free_bytes, out_of_memory, copies
+        self._asleep: set[str] = set()
+        self._arrived: dict[str, int] = {}
+        """Bytes that a wake-up under way, or one that failed, has mapped, by tag."""
+        self._on_host: dict[str, OnHost] = {}
+        """What lies in the host's memory, by tag, of all tags that were ever copied there."""
+
+    def begin_unmap(self, tags: Collection[str] | None = None, kept: Collection[str] = ()) -> Any:
+        """Open the span with the bytes that are to go, of all tags without `tags`; `kept` are copied to the host."""
+        going = {
+            tag: held
+            for tag, size in self.sample().items()
+            if ((held := self._held_bytes(tag, size)) or tag not in self._asleep) and (tags is None or tag in tags)
+        }
+        host_bytes = sum(size for tag, size in going.items() if tag in kept)
+        opened = recorder.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
+        return opened.__enter__(), set(going)
+
+    def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it; what it named sleeps now."""
+        opened, going = token
+        if error is None:
+            self._asleep |= going
+            self._arrived = {tag: size for tag, size in self._arrived.items() if tag not in going}
+        opened.__exit__(None if error is None else type(error))
+        self._sample_anew()
+
+    def begin_map(self, tags: Collection[str] | None = None) -> Any:
+        """Open the span with the bytes that come back."""
+        coming = {t: size for t, size in self.sample().items() if t in self._asleep and (not tags or t in tags)}
+        opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming)
+        self._arrived = dict.fromkeys(coming, 0)
+        return opened.__enter__(), coming, self._free_bytes()
+
+    def end_map(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it; what it named is awake now."""
+        opened, coming, free_bytes = token
+        if error is None:
+            self._asleep -= set(coming)
+        elif self._out_of_memory is not None:
+            owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
+            self._out_of_memory(error, sum(coming.values()), free_bytes, owners)
+        opened.__exit__(None if error is None else type(error))
+        self._sample_anew()
+
+    def _sample_anew(self) -> None:
+        """Behind a sleep or a wake-up, the copies that it made or freed with it; the rest if they cannot be told."""
+        try:
+            self._look_for_copies()
+        finally:
+            self.sample()
+
+    def _look_for_copies(self) -> None:
+        """Here alone, not at each edge: a copy is made by a sleep, and goes with a wake-up."""
+        found = self._copies(self._asleep)
+        for tag in found.keys() & OWNERS.keys() - self._on_host.keys():
+            if found[tag].pinned_bytes is None:
+                recorder.unavailable(pinned_of(OWNERS[tag]), NOT_SAID)
+        gone = {tag: OnHost(0, None if held.pinned_bytes is None else 0) for tag, held in self._on_host.items()}
+        self._on_host = gone | found
+
+    def arrived(self, tag: str, size_bytes: int) -> None:
+        """A segment has memory behind it again, in the middle of a wake-up."""
+        if tag in self._arrived:
+            self._arrived[tag] += size_bytes
+
+    def sample(self) -> dict[str, int]:
+        """Write the bytes of each owner that have memory behind them now; returns those of every pool.
+
+        Asked once for both: vLLM has hundreds of segments to add up, and torch lists every block of a pool.
+        """
+        sizes = self._bytes_by_tag()
+        for name, size in self._rows(sizes).items():
+            recorder.counter(name, size)
+        return sizes
+
+    def bytes_by_owner(self) -> dict[str, int]:
+        """Bytes of each owner that have memory behind them now, and of the copies in the host's memory."""
+        return self._rows(self._bytes_by_tag())
+
+    def _rows(self, sizes: dict[str, int]) -> dict[str, int]:
+        rows = {}
+        for tag, size in sizes.items():
+            if tag in OWNERS:
+                rows[f"{OWNERS[tag]}_bytes"] = self._held_bytes(tag, size)
+                if tag in self._on_host:
+                    rows |= host_rows(OWNERS[tag], self._on_host[tag])
+        return rows
+
+    def _held_bytes(self, tag: str, size_bytes: int) -> int:
+        """What of a pool has memory behind it: asleep, what a wake-up that failed has mapped of it."""
+        return self._arrived.get(tag, 0) if tag in self._asleep else size_bytes

@@ -1,0 +1,498 @@
+"""The models of this process and their optimizers: which tensors are whose, and how many bytes on the GPU and the host.
+
+Models that FSDP shards, those that DDP wraps, and what else an optimizer holds. A model that nobody shards, wraps or
+trains is not met: its bytes are `unattributed`. The samples at edges and the history of every allocation both ask here.
+
+Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_param.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from rltrace.events import HOST_BYTES, PINNED_BYTES
+from rltrace.hooks.patching import After, Function, Hook, PatchSet, wrap_function
+from rltrace.host import memory
+from rltrace.instrument.torch.fsdp1 import WRAPPER
+from rltrace.instrument.torch.fsdp2 import PACKAGE, groups_of
+
+Rows = dict[str, int]
+"""Bytes by counter: `actor.params_bytes`."""
+
+MOST_KEPT = 64
+"""States of all groups: a step goes through fewer than ten."""
+
+
+ACTOR, REF, CRITIC = "actor", "ref", "critic"
+"""Whose a model can be: what owners of its bytes begin with."""
+
+
+class Roles:
+    """Whose parameters are: of whom a framework's hook said so where they were made, else the actor's or the ref's.
+
+    The actor's if an optimizer that is not said to be another's holds any that are sharded together, else the ref's.
+    Before there is one, those that can be trained are the actor's; once they are trained they stay so.
+    """
+
+    def __init__(self) -> None:
+        self.acting: str | None = None
+        """Whose models are made and used now, where a framework's hook says so; a worker does one thing at a time."""
+        self._named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        """What was made while somebody was acting: optimizers, and holders of parameters."""
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.met = 0
+        """How many optimizers were met: until there is another one, whose parameters are does not change."""
+        self._decided: weakref.WeakKeyDictionary[Any, tuple[bool, int]] = weakref.WeakKeyDictionary()
+
+    def meet_optimizer(self, optimizer: Any) -> None:
+        """An optimizer; whose parameters it has is asked when it is used."""
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self.name(optimizer, self.acting)
+            self.met += 1
+
+    def name(self, made: Any, subject: str | None) -> None:
+        """Say whose an optimizer or a holder of parameters is, where that is known."""
+        if made is not None and subject is not None:
+            self._named[made] = subject
+
+    def act(self, subject: str | None) -> str | None:
+        """What is made from here on is this one's, and so are activations; returns who acted before."""
+        before, self.acting = self.acting, subject
+        return before
+
+    def optimizers(self) -> list[Any]:
+        """Those that there are."""
+        return list(self._optimizers)
+
+    def subject_of(self, params: Params) -> str:
+        """`actor`, `ref`, or whose it was said to be."""
+        holder = params.holder()
+        named = self._named.get(holder) if holder is not None and self._named else None
+        return named or (ACTOR if self._is_trained(params) else REF)
+
+    def states_owner(self, optimizer: Any) -> str:
+        """Owner of an optimizer's states."""
+        return f"{trained_subject(self._named.get(optimizer))}.optimizer"
+
+    def acting_owner(self, what: str) -> str:
+        """Owner of what comes into being now: `activations` of a forward, `optimizer`."""
+        return f"{trained_subject(self.acting)}.{what}"
+
+    def _is_trained(self, params: Params) -> bool:
+        holder = params.holder()
+        is_trained, met = self._decided.get(holder, (False, 0)) if holder is not None else (False, 0)
+        if is_trained:
+            return True
+        optimizers = [one for one in self._optimizers if self._named.get(one, ACTOR) == ACTOR]
+        if not optimizers:
+            return any(parameter.requires_grad for parameter in params.trained())
+        if holder is not None and met != self.met:
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            held = {id(parameter) for group in groups for parameter in group["params"]}
+            is_trained = any(id(parameter) in held for parameter in params.trained())
+            self._decided[holder] = is_trained, self.met
+        return is_trained
+
+
+ROLES = Roles()
+"""Of this process."""
+
+
+def trained_subject(subject: str | None) -> str:
+    """Whose rows are those that only a model which is trained has: the ref's would be the actor's."""
+    return ACTOR if subject in (None, REF) else str(subject)
+
+
+class Models:
+    """The models of a process and their optimizers.
+
+    Called, it gives the bytes of parameters, gradients and optimizer states by owner.
+    """
+
+    def __init__(self) -> None:
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+        """States and modules: several instrumentations tell of each."""
+        self._units: list[Unit] = []
+        self._wrapped: list[weakref.ref[Any]] = []
+        """By DDP."""
+        self._known: tuple[Any, list[tuple[str, Params]]] = None, []
+        self._rows: dict[Any, Rows] = {}
+        """By the marks of all groups: a step goes through a few of them, the next step through the same."""
+        self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
+
+    @property
+    def met(self) -> bool:
+        """Whether there is any."""
+        return bool(self._units or self._wrapped or ROLES.met)
+
+    def meet_state(self, state: Any) -> None:
+        """An FSDP2 state; its parameters are in groups that are made after it."""
+        if self._is_new(state):
+            self._units.append(Unit(state, fsdp2_params, lambda state: state._modules))
+
+    def meet_fsdp1(self, module: Any) -> None:
+        """A module that FSDP1 wraps."""
+        if self._is_new(module):
+            self._units.append(Unit(module, fsdp1_params, lambda module: [module]))
+
+    def meet_ddp(self, wrapper: Any) -> None:
+        """A module that DDP wraps, its frozen parameters too."""
+        if self._is_new(wrapper):
+            self._wrapped.append(weakref.ref(wrapper.module))
+            ROLES.name(wrapper.module, ROLES.acting)
+
+    def _is_new(self, model: Any) -> bool:
+        is_new = model not in self._met
+        self._met.add(model)
+        return is_new
+
+    def tensors(self) -> Iterator[tuple[str, Iterable[Any]]]:
+        """Owners, each with tensors that are its own now."""
+        for subject, params in self._groups():
+            yield from by_owner(subject, params)
+        for optimizer in ROLES.optimizers():
+            yield ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer)
+
+    def modules(self) -> list[Any]:
+        """Modules in whose forwards models compute: the sharded ones, and what DDP wraps.
+
+        Not DDP's own, whose forward may make the buckets of its gradients anew. What has only the parameters of
+        `unwrapped` is not met: nothing leads from a parameter to its modules.
+        """
+        return [*(module for unit in self._units for module in unit.modules()), *self._wrapped_modules()]
+
+    def unwrapped(self) -> list[Any]:
+        """Parameters that an optimizer holds, and that no sharded module and none that DDP wraps has."""
+        wrapped = {id(module) for module in self._wrapped_modules()}
+        plain = [params for _, params in self._groups() if isinstance(params, PlainParams)]
+        return [one for params in plain if id(params.holder()) not in wrapped for one in params.trained()]
+
+    def _wrapped_modules(self) -> list[Any]:
+        return [module for known in self._wrapped if (module := known()) is not None]
+
+    def __call__(self) -> Rows:
+        groups = self._groups()
+        marks = tuple([params.mark() for _, params in groups])
+        rows = dict(self._rows.get(marks) or self._count(groups, marks))
+        for optimizer in ROLES.optimizers():
+            add(rows, self._state_rows(optimizer))
+        return rows
+
+    def _groups(self) -> list[tuple[str, Params]]:
+        """Whose each group of parameters is; looked up again when there may be others, or others'."""
+        held = sum(len(group["params"]) for optimizer in ROLES.optimizers() for group in optimizer.param_groups)
+        key = len(self._units), len(self._wrapped), ROLES.met, held
+        if self._known[0] != key or not ROLES.met:
+            sharded = [params for unit in self._units for params in unit.params()]
+            groups = [*sharded, *plain_params(sharded, self._holders())]
+            self._known = key, [(ROLES.subject_of(params), params) for params in groups]
+            self._rows.clear()
+        return self._known[1]
+
+    def _holders(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Who may have parameters that are not sharded, and which."""
+        for wrapped in self._wrapped:
+            if (module := wrapped()) is not None:
+                yield module, list(module.parameters())
+        for optimizer in ROLES.optimizers():
+            yield optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def _count(self, groups: list[tuple[str, Params]], marks: Any) -> Rows:
+        """Bytes of parameters, sharded and gathered, and of gradients, kept for when all groups are so again."""
+        if len(self._rows) >= MOST_KEPT:
+            self._rows.clear()
+        rows = self._rows[marks] = {}
+        for subject, params in groups:
+            for owner, tensors in by_owner(subject, params):
+                add(rows, by_place(owner, tensors))
+        return rows
+
+    def _state_rows(self, optimizer: Any) -> Rows:
+        """Bytes of an optimizer's state, counted anew when it has grown or moved."""
+        tensors: Iterable[Any] = next(iter(optimizer.state.values()), {}).values()
+        first = next((memory.local(tensor) for tensor in tensors if memory.has_storage(tensor) and tensor.ndim), None)
+        key = len(optimizer.state), 0 if first is None else first.data_ptr()
+        known = self._states.get(optimizer)
+        if known is None or known[0] != key:
+            known = key, by_place(ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer))
+            self._states[optimizer] = known
+        return known[1]
+
+
+MODELS = Models()
+"""Of this process."""
+
+
+def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None = None) -> None:
+    """Meet every model and every optimizer where it is made.
+
+    Args:
+        patches: Whose hooks these are.
+        on_state: Called besides with each FSDP2 state and the hook that met it.
+    """
+
+    def watch_states(original: Function, hook: Hook) -> Function:
+        def met(state: Any) -> None:
+            MODELS.meet_state(state)
+            if on_state is not None:
+                on_state(state, hook)
+
+        return wrap_function(original, hook, keep_first, when_made(met))
+
+    patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_states)
+    for target, meet in (
+        (f"{WRAPPER}.__init__", MODELS.meet_fsdp1),
+        ("torch.nn.parallel.distributed:DistributedDataParallel.__init__", MODELS.meet_ddp),
+        ("torch.optim.optimizer:Optimizer.__init__", ROLES.meet_optimizer),
+    ):
+        patches.around(target, keep_first, when_made(meet))
+
+
+def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """What the call is about."""
+    return args[0]
+
+
+def when_made(meet: Callable[[Any], None]) -> After:
+    """Meet what a call was about, if it went well."""
+
+    def made(subject: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            meet(subject)
+
+    return made
+
+
+class Unit:
+    """What is sharded together: modules, and the groups of their parameters; whose they are if somebody acts now."""
+
+    def __init__(
+        self, holder: Any, params_of: Callable[[Any], list[Params]], modules_of: Callable[[Any], Iterable[Any]]
+    ) -> None:
+        self._holder, self._params_of, self._modules_of = weakref.ref(holder), params_of, modules_of
+        self._subject = ROLES.acting
+        self._params: list[Params] = []
+
+    def params(self) -> list[Params]:
+        """The groups of parameters; none once the model is gone."""
+        holder = self._holder()
+        if holder is None:
+            return []
+        if not self._params:
+            self._params = self._params_of(holder)
+            for params in self._params:
+                ROLES.name(params.holder(), self._subject)
+        return self._params
+
+    def modules(self) -> Iterable[Any]:
+        """The modules; none once the model is gone."""
+        holder = self._holder()
+        return () if holder is None else self._modules_of(holder)
+
+
+class Params:
+    """Parameters that are sharded together: those that an optimizer may hold, and tensors that hold them now."""
+
+    def holder(self) -> Any:
+        """What has them as long as it lives; None once it is gone."""
+        raise NotImplementedError
+
+    def trained(self) -> list[Any]:
+        """What an optimizer may hold."""
+        raise NotImplementedError
+
+    def held(self) -> Iterable[Any]:
+        """Tensors behind the parameters: the shards, and what is gathered now."""
+        raise NotImplementedError
+
+    def grads(self) -> Iterable[Any]:
+        """Tensors of the gradients."""
+        raise NotImplementedError
+
+    def mark(self) -> Any:
+        """Something that is the same whenever they hold as many bytes at the same place, all of them alike."""
+        raise NotImplementedError
+
+
+class Fsdp2Params(Params):
+    """A parameter group of FSDP2."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = weakref.ref(group)
+        # One stands for all: FSDP2 moves and frees whole tensors, and those of a group together.
+        self._last = weakref.ref(group.fsdp_params[-1]) if group.fsdp_params else lambda: None
+        self._place, self._place_of_grad = memory.Place(), memory.Place()
+
+    def holder(self) -> Any:
+        return self._group()
+
+    def _params(self) -> list[Any]:
+        group = self._group()
+        return [] if group is None else group.fsdp_params
+
+    def trained(self) -> list[Any]:
+        return [param.sharded_param for param in self._params()]
+
+    def held(self) -> Iterator[Any]:
+        for param in self._params():
+            yield param.sharded_param
+        group = self._group()
+        if group is not None and group.is_unsharded:
+            for param in group.fsdp_params:
+                yield from param.all_gather_outputs
+
+    def grads(self) -> Iterator[Any]:
+        for param in self._params():
+            for grad in (param.sharded_param.grad, param.unsharded_accumulated_grad):
+                if grad is not None:
+                    yield grad
+
+    def mark(self) -> Any:
+        # At an edge all of this lies cold in memory, which is what looking costs: 100 ns an object, of 70 groups.
+        param = self._last()
+        if param is None:
+            return None
+        shard, whole_grad = param.sharded_param, param.unsharded_accumulated_grad
+        grad = shard.grad
+        held = memory.local(shard)
+        return (
+            None if held.is_cuda else self._place.of(held),  # as `of` says, and a call less
+            param.sharded_state.value,
+            -1 if grad is None else self._place_of_grad.of(memory.local(grad)),
+            None if whole_grad is None else whole_grad.is_cuda,
+        )
+
+
+class Fsdp1Params(Params):
+    """The flat parameter of an FSDP1 module."""
+
+    NAMES = ("_local_shard", "_mp_shard", "_full_param_padded", "_full_prec_full_param_padded")
+    GRADS = ("grad", "_saved_grad_shard")
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = weakref.ref(handle)
+        self._places = [memory.Place() for _ in ("flat_param", *self.NAMES, *self.GRADS)]
+
+    def holder(self) -> Any:
+        return self._handle()
+
+    def _flat(self) -> list[Any]:
+        handle = self._handle()
+        return [] if handle is None else [handle.flat_param]
+
+    def trained(self) -> list[Any]:
+        return [part for flat in self._flat() for part in (flat, *(getattr(flat, "_params", None) or ()))]
+
+    def held(self) -> Iterator[Any]:
+        for flat in self._flat():
+            yield flat
+            yield from (tensor for name in self.NAMES if (tensor := getattr(flat, name, None)) is not None)
+
+    def grads(self) -> Iterator[Any]:
+        for flat in self._flat():
+            for name in self.GRADS:
+                if (grad := getattr(flat, name, None)) is not None:
+                    yield grad
+
+    def mark(self) -> Any:
+        # FSDP1 frees a flat parameter's storage and keeps the tensor.
+        tensors = (*self.held(), *self.grads())
+        places = zip(self._places, tensors, strict=False)
+        return tuple((place.of(tensor), tensor.untyped_storage().nbytes()) for place, tensor in places)
+
+
+class PlainParams(Params):
+    """Parameters that nothing shards, of a module that DDP wraps or of an optimizer."""
+
+    def __init__(self, holder: Any, parameters: Iterable[Any]) -> None:
+        self._holder = weakref.ref(holder)
+        self._parameters = [(weakref.ref(parameter), memory.Place()) for parameter in parameters]
+
+    def holder(self) -> Any:
+        return self._holder()
+
+    def trained(self) -> list[Any]:
+        return [parameter for known, _ in self._parameters if (parameter := known()) is not None]
+
+    def held(self) -> Iterable[Any]:
+        return self.trained()
+
+    def grads(self) -> Iterator[Any]:
+        grads = (parameter.grad for parameter in self.trained())
+        return (grad for grad in grads if grad is not None and not grad.is_sparse)  # such a one has no storage
+
+    def mark(self) -> Any:
+        sizes: dict[bool | None, int] = {}
+        grads = 0
+        for known, place in self._parameters:
+            if (parameter := known()) is not None:
+                shard = memory.local(parameter)
+                where = place.of(shard)
+                sizes[where] = sizes.get(where, 0) + shard.untyped_storage().nbytes()
+                grads += parameter.grad is not None
+        return tuple(sizes.get(where, 0) for where in (None, False, True)), grads
+
+
+def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[Any]]]) -> Iterator[PlainParams]:
+    """The parameters of each holder that nothing shards, each parameter once.
+
+    Args:
+        sharded: What FSDP has.
+        holders: Each with its parameters.
+    """
+    taken = {id(parameter) for params in sharded for parameter in params.trained()}
+    is_sharding = bool(taken)  # then a DTensor is FSDP2's, though it be another object than when it was met
+    for holder, parameters in holders:
+        own = {id(parameter): parameter for parameter in parameters if id(parameter) not in taken}
+        plain = [one for one in own.values() if not (is_sharding and memory.local(one) is not one)]
+        taken |= own.keys()
+        if plain:
+            yield PlainParams(holder, plain)
+
+
+def fsdp2_params(state: Any) -> list[Params]:
+    """Groups of an FSDP2 state."""
+    return [Fsdp2Params(group) for group in groups_of(state)]
+
+
+def fsdp1_params(module: Any) -> list[Params]:
+    """The flat parameter of an FSDP1 module, if it has one of its own."""
+    handle = getattr(module, "_handle", None)
+    return [] if handle is None else [Fsdp1Params(handle)]
+
+
+def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]]:
+    """Owners of what parameters hold."""
+    yield f"{subject}.params", params.held()
+    yield grads_owner(subject), params.grads()
+
+
+def grads_owner(subject: str) -> str:
+    """Owner of the gradients of parameters that are this one's."""
+    return f"{trained_subject(subject)}.grads"
+
+
+def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
+    """Bytes of tensors by where they lie: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in the host's memory.
+
+    Of the latter, `OWNER_pinned_bytes` are page-locked: each storage was asked.
+    """
+    shards = [memory.local(tensor) for tensor in tensors]
+    held = memory.on_host(shard for shard in shards if not shard.is_cuda)
+    on_gpu_bytes = memory.storage_bytes(shard for shard in shards if shard.is_cuda)
+    return {f"{owner}_bytes": on_gpu_bytes, **host_rows(owner, held)}
+
+
+def host_rows(owner: str, held: memory.OnHost) -> Rows:
+    """Bytes of an owner in the host's memory; what of them is pinned has no row where nobody can tell."""
+    rows = {f"{owner}{HOST_BYTES}": held.size_bytes}
+    return rows if held.pinned_bytes is None else rows | {f"{owner}{PINNED_BYTES}": held.pinned_bytes}
+
+
+def add(rows: Rows, more: Rows) -> None:
+    """Rows of one name add up."""
+    for name, size in more.items():
+        rows[name] = rows.get(name, 0) + size

@@ -1,0 +1,6 @@
+"""SGLang: its scheduler's start-up and batches, what a trainer asks of it, and whose its allocations are.
+
+In: the scheduler and its dispatcher of requests. Out: `engine.step` and `rollout.*` spans (`scheduler.py`), weight
+sync, sleep and wake-up (`control.py`, whose buckets have the keys of `buckets.py`), and on chosen steps its pools'
+sleeps (`allocations.py`). The pools themselves are torch_memory_saver's: `../torch_memory_saver.py`.
+"""

@@ -1,0 +1,146 @@
+"""What a trainer asks of SGLang's scheduler: weights, sleep and wake-up.
+
+Source read: SGLang 0.4.6 to 0.5.23; 0.5.12 was run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rltrace.hooks import boundaries
+from rltrace.hooks.bucket_flow import flow_key
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
+from rltrace.instrument.sglang.buckets import Keys, handles_of
+from rltrace.record import recorder
+
+MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+UNWRAP = "_unwrap_tensor"
+"""Of the model runner, from some release behind 0.5.14 on of its weight updater: gives the tensor of a handle."""
+LOAD_FLATTENED = "_update_weights_from_flattened_bucket"
+"""Of the same class as the methods that load: one tensor that holds a bucket."""
+LOAD_ADAPTER = "load_lora_adapter_from_tensors"
+"""Of the model runner."""
+
+
+def place_of_loads() -> tuple[str, str]:
+    """Module and class of what loads an update in the release that is installed."""
+    has_moved = not hasattr(importlib.import_module(MODEL_RUNNER), UNWRAP)
+    return (WEIGHT_UPDATER, "WeightUpdater") if has_moved else (MODEL_RUNNER, "ModelRunner")
+
+
+class ControlRequests:
+    """The sleeps, wake-ups and updates of one scheduler, each from its request to its end."""
+
+    def __init__(self) -> None:
+        self._keys = Keys()
+        self._arrived: list[int] | None = None
+        """Bytes of each tensor of the update under way."""
+        self.is_scheduler = False
+        """This process is one: a controller of several, and the server, have dispatchers too."""
+
+    def name_loads(self, patches: PatchSet) -> None:
+        """Name the hooks on what brings an update's tensors, of those that this release has."""
+        module, owner = place_of_loads()
+        patches.around(f"{module}:{UNWRAP}", nothing_before, self.count_unwrapped)
+        for place, class_name, method, count in (
+            (module, owner, LOAD_FLATTENED, self.count_flattened),
+            (MODEL_RUNNER, "ModelRunner", LOAD_ADAPTER, self.count_adapter),
+        ):
+            if hasattr(getattr(importlib.import_module(place), class_name), method):
+                patches.around(f"{place}:{class_name}.{method}", count, nothing_after)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Open the span of a control request, with its edge if it is one; of any other request, none."""
+        if not self.is_scheduler:
+            return None
+        request = kwargs["obj"] if "obj" in kwargs else args[1]
+        kind = type(request).__name__
+        source = source_of(kind)
+        if source is not None:
+            return (), self._begin_update(request, source)
+        tags = list(getattr(request, "tags", None) or ())
+        name = phase_of(kind, tags)
+        if name is None:
+            return None
+        boundaries.reached(boundaries.Edge((name,), is_end=False))
+        return (name,), recorder.phase(name, tags=tags).__enter__()
+
+    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it."""
+        if token is None:
+            return
+        names, opened = token
+        arrived, self._arrived = self._arrived, None
+        if arrived:
+            opened.set(bytes=sum(arrived), tensors=len(arrived))
+        end_span(opened, None, error)
+        if names:
+            boundaries.reached(boundaries.Edge(names, error=error))
+
+    def count_unwrapped(self, _token: Any, tensor: Any, error: BaseException | None) -> None:
+        """A tensor of the update has come."""
+        if error is None:
+            self._count([size_of(tensor)])
+
+    def count_flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A bucket has come as one tensor, with what is in it."""
+        bucket = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        element_bytes = bucket["flattened_tensor"].element_size()
+        self._count(part.numel * element_bytes for part in bucket["metadata"])
+
+    def count_adapter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The tensors of a LoRA adapter have come."""
+        tensors = kwargs["tensors"] if "tensors" in kwargs else args[2]
+        self._count([size_of(tensor) for tensor in tensors.values()])
+
+    def _count(self, sizes: Iterable[int]) -> None:
+        if self._arrived is not None:
+            self._arrived += sizes
+
+    def _begin_update(self, request: Any, source: str) -> Any:
+        """The span of an update; one of tensors is a bucket, which somebody sent."""
+        self._arrived = announced_bytes(request)
+        handles = handles_of(request)
+        if handles is None:
+            return recorder.span("weight_sync.load", source=source).__enter__()
+        key = self._keys.of(handles)
+        opened = recorder.span("weight_sync.load", source=source, bucket=key).__enter__()
+        recorder.flow(flow_key(key), "in")
+        return opened
+
+
+def phase_of(request: str, tags: list[str]) -> str | None:
+    """The phase that a request of this class is; `tags` are the pools that it names, none for all."""
+    if request == "ReleaseMemoryOccupationReqInput":
+        return "rollout.sleep"
+    if request == "ResumeMemoryOccupationReqInput":
+        return "rollout.wake_kv_cache" if tags == ["kv_cache"] else "rollout.wake_weights"
+    return None
+
+
+def source_of(request: str) -> str | None:
+    """Where the weights of a request of this class come from: "tensor", "disk", "lora" ...; None if it has none."""
+    kind = request.removesuffix("ReqInput")
+    if kind == request:  # an answer to one, which the server hands on
+        return None
+    if kind.startswith(("UpdateWeightFrom", "UpdateWeightsFrom")):
+        return kind.partition("From")[2].lower()
+    return "lora" if kind.startswith("LoadLoRAAdapter") else None
+
+
+def announced_bytes(request: Any) -> list[int]:
+    """Bytes of each tensor of an update that is broadcast, whose request says shapes and dtypes; of any other, none."""
+    import torch
+
+    dtypes, shapes = getattr(request, "dtypes", None) or (), getattr(request, "shapes", None) or ()
+    known = [dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype) for dtype in dtypes]
+    return [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, known, strict=True)]
+
+
+def size_of(tensor: Any) -> int:
+    """Bytes of a tensor."""
+    return int(tensor.numel() * tensor.element_size())

@@ -1,0 +1,237 @@
+"""SGLang's scheduler process: start-up, batches, and what a trainer asks of it: weights, sleep and wake-up.
+
+Source read: SGLang 0.4.6 to 0.5.23; 0.5.12 was run. Control requests are hooked at the dispatcher that all of these
+releases hand them to; the methods behind it have moved twice. What sleeps has its bytes from torch_memory_saver.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import Hook, PatchSet, end_span, nothing_after, nothing_before
+from rltrace.hooks.request_spans import Lanes
+from rltrace.host.clock import now_ns
+from rltrace.instrument.memory.cuda_ledger import GRAPHS
+from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.sglang.control import MODEL_RUNNER, ControlRequests
+from rltrace.instrument.torch.devices import on_cpu, on_gpu
+from rltrace.record import recorder
+from rltrace.record.interruption import own_failure
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
+DISPATCH = "sglang.utils:TypeBasedDispatcher.__call__"
+
+STARTUP = (
+    ("rollout.load", ("load_model",)),
+    ("rollout.reserve_kv", ("init_memory_pool", "alloc_memory_pool")),
+    ("rollout.capture", ("init_device_graphs", "init_cuda_graphs")),
+)
+"""Phases of a model runner's start-up, each with the names that its method has had."""
+
+
+class Sglang:
+    """Batches, weight updates, memory released and resumed."""
+
+    name = "sglang"
+    supports = ("sglang >= 0.4.6, < 0.5.24",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        batches, requests = Batches(), ControlRequests()
+        patches.around(
+            f"{SCHEDULER}:run_scheduler_process", functools.partial(become_scheduler, requests), nothing_after
+        )
+        patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_before, is_ready)
+        patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing_after)
+        patches.around(f"{SCHEDULER}:Scheduler.run_batch", batches.begin, batches.keep_result)
+        patches.around(
+            f"{SCHEDULER}:Scheduler.process_batch_result", batches.find_result, batches.end, ("engine.step",)
+        )
+        patches.around(
+            DISPATCH,
+            requests.begin,
+            requests.end,
+            ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache", "weight_sync.load"),
+            at_edges=False,  # every request of the scheduler passes, and every answer in the server
+        )
+        patches.use(f"{MODEL_RUNNER}:ModelRunner", functools.partial(name_moved, patches, requests))
+
+
+def become_scheduler(requests: ControlRequests, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """What begins in this process is a scheduler, and nothing else that hands requests on."""
+    requests.is_scheduler = True
+    identify_scheduler(args, kwargs)
+
+
+def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say which of an engine's schedulers this process is, and on which of the GPUs that its server sees.
+
+    Its rank in the engine is none of the run's ranks. Of the parameters the last ones have moved.
+    """
+    begins = inspect.signature(importlib.import_module(SCHEDULER).run_scheduler_process)
+    known = begins.bind_partial(*args, **kwargs).arguments
+    server_args, gpu_id = known["server_args"], known["gpu_id"]
+    is_on_cpu = getattr(server_args, "device", None) == "cpu"
+    device = on_cpu(f"cpu-{gpu_id}") if is_on_cpu else on_gpu(gpu_id)
+    recorder.identify(role="engine", name=scheduler_name(server_args, known), **device)
+
+
+def scheduler_name(server_args: Any, ranks: dict[str, Any]) -> str:
+    """The scheduler's rank in its tensor-parallel group, and where an engine has several such groups, in which."""
+    of_groups = (("DP", "dp"), ("PP", "pp"))
+    groups = [
+        f" {said}{ranks[f'{name}_rank']}" for said, name in of_groups if getattr(server_args, f"{name}_size", 1) > 1
+    ]
+    return f"scheduler {ranks['tp_rank']}{''.join(groups)}"
+
+
+def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Say that this process makes text of tokens."""
+    recorder.identify(name="detokenizer")
+
+
+def is_ready(_token: Any, result: Any, error: BaseException | None) -> None:
+    """Until then kernels are loaded, which are part of the context."""
+    if error is None:
+        LEDGER.rest_is_context()
+    is_idle(None, result, error)
+
+
+def is_idle(_token: Any, _result: Any, error: BaseException | None) -> None:
+    """What an engine holds that has nothing to do stays until it sleeps."""
+    if error is None:
+        boundaries.reached(boundaries.Edge())
+
+
+def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Callable[[], None]:
+    """Name the hooks on what this release has at another place, or by another name, than others.
+
+    Returns:
+        What takes that back: nothing, the hooks are the PatchSet's own.
+    """
+    runner = importlib.import_module(MODEL_RUNNER).ModelRunner
+    requests.name_loads(patches)
+    for phase, names in STARTUP:
+        for method in [name for name in names if hasattr(runner, name)][:1]:
+            target, startup = f"{MODEL_RUNNER}:ModelRunner.{method}", StartupPhase(phase)
+            patches.around(target, startup.begin, startup.end, (phase,), at_edges=False)
+    hook.row.fired()
+    return lambda: None
+
+
+class StartupPhase:
+    """One phase of a model runner's start-up, in which kernels are loaded too."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Open it, with its edge; of CUDA graphs torch's allocator knows a part alone."""
+        LEDGER.rest_is_context()
+        boundaries.reached(boundaries.Edge((self._name,), is_end=False))
+        growth = LEDGER.growth(GRAPHS).__enter__() if self._name == "rollout.capture" else None
+        return growth, recorder.phase(self._name).__enter__()
+
+    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Close it."""
+        growth, opened = token
+        end_span(opened, None, error)
+        # One look of either kind: what the edge samples shall not be old.
+        if growth is not None:
+            growth.__exit__()
+        else:
+            LEDGER.rest_is_context()
+        boundaries.reached(boundaries.Edge((self._name,), error=error))
+
+
+# ---- batches ----------------------------------------------------------------------------------------------------
+
+
+class Batches:
+    """Batches in flight: with the overlap scheduler the next one runs before the last one's result is processed."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[Callable[[], Any], int, int, dict[str, Any]]] = {}
+        """What gives the result while it is there, start, lane and arguments, by the result's id."""
+        self._lanes = Lanes()
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """When the batch began, and what it computes."""
+        return now_ns(), batch_args(args[0], kwargs["batch"] if "batch" in kwargs else args[1])
+
+    def keep_result(self, token: tuple[int, dict[str, Any]], result: Any, error: BaseException | None) -> None:
+        """It runs until its result is processed."""
+        if error is not None or result is None:
+            return
+        self._forget(id(result))
+        if len(self._begun) >= IN_FLIGHT:
+            self._forget(next(iter(self._begun)))
+        self._begun[id(result)] = (reference(result), token[0], self._lanes.take(), token[1])
+
+    def find_result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Scheduler and batch of the call, and which batch it is about to end."""
+        batch = kwargs["batch"] if "batch" in kwargs else args[1]
+        result = kwargs["result"] if "result" in kwargs else args[2]
+        begun = self._begun.get(id(result))
+        if begun is None or begun[0]() is not result:
+            return args[0], batch, None
+        return args[0], batch, self._begun.pop(id(result))
+
+    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Write the batch's span; with the last one the engine is idle."""
+        scheduler, batch, begun = token
+        if begun is None:
+            return
+        self._write(begun, error)
+        is_last = (
+            batch.reqs and not scheduler.waiting_queue and all(kept() is None for kept, *_ in self._begun.values())
+        )
+        if is_last and all(request.finished() for request in (*batch.reqs, *running(scheduler))):
+            is_idle(None, None, error)
+
+    def _forget(self, key: int) -> None:
+        """Whatever began by this id has ended where nobody looks."""
+        begun = self._begun.pop(key, None)
+        if begun is not None:
+            self._lanes.give_back(begun[2])
+
+    def _write(self, begun: Any, error: BaseException | None) -> None:
+        _, start_ns, lane, args = begun
+        self._lanes.give_back(lane)
+        late = {} if error is None else {"error": type(error).__name__}
+        recorder.span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
+
+
+IN_FLIGHT = 64
+"""Batches that are remembered: with pipeline parallelism what is processed is not the result that the batch gave."""
+
+
+def reference(result: Any) -> Callable[[], Any]:
+    """What gives a result without keeping it: its tensors are the engine's memory."""
+    try:
+        return weakref.ref(result)
+    except own_failure(TypeError):  # of a kind that knows no references; there are few of them at once
+        return lambda: result
+
+
+def running(scheduler: Any) -> Any:
+    """Requests that decode while others are in their first batch."""
+    return getattr(getattr(scheduler, "running_batch", None), "reqs", None) or ()
+
+
+def batch_args(scheduler: Any, batch: Any) -> dict[str, Any]:
+    """Requests that run and wait, and tokens: those of the prompts in an extend batch, one a request else."""
+    running = batch.batch_size()
+    is_extend = batch.forward_mode is not None and batch.forward_mode.is_extend()
+    return {
+        "running": running,
+        "waiting": len(scheduler.waiting_queue),
+        "tokens": (batch.extend_num_tokens or 0) if is_extend else running,
+    }

@@ -1,0 +1,8 @@
+"""torch: sharded models, optimizers, backwards, ranks, and time on the GPU's streams.
+
+In: calls of `fully_shard`, FSDP1, optimizers, autograd and process groups. Out: spans of the host (`fsdp.*`,
+`optimizer.step`, `autograd.backward`), and beside them spans of the GPU (`gpu.*`), which `cuda_time.py` makes of CUDA
+events by `device_time.py`. Whose the bytes are is said in `memory/`.
+
+To add a part of torch, write one file with a class of `name`, `supports` and `install`, and one line in `plugins.py`.
+"""

@@ -1,0 +1,71 @@
+"""`autograd.backward`: a whole backward, from the loss to the last gradient.
+
+FSDP's hooks see a backward from the model's last layer on. What lies between it and the loss, as the softmax over the
+vocabulary, is in this span alone. Source read: torch 2.6 to 2.13, torch/_tensor.py and torch/autograd/__init__.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
+from rltrace.instrument.torch.fsdp2 import outside_graphs, skip_frames
+from rltrace.record import recorder
+
+TARGET = "torch:autograd.backward"
+"""What `Tensor.backward` calls; named from torch, which has all of its dynamo only when it is imported itself."""
+NAME = "autograd.backward"
+
+
+class TorchAutograd:
+    """Backwards."""
+
+    name = "torch_autograd"
+    supports = ("torch >= 2.6, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hook."""
+        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,))
+
+
+def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Open the span; none within another backward, whose part it is: a layer that is computed again may call it."""
+    return None if is_in_backward() else recorder.span(NAME).__enter__()
+
+
+def is_in_backward() -> bool:
+    """Whether this thread works for a backward right now."""
+    import torch
+
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def wrap_backward(original: Function, hook: Hook, before: Before, after: After) -> Function:
+    """Put `before` and `after` around a backward, and let dynamo run both as they are.
+
+    A compiled function that calls `backward` has its graph end there; dynamo would go on with the frames inside of it,
+    which is as it should be for the program's own hooks on gradients, but not for us.
+    """
+    import torch
+
+    timed_before, timed_after = hook.timed(before), hook.timed(after)
+    enter = outside_graphs(lambda args, kwargs: hook.enter(timed_before, args, kwargs))
+    leave = outside_graphs(lambda token, result, error: hook.leave(timed_after, token, result, error))
+
+    @functools.wraps(original)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if not hook.live:
+            return original(*args, **kwargs)
+        token = enter(args, kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            leave(token, None, error)
+            raise
+        leave(token, result, None)
+        return result
+
+    function: Function = backward
+    skip_frames(torch._C._dynamo.eval_frame, function.__code__)
+    return function

@@ -1,0 +1,42 @@
+"""Which rank a process is, of a program that torchrun starts, or a launcher built on it, as accelerate's.
+
+torchrun tells each process its rank by environment variables, and these go on to all that the process starts: it is the
+first to join a process group that is the rank, and whatever it starts is none. A framework that knows better says so.
+
+Source read: torch 2.6 to 2.13, torch/distributed/elastic/agent/server/local_elastic_agent.py and distributed_c10d.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rltrace.hooks.patching import PatchSet, nothing_before
+from rltrace.record import recorder
+from rltrace.record.process import UNSAID_ROLE
+
+LAUNCHED, RANK = "TORCHELASTIC_RUN_ID", "RANK"
+"""Environment variables of torchrun's."""
+TAKEN = "RLTRACE_RANK_TAKEN"
+"""Environment variable: the pid of the process above, or of this one, that is the rank."""
+
+
+class TorchDistributed:
+    """Ranks."""
+
+    name = "torch_distributed"
+    supports = ("torch >= 2.6, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hook."""
+        patches.around("torch.distributed.distributed_c10d:init_process_group", nothing_before, joined)
+
+
+def joined(_token: Any, _result: Any, error: BaseException | None) -> None:
+    """Say which rank this process is, if nobody has said who it is."""
+    recording = recorder.current()
+    if error is not None or recording is None or LAUNCHED not in os.environ or TAKEN in os.environ:
+        return
+    os.environ[TAKEN] = str(os.getpid())
+    if recording.who.get("role") in (None, UNSAID_ROLE):
+        recording.identify(role="worker", rank=int(os.environ[RANK]))

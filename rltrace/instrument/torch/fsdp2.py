@@ -1,0 +1,508 @@
+"""FSDP2 (`fully_shard`): its collectives, and the forward and backward of each module that it shards.
+
+Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard. Spans are of the host: on a CPU the collective
+itself, on a GPU its launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os.path
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.record import recorder
+from rltrace.record.interruption import own_failure
+
+PACKAGE = "torch.distributed.fsdp._fully_shard"
+
+OpenForward = Callable[[str, bool], Any]
+"""Opens what is around a forward of the module at a path, maybe one that is repeated for its backward."""
+OpenBackward = Callable[[str], Any]
+"""Opens what is around a backward of the module at a path."""
+
+_forward = recorder.typed_span("fsdp.forward", module=str)
+_repeated_forward = recorder.typed_span("fsdp.forward", module=str, recompute=bool)
+_backward = recorder.typed_span("fsdp.backward", module=str)
+
+
+def open_forward(path: str, is_repeated: bool) -> Any:
+    """A span of the host."""
+    return (_repeated_forward(path, True) if is_repeated else _forward(path)).__enter__()
+
+
+def open_backward(path: str) -> Any:
+    """A span of the host."""
+    return _backward(path).__enter__()
+
+
+class Fsdp2:
+    """Collectives, forward and backward."""
+
+    name = "fsdp2"
+    supports = ("torch >= 2.6, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        # The names that FSDPParamGroup calls are those in its own module.
+        gathers, group = Gathers(), f"{PACKAGE}._fsdp_param_group"
+        patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",))
+        patches.around(f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",))
+        patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_forwards, ("fsdp.forward",))
+        backwards = Backwards()
+        patches.around(
+            f"{PACKAGE}._fsdp_state:FSDPState._pre_backward", backwards.begin, leave_open, ("fsdp.backward",)
+        )
+        patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
+
+
+# ---- collectives ------------------------------------------------------------------------------------------------
+
+
+class Gathers:
+    """All-gathers, each of which says what the first one of its parameters did.
+
+    A step has six hundred, each between calls that leave nothing of a hook in the processor's caches: every function
+    and every attribute that it does without counts.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[str, int, int, int, str]]] = {}
+        """By the list of parameters, which belongs to a parameter group: its first one, and the span's arguments."""
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Open the span; none at one rank, where nothing moves."""
+        fsdp_params = args[0] if args else kwargs["fsdp_params"]
+        known = self._known.get(id(fsdp_params))
+        if known is not None and known[0]() is fsdp_params[0]:
+            return _all_gather(*known[1]).__enter__()
+        group = args[1] if len(args) > 1 else kwargs["group"]
+        return FirstGather.begin(fsdp_params, group.size()) if group.size() > 1 else None
+
+    def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
+        """Close it, the first one with the size of the gathered tensors, all ranks' shards together."""
+        if opened is None:
+            return
+        if isinstance(opened, FirstGather):
+            if error is None:
+                opened.learn(result.all_gather_output, self._known)
+            opened = opened.span
+        opened.__exit__(None if error is None else type(error))
+
+
+_all_gather = recorder.typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
+
+
+@dataclass
+class FirstGather:
+    """The first all-gather of a list of parameters, whose size is known when it is over."""
+
+    span: Any
+    fsdp_params: list[Any]
+    said: dict[str, Any]
+
+    @classmethod
+    def begin(cls, fsdp_params: list[Any], ranks: int) -> FirstGather:
+        """Open the span."""
+        said = {"module": module_of(fsdp_params), "tensors": len(fsdp_params), "ranks": ranks}
+        return cls(recorder.span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
+
+    def learn(self, gathered: Any, known: dict[int, Any]) -> None:
+        """Keep what the next ones say."""
+        size = tensor_args(gathered)
+        self.span.set(**size)
+        known[id(self.fsdp_params)] = weakref.ref(self.fsdp_params[0]), (*self.said.values(), *size.values())
+
+
+def begin_reduce(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Open the span of a reduce-scatter; none at one rank."""
+    return open_reduce(*args, **kwargs)
+
+
+def open_reduce(
+    fsdp_params: list[Any], unsharded_grads: list[Any], reduce_scatter_group: Any, *_: Any, **__: Any
+) -> Any:
+    """The same, of the arguments of the call."""
+    ranks = 1 if reduce_scatter_group is None else reduce_scatter_group.size()
+    return _reduce_scatter(module_of(fsdp_params), len(unsharded_grads), ranks).__enter__() if ranks > 1 else None
+
+
+_reduce_scatter = recorder.typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
+
+
+def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
+    """Close it with the size of the unsharded gradients that went in, of which a backward need not have all."""
+    if opened is None:
+        return
+    if error is None:
+        opened.args = tensor_args(result[0])
+    opened.__exit__(None if error is None else type(error))
+
+
+def tensor_args(tensor: Any) -> dict[str, Any]:
+    """Bytes and dtype of a tensor."""
+    return {"bytes": tensor.numel() * tensor.element_size(), "dtype": dtype_name(tensor.dtype)}
+
+
+@functools.cache
+def dtype_name(dtype: Any) -> str:
+    """`bfloat16` of `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def module_of(fsdp_params: list[Any]) -> str:
+    """The path that the parameters' names have in common, which is the module that was sharded; "" is the root.
+
+    Looked up by what tells one group of a model from all others, because to compare all names takes 13 µs, and a step
+    has a thousand collectives.
+    """
+    group = fsdp_params[0]._param_fqn, fsdp_params[-1]._param_fqn, len(fsdp_params)
+    path = _paths.get(group)
+    if path is None:
+        path = _paths[group] = common_path([param._param_fqn or "" for param in fsdp_params])
+    return path
+
+
+_paths: dict[tuple[str | None, str | None, int], str] = {}
+
+
+def common_path(names: list[str]) -> str:
+    """Of parameters, the innermost module that holds them all."""
+    folders = [os.path.dirname(name.replace(".", "/")) for name in names]
+    return without_wrappers(os.path.commonpath(folders).replace("/", "."))
+
+
+@functools.cache
+def without_wrappers(path: str) -> str:
+    """A module's path as the model's author knows it, without checkpoint and compile wrappers."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"})
+
+
+def module_of_state(state: Any) -> str:
+    """The path of the module that a state shards; "" is the root, and what has no parameters of its own."""
+    return module_of_groups(groups_of(state))
+
+
+def module_of_groups(groups: list[Any]) -> str:
+    """The same of a state's groups."""
+    return without_wrappers(groups[0]._module_fqn or "") if groups else ""
+
+
+def groups_of(state: Any) -> list[Any]:
+    """Parameter groups of a state: one up to torch 2.11, any number in 2.13."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return list(groups) if groups is not None else [group for group in [state._fsdp_param_group] if group is not None]
+
+
+# ---- forward ----------------------------------------------------------------------------------------------------
+
+
+def watch_forwards(
+    original: Function,
+    hook: Hook,
+    opens: OpenForward = open_forward,
+    *,
+    root_only: bool = False,
+    waits: bool = True,
+) -> Function:
+    """Wrap `FSDPState.init`, so that each sharded module gets a hook before and one after its forward.
+
+    Module hooks, not `FSDPState._post_forward`: checkpointing stops a recomputed forward by an exception as soon as it
+    has what it needs, and only a hook registered with `always_call` sees that end.
+
+    Args:
+        original: `FSDPState.init`.
+        hook: That this is one of.
+        opens: What is around a forward.
+        root_only: Of each model; its other modules are left alone from their first forward on.
+        waits: Whether it begins before FSDP waits for the gathered parameters; else behind that.
+    """
+    forwards = Forwards(hook, opens, root_only=root_only, waits=waits)
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if hook.live:
+            try:
+                state = args[0]
+                forwards.attach(state._modules, lambda: module_of_state(state))
+            except own_failure() as error:
+                hook.failed(error)
+        return result
+
+    return init
+
+
+class Forwards:
+    """The open forward spans of each thread, innermost last.
+
+    A step has a thousand of them and may wait for its host, so the hooks are written out.
+    """
+
+    def __init__(
+        self, hook: Hook, opens: OpenForward = open_forward, *, root_only: bool = False, waits: bool = True
+    ) -> None:
+        self._hook = hook
+        self._opens = opens
+        self._root_only = root_only
+        self._waits = waits
+        self._of_thread = OpenForwards()
+
+    def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> list[Any]:
+        """Register the hooks on modules that are sharded together; returns what removes them.
+
+        Args:
+            modules: All of them.
+            path: Says where in their model they lie, from their first forward on.
+        """
+        handles: list[Any] = []
+        before, after = self._hooks(handles, path)
+        with undone_on_error(handles):
+            for module in modules:
+                # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
+                handles.append(module.register_forward_pre_hook(before, prepend=self._waits))
+                handles.append(module.register_forward_hook(after, always_call=True))
+        return handles
+
+    def attach_to_all(self, chosen: Callable[[Any], bool]) -> list[Any]:
+        """Register the hooks on all modules of the process, for those that are chosen; returns what removes them.
+
+        Args:
+            chosen: Asked in front of each forward of any module.
+        """
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        handles: list[Any] = []
+        before, after = self._hooks(handles, str, chosen)
+        with undone_on_error(handles):
+            handles.append(register_module_forward_pre_hook(before))
+            handles.append(register_module_forward_hook(after, always_call=True))
+        return handles
+
+    def _hooks(
+        self, handles: list[Any], path: Callable[[], str], chosen: Callable[[Any], bool] | None = None
+    ) -> tuple[Function, Function]:
+        """What is called in front of a forward, and behind it."""
+        import torch
+
+        hook, of_thread, in_backward = self._hook, self._of_thread, torch._C._current_graph_task_id
+        known = ""
+
+        def before(module: Any, _args: Any) -> None:
+            nonlocal known
+            if not hook.live:
+                return
+            try:
+                if chosen is not None and not chosen(module):
+                    return
+                hook.row.fired()
+                known = known or path()
+                if known and self._root_only:
+                    remove(handles)
+                else:
+                    of_thread.stack.append((module, self._opens(known, in_backward() != -1)))
+            except own_failure() as error:
+                hook.failed(error)
+
+        def after(module: Any, _args: Any, _result: Any) -> None:
+            if of_thread.stack:
+                try:
+                    close(of_thread.stack, module)
+                except own_failure() as error:
+                    hook.failed(error)
+
+        return outside_graphs(hook.timed(before)), outside_graphs(hook.timed(after))
+
+
+class OpenForwards(threading.local):
+    """Each thread's."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[Any, Any]] = []
+
+
+def close(stack: list[tuple[Any, Any]], module: Any) -> None:
+    """End the span of a module, and those inside it that an exception left open."""
+    if stack[-1][0] is not module and all(entry[0] is not module for entry in stack):
+        return
+    inner = None
+    while inner is not module:
+        inner, opened = stack.pop()
+        opened.__exit__(None)
+
+
+def outside_graphs(hook: Function) -> Function:
+    """A hook, as on modules, that a compiled model does not trace into.
+
+    `torch._disable_dynamo` takes 3 µs a call, which only what runs under dynamo has to pay.
+    """
+    import torch
+
+    of_compiled: Function = torch._disable_dynamo(hook)
+    dynamo = torch._C._dynamo.eval_frame
+    compiles = getattr(dynamo, "get_eval_frame_callback", None)
+    if compiles is None:
+        return of_compiled
+
+    def call(*args: Any) -> Any:
+        return hook(*args) if compiles() is None else of_compiled(*args)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # a graph ends here, as at `of_compiled`
+    return call if skip_frames(dynamo, call.__code__) else of_compiled
+
+
+def skip_frames(dynamo: Any, code: Any) -> bool:
+    """Have dynamo run frames of this code as they are; false where this torch has no word for that.
+
+    Source: torch/csrc/dynamo/eval_frame.c and torch/_dynamo/eval_frame.py, of torch 2.6 and 2.13.
+    """
+    if hasattr(dynamo, "set_code_exec_strategy"):
+        action = dynamo._FrameAction
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    elif hasattr(dynamo, "skip_code"):
+        dynamo.skip_code(code)
+    else:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def undone_on_error(handles: list[Any]) -> Iterator[None]:
+    """Take hooks away if not all of them can be registered: who asked for them gets none to remove."""
+    try:
+        yield
+    except BaseException:
+        remove(handles)
+        raise
+
+
+def remove(handles: list[Any]) -> None:
+    """Take hooks on modules away."""
+    while handles:
+        handles.pop().remove()
+
+
+# ---- backward ---------------------------------------------------------------------------------------------------
+
+
+class Backwards:
+    """The open backward spans, by parameter group: they may end on another thread than they began on."""
+
+    def __init__(self, opens: OpenBackward = open_backward, *, root_only: bool = False) -> None:
+        self._opens = opens
+        self._root_only = root_only
+        self._open: dict[int, UnfinishedBackward] = {}
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Open the span of a state that is about to unshard for its backward."""
+        self._begin(self.look(args, kwargs))
+
+    def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool] | None:
+        """The state, and whether it is told a second time: a module with several outputs is told once per output."""
+        state = args[0]
+        return None if self._root_only and not state._is_root else (state, _is_told_again(state))
+
+    def begin_unsharded(self, looked: tuple[Any, bool] | None, _result: Any, error: BaseException | None) -> None:
+        """Open the span of a state that has just unsharded."""
+        if error is None:
+            self._begin(looked)
+
+    def _begin(self, looked: tuple[Any, bool] | None) -> None:
+        groups = groups_of(looked[0]) if looked is not None else []
+        if looked is None or not groups:
+            return
+        if (unfinished := self._open.get(id(groups[0]))) is not None:
+            if looked[1]:
+                return
+            unfinished.span.__exit__(RuntimeError)  # a backward that raised left it open
+        opened = UnfinishedBackward(self._opens(module_of_groups(groups)), len(groups))
+        for group in groups:
+            self._open[id(group)] = opened
+
+    def watch_ends(self, original: Function, hook: Hook) -> Function:
+        """Wrap `FSDPParamGroup.post_backward`, behind which a backward is over."""
+        is_open, end = self._open, hook.timed(self.end)
+
+        @functools.wraps(original)
+        def post_backward(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if is_open and hook.live:
+                    hook.leave(end, hook.enter(keep_group, args, kwargs), None, None)
+
+        return post_backward
+
+    def end(self, group: Any, _result: Any, _error: BaseException | None) -> None:
+        """Close the span once all groups of its state have reduced their gradients."""
+        opened = self._open.pop(id(group), None)
+        if opened is None:
+            return
+        opened.groups -= 1
+        if opened.groups == 0:
+            opened.span.__exit__(None)
+
+
+def _is_told_again(state: Any) -> bool:
+    return bool(state._training_state._name_ == "PRE_BACKWARD")
+
+
+@dataclass(slots=True)
+class UnfinishedBackward:
+    """A backward span and how many parameter groups it still waits for."""
+
+    span: Any
+    groups: int
+
+
+def keep_group(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Remember whose backward ends."""
+    return args[0]
+
+
+def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """The span goes on until the gradients are reduced."""
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------
+
+
+class Shards:
+    """This rank's shards of a model's parameters; its plain parameters before the model is sharded.
+
+    Not `model.parameters()`: while a module is unsharded those are the gathered copies. The model is walked once, which
+    takes longer than asking its parameters, and is not kept alive.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+        self._fsdp_params: list[weakref.ref[Any]] = []
+
+    def __call__(self) -> list[Any]:
+        """The shards as they are now."""
+        model = self._model()
+        if model is None:
+            return []
+        if not self._fsdp_params and _state_of(model) is not None:
+            self._fsdp_params = [weakref.ref(param) for param in _fsdp_params_of(model)]
+        if not self._fsdp_params:
+            return list(model.parameters())
+        return [param.sharded_param for known in self._fsdp_params if (param := known()) is not None]
+
+
+def _fsdp_params_of(model: Any) -> list[Any]:
+    states = {id(state): state for state in map(_state_of, model.modules()) if state is not None}
+    return [param for state in states.values() for group in groups_of(state) for param in group.fsdp_params]
+
+
+def _state_of(module: Any) -> Any:
+    get_state = getattr(type(module), "_get_fsdp_state", None)
+    return None if get_state is None else get_state(module)

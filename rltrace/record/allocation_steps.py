@@ -1,0 +1,110 @@
+"""The steps whose every allocation is kept, and which of them runs now.
+
+Only the process whose loop it is knows the number of a step; workers and engines are other processes. It says so in a
+small file of the Recording, and they look whether that has grown. Standard library only: every process loads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rltrace.record.interruption import own_failure
+
+VARIABLE = "RLTRACE_ALLOCATIONS"
+"""Environment variable with the numbers of these steps, separated by commas."""
+
+FILE = "chosen.jsonl"
+"""In a Recording, and in the folder that stands for it on another host: a line for each begin and end of a step."""
+
+
+def parse(text: str) -> frozenset[int]:
+    """The steps that `3` or `3,10` names; of an empty text none.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    numbers = [number.strip() for number in text.split(",")] if text.strip() else []
+    if not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"{text!r} are not numbers of steps separated by commas; say 3, or 3,10")
+    return frozenset(map(int, numbers))
+
+
+def say(folder: Path, step: int, process: str, *, is_over: bool) -> None:
+    """Let others know that a process has begun a step, or ended it; once each, so that no two lines are equal.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    _append(folder, [json.dumps({"step": step, "process": process, "is_over": is_over})])
+
+
+def lines(folder: Path) -> list[str]:
+    """What was said, the oldest first."""
+    try:
+        return (folder / FILE).read_text().splitlines()
+    except own_failure(OSError):
+        return []
+
+
+def merge(folder: Path, said: Iterable[str]) -> list[str]:
+    """Append what was said elsewhere and is not here; returns all that is here then.
+
+    Raises:
+        OSError: as of `say`.
+    """
+    here = lines(folder)
+    new = [line for line in said if line not in here]
+    _append(folder, new)
+    return [*here, *new]
+
+
+def _append(folder: Path, said: Iterable[str]) -> None:
+    if text := "".join(f"{line}\n" for line in said):
+        with (folder / FILE).open("a") as file:
+            file.write(text)
+
+
+class RunningSteps:
+    """Which chosen steps run, as a folder says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = str(folder / FILE)
+        self._size_bytes = 0
+        self._begun_by: dict[int, str] = {}
+        self.met: set[int] = set()
+        """Those that have begun, over or not."""
+
+    def now(self) -> list[int]:
+        """The steps that were begun and not ended, the first one first.
+
+        One that several processes begin, each rank its own, or a second try after a death, runs until the last that
+        began has ended it. Costs a look at the size of a file.
+        """
+        try:
+            size_bytes = os.stat(self._path).st_size
+        except own_failure(OSError):
+            return []
+        if size_bytes != self._size_bytes:
+            self._size_bytes = size_bytes
+            self._read()
+        return list(self._begun_by)
+
+    def _read(self) -> None:
+        self._begun_by.clear()
+        over: set[int] = set()
+        for line in lines(self._folder):
+            try:
+                said = json.loads(line)
+                step, process, is_over = int(said["step"]), str(said["process"]), bool(said["is_over"])
+            except own_failure(ValueError, KeyError, TypeError):  # being written
+                continue
+            self.met.add(step)
+            if not is_over and step not in over:
+                self._begun_by[step] = process
+            elif self._begun_by.get(step) == process:
+                del self._begun_by[step]
+                over.add(step)

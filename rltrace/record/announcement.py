@@ -1,0 +1,63 @@
+"""What we say on stderr: what is wrong, and what is no error, such as where a program records."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from rltrace.host import regular_file
+from rltrace.host.control_characters import visible
+from rltrace.record import manifest
+from rltrace.record.interruption import own_failure, suppress_own
+
+QUIET_VARIABLE = "RLTRACE_QUIET"
+"""Environment variable that keeps what is no error from being said."""
+
+
+def is_quiet() -> bool:
+    """Whether the user wants no word of what is no error."""
+    return os.environ.get(QUIET_VARIABLE, "0") not in ("", "0")
+
+
+def complain(message: str) -> None:
+    """Say in a line on stderr what is wrong. Never raises."""
+    if sys.stderr is None:  # `print` would take stdout instead
+        return
+    line = f"rltrace: {visible(message)}\n"
+    with suppress_own(Exception):  # a stderr that takes nothing
+        try:
+            number = sys.stderr.fileno()
+        except own_failure(AttributeError, OSError):  # a notebook's
+            sys.stderr.write(line)
+        else:
+            # Not by way of its buffer: what that cannot get rid of would make 120 of the program's exit code.
+            os.write(number, line.encode(errors="replace"))
+
+
+def say(message: str) -> None:
+    """Say it in a line on stderr, unless the user wants no word. Never raises."""
+    if not is_quiet():
+        complain(message)
+
+
+say_once, complain_once = functools.cache(say), functools.cache(complain)
+"""The same; the same words once in a process."""
+
+
+def announce(recording: Path, process_key: str) -> None:
+    """Say where a program records that traces itself, unless another process owns the run. Never raises.
+
+    Args:
+        recording: Its folder.
+        process_key: Of this process.
+    """
+    try:
+        is_owner = json.loads(regular_file.read(recording / manifest.FILE))["owner"] == process_key
+    except own_failure():  # of another host
+        return
+    if is_owner:
+        say(f"recording into {recording}; go on with `rltrace summary {shlex.quote(str(recording))}`")

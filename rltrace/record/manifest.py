@@ -1,0 +1,182 @@
+"""The manifest of a Recording: what was run, written once by the process that owns the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rltrace.events import VERSION
+from rltrace.host import clock, regular_file
+from rltrace.host.mapped_file import require_size
+from rltrace.record import checksum
+from rltrace.record.interruption import own_failure
+
+FILE = "manifest.json"
+PROCESSES = "processes"
+LINES = "process.jsonl"
+"""In each process's folder: what it says about itself."""
+
+UNTRACED = "untraced.jsonl"
+"""In the Recording: processes of the run that were not traced, each with the reason."""
+
+VERSIONED = ("rltrace-toolkit", "torch", "ray", "vllm", "verl", "sglang", "trl", "transformers", "msgspec")
+"""Packages whose versions a reader needs to understand a run."""
+
+_SECRET = re.compile(
+    r"(?:^|[^a-z])(?:key|keys|apikey|token|secret|secrets|password|passwd|passphrase|pwd|credentials?|auth|authorization"
+    r"|cookie|dsn)$",
+    re.I,
+)
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SECRET_VALUE = re.compile(
+    r"(?:^|[\s\"'=:])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|eyJ)\w"
+    r"|://[^/@\s]*:[^/@\s]+@|\b[Bb]earer\s"
+)
+REDACTED = "[redacted]"
+
+
+def create(folder: Path, *, owner: str | None, command: list[str], config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Make `folder` a Recording that belongs to this process.
+
+    Args:
+        folder: Created with its parents where it does not exist.
+        owner: Folder name of the owning process under `processes/`, None if the owner itself is not traced.
+        command: Its command line; values of secret options are redacted.
+        config: What the run was configured with; secrets are redacted.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        FileExistsError: the folder holds a manifest already.
+        OSError: the folder cannot be written.
+    """
+    manifest = {
+        "version": VERSION,
+        "run_id": uuid.uuid4().hex,
+        "created_unix_ns": time.time_ns(),
+        "host": host_name(),
+        "clock_domain": clock.domain(),
+        "owner": owner,
+        "owner_pid": os.getpid(),
+        "owner_start_ticks": started_ticks(os.getpid()),
+        "command": redact_command(command),
+        "config": _redact_config(config),
+        "versions": installed_versions(),
+    }
+    (folder / PROCESSES).mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".{FILE}.{os.getpid()}"
+    text = checksum.signed(to_json(manifest, indent=1))
+    require_size(unfinished, len(text))
+    unfinished.write_text(text)
+    try:
+        os.link(unfinished, folder / FILE)  # whole or not at all, and never over another one
+    finally:
+        unfinished.unlink()
+    return manifest
+
+
+def host_name() -> str:
+    """Of this host, as the Recording has it: the kernel takes any bytes for one, and text is what can be said."""
+    return socket.gethostname().encode(errors="replace").decode()
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that can be read and printed everywhere: what is no text, as bytes in a command line may be, becomes `?`."""
+    said = json.dumps(value, indent=indent, default=str)
+    if "\\ud" in said:  # half of a pair without the other half, it may be; such a text is not often there
+        plain = json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
+        said = json.dumps(json.loads(plain), indent=indent)
+    return said
+
+
+def is_live(folder: Path) -> bool:
+    """Whether the run in `folder` goes on: its owner is there, on this host, and has not ended its part."""
+    try:
+        owner = json.loads(regular_file.read(folder / FILE))
+        ticks = started_ticks(int(owner["owner_pid"]))
+        if ticks is None or ticks != owner["owner_start_ticks"] or owner["host"] != host_name():
+            return False
+        return owner["owner"] is None or not _has_ended(folder / PROCESSES / str(owner["owner"]))
+    except own_failure(OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _has_ended(process_folder: Path) -> bool:
+    try:
+        return b'\n{"kind": "end"' in regular_file.read(process_folder / LINES)
+    except own_failure(OSError):  # it has not begun
+        return False
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a process of this host started, in clock ticks since boot: with the pid, which is used again, its identity.
+
+    Returns:
+        Field 22 of `/proc/<pid>/stat`; None if it has ended (a zombie has) or there is no `/proc`.
+    """
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return None if after_name[0] in "ZX" else int(after_name[19])
+    except own_failure(OSError, IndexError, ValueError):
+        return None
+
+
+def installed_versions() -> dict[str, str]:
+    """Version of each package of `VERSIONED` that is installed, without importing it."""
+    versions = {}
+    for package in VERSIONED:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return versions
+
+
+def redact(value: Any) -> Any:
+    """Copy of a configuration with the values of keys such as `api_key` or `wandbToken` replaced, at any depth."""
+    if isinstance(value, Mapping):
+        return {str(k): REDACTED if _is_secret(str(k)) and v is not None else redact(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(item) for item in value]
+    if isinstance(value, str) and _SECRET_VALUE.search(value):
+        return REDACTED
+    return value
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.search(_WORD_START.sub("_", name)))
+
+
+def redact_command(command: list[str]) -> list[str]:
+    """A command line with the values of secret options replaced: `--api-key X`, `trainer.token=X`, `https://u:p@host`."""
+    words: list[str] = []
+    after_secret = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if after_secret and not word.startswith("-"):
+            words.append(REDACTED)
+        elif equals and _is_secret(name):
+            words.append(f"{name}={REDACTED}")
+        else:
+            words.append(redact(word))
+        after_secret = not equals and word.startswith("-") and _is_secret(word)
+    return words
+
+
+def _redact_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A configuration that cannot be read (a missing value, a cycle) must not keep the run from being recorded."""
+    try:
+        redacted = redact(config or {})
+        json.dumps(redacted, default=str)
+        return dict(redacted)
+    except own_failure() as error:
+        return {"unreadable": f"{type(error).__name__}: {error}"[:256]}

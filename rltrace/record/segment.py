@@ -1,0 +1,63 @@
+"""One segment: a file of a thread's records, mapped shared: the kernel keeps them when the process is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rltrace.host.mapped_file import map_new_file
+from rltrace.record.interruption import own_failure
+
+FIRST_BYTES = 64 * 1024
+"""A thread's first segment: three hundred threads of one span each must not cost 300 MiB."""
+
+NEXT_BYTES = 1024 * 1024
+"""Every later one: small enough that creating it stalls the thread by under a millisecond."""
+
+REUSE_BYTES = 4 * 1024
+"""A dead thread's segment with less room than this is not handed on."""
+
+
+class Segment:
+    """A mapped file that records are appended to, zero-filled behind them."""
+
+    __slots__ = ("map", "path", "size_bytes", "write")
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        """Create the file with all its blocks allocated.
+
+        Raises:
+            OSError: the disk is full or the folder cannot be written.
+        """
+        self.map = map_new_file(path, size_bytes)
+        self.path = path
+        self.size_bytes = size_bytes
+        self.write = self.map.write
+        """Appends bytes; raises ValueError when they do not fit or the segment is closed."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing can be appended any more."""
+        return self.map.closed
+
+    @property
+    def free_bytes(self) -> int:
+        """Room behind the last record."""
+        return 0 if self.map.closed else len(self.map) - self.map.tell()
+
+    def has(self, record: bytes) -> bool:
+        """Whether a record is in it."""
+        return not self.map.closed and self.map.rfind(record, 0, self.map.tell()) >= 0
+
+    def close(self) -> None:
+        """Unmap the file and cut it behind the last record."""
+        if self.map.closed:
+            return
+        used_bytes = self.map.tell()
+        self.map.close()
+        try:
+            with open(self.path, "r+b") as file:
+                # Another thread may have written between the two lines above; a record never ends in a zero.
+                file.seek(used_bytes)
+                file.truncate(used_bytes + len(file.read().rstrip(b"\0")))
+        except own_failure(OSError):  # the zeros behind the records do no harm
+            pass

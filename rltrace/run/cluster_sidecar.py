@@ -1,0 +1,70 @@
+"""`python -m rltrace.run.cluster_sidecar RECORDING`: runs beside a run on a Ray cluster, started by the supervisor.
+
+Reads the clock of every node again and again, and brings the segments together at the end. Where steps are chosen whose
+every allocation is kept, it tells each node which of them run. It is a process of its own: the traced program has no
+thread of ours, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from rltrace.errors import RltraceError
+from rltrace.record import cluster, manifest
+from rltrace.record.announcement import complain, say
+from rltrace.run import nodes
+from rltrace.run.collection import collect
+from rltrace.run.sidecar import is_over
+
+PERIOD_SECONDS = 5.0
+"""Between two rounds of readings: a clock that strays by NTP's 15 ppm is off by 37 us more in the middle."""
+
+
+TELL_SECONDS = 0.1
+"""Between two rounds in which nodes hear of chosen steps: so late, and by Ray's few ms, another host knows of one."""
+
+
+def main(folder: str, chosen: str = "") -> int:
+    """Watch until stdin ends, then collect; returns the exit code.
+
+    Args:
+        folder: Of the Recording.
+        chosen: Steps whose every allocation is kept; empty if there are none.
+    """
+    recording = Path(folder)
+    address = cluster.ray_address(recording)
+    if address is None:
+        return 0
+    run_id = json.loads((recording / manifest.FILE).read_text())["run_id"]
+    try:
+        with nodes.join(address, run_id, cluster.ray_authentication(recording)) as joined:
+            failures = joined.read_clocks(recording)
+            while not (_tell(joined, recording) if chosen else is_over(PERIOD_SECONDS)):
+                failures = joined.read_clocks(recording)
+            failures += joined.read_clocks(recording)
+            done = collect(recording, joined)
+    except RltraceError as error:
+        complain(str(error))
+        return error.exit_code
+    for failure in dict.fromkeys([*failures, *done.failures]):
+        complain(failure)
+    if done.hosts:
+        say(f"collected {done}")
+    return 1 if done.failures else 0
+
+
+def _tell(joined: nodes.Nodes, recording: Path) -> bool:
+    """For a period, tell every node of chosen steps; whether the run ended in it."""
+    until = time.monotonic() + PERIOD_SECONDS
+    while time.monotonic() < until:
+        joined.tell_steps(recording)
+        if is_over(TELL_SECONDS):
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,42 @@
+"""A process of ours beside a traced command: it ends when its stdin does, told to or because its starter is gone."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+
+
+class Sidecar:
+    """One that runs as long as this is kept; the caller reaps it, with all other children."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """Start `python -m module arguments`.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+        # No module of the user's must stand in for one of Python's, or for one that we need: we have put ours first.
+        environment["PYTHONSAFEPATH"] = "1"
+        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
+        command = [sys.executable, "-m", module, *arguments]
+        # A session of its own: Ctrl-C in the terminal is for the run. What is closed to us would be one of its files.
+        out, errors = (subprocess.DEVNULL if stream is None else None for stream in (sys.stdout, sys.stderr))
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=errors, env=environment, start_new_session=True
+        )
+        self._process.returncode = 0
+        self.pid = self._process.pid
+
+    def let_end(self) -> None:
+        """Tell it that the run is over."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+def is_over(seconds: float) -> bool:
+    """In a sidecar: whether it is told to end within this time."""
+    readable, _, _ = select.select([0], [], [], seconds)
+    return bool(readable) and not os.read(0, 1)

@@ -1,0 +1,166 @@
+"""Watches all processes below one, to tell which of them should have been traced and were not. Linux only.
+
+What the kernel tells of each is compared with what is recorded: a Python that was started so that no start-up hook runs
+says nothing itself. A process that is gone within a tenth of a second may not be seen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from rltrace.hooks.startup.rltrace_startup import is_traced
+from rltrace.host.parents import parent_of, stack_of
+from rltrace.read.command_line import PYTHON, python_options
+from rltrace.read.recording import Recording
+from rltrace.record.manifest import PROCESSES, UNTRACED, redact_command, to_json
+from rltrace.record.recorder import DIR_VARIABLE
+
+LOOKS_OF_THE_YOUNG = 10
+"""So often is a new process examined, before it gives itself a title; then once in so many looks."""
+
+STANDARD_ONLY = (
+    "imported nothing but the standard library: there is no hook in it, and no span; `import rltrace` adds some, where "
+    "it is installed"
+)
+
+NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
+
+_PACKAGE = re.compile(rb"/(?:site|dist)-packages/\S+\.so")
+
+
+class ProcessTree:
+    """The processes below one.
+
+    Args:
+        root: Its pid; it is not among them.
+        recording: That they are to join.
+        apart: Pids of ours below the root, that are there before the first look.
+    """
+
+    def __init__(self, root: int, recording: Path, apart: Iterable[int] = ()) -> None:
+        self._recording = recording
+        self._root = root
+        self._members = {root}
+        self._seen = set(apart)
+        self._looks = 0
+        self._young: dict[int, int] = {}
+        """At which look each was first seen."""
+        self._commands: dict[int, list[str]] = {}
+        """Of each Python, before it gave itself a title."""
+        self._reasons: dict[int, tuple[list[str], str]] = {}
+        """Command and reason of each process that will not be traced, unless it is recorded after all."""
+        self._bare: dict[int, list[str]] = {}
+        """Command of each Python that had loaded no package when it was seen last."""
+        self._stacks: set[int] = set()
+        """Of those that record: a fork of one has its hooks, and is in the Recording from its first span on."""
+
+    def look(self) -> None:
+        """See who is new and who is gone."""
+        running = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        new = running - self._seen
+        self._seen = running
+        while born := {pid for pid in new - self._members if parent_of(pid) in self._members}:
+            self._members |= born
+        self._looks += 1
+        self._young = {pid: look for pid, look in self._young.items() if self._looks - look < LOOKS_OF_THE_YOUNG}
+        self._young |= dict.fromkeys(new & self._members - {self._root}, self._looks)
+        for pid in self._young:
+            self._examine(pid)
+        if self._looks % LOOKS_OF_THE_YOUNG == 0:
+            recorded = self._recorded()
+            self._stacks |= {stack for pid in running & recorded if (stack := stack_of(pid))}
+            for pid in running & self._members - recorded - self._young.keys() - {self._root}:
+                self._examine(pid)
+                self._examine_packages(pid)
+
+    def write(self) -> None:
+        """Append who was not traced to the Recording."""
+        said = {int(line["pid"]) for line in Recording.open(self._recording).untraced}  # by themselves
+        known = self._recorded() | said
+        missed = {pid: (command, reason, True) for pid, (command, reason) in self._reasons.items()}
+        found = {pid: (command, STANDARD_ONLY, False) for pid, command in self._bare.items()} | missed
+        lines = [
+            to_json({"pid": pid, "command": redact_command(command), "reason": reason, "missed": is_missed}) + "\n"
+            for pid, (command, reason, is_missed) in sorted(found.items())
+            if pid not in known
+        ]
+        if lines:
+            with (self._recording / UNTRACED).open("a") as file:
+                file.write("".join(lines))
+
+    def _recorded(self) -> set[int]:
+        """Pids of the processes that record."""
+        return {int(name.rsplit("-", 2)[1]) for name in os.listdir(self._recording / PROCESSES)}
+
+    def _examine(self, pid: int) -> None:
+        """Judge a process by its command line and environment."""
+        try:
+            if not PYTHON.fullmatch(Path(os.readlink(f"/proc/{pid}/exe")).name):
+                self._commands.pop(pid, None)  # it was one until it executed another program, as Ray's raylet is
+                self._bare.pop(pid, None)
+                return
+            command, environment = _words(pid, "cmdline"), _words(pid, "environ")
+        except OSError:  # it is gone
+            return
+        if len(command) > 1 and not any(command[1:]):  # it gave itself a title, over both of them
+            return
+        self._commands[pid] = command
+        self._reasons.pop(pid, None)
+        self._bare.pop(pid, None)
+        if not is_traced(command):
+            return
+        reason = why_untraced(command, environment)
+        if reason is not None:
+            self._reasons[pid] = command, reason
+        elif _has_packages(pid) is False and not self._only_forks(pid, command):
+            self._bare[pid] = command
+
+    def _only_forks(self, pid: int, command: list[str]) -> bool:
+        """Whether it is multiprocessing's forkserver, which runs nothing itself; whom it forks has its command line."""
+        is_named_so = any(word.startswith("from multiprocessing.forkserver import main") for word in command[1:])
+        parent = parent_of(pid) if is_named_so else None
+        return parent is not None and self._commands.get(parent) != command
+
+    def _examine_packages(self, pid: int) -> None:
+        """A process that has loaded packages has met our start-up hook at the first of them, if there was one."""
+        command = self._commands.get(pid)
+        if not command or pid in self._reasons or not is_traced(command) or stack_of(pid) in self._stacks:
+            return
+        if _has_packages(pid):
+            self._reasons[pid] = command, NO_HOOK_RAN
+
+
+def _has_packages(pid: int) -> bool | None:
+    """Whether a process has loaded any, as its fork has too; None if it is gone."""
+    try:
+        return _PACKAGE.search(Path(f"/proc/{pid}/maps").read_bytes()) is not None
+    except OSError:
+        return None
+
+
+def why_untraced(command: list[str], environment: list[str]) -> str | None:
+    """What keeps our start-up hook out of a Python process.
+
+    Args:
+        command: Its command line.
+        environment: Its variables, "NAME=value".
+
+    Returns:
+        The reason; None if nothing does.
+    """
+    options = python_options(command)
+    if "S" in options:
+        return "started with -S: Python runs no start-up hook"
+    if not any(variable.startswith(f"{DIR_VARIABLE}=") for variable in environment):
+        return f"its environment was replaced: {DIR_VARIABLE} is not in it"
+    for option in "IE":
+        if option in options:
+            return f"started with -{option}: Python ignores PYTHONPATH, and rltrace is not installed for it"
+    return None
+
+
+def _words(pid: int, file: str) -> list[str]:
+    return [os.fsdecode(word) for word in Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")[:-1]]

@@ -1,0 +1,252 @@
+"""Where a rank's idle seconds are, and what went on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recordings import Written, sample, span, two_ranks, two_workers
+from test_summary_screen import screen
+
+from rltrace.analysis import Summary, summarize
+from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP, IdleGap
+from rltrace.read.recording import Recording
+
+
+def gaps(summary: Summary, of: str, lane: str = "rank 0") -> dict[tuple[str | None, str | None], IdleGap]:
+    """By the phases they are between."""
+    return {(gap.after, gap.before): gap for gap in summary.idle if gap.of == of and gap.lane == lane}
+
+
+def loop(folder: Path) -> Recording:
+    """Three steps of 10 s, the first of 20, of a driver, two ranks with an engine, and an agent loop."""
+    written = Written(folder, ranks=2)
+    begins = [(10, 20), (30, 10), (40, 10)]
+    driver = [span("main", 0, 51), span("start", 0, 10)]
+    for number, (begin, length) in enumerate(begins):
+        driver.append(span("step", begin, begin + length, step=number))
+        driver.append(span("plan", begin, begin + length - 0.5))
+        driver.append(span("ray.call", begin + 5, begin + 7, method="Trainer.fit"))
+        driver.append(span("reward", begin + 7, begin + 8))
+    written.process("driver", *driver, role="driver", ended_s=51)
+    for rank in range(2):
+        device = {"host": "here", "uuid": f"GPU-{rank}"}
+        worker, engine = [span("actor.build", 1, 4)], []
+        for begin, _ in begins:
+            engine += [span("rollout.generate", begin + 1, begin + 4 + rank), span("server.request", begin, begin + 6)]
+            worker += [span("actor.update", begin + 8, begin + 9)]
+        written.process(f"worker-{rank}", *worker, role="worker", rank=rank, device=device, ended_s=51)
+        written.process(f"engine-{rank}", *engine, role="engine", rank=rank, device=device, ended_s=51)
+    agent = [span("agent_loop.run", begin, begin + 6.5) for begin, _ in begins]
+    written.process("agent", *agent, sample("tokens", 4, 1), ended_s=51)
+    return written.read()
+
+
+def test_each_idle_second_lies_between_two_phases_and_others_say_whom_it_waits_for(tmp_path: Path) -> None:
+    found = gaps(summarize(loop(tmp_path / "run")), STEADY_STEP)
+    assert {between: (gap.seconds, gap.others_seconds, gap.count) for between, gap in found.items()} == {
+        (None, "rollout.generate"): (1, 0, 1),
+        ("rollout.generate", "reward"): (3, 1, 1),
+        ("actor.update", None): (1, 0, 1),
+    }
+    assert next(iter(found)) == ("rollout.generate", "reward"), "what took most first"
+
+
+def test_each_gap_says_what_driver_rank_and_the_rest_had_opened_last(tmp_path: Path) -> None:
+    found = gaps(summarize(loop(tmp_path / "run")), STEADY_STEP)["rollout.generate", "reward"]
+    assert found.driver_seconds == {"Trainer.fit": 2, "plan": 1}
+    assert found.own_seconds == {"server.request": 2}, "and then nothing"
+    assert found.elsewhere_seconds == {"agent_loop.run": 2.5}
+
+
+def test_what_was_open_before_the_step_is_no_answer(tmp_path: Path) -> None:
+    found = gaps(summarize(loop(tmp_path / "run")), STEADY_STEP)["actor.update", None]
+    assert (found.seconds, found.driver_seconds) == (1, {"plan": 0.5})
+
+
+def test_phases_count_among_what_was_opened_and_a_rank_is_never_elsewhere(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    saves = [span("step", 0, 10, step=0), span("fit", 0, 10), span("checkpoint", 5, 9, phase=True)]
+    written.process("driver", *saves, role="driver", ended_s=11)
+    written.process("w", span("actor.update", 0, 4), span("write", 6, None), role="worker", rank=0, ended_s=11)
+    written.process("server", span("server.request", 4, 9), rank=1, ended_s=11)
+    written.process("scores", span("serve", 4, 10), span("reward_model.score", 5, 8, phase=True), ended_s=11)
+    found = gaps(summarize(written.read()), STEADY_STEP)["actor.update", None]
+    assert list(found.driver_seconds.items()) == [("checkpoint", 4), ("fit", 2)], "what took most first"
+    assert found.own_seconds == {"write": 4}, "it was never over"
+    assert found.elsewhere_seconds == {"serve": 3, "reward_model.score": 3}
+
+
+def test_start_up_and_first_step_have_their_own(tmp_path: Path) -> None:
+    summary = summarize(loop(tmp_path / "run"))
+    startup, first = gaps(summary, STARTUP), gaps(summary, FIRST_STEP)
+    assert {between: gap.seconds for between, gap in startup.items()} == {
+        ("actor.build", None): 6,
+        (None, "actor.build"): 1,
+    }
+    assert startup["actor.build", None].driver_seconds == {"start": 6}
+    assert first["actor.update", None].seconds == 11
+    assert not gaps(summary, RUN)
+
+
+def odd_steps(folder: Path) -> Recording:
+    """One step that was not recorded, one aborted, one that overlaps the next, and one that is open."""
+    steps = [
+        span("step", 10, 20, step=0, recorded=False),
+        span("step", 20, 30, step=1, error="ValueError"),
+        span("step", 30, 45, step=2),
+        span("step", 40, 50, step=3),
+        span("step", 50, None, step=4),
+    ]
+    phases = [span("actor.update", at, at + 4) for at in (1, 21, 27, 31, 41, 51)]
+    written = Written(folder).process("driver", *steps, span("reward", 46, 48), role="driver", ended_s=60)
+    written.process("w", *phases, span("rollout.sleep", 48, 48), span("rollout.generate", 58, None), rank=0, ended_s=61)
+    return written.read()
+
+
+def one_step(folder: Path, **args: Any) -> Recording:
+    """The only one, and after it something else."""
+    step = [span("step", 2, 10, step=0, **args), span("actor.update", 3, 4), span("actor.update", 11, 12)]
+    return Written(folder).process("w", *step, rank=0, ended_s=13).read()
+
+
+def aborted(folder: Path) -> Recording:
+    return one_step(folder, error="ValueError")
+
+
+def paused(folder: Path) -> Recording:
+    return one_step(folder, recorded=False)
+
+
+def no_driver(folder: Path) -> Recording:
+    return two_workers(folder).read()
+
+
+def driver_alone(folder: Path) -> Recording:
+    """A driver whose reward is a phase, and nobody else has any."""
+    work = [span("step", 0, 10, step=0), span("reward", 2, 5), span("plan", 5, 9)]
+    return Written(folder).process("driver", *work, role="driver", ended_s=11).read()
+
+
+def of_two_ranks(folder: Path) -> Recording:
+    return two_ranks(folder).read()
+
+
+RECORDED = [loop, of_two_ranks, odd_steps, one_step, aborted, paused, no_driver, driver_alone]
+
+
+@pytest.mark.parametrize("recorded", RECORDED)
+def test_they_add_up_to_the_idle_of_every_lane(tmp_path: Path, recorded: Callable[[Path], Recording]) -> None:
+    summary = summarize(recorded(tmp_path / "run"))
+    lanes = {row.lane for row in summary.phases if row.lane != "driver"} or {"driver"}
+    assert {gap.lane for gap in summary.idle} == lanes
+    for lane in lanes:
+        rows = [row for row in summary.phases if row.lane == lane]
+        over = [row for row in rows if row.step is not None and row.finished]
+        steady = [row.phases["idle"].seconds for row in over if row.steady]
+        expected = {
+            STARTUP if summary.steps else RUN: rows[0].phases["idle"].seconds,
+            FIRST_STEP: sum(row.phases["idle"].seconds for row in over if not row.steady),
+            STEADY_STEP: sum(steady) / len(steady) if steady else 0,
+        }
+        for of, seconds in expected.items():
+            assert sum(gap.seconds for gap in gaps(summary, of, lane).values()) == pytest.approx(seconds, abs=1e-9)
+
+
+def test_processes_without_a_rank_have_theirs_in_steps_of_their_own(tmp_path: Path) -> None:
+    summary = summarize(two_workers(tmp_path / "run").read())
+    of = {gap.lane: (gap.after, gap.before, gap.seconds) for gap in summary.idle if gap.of == STEADY_STEP}
+    assert sorted(of.values()) == [("act", None, 2.0), ("act", None, 5.0)]
+
+
+def test_a_recording_without_steps_is_one(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    written.process("w", span("act", 1, 2, phase=True), span("act", 5, 6, phase=True), rank=0, ended_s=8)
+    summary = summarize(written.read())
+    assert {between: gap.seconds for between, gap in gaps(summary, RUN).items()} == {
+        (None, "act"): 1,
+        ("act", "act"): 3,
+        ("act", None): 2,
+    }
+    assert {gap.of for gap in summary.idle} == {RUN}
+
+
+def table(recording: Recording, title: str) -> list[str]:
+    """The lines of a table of `--all` from its title to its caption, spaces as one."""
+    lines = [" ".join(line.split()) for line in screen(recording, 150, whole=True)]
+    at = lines.index(title)
+    return [line for line in lines[at : lines.index("", at)] if not line.startswith("─")]
+
+
+def test_all_of_it_is_a_table_for_steady_steps_the_first_and_the_start_up(tmp_path: Path) -> None:
+    recording = loop(tmp_path / "run")
+    assert table(recording, "Idle, steady steps: mean of 2 ranks") == [
+        "Idle, steady steps: mean of 2 ranks",
+        "idle between seconds of it others meanwhile",
+        "rollout.generate → reward 2.500 0.500 driver Trainer.fit 2.000, plan 0.500; rank server.request 1.500; "
+        "elsewhere agent_loop.run 2.000",
+        "begin → rollout.generate 1.000 driver plan 1.000; rank server.request 1.000; elsewhere agent_loop.run 1.000",
+        "actor.update → end 1.000 driver plan 0.500",
+        "idle 4.500",
+        "of it others: another rank was in a phase; "
+        "meanwhile: the span, or the actor's method, that each had opened last in the step",
+    ]
+    assert table(recording, "Idle, step 0: mean of 2 ranks")[2].startswith(
+        "actor.update → end 11.000 driver plan 10.500"
+    )
+    assert table(recording, "Idle, start-up: mean of 2 ranks")[-2:] == [
+        "idle 7.000",
+        "meanwhile: the span, or the actor's method, that each had opened last in the step",
+    ]
+
+
+def test_a_table_names_two_of_those_that_took_a_tenth_and_adds_up_what_took_less_than_a_millisecond(
+    tmp_path: Path,
+) -> None:
+    spans = [span("act", 0, 1, phase=True), span("act", 2, 3, phase=True), span("act", 3.0004, 4, phase=True)]
+    spans += [span("think", 3.0001, 3.0002), span("act", 4.0003, 5, phase=True), span("rest", 5.0002, 6, phase=True)]
+    own = [span("a", 1, 1.3), span("b", 1.3, 1.5), span("c", 1.5, 2)]
+    recording = Written(tmp_path / "run").process("w", *spans, *own, role="worker", pid=7, ended_s=6).read()
+    assert table(recording, "Idle: mean of 1 process") == [
+        "Idle: mean of 1 process",
+        "idle between seconds meanwhile",
+        "act → act 1.001 itself c 0.500, a 0.300",
+        "1 shorter 200 µs",
+        "idle 1.001",
+        "meanwhile: the span, or the actor's method, that each had opened last in the step",
+    ]
+    slightly = [span("a", 0, 0.91), span("b", 0.91, 1), span("act", 1, 9, phase=True)]
+    one = Written(tmp_path / "one").process("w", *slightly, role="worker", pid=7, ended_s=9)
+    assert table(one.read(), "Idle: mean of 1 process")[2:4] == ["begin → act 1.000 itself a 0.910", "idle 1.000"]
+
+
+def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    steps = [span("step", 10 * number, 10 * number + 10, step=number) for number in range(3)]
+    written.process("driver", *steps, role="driver", ended_s=31)
+    idle_of = {"a": (0, 0), "b": (5, 1), "c": (1, 7.1)}
+    for rank, (name, (before, behind)) in enumerate(idle_of.items()):
+        phases = [span("actor.update", begin + before, begin + 10 - behind) for begin in (0, 10, 20)]
+        device = {"host": "here", "uuid": f"GPU-{rank}"}
+        written.process(name, *phases, role="worker", rank=min(rank, 1), device=device, ended_s=31)
+    recording = written.read()
+    assert "Idle in a step 2.700 of 4.700 s from actor.update to the step's end" in screen(recording)
+    assert table(recording, "Idle, steady steps: mean of 3 ranks")[2:5] == [
+        "actor.update → end 2.700 2.700",
+        "begin → actor.update 2.000 2.000",
+        "idle 4.700",
+    ]
+
+
+def test_the_first_screen_says_where_most_of_a_notable_idle_time_is(tmp_path: Path) -> None:
+    lines = screen(loop(tmp_path / "run"))
+    assert lines.count("Idle in a step 2.500 of 4.500 s from rollout.generate to reward") == 1
+    assert lines[-1].endswith(", idle time")
+    busy = Written(tmp_path / "busy").process(
+        "w", span("step", 0, 10, step=0), span("actor.update", 0.1, 9.8), role="worker", rank=0, ended_s=11
+    )
+    assert not [line for line in screen(busy.read()) if line.startswith("Idle")], "3 % of it"
+    whole = Written(tmp_path / "whole").process("w", span("act", 0, 9, phase=True), rank=0, ended_s=9)
+    assert not screen(whole.read())[-1].endswith(", idle time")

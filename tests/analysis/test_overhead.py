@@ -1,0 +1,241 @@
+"""What tracing costs is told honestly: a cost that is there is found, and no figure stands on too little."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from recordings import SECOND, Written, sample, span
+from rich.console import Console
+
+from rltrace.analysis import overhead
+from rltrace.analysis.overhead import (
+    LEAST_PAIRS,
+    Arm,
+    Measurement,
+    TimedStep,
+    bookkept_cost,
+    bootstrap_interval,
+    compare,
+    process_costs,
+    read_overhead,
+    run_pairs,
+    step_pairs,
+)
+from rltrace.cli.overhead import plan
+from rltrace.cli.tables.overhead import show, verdict_line
+from rltrace.errors import RecordingError
+from rltrace.events import MEMORY_EDGE
+
+
+def write_measurement(folder: Path, steps: list[TimedStep]) -> None:
+    """A folder as `rltrace overhead` leaves it, of one traced run whose Recording is gone."""
+    arm = Arm(round=1, times="1.jsonl", recording="run", load_before=0.0)
+    measured = Measurement(config="c", command=[], host="h", cores=2, created_unix_ns=0, arms=[arm])
+    (folder / overhead.FILE).write_bytes(msgspec.json.encode(measured))
+    (folder / arm.times).write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
+
+
+def pairs_of(cost: float, count: int, *, noise: float, seed: int) -> list[tuple[float, float]]:
+    """Steps of 0.7 s that drift, each timed with an error of its own; recording makes one of a pair longer."""
+    random = np.random.default_rng(seed)
+    base = 0.7 * (1 + 0.05 * random.standard_normal(count))
+    traced, plain = (base * (1 + noise * random.standard_normal(count)) for _ in range(2))
+    return [*zip(traced * (1 + cost), plain, strict=True)]
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.02])
+def test_the_interval_holds_the_true_cost_as_often_as_it_says(cost: float) -> None:
+    held = [
+        low <= cost <= high
+        for seed in range(200)
+        for low, high in [bootstrap_interval(*zip(*pairs_of(cost, 20, noise=0.02, seed=seed), strict=True), seed)]
+    ]
+    assert 0.90 <= np.mean(held) <= 0.99
+
+
+def test_the_interval_reaches_further_to_the_side_of_what_was_seen_seldom() -> None:
+    """Two pairs in twenty that took long may well be four; an interval with its ends confused reaches the other way."""
+    pairs = [(0.7 + 0.001 * (n % 3), 0.7) for n in range(18)] + [(0.9, 0.7), (0.95, 0.7)]
+    low, high = bootstrap_interval(*zip(*pairs, strict=True))
+    cost = sum(traced for traced, _ in pairs) / sum(plain for _, plain in pairs) - 1
+    assert 0 < 2 * (cost - low) < high - cost
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.01, 0.005, "established"),
+        (-0.01, 0.006, "not established"),
+        (0.005, 0.006, "not established"),
+        (0.0051, 0.006, "exceeded"),
+    ],
+)
+def test_a_limit_is_kept_or_exceeded_by_the_whole_interval_alone(
+    monkeypatch: pytest.MonkeyPatch, low: float, high: float, verdict: str
+) -> None:
+    monkeypatch.setattr(overhead, "bootstrap_interval", lambda *_: (low, high))
+    assert compare("steps", "pair", 2, [(0.7, 0.7)] * 2, limit=0.005).verdict == verdict
+
+
+def test_a_cost_of_two_percent_is_found() -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.02, 40, noise=0.005, seed=3), limit=0.005)
+    assert found.low is not None and found.high is not None
+    assert found.low < 0.02 < found.high and found.high - found.low < 0.01
+    assert found.verdict == "exceeded"
+    assert "at least +1." in verdict_line(found, 0.005)
+
+
+def test_no_cost_gives_an_interval_around_zero_and_its_upper_end_is_what_is_claimed() -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.0, 40, noise=0.002, seed=4), limit=0.005)
+    assert found.low is not None and found.high is not None
+    assert found.low < 0 < found.high < 0.005
+    assert found.verdict == "established"
+    assert f"at most {100 * found.high:+.2f} %" in verdict_line(found, 0.005)
+
+
+def test_where_noise_hides_the_cost_nothing_is_established() -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.0, 20, noise=0.1, seed=5), limit=0.005)
+    assert found.verdict == "not established"
+    assert "not established: the interval reaches" in verdict_line(found, 0.005)
+
+
+@pytest.mark.parametrize("count", [1, 3, LEAST_PAIRS - 1])
+def test_few_pairs_establish_nothing_however_alike_they_are(count: int) -> None:
+    found = compare("steps", "pair of steps", LEAST_PAIRS, [(0.7, 0.7)] * count, limit=0.005)
+    assert (found.low, found.high, found.verdict) == (None, None, "not established")
+    assert f"{LEAST_PAIRS} are needed" in verdict_line(found, 0.005)
+
+
+def test_a_step_without_its_partner_and_a_step_of_the_warm_up_are_not_compared() -> None:
+    steps = [
+        TimedStep(0, 9.0, True, None),
+        TimedStep(1, 2.0, False, 0),
+        TimedStep(2, 3.0, True, 0),
+        TimedStep(3, 9.0, True, 1),
+    ]
+    assert step_pairs(steps) == [(3.0, 2.0)]
+
+
+def test_a_cost_that_lies_in_one_phase_is_found_there_and_in_no_other(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    steps = []
+    for pair in range(20):
+        for recorded in (True, False):
+            rollout_s, update_s = generator.normal(1, 0.001), generator.normal(2, 0.1) * (1.2 if recorded else 1)
+            phases = {"rollout": rollout_s, "update": update_s}
+            steps.append(TimedStep(len(steps), rollout_s + update_s, recorded, pair, phases))
+    write_measurement(tmp_path, steps)
+    rollout, update = read_overhead(tmp_path, limit=0.005).phases
+    assert (rollout.what, rollout.verdict) == ("rollout", "established")
+    assert (update.what, update.verdict) == ("update", "exceeded")
+    assert update.low is not None and update.high is not None and update.low < 0.2 < update.high
+    screen = Console(width=120, record=True, file=io.StringIO())
+    show(read_overhead(tmp_path, limit=0.005), screen)
+    rows = {row.split("  ")[1]: row for row in screen.export_text().splitlines() if row.startswith("  ")}
+    assert " 20 " in rows["rollout"] and f"{100 * update.low:+.2f} % to {100 * update.high:+.2f} %" in rows["update"]
+
+
+def test_a_measurement_whose_steps_did_not_say_their_phases_has_none(tmp_path: Path) -> None:
+    write_measurement(tmp_path, [TimedStep(0, 1.0, True, 0), TimedStep(1, 1.0, False, 0)])
+    assert read_overhead(tmp_path, limit=0.005).phases == []
+
+
+def test_a_round_compares_the_same_steps_of_both_runs_as_far_as_both_came() -> None:
+    def arm(number: int, recording: str | None) -> Arm:
+        return Arm(round=number, times="", recording=recording, load_before=0.0)
+
+    traced = [TimedStep(0, 9.0, True, None), *(TimedStep(n, 3.0 + n, n % 2 == 0, n // 2) for n in range(1, 7))]
+    stopped = [TimedStep(0, 9.0, True, None), *(TimedStep(n, 2.0 + n, n % 2 == 0, n // 2) for n in range(1, 5))]
+    arms = [arm(1, "1-traced"), arm(1, None), arm(2, None)]
+    assert list(run_pairs(arms, [traced, stopped, stopped])) == [(6.0, 5.0)]
+    assert list(run_pairs(arms[:1], [traced])) == []
+
+
+def test_half_the_rounds_begin_with_the_traced_run_and_without_rounds_there_is_one_alone() -> None:
+    assert plan(2) == [(1, True), (1, False), (2, False), (2, True)]
+    assert plan(0) == [(1, True)]
+
+
+def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_measured(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    steps = [span("step", at_s, at_s + 10, recorded=at_s == 10) for at_s in (10, 20, 30)]
+    another_trainers = span("step", 40, 50)  # which says nothing of recording
+    written.process("driver", *steps, another_trainers, role="driver", ended_s=60)
+    written.process("of-a-rank", span("step", 12, 48), role="worker", rank=2, ended_s=60)
+    for rank, events in enumerate((3, 5)):
+        inside = [span("fsdp.forward", 11 + n, 11.5 + n) for n in range(events)]
+        outside = [span("fsdp.forward", 5, 6), span("fsdp.forward", 25, 26)]
+        edge = span(MEMORY_EDGE, 18, 18.25)
+        samples = [sample("resident_bytes", at_s, 1) for at_s in (1, 12, 13, 45)]
+        on_gpu = [span("gpu.fsdp.forward", 12, 13)] * rank
+        written.process(
+            f"worker-{rank}", *inside, *outside, *on_gpu, edge, *samples, role="worker", rank=rank, ended_s=60
+        )
+    for folder in (tmp_path / "run" / "processes").iterdir():
+        with (folder / "process.jsonl").open("a") as lines:
+            costs = {"span": 1000.0, "counter": 100.0, "flow": 10.0, "device_span": 9000.0}
+            lines.write(json.dumps({"kind": "cost"} | costs) + "\n")
+
+    found = {cost.process: cost for cost in process_costs(written.read())}
+    slower = found["rank 1 worker"]
+    assert (slower.spans, slower.device_spans, slower.samples, slower.arrows) == (6 / 2, 1 / 2, 3 / 2, 0), "of a step"
+    assert slower.events_seconds == pytest.approx((6 * 1e-6 + 9e-6 + 3 * 1e-7) / 2)
+    assert slower.edges_seconds == pytest.approx(0.25 / 2)
+    expected_s = slower.seconds + found["driver"].seconds
+    assert bookkept_cost([*found.values()], 10.0) == pytest.approx(expected_s / 10)
+
+
+def test_a_process_that_measured_no_cost_is_left_out_and_no_share_is_made_up(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    written.process("driver", span("step", 10, 20, recorded=True), role="driver", ended_s=50)
+    assert process_costs(written.read()) == []
+    assert bookkept_cost([], 10.0) is None
+
+
+COSTS = {"kind": "cost", "span": 1000.0, "counter": 100.0, "flow": 10.0}
+
+
+def test_a_worker_with_another_clock_is_counted_in_the_steps_of_the_run(tmp_path: Path) -> None:
+    """Its own is 5 s ahead: what it calls 17 s is 12 s of the run's."""
+    written = Written(tmp_path / "run")
+    written.process("driver", span("step", 10, 20, recorded=True), role="driver", ended_s=50)
+    far = [span("fsdp.forward", at_s, at_s + 0.1) for at_s in (11, 17, 22, 24)]
+    written.process("worker", *far, role="worker", rank=0, boot_id="another", realtime_ns=-5 * SECOND, ended_s=50)
+    with (tmp_path / "run" / "processes" / "worker" / "process.jsonl").open("a") as lines:
+        lines.write(json.dumps(COSTS) + "\n")
+    assert [cost.spans for cost in process_costs(written.read())] == [3]
+
+
+def test_what_the_last_run_kept_book_of_is_a_share_of_a_step_that_was_not_recorded(tmp_path: Path) -> None:
+    arms = [
+        Arm(round=number, times=f"{number}.jsonl", recording=f"run-{number}", load_before=0.0) for number in (1, 2, 3)
+    ]
+    for arm, spans in zip(arms[:2], (1, 2), strict=True):  # the third was stopped before its first step
+        steps = [TimedStep(0, 0.004, True, 0), TimedStep(1, 0.002, False, 0)]
+        (tmp_path / arm.times).write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
+        written = Written(tmp_path / f"run-{arm.round}")
+        inside = [span("reward", 11, 12)] * spans
+        written.process("driver", span("step", 10, 20, recorded=True), *inside, role="driver", ended_s=50)
+        with (tmp_path / f"run-{arm.round}" / "processes" / "driver" / "process.jsonl").open("a") as lines:
+            lines.write(json.dumps(COSTS) + "\n")
+    measured = Measurement(config="c", command=[], host="h", cores=2, created_unix_ns=0, arms=arms)
+    (tmp_path / overhead.FILE).write_bytes(msgspec.json.encode(measured))
+    found = read_overhead(tmp_path, limit=0.005)
+    assert [cost.spans for cost in found.bookkeeping] == [3], "a step and what is in it"
+    assert found.bookkept_cost == pytest.approx(3 * 1e-6 / 0.002)
+    assert [(comparison.count, comparison.verdict) for comparison in found.comparisons] == [
+        (2, "not established"),
+        (0, "not established"),
+    ]
+
+
+def test_a_folder_without_a_measurement_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        RecordingError, match=r"no measurement of overhead here.*make one with `rltrace overhead CONFIG`"
+    ):
+        read_overhead(tmp_path, limit=0.005)

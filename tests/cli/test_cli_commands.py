@@ -1,0 +1,614 @@
+"""Every command on every bad input: one line on stderr, a code of its own, no traceback, nothing overwritten."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from recordings import SECOND, Written, hook, sample, span, two_ranks
+from rich.console import Console
+
+from rltrace import plugins
+from rltrace.analysis import summarize
+from rltrace.cli import main, runs
+from rltrace.cli.export import load_exporter
+from rltrace.cli.run import report, show_steps
+from rltrace.cli.tables import WIDTH, show
+from rltrace.errors import RunError
+from rltrace.read.recording import Recording
+from rltrace.record import manifest
+from rltrace.run.supervisor import Outcome
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="rltrace")
+
+
+def the_line(result: Result, code: int) -> str:
+    """What stderr says: one line of ours, and nothing on stdout."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("rltrace: ")
+    return line.removeprefix("rltrace: ")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return two_ranks(tmp_path / "run").folder
+
+
+READERS = [
+    ("summary",),
+    ("summary", "--all"),
+    ("summary", "--json"),
+    ("export", "--to", "perfetto", "-o", "never.pftrace"),
+    ("view", "--no-open"),
+]
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
+class TestReaders:
+    def test_nothing_at_that_path(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        line = the_line(call(*command, tmp_path / "nothing"), 3)
+        assert line.startswith(f"{tmp_path / 'nothing'}: no such file or folder; give the folder that ")
+
+    def test_a_folder_of_something_else(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        line = the_line(call(*command, tmp_path), 3)
+        assert line.startswith(f"{tmp_path}: no Recording here (manifest.json is missing); give the folder that ")
+
+    def test_a_folder_that_holds_recordings_names_the_last_one(self, command: tuple[str, ...], run: Path) -> None:
+        assert the_line(call(*command, run.parent), 3).endswith(f"did you mean {run}?")
+
+    def test_a_file(self, command: tuple[str, ...], run: Path) -> None:
+        assert "manifest.json: no Recording: not a whole zip file" in the_line(call(*command, run / "manifest.json"), 3)
+
+    def test_a_damaged_manifest(self, command: tuple[str, ...], run: Path) -> None:
+        (run / "manifest.json").write_text('{"version": 1,')
+        assert "manifest.json: damaged" in the_line(call(*command, run), 3)
+
+    def test_a_newer_format(self, command: tuple[str, ...], run: Path) -> None:
+        (run / "manifest.json").write_text('{"version": 99}')
+        assert "format 99, this rltrace reads up to 1; upgrade" in the_line(call(*command, run), 3)
+
+    def test_a_name_that_no_file_can_have(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        line = the_line(call(*command, tmp_path / ("run" * 100)), 3)
+        assert line.endswith("cannot be read: File name too long")
+
+    def test_no_runs_yet(self, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert "no Recording here; make one" in the_line(call(*command), 3)
+
+
+def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("b", "a")):
+        Written(tmp_path / "rltrace-runs" / name)
+        os.utime(tmp_path / "rltrace-runs" / name / "manifest.json", (number, number))
+    assert json.loads(call("summary", "--json").stdout)["run"]["path"] == "rltrace-runs/a"
+
+
+def test_an_unknown_format_names_those_there_are(run: Path) -> None:
+    line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
+    assert "--to vhs: no such format; there is archive, memory, perfetto" in line
+
+
+def test_the_help_of_export_names_every_format_with_the_endings_of_its_files() -> None:
+    said = " ".join(call("export", "--help").stdout.split())
+    for name in plugins.EXPORTERS:
+        exporter = load_exporter(name)
+        endings = ", ".join(getattr(exporter, "suffixes", (exporter.suffix,)))
+        assert f"{name} ({endings})" in said
+
+
+def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
+    assert "say one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
+        call("export", run, "-o", run / "x.vhs"), 2
+    )
+
+
+def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.pftrace"
+    file.write_text("precious")
+    assert f"{file}: exists already, and will not be overwritten without --force" in the_line(
+        call("export", run, "-o", file), 7
+    )
+    assert file.read_text() == "precious"
+    assert call("export", run, "-o", file, "--force").exit_code == 0
+    assert file.read_bytes() != b"precious"
+
+
+@pytest.mark.parametrize("words", [[], ["--force"]])
+@pytest.mark.parametrize("output", [".", "..", "sub", ""])
+def test_a_folder_is_no_file_to_write(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, words: list[str]
+) -> None:
+    (tmp_path / "here" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    line = the_line(call("export", run, "--to", "perfetto", "-o", output, *words), 7)
+    assert line == f"{Path(output)}: a folder; name a file in it with -o, such as {Path(output, 'trace.pftrace')}"
+    assert [path.name for path in tmp_path.rglob("*") if path.suffix == ".pftrace"] == []
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    assert "cannot be written: Not a directory" in the_line(
+        call("export", run, "-o", tmp_path / "file" / "x.pftrace"), 7
+    )
+    assert "cannot be written: No such file" in the_line(call("export", run, "-o", tmp_path / "no" / "x.pftrace"), 7)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_that_fails_leaves_no_half_a_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rltrace import plugins
+
+    monkeypatch.setitem(plugins.EXPORTERS, "full", f"{__name__}:FullDisk")
+    before = sorted(tmp_path.rglob("*"))
+    assert "No space left on device" in the_line(call("export", run, "-o", tmp_path / "x.full"), 7)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+class FullDisk:
+    suffix = ".full"
+
+    def write(self, recording: object, out: io.BufferedIOBase) -> None:
+        out.write(b"half")
+        raise OSError(28, os.strerror(28))
+
+
+def test_export_to_standard_output_is_the_trace_alone(run: Path, tmp_path: Path) -> None:
+    result = call("export", run, "--to", "perfetto", "-o", "-")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert len(result.stdout_bytes) > 100
+
+
+@pytest.mark.parametrize("ending", [".html", ".svg", ".png"])
+def test_the_format_of_a_picture_is_told_by_its_ending(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"memory{ending}"
+    assert call("export", two_ranks(tmp_path / "run").folder, "-o", file).exit_code == 0
+    assert file.read_bytes()[:5] in (b"<html", b"<!DOC", b"<?xml", b"\x89PNG\r")
+
+
+def test_a_missing_package_names_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rltrace import plugins
+
+    monkeypatch.setitem(plugins.EXPORTERS, "needy", "no_such_package.module:Needy")
+    line = the_line(call("export", run, "--to", "needy", "-o", run / "x"), 6)
+    assert "needs no_such_package, not installed here: pip install '.[view]' in a clone of rltrace" in line
+
+
+def test_a_busy_port_is_named(run: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        assert f"port {port} of 127.0.0.1 is not free" in the_line(
+            call("view", run, "--no-open", "--port", str(port)), 5
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_view_leaves_nothing_behind_however_it_ends(run: Path, tmp_path: Path, number: int) -> None:
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "view", str(run), "--no-open"]
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONUNBUFFERED": "1"}
+    view = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert view.stdout is not None
+    said = []
+    while "Ctrl-C ends." not in (line := view.stdout.readline()):
+        assert line, view.communicate()
+        said.append(line)
+    assert re.fullmatch(rf"{re.escape(str(run))}: http://127\.0\.0\.1:\d+/[\w-]{{22}}\n", said[0])
+    assert list((tmp_path / "tmp").iterdir()) != []
+    view.send_signal(number)
+    _, errors = view.communicate(timeout=20)
+    assert errors == ""
+    assert view.returncode == (0 if number == signal.SIGINT else 128 + number)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["sumary"], ["summary", "--jsn"], ["export", "x"], ["exec"]])
+def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
+    assert the_line(call(*words), 2).endswith("--help`")
+
+
+def test_debugging_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLTRACE_DEBUG", "1")
+    assert call("summary", tmp_path).exception.__class__.__name__ == "RecordingError"
+
+
+def test_a_second_run_does_not_take_the_folder_of_the_first(run: Path) -> None:
+    before = (run / "manifest.json").read_bytes()
+    line = the_line(call("exec", "--out", run, "--", "true"), 3)
+    assert f"{run}: holds a Recording already; name another folder with --out" in line
+    assert (run / "manifest.json").read_bytes() == before
+
+
+def test_runs_that_begin_in_the_same_instant_have_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "default_folder", lambda: Path("rltrace-runs/now"))
+    (tmp_path / "rltrace-runs" / "now").mkdir(parents=True)  # another one is just making its manifest
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda number: runs.claim(None, [str(number)], {}), range(8)))
+    assert sorted(folder.name for folder in folders) == [f"now-{number}" for number in range(2, 10)]
+    assert [json.loads((folder / "manifest.json").read_text())["command"] for folder in folders] == [
+        [str(number)] for number in range(8)
+    ]
+
+
+def test_a_run_into_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot be written" in the_line(call("exec", "--out", tmp_path / "file" / "run", "--", "true"), 3)
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    assert "no-such-program: no such program" in the_line(
+        call("exec", "--out", tmp_path / "r", "--", "no-such-program"), 127
+    )
+    assert not (tmp_path / "r").exists()
+
+
+def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
+    program = "import rltrace, sys; rltrace.start(); sys.exit(5)"
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(tmp_path / "run")]
+    done = subprocess.run([*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 5
+    assert "recorded in" in done.stderr.splitlines()[-1]
+    states = [(process["role"], process["state"]) for process in summarize_folder(tmp_path / "run")["processes"]]
+    assert sorted(states) == [("process", "ended"), ("sampler", "ended")]
+
+
+def test_who_wants_no_word_is_told_only_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where it was recorded, nor what had nothing to trace, as a program of the standard library alone."""
+    monkeypatch.setenv("RLTRACE_QUIET", "1")
+    program = "import rltrace, os, subprocess, sys; rltrace.start(); subprocess.run([sys.executable, '-c', '0'])"
+
+    def execute(name: str, then: str) -> list[str]:
+        command = ["exec", "--out", str(tmp_path / name), "--", sys.executable, "-c", f"{program}; {then}"]
+        words = [sys.executable, "-m", "rltrace", *command]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stderr.splitlines()
+
+    assert execute("well", "0") == []
+    (died,) = execute("killed", "os.kill(os.getpid(), 9)")
+    assert "SIGKILL" in died
+    show_steps(two_ranks(tmp_path / "run").folder)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("quiet", ["0", "1"])
+def test_a_program_that_names_a_folder_of_its_own_is_told_once_that_the_runs_is_taken(
+    tmp_path: Path, quiet: str
+) -> None:
+    """However often it does, and only by the first of its ranks; not where it names the run's own folder."""
+    program = (
+        "import msgspec, os, rltrace\n"
+        "rltrace.start(os.environ['RLTRACE_DIR'])\n"
+        "for rank in (1, 0, 0): rltrace.start('mine', rank=rank)\n"
+    )
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "rltrace", "exec", "--out", folder, "--", sys.executable, "-c", program]
+    environment = os.environ | {"RLTRACE_QUIET": quiet}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    told = f"rltrace: recording into {folder}, the folder of the run that this process is of, not into mine"
+    assert [line for line in done.stderr.splitlines() if "mine" in line] == ([told] if quiet == "0" else [])
+    assert not (tmp_path / "mine").exists()
+
+
+def commands_said(text: str) -> set[str]:
+    """The folders that commands of ours in a text are of, as a shell would understand these."""
+    return {shlex.split(said)[2] for said in re.findall(r"rltrace (?:view|summary) [^`\n]+", text)}
+
+
+def test_commands_that_are_said_can_be_copied_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "it's [bold]mine[/]"
+    command = [
+        sys.executable,
+        "-m",
+        "rltrace",
+        "exec",
+        "--out",
+        folder / "exec",
+        "--",
+        sys.executable,
+        "-c",
+        "import msgspec",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert commands_said(done.stderr) == {str(folder / "exec")}
+    two_ranks(folder / "run")
+    show_steps(folder / "run")
+    assert commands_said(capsys.readouterr().out) == {str(folder / "run")}
+    with pytest.raises(RunError) as raised:
+        report(folder / "run", Outcome(4))
+    assert commands_said(str(raised.value)) == {str(folder / "run")}
+
+
+@pytest.mark.parametrize(
+    ("disabled", "warned"),
+    [
+        ("", []),
+        (" fsdp2, ray ,", []),
+        (
+            "fsdp3,ray,tourch",
+            [
+                "rltrace: RLTRACE_DISABLE: no instrumentation fsdp3, tourch; there is "
+                + ", ".join(plugins.INSTRUMENTATIONS)
+            ],
+        ),
+    ],
+)
+def test_a_typo_in_what_to_disable_is_warned_of_once(tmp_path: Path, disabled: str, warned: list[str]) -> None:
+    """Also where several processes are traced."""
+    program = "import msgspec, subprocess, sys; subprocess.run([sys.executable, '-c', 'import msgspec'])"
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"RLTRACE_DISABLE": disabled}
+    done = subprocess.run(
+        [*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stderr.splitlines()[:-1] == warned
+    roles = [process["role"] for process in summarize_folder(tmp_path / "run")["processes"]]
+    assert sorted(roles) == ["process", "process", "sampler"]
+
+
+@pytest.mark.parametrize("command", ["run", "exec"])
+def test_the_help_of_what_traces_says_how_to_leave_an_instrumentation_out(command: str) -> None:
+    said = " ".join(call(command, "--help").stdout.split())
+    assert "RLTRACE_DISABLE=ray,fsdp2" in said
+    assert ", ".join(plugins.INSTRUMENTATIONS) in said
+    assert "RLTRACE_QUIET=1" in said
+
+
+def test_summary_into_a_pipe_that_closes_is_quiet(run: Path) -> None:
+    command = f"{sys.executable} -c 'from rltrace.cli import main; main()' summary {run} | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert "2 steps" in done.stdout
+
+
+def test_exec_leaves_with_the_code_of_the_command_though_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    program = f"{sys.executable} -c 'import msgspec, sys; sys.exit(3)'"
+    command = f"{sys.executable} -m rltrace exec --out {tmp_path / 'run'} -- {program}"
+    assert subprocess.run(["bash", "-c", f"{command} 2> >(true)"], check=False).returncode == 3
+
+
+@pytest.mark.parametrize("options", ["--all", "--json"])
+def test_what_nobody_reads_ends_by_the_code_of_a_closed_pipe(run: Path, options: str) -> None:
+    command = f"{sys.executable} -c 'from rltrace.cli import main; main()' summary {options} {run} | true"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (141, "", "")
+
+
+def summarize_folder(folder: Path) -> dict[str, list[dict[str, object]]]:
+    return dict(json.loads(call("summary", folder, "--json").stdout))
+
+
+def printed(written: Written, width: int = WIDTH, *, whole: bool = False) -> str:
+    return printed_recording(written.read(), width, whole=whole)
+
+
+def printed_recording(recording: Recording, width: int, *, whole: bool) -> str:
+    screen = Console(width=width, file=io.StringIO())
+    show(summarize(recording), screen, whole=whole)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue()
+
+
+def test_the_tables_fit_into_a_hundred_columns_and_hold_the_figures(tmp_path: Path) -> None:
+    text = printed(two_ranks(tmp_path / "run"), whole=True)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    for words in ("rollout.generate", "wait.driver", "never fired", "rank 1 engine", "peak 500 B", "0.8", "complete"):
+        assert words in text
+
+
+def test_a_folder_without_a_measurement_of_overhead_is_said_to_have_none(run: Path) -> None:
+    line = the_line(call("overhead", run), 3)
+    assert line.startswith(f"{run}: no measurement of overhead here (overhead.json is missing); ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_figures_are_shown_in_any_encoding(run: Path, encoding: str) -> None:
+    command = [sys.executable, "-m", "rltrace", "summary", run]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    (line,) = [line for line in done.stdout.decode(encoding).splitlines() if line.startswith("rollout.generate")]
+    assert "2.250" in line.split()
+    assert done.stderr == b""
+
+
+def test_names_that_are_no_text_are_shown_with_what_is(tmp_path: Path) -> None:
+    """A file's name and an argument are bytes."""
+    folder, word = tmp_path / os.fsdecode(b"run \xff"), os.fsdecode(b"--name=\xfe")
+    manifest.create(folder, owner=None, command=["python", word], config={"name": word})
+    said = json.loads(call("summary", folder, "--json").stdout)
+    assert (said["run"]["path"], said["run"]["command"]) == (f"{tmp_path}/run ?", ["python", "--name=?"])
+    shown = call("summary", folder)
+    assert shown.exit_code == 0 and "python --name=" in shown.stdout
+    assert call("diff", folder, folder, "--json").exit_code == 0
+
+
+@pytest.mark.parametrize("words", [["summary"], ["summary", "--json"], ["export", "--to", "perfetto", "-o", "-"]])
+def test_a_full_disk_behind_standard_output_is_one_line(run: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "rltrace", *words, str(run)]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "rltrace: standard output: No space left on device; write elsewhere\n")
+
+
+@pytest.mark.parametrize(("said", "width"), [("160", 160), ("60", 60), (None, WIDTH), ("0", WIDTH), ("wide", WIDTH)])
+def test_what_goes_into_a_pipe_is_as_wide_as_columns_says(tmp_path: Path, said: str | None, width: int) -> None:
+    two_ranks(tmp_path / ("run" * 60))  # its path is folded at any width
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"COLUMNS": said} if said is not None else {}
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", "summary", tmp_path / ("run" * 60)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert max(map(len, done.stdout.splitlines())) == width
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_a_figure_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path, odd: float) -> None:
+    records = [
+        sample("loss", 1, odd),
+        sample("actor.params_bytes", 1, 10),
+        sample("actor.params_bytes", 2, odd),
+        span("weight_sync.send", 1, 2, bytes=odd),
+        span("step", 0, 5, step=0, reward_mean=odd, kl=odd),
+        span("step", 5, 9, step=1, reward_mean=0.5, kl=0.25, loss=2.0),
+    ]
+    written = Written(tmp_path / "run").process("d", *records, role="driver", ended_s=9)
+    assert f"Steps 0-1: reward {odd} → 0.5, kl {odd} → 0.25" in printed(written)
+    lines = printed(written, whole=True).splitlines()
+    diverged, well = lines[lines.index("Steps") + 3 :][:2]
+    assert diverged.split() == ["0", "5.000", str(odd), str(odd), str(odd)]
+    assert well.split() == ["1", "4.000", "0.5", "██████████", "0.25", "2"]
+    assert "peak 10 B" in "\n".join(lines)
+    assert summarize_folder(written.folder)["steps"][0]["reward_mean"] is None
+
+
+def test_a_recorded_step_that_was_told_nan_can_be_summarized(tmp_path: Path) -> None:
+    program = (
+        "import rltrace; rltrace.start(%r, role='driver'); nan = float('nan')\n"
+        "with rltrace.span('step', step=0) as step:\n"
+        " rltrace.counter('loss', nan); rltrace.counter('reward_mean', nan); step.set(kl=nan)\n"
+    )
+    subprocess.run([sys.executable, "-c", program % str(tmp_path / "run")], check=True)
+    done = call("summary", "--all", tmp_path / "run")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[lines.index("Steps") + 3].split()[-3:] == ["nan", "nan", "nan"]
+
+
+def driver_of(folder: Path, *steps: list[list[object]], **ended: float) -> Written:
+    """A driver with these steps, and the reward of 1 s in each of them."""
+    rewards = [span("reward", step[0][2] / SECOND, step[0][2] / SECOND + 1) for step in steps]
+    return Written(folder).process("d", *rewards, *steps, role="driver", **ended)
+
+
+def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None:
+    whole = [span("step", 0, 4, step=0), span("step", 4, 8, step=1)]
+    aborted, still_open = span("step", 8, 18, step=2, error="KeyboardInterrupt"), span("step", 18, None, step=3)
+    driver = driver_of(tmp_path / "run", *whole, aborted, still_open)
+    lines = printed(driver, whole=True).splitlines()
+    at = lines.index("Steps") + 3
+    assert [" ".join(line.split()) for line in lines[at : at + 4]] == [
+        "0 4.000", "1 4.000", "2 10.000 aborted", "3 1.000 open",
+    ]  # fmt: skip
+    at = lines.index("Phases of each step: mean of 1 process") + 3
+    assert [line.split() for line in lines[at : at + 2]] == [
+        ["0", "4.000", "1.000", "3.000"], ["1", "4.000", "1.000", "3.000"],
+    ]  # fmt: skip
+    lines = printed(driver).splitlines()
+    at = lines.index("A step: step 1, the first one (step 0) apart; 1 aborted and 1 not over, left out")
+    (reward,) = [line.split()[:3] for line in lines[at:] if line.startswith("reward")]
+    assert reward == ["reward", "1.000", "25%"], "of a program that is a driver alone"
+
+
+def test_phases_of_a_first_step_that_is_not_over_say_so(tmp_path: Path) -> None:
+    lines = printed(driver_of(tmp_path / "run", span("step", 0, None, step=0))).splitlines()
+    assert "A step: 1 step, none of them over" in lines
+
+
+def hook_lines(folder: Path, *hooks: dict[str, object], **who: object) -> list[str]:
+    """The table of these hooks, its words apart by one blank, down to the first empty line."""
+    named = tuple({**one, "slot": slot} for slot, one in enumerate(hooks, 1))
+    lines = printed(Written(folder).process("p", hooks=named, ended_s=1, **who), whole=True).splitlines()
+    at = lines.index("Hooks") + 3
+    return [" ".join(line.split()) for line in lines[at : [*lines, ""].index("", at)]]
+
+
+def test_hooks_that_wait_are_one_line_of_their_instrumentation(tmp_path: Path) -> None:
+    assert hook_lines(
+        tmp_path / "run",
+        hook(0, "m:fires", fires=3),
+        hook(0, "m:fails", "failed", reason="TypeError: no"),
+        hook(0, "m:unused"),
+        hook(0, "n:one", "waiting"),
+        hook(0, "n:other", "waiting"),
+        hook(0, "o:one", "waiting", instrumentation="absent"),
+        hook(0, "o:other", "waiting", instrumentation="absent"),
+    ) == [
+        "reference",
+        "fails 0 failed: TypeError: no",
+        "fires 3",
+        "unused 0 never fired",
+        "2 more wait for modules that were not imported",
+        "absent not imported in this run",
+    ]
+
+
+def test_an_instrumentation_of_which_nothing_fired_says_so_once(tmp_path: Path) -> None:
+    assert hook_lines(
+        tmp_path / "run",
+        hook(0, "m:one"),
+        hook(0, "m:other"),
+        hook(0, "m:broken", "failed", reason="TypeError: no"),
+        hook(0, "n:one", "waiting"),
+    ) == [
+        "reference",
+        "2 hooks 0 imported, nothing fired",
+        "broken 0 failed: TypeError: no",
+        "1 more waits for a module that was not imported",
+    ]
+
+
+def test_a_disabled_instrumentation_says_so_once(tmp_path: Path) -> None:
+    hooks = [hook(0, target, "skipped", reason="disabled by RLTRACE_DISABLE") for target in ("m:one", "m:other")]
+    assert hook_lines(tmp_path / "run", *hooks) == ["reference skipped: disabled by RLTRACE_DISABLE"]
+
+
+def test_what_is_not_applicable_is_said_of_a_run_with_ranks_only(tmp_path: Path) -> None:
+    for name, who, is_said in (("plain", {}, False), ("ranks", {"role": "worker", "rank": 0}, True)):
+        written = Written(tmp_path / name).process("p", hooks=(hook(1, "m:f", fires=1),), ended_s=1, **who)
+        assert ("Not applicable in this run" in printed(written, whole=True)) is is_said
+
+
+def test_many_ranks_are_shown_as_mean_fastest_and_slowest(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
+    for rank in range(8):
+        written.process(f"w{rank}", span("actor.update", 0, 1 + rank), role="worker", rank=rank, ended_s=10)
+    line = [line for line in printed(written, whole=True).splitlines() if line.startswith("actor.update  ")][-1]
+    assert line.split() == ["actor.update", "4.500", "45%", "████▌", "1.000", "rank", "0", "8.000", "rank", "7"]
+
+
+def test_a_long_run_shows_its_first_and_last_steps(tmp_path: Path) -> None:
+    steps = [span("step", number, number + 1, step=number) for number in range(100)]
+    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=100)
+    lines = printed(written, whole=True).splitlines()
+    table = lines[lines.index("Steps") + 3 : lines.index("…".ljust(len(lines[lines.index("Steps") + 2])))]
+    assert [int(line.split()[0]) for line in table] == list(range(10))
+    assert any(line.startswith("99 ") for line in lines)
+
+
+def test_a_killed_run_begins_with_who_died_and_what_it_did(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run").process("w", span("actor.update", 0, None), role="worker", rank=1)
+    text = printed(written.process("d", span("step", 0, 90, step=0), role="driver", ended_s=90))
+    assert "rank 1 worker (pid 4194305) died" in text.splitlines()[0]
+    assert "90.0 s" in text
+    assert "the process died" in text
+
+
+def test_an_empty_recording_and_a_plain_program_are_readable(tmp_path: Path) -> None:
+    assert "no process has recorded anything" in printed(Written(tmp_path / "empty"))
+    plain = Written(tmp_path / "plain").process("p", span("mine", 0, 1), sample("loss", 1, 2.0), role="main", ended_s=1)
+    assert "no steps" in printed(plain)
+    assert printed(plain).splitlines()[0].endswith(" · nothing lost")

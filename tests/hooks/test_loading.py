@@ -1,0 +1,499 @@
+"""Every way into the processes of a program that knows nothing of us, from the wheel as a user installs it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import installed
+import pytest
+
+from rltrace.hooks.environment import STARTUP
+from rltrace.read.recording import Recording
+
+pytestmark = pytest.mark.run
+
+PROGRAM = """
+import subprocess, sys
+import msgspec
+child = "import msgspec, rltrace\\nwith rltrace.span('child'): pass"
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "again"], check=True)
+import rltrace
+with rltrace.span("parent" if len(sys.argv) == 1 else "child"):
+    print("ran", sys.stdin.read())
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
+    return installed.make(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "program.py"
+    file.write_text("import sys; sys.stdin.close(); sys.stdin = open('/dev/null')\n" + PROGRAM)
+    return file
+
+
+# ---- rltrace exec -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_finds_what_it_needs_whatever_the_user_has(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    """A `click.py` and a `msgspec.py` of the user's own, on PYTHONPATH and in the working folder."""
+    for name in ("click", "msgspec", "rich"):
+        (tmp_path / f"{name}.py").write_text("mark = 'theirs'")
+    command = ["exec", "--out", "run", "--", environment.python, "-c", "import msgspec; print(msgspec.mark)"]
+    for words in ([environment.path / "bin" / "rltrace"], [environment.python, "-m", "rltrace"]):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        done = environment.run(*words, *command, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, "theirs\n"), done.stderr
+        assert sorted(process.role for process in Recording.open(tmp_path / "run").processes) == ["process", "sampler"]
+
+
+def test_exec_passes_input_output_and_the_exit_code_through(environment: installed.Environment, tmp_path: Path) -> None:
+    command = [
+        environment.path / "bin" / "rltrace",
+        "exec",
+        "--out",
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "cat; echo no >&2; exit 7",
+    ]
+    done = subprocess.run(
+        command, input=b"\x00bytes\xff\n", env=environment.variables(), cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, b"\x00bytes\xff\n")
+    assert done.stderr.startswith(b"no\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_exec_passes_signals_to_the_command(environment: installed.Environment, tmp_path: Path, number: int) -> None:
+    script = f"trap 'echo caught; exit 3' {int(number)}; echo ready; while :; do sleep 0.05; done"
+    command = [environment.path / "bin" / "rltrace", "exec", "--out", "run", "--", "sh", "-c", script]
+    process = subprocess.Popen(command, env=environment.variables(), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, _ = process.communicate()
+    assert (process.returncode, out) == (3, "caught\n")
+
+
+def test_exec_tells_that_a_signal_killed_the_command(environment: installed.Environment, tmp_path: Path) -> None:
+    assert environment.rltrace("exec", "--", "sh", "-c", "kill -9 $$", cwd=tmp_path).returncode == 128 + signal.SIGKILL
+
+
+def test_exec_traces_the_command_and_its_children(
+    environment: installed.Environment, tmp_path: Path, program: Path
+) -> None:
+    done = environment.rltrace("exec", "--out", "run", "--", "python", program, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ran \nran \n")
+    assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
+    assert "not traced" not in done.stderr
+
+
+# ---- one environment variable -----------------------------------------------------------------------------------
+
+
+def test_an_installed_wheel_needs_one_variable(
+    environment: installed.Environment, tmp_path: Path, program: Path
+) -> None:
+    done = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="run")
+    said = f"rltrace: recording into {tmp_path}/run; go on with `rltrace summary {tmp_path}/run`\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran \nran \n", said), "once, not by the child"
+    recording = Recording.open(tmp_path / "run")
+    assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
+    assert recording.manifest["command"] == [environment.python, str(program)]
+    assert {hook["instrumentation"] for process in recording.processes for hook in process.hooks} >= {"fsdp2", "ray"}
+
+
+def test_a_program_that_traces_itself_says_where_it_records_unless_it_is_to_be_quiet(
+    environment: installed.Environment, tmp_path: Path, program: Path
+) -> None:
+    code = f"import rltrace, runpy; rltrace.instrument('run'); runpy.run_path({str(program)!r})"
+    loud = environment.run(environment.python, "-c", code, cwd=tmp_path)
+    assert loud.stderr == f"rltrace: recording into {tmp_path}/run; go on with `rltrace summary {tmp_path}/run`\n"
+    assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
+    quiet = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="quiet", RLTRACE_QUIET="1")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert len(installed.span_names(tmp_path / "quiet")) == 2
+    closed = environment.run(
+        "sh", "-c", f"exec {environment.python} {program} 2>&-", cwd=tmp_path, RLTRACE_DIR="closed"
+    )
+    assert (closed.returncode, closed.stdout) == (0, "ran \nran \n"), "nobody to say it to"
+
+
+def test_a_second_run_with_the_same_variable_leaves_the_first_alone(
+    environment: installed.Environment, tmp_path: Path, program: Path
+) -> None:
+    for _ in range(2):
+        done = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="run")
+    assert "holds another run already; recording into" in done.stderr
+    assert len(installed.span_names(tmp_path / "run")) == len(installed.span_names(tmp_path / "run-2")) == 2
+
+
+def test_without_the_variable_an_installed_wheel_does_nothing(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    code = "import json.tool, msgspec, sys; print([m for m in sys.modules if 'rltrace' in m], len(sys.meta_path))"
+    with_us = environment.run(environment.python, "-c", code, cwd=tmp_path)
+    bare = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert (with_us.stdout.split("]")[0], with_us.stderr) == ("[", "")
+    assert with_us.stdout.split()[-1] <= bare.stdout.split()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_children_of_a_program_that_only_records_get_no_hooks(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    code = (
+        "import rltrace, subprocess, sys; rltrace.start('run')\n"
+        "subprocess.run([sys.executable, '-c', 'import msgspec, rltrace.record.recorder as r; print(r.current())'])"
+    )
+    done = environment.run(environment.python, "-c", code, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+# ---- other sitecustomizes, and Pythons without any --------------------------------------------------------------
+
+
+def test_an_isolated_python_is_traced_where_the_wheel_is_installed(
+    environment: installed.Environment, tmp_path: Path, program: Path
+) -> None:
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "-I", program, cwd=tmp_path)
+    assert "not traced" not in done.stderr
+    assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
+    return installed.make_bare(tmp_path_factory.mktemp("bare"))
+
+
+SLEEPY = "import time; time.sleep(0.5)"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["python", "-S", "-c", SLEEPY], "started with -S: Python runs no start-up hook"),
+        (["python", "-I", "-c", SLEEPY], "started with -I: Python ignores PYTHONPATH"),
+        (["python", "-W", "ignore", "-Ec", SLEEPY], "started with -E: Python ignores PYTHONPATH"),
+        (["env", "-i", "PYTHON", "-c", SLEEPY], "its environment was replaced: RLTRACE_DIR is not in it"),
+        (["sh", "-c", f"sleep 0.3; python -S -c '{SLEEPY}'; true"], "started with -S"),
+        (
+            ["env", "PYTHONPATH=", "python", "-c", "import msgspec, time; time.sleep(3)"],
+            "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours",
+        ),
+    ],
+    ids=["S", "I", "E", "environment", "grandchild", "path"],
+)
+def test_a_python_that_no_start_up_hook_reaches_is_named(
+    bare: installed.Environment, tmp_path: Path, command: list[str], reason: str
+) -> None:
+    command = [bare.python if word == "PYTHON" else word for word in command]
+    done = bare.rltrace("exec", "--out", "run", "--", *command, cwd=tmp_path)
+    assert done.returncode == 0
+    assert f": {reason}" in done.stderr
+    shown = bare.rltrace("summary", "run", cwd=tmp_path).stdout
+    assert "not traced: " in shown
+    assert reason in " ".join(shown.split())
+
+
+def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    """Neither are forks of a traced process such, nor is who imports a package late."""
+    (tmp_path / "alone.py").write_text("import json, time; time.sleep(0.6)\n")
+    (tmp_path / "program.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "late = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(0.6); import msgspec'])\n"
+        "alone = [subprocess.Popen([sys.executable, 'alone.py']) for _ in range(2)]\n"
+        "import msgspec\n"
+        "if os.fork() == 0: time.sleep(0.6); os._exit(0)\n"
+        "os.wait(); late.wait(); [child.wait() for child in alone]\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    assert done.returncode == 0
+    first, last = done.stderr.splitlines()
+    assert first.startswith("rltrace: 2 processes not in the Recording: imported nothing but the standard library: ")
+    assert first.endswith(" alone.py") and last.startswith("rltrace: recorded in run; ")
+    shown = environment.rltrace("summary", "run", cwd=tmp_path).stdout
+    assert "2 processes not in the Recording: imported nothing but the standard library" in " ".join(shown.split())
+    assert "not traced" not in shown, "nothing was missed"
+
+
+def test_a_forkserver_has_nothing_to_trace_and_its_children_have(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing, time\n"
+        "def work(late):\n"
+        "    time.sleep(0.6)\n"
+        "    if late: import msgspec, rltrace; rltrace.start(); rltrace.span('work').__enter__().__exit__(None)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('forkserver')\n"
+        "    children = [context.Process(target=work, args=(late,)) for late in (False, True)]\n"
+        "    [child.start() for child in children]; [child.join() for child in children]\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    assert done.returncode == 0
+    first, _ = done.stderr.splitlines()
+    assert first.startswith("rltrace: 2 processes not in the Recording: imported nothing but the standard library: ")
+    said = json.loads(environment.rltrace("summary", "run", "--json", cwd=tmp_path).stdout)["untraced"]
+    program, child = (" ".join(one["command"]) for one in sorted(said, key=lambda one: "-c" in one["command"]))
+    assert program.endswith(" program.py") and "multiprocessing.forkserver" in child
+    names = [event.name for process in Recording.open(tmp_path / "run").processes for event in process.events()]
+    assert names.count("work") == 1
+
+
+def test_a_fork_that_executes_another_program_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """Between the two it has its parent's command line; the program may be one that a package brought, as Ray's are."""
+    brought = tmp_path / "site-packages" / "program.so"
+    brought.parent.mkdir()
+    shutil.copy(str(shutil.which("sleep")), brought)
+    (tmp_path / "program.py").write_text(
+        "import msgspec, os, time\n"
+        f"if os.fork() == 0: time.sleep(0.5); os.execv({str(brought)!r}, ['program', '3'])\n"
+        "os.wait()\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rltrace: recorded in run; ")
+
+
+def test_a_fork_that_makes_no_span_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """As workers of a DataLoader: they have their parent's hooks, none of which fires."""
+    (tmp_path / "program.py").write_text(
+        "import msgspec, os, time\nif os.fork() == 0: time.sleep(2.5); os._exit(0)\nos.wait()\n"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rltrace: recorded in run; ")
+
+
+def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
+    environment: installed.Environment, tmp_path: Path
+) -> None:
+    done = environment.rltrace("exec", "--out", "run", "--", "sleep", "0.1", cwd=tmp_path)
+    (line,) = done.stderr.splitlines()  # and nothing to go on with
+    assert line.startswith("rltrace: no process was recorded into run; `rltrace doctor -- COMMAND`")
+
+
+def test_debians_sitecustomize_still_runs_its_hook(environment: installed.Environment, tmp_path: Path) -> None:
+    debian = next(Path("/usr/lib").glob("python3.*/sitecustomize.py"), None)
+    python = Path("/usr/bin") / (debian.parent.name if debian else "python3")
+    if debian is None or not python.exists():
+        pytest.skip("no Python of Debian's with its sitecustomize")
+    (tmp_path / "apport_python_hook.py").write_text("def install(): print('apport is installed')\n")
+    path, folder = f"{STARTUP}:{tmp_path}", str(tmp_path / "run")
+    done = environment.run(python, "-c", "print('ran')", cwd=tmp_path, PYTHONPATH=path, RLTRACE_DIR=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "apport is installed\nran\n", "")
+    if python.name != f"python3.{sys.version_info.minor}":
+        pytest.skip("another version than that of the tests: their msgspec does not load in it")
+    path += f":{environment.site}:{installed.OURS}"
+    code = "import msgspec, rltrace\nwith rltrace.span('in Debian'): pass"
+    done = environment.run(python, "-c", code, cwd=tmp_path, PYTHONPATH=path, RLTRACE_DIR=folder, RLTRACE_QUIET="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "apport is installed\n", "")
+    assert installed.span_names(tmp_path / "run") == ["in Debian"]
+
+
+@pytest.fixture(scope="module")
+def with_opentelemetry(
+    environment: installed.Environment, tmp_path_factory: pytest.TempPathFactory
+) -> installed.Environment:
+    copy = tmp_path_factory.mktemp("opentelemetry")
+    made = installed.make(copy)
+    (made.site / "others.pth").unlink()
+    made.pip_install("opentelemetry-distro", "msgspec", "wrapt", "click", "rich", "msgpack", "numpy")
+    return made
+
+
+OBSERVED = """
+import sys
+print("opentelemetry.instrumentation.auto_instrumentation" in sys.modules, "rltrace.record.recorder" in sys.modules)
+import rltrace
+with rltrace.span("observed"):
+    pass
+"""
+
+
+@pytest.mark.parametrize("around", ["inside", "outside"])
+def test_opentelemetry_instrument_and_we_both_run(
+    with_opentelemetry: installed.Environment, tmp_path: Path, around: str
+) -> None:
+    """Its sitecustomize comes first on the path and runs no other: the .pth of the wheel is read all the same."""
+    program = tmp_path / "observed.py"
+    program.write_text(OBSERVED)
+    instrument = with_opentelemetry.path / "bin" / "opentelemetry-instrument"
+    ours = [with_opentelemetry.path / "bin" / "rltrace", "exec", "--out", "run", "--"]
+    command = [*ours, instrument] if around == "inside" else [instrument, *ours]
+    done = with_opentelemetry.run(
+        *command, with_opentelemetry.python, program, cwd=tmp_path,
+        OTEL_TRACES_EXPORTER="none", OTEL_METRICS_EXPORTER="none", OTEL_LOGS_EXPORTER="none",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True True\n"
+    assert installed.span_names(tmp_path / "run") == ["observed"]
+
+
+# ---- one line of code -------------------------------------------------------------------------------------------
+
+ONE_LINE = """
+import rltrace; rltrace.instrument("run")
+import subprocess, sys
+import torch
+
+@rltrace.traced
+def reward():
+    return 1
+
+def train():
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight])
+    weight.sum().backward()
+    with rltrace.span("mine"):
+        optimizer.step()
+        reward()
+
+if __name__ == "__main__":
+    train()
+    subprocess.run([sys.executable, "-c", "import torch; import one_line; one_line.train()"], check=True)
+    from rltrace.instrument.torch.optim import TorchOptim
+    print(callable(rltrace.instrument), TorchOptim.name)
+"""
+
+
+def test_one_line_traces_a_program_and_its_children(environment: installed.Environment, tmp_path: Path) -> None:
+    (tmp_path / "one_line.py").write_text(ONE_LINE)
+    done = environment.run(environment.python, "one_line.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True torch_optim\n"), done.stderr
+    spans = ["autograd.backward", "mine", "optimizer.step", "reward"]
+    assert sorted(installed.span_names(tmp_path / "run")) == sorted(2 * spans)
+
+
+def test_one_line_works_without_an_installed_wheel_too(bare: installed.Environment, tmp_path: Path) -> None:
+    (tmp_path / "one_line.py").write_text(ONE_LINE)
+    assert bare.run(bare.python, "one_line.py", cwd=tmp_path).returncode == 0
+    assert len(installed.span_names(tmp_path / "run")) == 8
+
+
+# ---- plug-ins of frameworks -------------------------------------------------------------------------------------
+
+AS_A_FRAMEWORK = """
+import sys
+sys.path[:0] = {paths!r}
+from importlib.metadata import entry_points
+for entry in entry_points(group={group!r}):
+    if entry.name == "rltrace":
+        {load}
+import rltrace
+with rltrace.span("reached"):
+    pass
+"""
+
+
+# What each does with its plug-ins, read in: vLLM 0.26 vllm/plugins/__init__.py, verl 0.9.1 verl/__init__.py:69, SGLang
+# 0.5.23 sglang/srt/plugins/__init__.py.
+@pytest.mark.parametrize(
+    ("group", "load"),
+    [
+        ("vllm.general_plugins", "entry.load()()"),
+        ("verl.plugins", "entry.load()"),
+        ("sglang.srt.plugins", "entry.load()()"),
+    ],
+)
+def test_a_plug_in_reaches_a_process_that_no_start_up_hook_did(
+    environment: installed.Environment, tmp_path: Path, group: str, load: str
+) -> None:
+    code = AS_A_FRAMEWORK.format(paths=[str(environment.site), str(installed.OURS)], group=group, load=load)
+    done = environment.run(environment.python, "-S", "-c", code, cwd=tmp_path, RLTRACE_DIR="run", RLTRACE_QUIET="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert installed.span_names(tmp_path / "run") == ["reached"]
+    bare = environment.run(environment.python, "-S", "-c", code, cwd=tmp_path)
+    assert (bare.returncode, bare.stdout, bare.stderr) == (0, "", "")
+
+
+# ---- a Ray cluster that was there before ------------------------------------------------------------------------
+
+CLUSTER = """
+import sys, time
+import ray
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+DRIVER = """
+import os, sys
+os.environ.update(word.split("=") for word in sys.argv[2:])
+import ray
+ray.init(sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def variables(self, name):
+        return os.environ.get(name)
+
+print(ray.get(Worker.remote().variables.remote("THEIRS")))
+"""
+
+THEIR_HOOK = """
+def add_variable(runtime_env):
+    return {**(runtime_env or {}), "env_vars": {"THEIRS": "kept"}}
+"""
+
+
+@pytest.mark.parametrize("is_found", [False, True], ids=["named", "found"])
+def test_workers_of_a_cluster_that_others_started_are_traced(
+    environment: installed.Environment, tmp_path: Path, is_found: bool
+) -> None:
+    """That it authenticates is said by our environment, or by Ray in a driver that has found the cluster by itself."""
+    (tmp_path / "driver.py").write_text(DRIVER)
+    (tmp_path / "their_hook.py").write_text(THEIR_HOOK)
+    token, mode = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}, {"RAY_AUTH_MODE": "token"}
+    words = ["RAY_AUTH_MODE=token"] if is_found else []
+    cluster = subprocess.Popen(
+        [environment.python, "-c", CLUSTER], env=environment.variables(**token, **mode), cwd=tmp_path,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert cluster.stdout is not None
+        address = cluster.stdout.readline().strip()
+        done = environment.rltrace(
+            "exec", "--out", "run", "--", "python", "driver.py", address, *words, cwd=tmp_path,
+            RAY_RUNTIME_ENV_HOOK="their_hook.add_variable", PYTHONPATH=str(tmp_path),
+            **token, **({} if is_found else mode),
+        )  # fmt: skip
+    finally:
+        cluster.communicate()
+    assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
+    assert "not traced" not in done.stderr, "nor is what brings the cluster's segments together"
+    assert "cannot join" not in done.stderr, "as it does"
+    names = installed.span_names(tmp_path / "run")
+    assert names.count("ray.submit") == 1
+    assert names.count("ray.call") == 2
+    roles = sorted(process.role for process in Recording.open(tmp_path / "run").processes)
+    assert roles[:1] == ["driver"]
+    assert "worker" in roles
+
+
+def test_rays_own_services_are_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """They give themselves titles, and load packages."""
+    (tmp_path / "driver.py").write_text(
+        DRIVER.replace("sys.argv[1]", "'local', num_cpus=1") + "import time; time.sleep(3)"
+    )
+    done = environment.rltrace("exec", "--out", "run", "--", "python", "driver.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+    assert "not traced" not in done.stderr
+    assert installed.span_names(tmp_path / "run").count("ray.call") == 2

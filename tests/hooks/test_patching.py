@@ -1,0 +1,713 @@
+"""What a hook promises to the code it is put on."""
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import inspect
+import pickle
+import sys
+import textwrap
+
+import pytest
+from ray import cloudpickle
+
+import rltrace
+from rltrace.hooks.patching import Hook, PatchSet, watch_items, wrap_each_item
+
+SOURCE = """
+import contextlib
+
+def add(a, b=1):
+    "Add."
+    return a + b
+
+def fail(error):
+    raise error
+
+async def add_later(a, b=1):
+    return a + b
+
+def count(n):
+    got = []
+    for i in range(n):
+        got.append((yield i))
+    return got
+
+async def count_later(n):
+    for i in range(n):
+        try:
+            got = yield i
+        except KeyError as error:
+            yield ("caught", error)
+        else:
+            if got is not None:
+                yield ("sent", got)
+
+@contextlib.contextmanager
+def opened(log):
+    log.append("open")
+    try:
+        yield log
+    except KeyError:
+        log.append("swallowed")
+    finally:
+        log.append("closed")
+
+@contextlib.asynccontextmanager
+async def opened_later(log):
+    log.append("open")
+    try:
+        yield log
+    finally:
+        log.append("closed")
+
+def returns_coroutine(a):
+    return add_later(a)
+
+def closes_badly():
+    try:
+        yield
+    finally:
+        raise LookupError("in closing")
+
+async def closes_badly_later():
+    try:
+        yield
+    finally:
+        raise LookupError("in closing")
+
+class Base:
+    def inherited(self, a):
+        return ("base", self, a)
+
+class Thing(Base):
+    CONSTANT = object()
+
+    def method(self, *args, **kwargs):
+        return self, args, kwargs
+
+    @staticmethod
+    def static(a):
+        return a
+
+    @classmethod
+    def of_class(cls, a):
+        return cls, a
+
+    @property
+    def value(self):
+        return 1
+
+Thing.method.magic = {"kept": True}
+"""
+
+
+class Row:
+    """What a hook last reported, and how often it fired."""
+
+    count = 0
+
+    def fired(self):
+        self.count += 1
+
+
+class Rows:
+    """A register that keeps what hooks report."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def hook(self, instrumentation, target, state, reason=None, emits=()):
+        row = self.rows.setdefault(target, Row())
+        row.state, row.reason = state, reason
+        return row
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "traced_program.py").write_text(textwrap.dedent(SOURCE))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("traced_program")
+    sys.modules.pop("traced_program", None)
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def rows():
+    return Rows()
+
+
+@pytest.fixture
+def patches(rows):
+    patch_set = PatchSet("test", rows)
+    yield patch_set
+    patch_set.undo()
+
+
+def watch(patches, attr, log):
+    """Put a hook around an attribute that notes what it sees."""
+    patches.around(
+        f"traced_program:{attr}",
+        lambda args, kwargs: log.append(("before", args, kwargs)),
+        lambda token, result, error: log.append(("after", result, error)),
+    )
+
+
+def test_a_function_returns_the_same_object_and_keeps_its_face(module, patches, log):
+    original = module.add
+    watch(patches, "add", log)
+    assert module.add(2, b=5) == 7
+    assert log == [("before", (2,), {"b": 5}), ("after", 7, None)]
+    assert module.add.__wrapped__ is original
+    assert (module.add.__name__, module.add.__doc__) == ("add", "Add.")
+    assert inspect.signature(module.add) == inspect.signature(original)
+
+
+def test_a_function_raises_the_same_error(module, patches, log):
+    watch(patches, "fail", log)
+    error = KeyError("x")
+    with pytest.raises(KeyError) as caught:
+        module.fail(error)
+    assert caught.value is error
+    assert log[1] == ("after", None, error)
+    assert error.__context__ is None
+
+
+def test_a_coroutine_function_stays_one_and_is_watched_until_it_ends(module, patches, log):
+    watch(patches, "add_later", log)
+    assert inspect.iscoroutinefunction(module.add_later)
+    coroutine = module.add_later(1)
+    assert log == []
+    assert asyncio.run(coroutine) == 2
+    assert log[1] == ("after", 2, None)
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_watched_until_that_ends(module, patches, log):
+    watch(patches, "returns_coroutine", log)
+    assert not inspect.iscoroutinefunction(module.returns_coroutine)
+    coroutine = module.returns_coroutine(1)
+    assert inspect.iscoroutine(coroutine)
+    assert len(log) == 1
+    assert asyncio.run(coroutine) == 2
+    assert log[1] == ("after", 2, None)
+
+
+def test_a_cancelled_coroutine_is_seen_as_cancelled(module, patches, log):
+    async def forever():
+        await asyncio.Event().wait()
+
+    module.add_later = forever
+    watch(patches, "add_later", log)
+
+    async def cancel():
+        task = asyncio.ensure_future(module.add_later())
+        await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert isinstance(log[1][2], asyncio.CancelledError)
+
+
+def test_a_generator_passes_what_is_sent_and_returned(module, patches, log):
+    watch(patches, "count", log)
+    assert inspect.isgeneratorfunction(module.count)
+    generator = module.count(2)
+    assert [next(generator), generator.send("a")] == [0, 1]
+    with pytest.raises(StopIteration) as stop:
+        generator.send("b")
+    assert stop.value.value == ["a", "b"]
+    assert log[1] == ("after", ["a", "b"], None)
+
+
+@pytest.mark.parametrize("each_item", [False, True])
+def test_what_a_generator_raises_in_closing_reaches_who_closes_it(module, patches, each_item):
+    """A generator that is left to the garbage collector would be closed too, and nobody would hear of the error."""
+    patches.span("traced_program:closes_badly", "work", each_item=each_item)
+    generator = module.closes_badly()
+    next(generator)
+    with pytest.raises(LookupError):
+        generator.close()
+
+
+def test_what_an_asynchronous_generator_raises_in_closing_reaches_who_closes_it(module, patches, log):
+    watch(patches, "closes_badly_later", log)
+
+    async def close():
+        generator = module.closes_badly_later()
+        await generator.__anext__()
+        await generator.aclose()
+
+    with pytest.raises(LookupError):
+        asyncio.run(close())
+
+
+def test_a_generator_closed_early_is_no_error(module, patches, log):
+    watch(patches, "count", log)
+    generator = module.count(2)
+    next(generator)
+    generator.close()
+    assert log[1] == ("after", None, None)
+
+
+def test_each_item_of_a_generator_can_be_watched_alone(module, log):
+    def note(args, kwargs):
+        log.append("before")
+
+    hook = Hook("test", "traced_program:count")
+    hook.bind(True)
+    count = wrap_each_item(module.count, hook, note, lambda token, result, error: log.append((result, error)))
+    generator = count(2)
+    assert log == []
+    assert next(generator) == 0
+    assert log == ["before", (0, None)]
+    assert generator.send("a") == 1
+    with pytest.raises(StopIteration) as stop:
+        next(generator)
+    assert stop.value.value == ["a", None]
+    generator = count(2)
+    next(generator)
+    error = KeyError("x")
+    with pytest.raises(KeyError) as caught:
+        generator.throw(error)
+    assert caught.value is error
+    assert log[-1] == (None, error)
+    closed = count(1)
+    next(closed)
+    closed.close()
+
+
+@pytest.mark.parametrize("attr", ["add", "add_later", "returns_coroutine"])
+def test_an_argument_can_be_replaced_whatever_the_kind_of_the_function(module, patches, attr):
+    original = getattr(module, attr)
+    patches.arguments(f"{module.__name__}:{attr}", lambda _hook, args, kwargs: ((args[0] + 100,), kwargs))
+    replacement = getattr(module, attr)
+    assert inspect.iscoroutinefunction(replacement) == inspect.iscoroutinefunction(original)
+    assert inspect.signature(replacement) == inspect.signature(original)
+    result = replacement(1)
+    assert (asyncio.run(result) if inspect.iscoroutine(result) else result) == 102
+
+
+def test_arguments_that_cannot_be_replaced_are_passed_on(module, patches, rows, capfd):
+    def change(_hook, args, kwargs):
+        raise LookupError("ours")
+
+    patches.arguments(f"{module.__name__}:add", change)
+    assert module.add(1, b=5) == 6
+    assert "LookupError: ours" in capfd.readouterr().err
+    patches.undo()
+    assert module.add(1, b=5) == 6
+
+
+def test_each_item_of_an_iterable_that_is_passed_on_can_be_watched(log):
+    hook = Hook("test", "somewhere:passed")
+    hook.bind(True)
+    items = {"a": 1, "b": 2}.items()
+    watched = watch_items(items, hook, lambda *_: log.append("asked"), lambda _token, item, _error: log.append(item))
+    assert log == []
+    assert dict(watched) == {"a": 1, "b": 2}
+    assert log == ["asked", ("a", 1), "asked", ("b", 2), "asked", None]
+
+
+def test_an_asynchronous_generator_passes_what_is_sent_and_thrown(module, patches, log):
+    watch(patches, "count_later", log)
+    assert inspect.isasyncgenfunction(module.count_later)
+    error = KeyError("x")
+
+    async def drive():
+        agen = module.count_later(3)
+        got = [await agen.asend(None), await agen.asend("a"), await agen.__anext__(), await agen.athrow(error)]
+        await agen.aclose()
+        return got, [item async for item in module.count_later(2)]
+
+    assert asyncio.run(drive()) == ([0, ("sent", "a"), 1, ("caught", error)], [0, 1])
+    assert [entry for entry in log if entry[0] == "after"] == [("after", None, None)] * 2
+
+
+def test_a_context_manager_is_watched_for_the_length_of_its_block(module, patches, log):
+    kind = type(module.opened([]))
+    watch(patches, "opened", log)
+    notes = []
+    manager = module.opened(notes)
+    assert type(manager) is kind
+    assert log == []
+    with manager as value:
+        assert value is notes
+        assert log == [("before", (notes,), {})]
+        raise KeyError("swallowed by the block's own manager")
+    assert notes == ["open", "swallowed", "closed"]
+    assert log[1][0] == "after"
+
+
+def test_an_asynchronous_context_manager_is_watched_for_the_length_of_its_block(module, patches, log):
+    watch(patches, "opened_later", log)
+
+    async def use():
+        async with module.opened_later([]) as notes:
+            assert len(log) == 1
+        return notes
+
+    assert asyncio.run(use()) == ["open", "closed"]
+    assert len(log) == 2
+
+
+def test_methods_stay_in_their_descriptors(module, patches, log):
+    for attr in ("method", "static", "of_class"):
+        watch(patches, f"Thing.{attr}", log)
+    thing = module.Thing()
+    assert thing.method(1, k=2) == (thing, (1,), {"k": 2})
+    assert module.Thing.static(3) == thing.static(3) == 3
+    assert module.Thing.of_class(4) == thing.of_class(4) == (module.Thing, 4)
+    assert isinstance(vars(module.Thing)["static"], staticmethod)
+    assert isinstance(vars(module.Thing)["of_class"], classmethod)
+    assert module.Thing.method.magic == {"kept": True}
+    assert len(log) == 10
+
+
+@pytest.mark.parametrize(
+    ("attr", "reason"),
+    [
+        ("Thing.value", "a property"),
+        ("Thing", "a class"),
+        ("Thing.CONSTANT", "an object of builtins.object"),
+        ("Thing.gone", "not in this release: traced_program.Thing has no gone"),
+        ("Gone.method", "not in this release: traced_program has no Gone"),
+    ],
+)
+def test_what_cannot_be_hooked_is_left_alone_with_the_reason(module, patches, rows, log, attr, reason):
+    before = dict(vars(module)), dict(vars(module.Thing))
+    watch(patches, attr, log)
+    row = rows.rows[f"traced_program:{attr}"]
+    assert row.state == "skipped"
+    assert row.reason.startswith(reason)
+    assert (dict(vars(module)), dict(vars(module.Thing))) == before
+
+
+def test_a_type_written_in_c_is_left_alone(patches, rows):
+    patches.around("builtins:str.upper", lambda args, kwargs: None, lambda token, result, error: None)
+    assert rows.rows["builtins:str.upper"].state == "skipped"
+    assert "a".upper() == "A"
+
+
+def test_an_inherited_method_is_hooked_on_the_subclass_only(module, patches, log):
+    base = vars(module.Base)["inherited"]
+    watch(patches, "Thing.inherited", log)
+    thing = module.Thing()
+    assert thing.inherited(1) == ("base", thing, 1)
+    assert len(log) == 2
+    assert vars(module.Base)["inherited"] is base
+    patches.undo()
+    assert "inherited" not in vars(module.Thing)
+
+
+def test_undo_puts_the_same_objects_back(module, patches, log):
+    targets = ["Thing.method", "Thing.static", "Thing.of_class"]
+    before = dict(vars(module.Thing)), module.add
+    for attr in [*targets, "add"]:
+        watch(patches, attr, log)
+    assert patches.undo() == []
+    assert module.add is before[1]
+    for attr in targets:
+        name = attr.partition(".")[2]
+        assert vars(module.Thing)[name] is before[0][name]
+
+
+def test_undo_leaves_a_later_foreign_patch_alone(module, patches, rows, log):
+    watch(patches, "add", log)
+    ours = module.add
+
+    @functools.wraps(ours)
+    def foreign(*args, **kwargs):
+        return ours(*args, **kwargs) * 10
+
+    module.add = foreign
+    assert patches.undo() == ["traced_program:add"]
+    assert module.add is foreign
+    assert module.add(1, 1) == 20
+    assert log == []
+    assert rows.rows["traced_program:add"].state == "undone"
+    assert "patched again since" in rows.rows["traced_program:add"].reason
+
+
+def test_what_is_left_in_place_is_inert_whatever_its_kind(module, patches, log):
+    attrs = ["add", "add_later", "returns_coroutine", "count", "count_later", "opened", "opened_later"]
+    for attr in attrs:
+        watch(patches, attr, log)
+    left = {attr: getattr(module, attr) for attr in attrs}
+    patches.undo()
+
+    async def use_later():
+        async with left["opened_later"]([]):
+            pass
+        return await left["add_later"](1), await left["returns_coroutine"](1), [i async for i in left["count_later"](2)]
+
+    with left["opened"]([]):
+        assert (left["add"](1), list(left["count"](2))) == (2, [0, 1])
+    assert asyncio.run(use_later()) == (2, 2, [0, 1])
+    assert log == []
+
+
+def test_a_method_hooked_by_two_names_of_its_class_is_put_back(module, patches, log):
+    original = vars(module.Thing)["method"]
+    module.Alias = module.Thing
+    for attr in ("Thing.method", "Alias.method"):
+        watch(patches, attr, log)
+    module.Thing().method()
+    assert len(log) == 4
+    assert patches.undo() == []
+    assert vars(module.Thing)["method"] is original
+
+
+def test_installing_twice_changes_nothing(module, patches, log):
+    watch(patches, "add", log)
+    once = module.add
+    watch(patches, "add", log)
+    assert module.add is once
+    module.add(1)
+    assert len(log) == 2
+
+
+def test_two_instrumentations_share_a_function(module, rows, log):
+    original = module.add
+    first, second = PatchSet("first", rows), PatchSet("second", rows)
+    watch(first, "add", log)
+    watch(second, "add", log)
+    module.add(1)
+    assert len(log) == 4
+    assert second.undo() == first.undo() == []
+    assert module.add is original
+
+
+def test_a_hook_waits_for_its_module(tmp_path, monkeypatch, patches, rows, log):
+    (tmp_path / "traced_program.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "traced_program", raising=False)
+    watch(patches, "add", log)
+    row = rows.rows["traced_program:add"]
+    assert (row.state, row.reason) == ("waiting", "traced_program is not imported")
+    from traced_program import add
+
+    assert (row.state, row.reason) == ("installed", None)
+    assert add(1) == 2
+    assert row.count == 1
+    sys.modules.pop("traced_program")
+
+
+def test_after_undo_an_import_binds_nothing(tmp_path, monkeypatch, patches, log):
+    (tmp_path / "traced_program.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "traced_program", raising=False)
+    watch(patches, "add", log)
+    patches.undo()
+    from traced_program import add
+
+    assert not hasattr(add, "__wrapped__")
+    sys.modules.pop("traced_program")
+
+
+def break_down(*args):
+    raise ZeroDivisionError("a bug of ours")
+
+
+@pytest.mark.parametrize(("before", "after"), [(break_down, break_down), (lambda args, kwargs: None, break_down)])
+def test_a_hook_that_raises_never_reaches_the_program(module, patches, rows, capfd, before, after):
+    attrs = ["add", "fail", "add_later", "count", "count_later", "opened", "opened_later", "Thing.method"]
+    for attr in [*attrs, "returns_coroutine"]:
+        patches.around(f"traced_program:{attr}", before, after)
+
+    async def use_later():
+        async with module.opened_later([]) as notes:
+            pass
+        return (
+            await module.add_later(1),
+            await module.returns_coroutine(1),
+            notes,
+            [i async for i in module.count_later(2)],
+        )
+
+    for _ in range(2):
+        assert module.add(1) == 2
+        assert list(module.count(2)) == [0, 1]
+        with module.opened([]) as notes:
+            pass
+        assert notes == ["open", "closed"]
+        assert module.Thing().method(1)[1:] == ((1,), {})
+        assert asyncio.run(use_later()) == (2, 2, ["open", "closed"], [0, 1])
+        error = KeyError("theirs")
+        with pytest.raises(KeyError) as caught:
+            module.fail(error)
+        assert caught.value is error
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == len(attrs) + 1  # one line a hook, however often it fails
+    assert {row.state for row in rows.rows.values()} == {"failed"}
+    assert all("ZeroDivisionError: a bug of ours" in row.reason for row in rows.rows.values())
+    assert min(hook.failures for hook in patches.hooks) == 2
+
+
+def test_what_did_not_begin_is_not_ended(module, patches, log):
+    attrs = ["add", "add_later", "returns_coroutine", "count", "fail"]
+    for attr in attrs:
+        patches.around(f"traced_program:{attr}", break_down, lambda token, result, error: log.append(token))
+    module.add(1)
+    list(module.count(1))
+    for later in (module.add_later(1), module.returns_coroutine(1)):
+        asyncio.run(later)
+    with pytest.raises(KeyError):
+        module.fail(KeyError("theirs"))
+    assert log == []
+
+
+def test_a_call_that_is_no_span_has_no_arrow_and_one_that_raises_no_late_arguments(
+    module, patches, rows, folder, spans_of
+):
+    rltrace.start(folder)
+    patches.span(
+        "traced_program:add",
+        "add",
+        lambda a, b=1: None if a == 0 else {"a": a},
+        lambda result, a, b=1: {"negative": -result},
+        flow_out=lambda a, b=1: f"out {a}",
+        flow_in=lambda a, b=1: f"in {a}",
+    )
+    with rltrace.span("around"):
+        assert (module.add(0), module.add(1)) == (1, 2)
+        with pytest.raises(TypeError):
+            module.add("x")
+    rltrace.stop()
+    around, added, failed = spans_of(folder)
+    assert (around.name, around.flows_out, around.flows_in) == ("around", (), ())
+    assert (added.args, added.flows_out, added.flows_in) == ({"a": 1, "negative": -2}, ("out 1",), ("in 1",))
+    assert failed.args == {"a": "x", "error": "TypeError"}
+    assert rows.rows["traced_program:add"].state == "installed"
+
+
+def test_an_interrupt_in_a_hook_is_the_programs_own(module, patches):
+    def interrupt(args, kwargs):
+        raise KeyboardInterrupt
+
+    patches.around("traced_program:add", interrupt, lambda token, result, error: None)
+    with pytest.raises(KeyboardInterrupt):
+        module.add(1)
+
+
+def test_a_framework_of_another_version_is_skipped_with_the_reason(module, rows, log):
+    original = module.add
+    patches = PatchSet("test", rows, supports=("pytest >= 1.0, < 2",))
+    watch(patches, "add", log)
+    row = rows.rows["traced_program:add"]
+    assert row.state == "skipped"
+    assert row.reason == f"pytest {pytest.__version__} is outside of what this hook knows: pytest >= 1.0, < 2"
+    assert module.add is original
+    patches.undo()
+    assert row.state == "skipped", "what was never there is not taken back"
+
+
+def test_a_public_hook_is_registered_once_and_taken_back(module, patches, rows):
+    registered = []
+
+    def register(hook):
+        assert hook.live, "it may be called at once"
+        registered.append(hook)
+        return registered.clear
+
+    patches.use("traced_program:add", register)
+    patches.use("traced_program:add", register)
+    assert len(registered) == 1
+    assert rows.rows["traced_program:add"].state == "installed"
+    patches.undo()
+    assert registered == []
+    assert rows.rows["traced_program:add"].state == "undone"
+
+
+def test_a_dormant_hook_passes_calls_through_until_it_is_wanted(module, patches, rows, log):
+    with patches.dormant() as switch:
+        watch(patches, "add", log)
+        assert module.add(1, 1) == 2  # its module is there already: it is bound at once
+    watch(patches, "fail", log)
+    log.clear()
+    row = rows.rows["traced_program:add"]
+    fired = row.count
+    for on, seen in ((False, 0), (True, 2), (False, 0)):
+        switch(on)
+        assert module.add(1, 1) == 2
+        assert (row.state, len(log), row.count - fired) == ("installed", seen, seen // 2)
+        log.clear()
+        fired = row.count
+    with pytest.raises(KeyError):
+        module.fail(KeyError())
+    assert len(log) == 2  # one that is named behind is not dormant
+    patches.undo()
+    assert row.state == "undone"
+
+
+def test_a_dormant_hook_whose_module_comes_later_sleeps_too(tmp_path, monkeypatch, patches, log):
+    with patches.dormant() as switch:
+        watch(patches, "add", log)
+    (tmp_path / "traced_program.py").write_text(textwrap.dedent(SOURCE))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("traced_program")
+    try:
+        module.add(1)
+        assert log == []
+        switch(True)
+        module.add(1)
+        assert len(log) == 2
+    finally:
+        del sys.modules["traced_program"]
+
+
+def test_a_hook_that_failed_goes_on_and_is_undone_all_the_same(module, patches, rows, log):
+    """Also one that was told to sleep in between."""
+    failures = iter([True])
+
+    def begin(args, _kwargs):
+        if next(failures, False):
+            raise LookupError("ours")
+        log.append(args)
+
+    with patches.dormant() as switch:
+        patches.around("traced_program:add", begin, lambda *_: None)
+    for on in (True, False, True):
+        switch(on)
+        module.add(1, 1)
+    assert rows.rows["traced_program:add"].state == "failed"
+    assert log == [(1, 1)]
+    add = module.add
+    patches.undo()
+    assert rows.rows["traced_program:add"].state == "undone"
+    switch(True)
+    assert (add(1, 1), log) == (2, [(1, 1)])
+
+
+def test_a_public_hook_that_cannot_be_registered_is_said_to_have_failed_to_the_end(module, patches, rows, capfd):
+    patches.use("traced_program:add", break_down)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    patches.undo()
+    assert rows.rows["traced_program:add"].state == "failed"
+
+
+def test_a_wrapper_that_is_sent_by_value_works_and_is_inert(module, patches, log):
+    watch(patches, "add", log)
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        there = pickle.loads(cloudpickle.dumps(module.add))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    assert there is not module.add
+    assert there(1) == 2
+    assert log == []
+
+
+def test_a_hook_travels_without_its_register(rows):
+    hook = Hook("test", "a:b", ("x",), rows)
+    copy = pickle.loads(pickle.dumps(hook))
+    assert (copy.target, copy.emits, copy.live) == ("a:b", ("x",), False)
+    hook.row.fired()
+    copy.row.fired()
+    assert rows.rows["a:b"].count == 1

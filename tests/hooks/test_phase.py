@@ -1,0 +1,103 @@
+"""A phase that a program marks itself is an edge of its memory, as those of hooks are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from test_cuda_ledger import MIB, Simulated, actor, of_device
+
+import rltrace
+from rltrace.analysis import summarize
+from rltrace.hooks import boundaries
+from rltrace.hooks.boundaries import Edge
+from rltrace.instrument.memory.cuda_ledger import CudaLedger
+from rltrace.read.recording import Recording
+
+
+@pytest.fixture
+def told() -> Iterator[list[Edge]]:
+    edges_told: list[Edge] = []
+    undo = boundaries.watch(edges_told.append)
+    yield edges_told
+    undo()
+
+
+@pytest.fixture
+def ledger(folder: Path) -> Iterator[CudaLedger]:
+    """Of a simulated GPU, told of every edge of a Recording."""
+    gpu = Simulated()
+    ledger = CudaLedger(lambda: gpu)
+    actor(gpu, ledger)
+    undo = boundaries.watch(ledger.reached)
+    rltrace.start(folder, role="trainer", rank=0)
+    yield ledger
+    undo()
+
+
+def test_both_of_its_edges_are_told_outside_of_it(folder: Path, told: list[Edge]) -> None:
+    rltrace.start(folder)
+    with rltrace.phase("think", tokens=3) as phase:
+        assert told == [Edge(("think",), is_end=False, is_own=True)]
+        phase.set(thoughts=2)
+    assert told[1:] == [Edge(("think",), is_end=True, is_own=True)]
+
+    async def later() -> None:
+        async with rltrace.phase("rest"):
+            pass
+
+    asyncio.run(later())
+    assert [edge.names for edge in told[2:]] == [("rest",), ("rest",)]
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    think, rest = process.events()
+    assert (think.name, think.is_phase, think.args) == ("think", True, {"phase": True, "tokens": 3, "thoughts": 2})
+    assert (rest.name, rest.is_phase) == ("rest", True)
+
+
+def test_nobody_is_told_where_nothing_is_recorded(told: list[Edge]) -> None:
+    with rltrace.phase("think"):
+        pass
+    assert told == []
+
+
+def test_a_ledger_of_its_device_is_at_each_edge_whatever_it_is_called(folder: Path, ledger: CudaLedger) -> None:
+    with rltrace.phase("think"):
+        pass
+    rltrace.stop()
+    device = of_device(folder)
+    assert [(edge.phase, edge.edge, edge.is_settled) for edge in device.edges] == [
+        ("think", "begin", True),
+        ("think", "end", True),
+    ]
+    assert device.edges[1].bytes["actor.params"] == 300 * MIB
+    assert device.residual is not None and device.residual.edges_over_allowed == 0
+
+
+def test_memory_that_runs_out_in_it_is_told(folder: Path, ledger: CudaLedger) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with pytest.raises(torch.OutOfMemoryError), rltrace.phase("think"):
+        raise error
+    rltrace.stop()
+    (failure,) = summarize(Recording.open(folder)).out_of_memory
+    assert failure.asked_bytes == 2 << 30
+    assert failure.moment is not None and failure.moment.bytes["actor.optimizer"] == 600 * MIB
+
+
+def test_who_fails_at_an_edge_disturbs_nobody_and_is_said_once(folder: Path) -> None:
+    def fail(_edge: Edge) -> None:
+        raise ValueError("no such device")
+
+    undo = boundaries.watch(fail)
+    rltrace.start(folder)
+    for _ in range(3):
+        with rltrace.phase("think"):
+            pass
+    rltrace.stop()
+    undo()
+    (process,) = Recording.open(folder).processes
+    assert process.unavailable == {"memory at think": "ValueError: no such device"}
+    assert sum(event.name == "think" for event in process.events()) == 3

@@ -1,0 +1,127 @@
+"""Programs under tracing whose every hook fails: they print, raise and exit as they do untraced."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from traced_runs import TracedRun, traced_environment
+
+from rltrace.read.recording import Recording
+from rltrace.record import manifest
+
+pytestmark = pytest.mark.run
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+BUG = "ZeroDivisionError: a bug of ours"
+
+OUR_FRAME = re.compile(r'  File "[^"]*/rltrace/(?:patching|recorder|instrument/\w+)\.py", .*\n(?:    .*\n)*')
+
+
+def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> TracedRun:
+    """Run a program as it is, or traced with its hooks broken at one place."""
+    folder = tmp_path / "recording"
+    manifest.create(folder, owner=None, command=[], config=None)
+    environment = traced_environment(folder, BROKEN=broken, RENDEZVOUS=str(tmp_path / "rendezvous"))
+    environment["PYTHONPATH"] += f":{PROGRAMS / 'broken_hooks'}:{PROGRAMS}:{tmp_path}"
+    if not traced:
+        del environment["RLTRACE_DIR"]
+    add_service_hooks(tmp_path)
+    command = [sys.executable, str(PROGRAMS / f"{program}.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
+
+
+def add_service_hooks(folder: Path) -> None:
+    """Make `service_hooks` an installed instrumentation."""
+    metadata = folder / "service_hooks-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: service-hooks\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rltrace.instrumentations]\nservice = service_hooks:ServiceHooks\n")
+
+
+def what_it_did(run: TracedRun) -> tuple[int, str, str]:
+    """Exit code, output and the traceback it died of, without our frames, and without what differs by itself."""
+    out = "".join(line for line in run.out.splitlines(keepends=True) if not is_left_out(line))
+    return run.returncode, without_chance(out), without_chance(died_of(run.err))
+
+
+def is_left_out(line: str) -> bool:
+    """Our frames, and the frames in the text of an error that came from a Ray worker: Ray cuts some of them off."""
+    if line.startswith("    frame "):
+        return "/rltrace/" in line and "/tests/" not in line
+    return re.match(r"  File |    (?!now handled: )", line) is not None
+
+
+def died_of(errors: str) -> str:
+    """The last traceback, and only that: Ray's daemons and gloo write what they like around it."""
+    lines = errors[errors.rindex("Traceback (most recent call last):") :].splitlines(keepends=True)
+    end = next(at for at, line in enumerate(lines) if at and not line.startswith(" "))
+    return OUR_FRAME.sub("", "".join(lines[: end + 1]))
+
+
+def without_chance(text: str) -> str:
+    """Numbers of processes and actors, addresses in memory, and which of two failing ranks was the first."""
+    text = OUR_FRAME.sub("", text)
+    text = re.sub(r"pid=\d+|pid: \d+|Process \d|actor_id=\w+|repr=<\S+|ip=[\d.]+|0x[0-9a-f]+", "#", text)
+    return re.sub(r"#(, #)*", "#", text)
+
+
+@pytest.fixture(scope="module")
+def untraced(tmp_path_factory: pytest.TempPathFactory):
+    """What each program does without us, run once."""
+    known: dict[str, tuple[int, str, str]] = {}
+
+    def of(program: str) -> tuple[int, str, str]:
+        if program not in known:
+            known[program] = what_it_did(run(tmp_path_factory.mktemp(program), program, traced=False))
+        return known[program]
+
+    return of
+
+
+EVERYWHERE = ("before", "after", "binding", "install", "recorder", "counting", "report")
+IN_SPANS = ("args", "late_args", "flow_out", "flow_in")
+
+CASES = [
+    *(("asyncio_service", place, "service") for place in (*IN_SPANS, *EVERYWHERE)),
+    *(("fsdp2_training", place, "fsdp2") for place in EVERYWHERE),
+    *(("ray_driver", place, "ray") for place in EVERYWHERE),
+]
+
+
+@pytest.mark.parametrize(("program", "place", "instrumentation"), CASES)
+def test_a_program_whose_every_hook_fails_runs_as_if_untraced(
+    tmp_path: Path, untraced, program: str, place: str, instrumentation: str
+) -> None:
+    bare = untraced(program)
+    broken = run(tmp_path, program, traced=True, broken=place)
+    assert what_it_did(broken) == bare
+    failed = [
+        hook
+        for process in broken.recording.processes
+        for hook in process.hooks
+        if hook["instrumentation"] == instrumentation and hook["state"] == "failed" and hook["reason"] == BUG
+    ]
+    assert failed, "nothing was broken: the comparison says nothing"
+
+
+@pytest.mark.parametrize("program", ["asyncio_service", "fsdp2_training", "ray_driver"])
+def test_a_program_whose_hooks_work_runs_as_if_untraced(tmp_path: Path, untraced, program: str) -> None:
+    traced = run(tmp_path, program, traced=True)
+    assert what_it_did(traced) == untraced(program)
+    assert {hook["state"] for process in traced.recording.processes for hook in process.hooks} <= {
+        "installed", "waiting",
+    }  # fmt: skip
+    assert traced.spans()
+
+
+@pytest.mark.parametrize("program", ["asyncio_service", "fsdp2_training", "ray_driver"])
+def test_the_programs_do_fail_so_that_there_is_something_to_compare(untraced, program: str) -> None:
+    code, out, died = untraced(program)
+    assert code == 1
+    assert "frame" in out
+    assert died.count("File ") >= 2

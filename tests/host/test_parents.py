@@ -1,0 +1,50 @@
+"""Who is below whom is the kernel's word."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from rltrace.host.parents import is_below, parent_of, running_parent_of, stack_of
+
+GRANDCHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+input()
+child.communicate(b"\\n")
+"""
+
+
+def test_a_childs_child_is_below_and_no_process_is_below_itself_or_one_that_is_not_above_it() -> None:
+    child = subprocess.Popen([sys.executable, "-c", GRANDCHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None and child.stdout is not None
+    grandchild = int(child.stdout.readline())
+    assert (parent_of(grandchild), parent_of(child.pid)) == (child.pid, os.getpid())
+    assert is_below(grandchild, child.pid) and is_below(grandchild, os.getpid()) and is_below(child.pid, 1)
+    assert not is_below(child.pid, grandchild) and not is_below(os.getpid(), os.getpid())
+    assert running_parent_of(grandchild) == child.pid
+    child.communicate(b"\n")
+    assert parent_of(child.pid) is None and not is_below(child.pid, os.getpid())
+
+
+def test_a_process_that_has_ended_has_a_parent_and_no_running_one_until_its_parent_asks() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert (parent_of(child.pid), running_parent_of(child.pid)) == (os.getpid(), None)
+    child.wait()
+    assert parent_of(child.pid) is running_parent_of(child.pid) is None
+
+
+def test_a_fork_has_its_parents_stack_and_a_program_that_was_executed_has_one_of_its_own() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    assert stack_of(pid) == stack_of(os.getpid()) != stack_of(child.pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    child.communicate(b"\n")
+    assert stack_of(pid) is stack_of(child.pid) is None

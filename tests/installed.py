@@ -1,0 +1,90 @@
+"""rltrace as a user has it: its wheel, installed into an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from rltrace.events import COLLECTION
+from rltrace.read.recording import Recording
+
+ROOT = Path(__file__).parents[1]
+OURS = Path(msgspec.__file__).parents[1]
+"""Where the packages are that the tests run with: torch, Ray, what rltrace needs."""
+
+
+@dataclass
+class Environment:
+    """A virtual environment with our wheel in it; everything else is that of the tests."""
+
+    path: Path
+
+    @property
+    def python(self) -> str:
+        return str(self.path / "bin" / "python")
+
+    @property
+    def site(self) -> Path:
+        return Path(sysconfig.get_path("purelib", vars={"base": str(self.path)}))
+
+    def variables(self, **added: str) -> dict[str, str]:
+        """The tests' own variables without those that make rltrace importable, or trace."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("RLTRACE_") and name not in ("PYTHONPATH", "RAY_RUNTIME_ENV_HOOK", "RAY_ADDRESS")
+        }
+        path = os.pathsep.join([str(self.path / "bin"), os.environ["PATH"]])
+        return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", **added}
+
+    def pip_install(self, *arguments: str) -> None:
+        """Install packages into it."""
+        command = [sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def run(self, *command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in it."""
+        return subprocess.run(
+            [str(word) for word in command], env=self.variables(**variables), cwd=cwd, check=False,
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+
+    def rltrace(self, *words: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run our command line in it."""
+        cli = "from rltrace.cli import main; main(prog_name='rltrace')"
+        return self.run(self.python, "-c", cli, *words, cwd=cwd, **variables)
+
+
+def make_bare(folder: Path) -> Environment:
+    """Where rltrace is only on the path: no wheel, so no `.pth` of ours is read."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    environment = Environment(folder / "venv")
+    (environment.site / "others.pth").write_text(f"{OURS}\n{ROOT}\n")
+    return environment
+
+
+def make(folder: Path) -> Environment:
+    """Build the wheel and install it."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    environment = Environment(folder / "venv")
+    environment.pip_install("--no-deps", str(wheel))
+    # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
+    (environment.site / "others.pth").write_text(f"{OURS}\n")
+    return environment
+
+
+def span_names(folder: Path) -> list[str]:
+    """Names of all spans of a Recording, process by process; not of garbage collections, which come when they come."""
+    events = [event for process in Recording.open(folder).processes for event in process.events()]
+    return [event.name for event in events if hasattr(event, "start_ns") and event.name != COLLECTION]

@@ -1,0 +1,758 @@
+"""`rltrace exec --allocations 3`: each process keeps that step, from its first edge in it to its first behind, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from recordings import Written, sample, span
+from test_summary_screen import screen
+from traced_runs import TracedRun, run_traced
+
+from rltrace.analysis import summarize
+from rltrace.analysis.allocations import BEHIND, GONE
+from rltrace.events import (
+    ALLOCATIONS,
+    ALLOCATIONS_KEPT,
+    ALLOCATIONS_RESERVED,
+    ALLOCATIONS_WRITTEN,
+    NO_GPU,
+    STEP,
+    Span,
+    allocations_of,
+)
+from rltrace.events import Counter as Sample
+from rltrace.read.recording import Process, Recording
+from rltrace.record import allocation_steps, recorder
+from rltrace.record.allocation_steps import RunningSteps
+
+pytestmark = pytest.mark.run
+
+HERE = Path(__file__).parents[1]
+CLI = [sys.executable, "-c", "from rltrace.cli import main; main()"]
+
+
+def run(tmp_path: Path, source: str, allocations: str = "2") -> TracedRun:
+    """A program that can pretend to use a GPU."""
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE)])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = path
+    try:
+        return run_traced(tmp_path, source, RLTRACE_ALLOCATIONS=allocations)
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.__setitem__("PYTHONPATH", before)
+
+
+def kept(process: Process) -> list[Span]:
+    """The parts of which a process has every allocation."""
+    return [event for event in process.events() if isinstance(event, Span) and event.name == ALLOCATIONS_KEPT]
+
+
+def named(recording: Recording, name: str) -> Process:
+    """The process of that name."""
+    (process,) = [process for process in recording.processes if process.name == name]
+    return process
+
+
+def step_of(recording: Recording, number: int) -> Span:
+    """The span of a step, of the first process that has it."""
+    events = [event for process in recording.processes for event in process.events()]
+    steps = [e for e in events if isinstance(e, Span) and e.name == STEP and e.args.get("step") == number]
+    return min(steps, key=lambda step: step.start_ns)
+
+
+def missed(recording: Recording) -> dict[str, str]:
+    """Why, by process, none was kept; by step where that is why."""
+    found = summarize(recording).allocations_missed
+    return {name: one.reason for one in found for name in one.processes or [f"step {one.step}"]}
+
+
+# ---- a loop of one process --------------------------------------------------------------------------------------
+
+LOOP = """
+    import os, signal, sys
+    import rltrace
+    from pretended_gpu import Tensor, come_up
+    come_up(has_text={has_text})
+    rltrace.start(name="loop")
+    held = Tensor(1000)
+    def body(step):
+        tensor = Tensor(10 ** step)
+        if step == 2:
+            {in_step}
+        del tensor
+    try:
+        for step in range(4):
+            with rltrace.span("step", step=step):
+                body(step)
+    except ValueError:
+        pass
+    {after}
+"""
+
+
+def loop(
+    tmp_path: Path, *, in_step: str = "pass", after: str = "pass", steps: str = "2", has_text: bool = True
+) -> TracedRun:
+    return run(tmp_path, LOOP.format(in_step=in_step, after=after, has_text=has_text), steps)
+
+
+@pytest.mark.parametrize("in_step", ["pass", "raise ValueError", "sys.exit(0)"])
+def test_a_loop_keeps_its_chosen_step_once_whole_and_nothing_else_however_it_ends(tmp_path: Path, in_step: str) -> None:
+    done = loop(tmp_path, in_step=in_step)
+    assert done.returncode == 0, done.err
+    (whole,) = kept(named(done.recording, "loop"))
+    step = step_of(done.recording, 2)
+    assert whole.args["step"] == 2
+    assert whole.start_ns < step.start_ns < step.end_ns < whole.end_ns
+    assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (1000, 1100)
+    assert (whole.args["lost"], whole.args["unaccounted_bytes"], whole.args["mismatches"]) == (0, 0, 0)
+    (peak,) = summarize(done.recording).allocations
+    assert (peak.step, peak.peak_bytes, peak.late_seconds) == (2, 1100, 0)
+    assert missed(done.recording) == {}
+    assert not done.err
+
+
+def test_what_it_takes_to_write_a_step_is_a_span_behind_it(tmp_path: Path) -> None:
+    done = loop(tmp_path)
+    process = named(done.recording, "loop")
+    (written,) = [event for event in process.events() if isinstance(event, Span) and event.name == ALLOCATIONS_WRITTEN]
+    assert step_of(done.recording, 2).end_ns < written.start_ns < written.end_ns < step_of(done.recording, 3).start_ns
+    found = summarize(done.recording)
+    assert ALLOCATIONS_WRITTEN in {span.name for span in found.hook_spans}, "it is no span of the program's own"
+    assert ALLOCATIONS_WRITTEN not in {span.name for span in found.own_spans}
+
+
+def test_several_steps_are_kept_and_each_is_told_apart(tmp_path: Path) -> None:
+    done = loop(tmp_path, steps="3, 1")
+    assert [(part.args["step"], part.args["peak_bytes"]) for part in kept(named(done.recording, "loop"))] == [
+        (1, 1010),
+        (3, 2000),
+    ]
+    assert [peak.step for peak in summarize(done.recording).allocations] == [1, 3]
+
+
+def test_a_process_that_leaves_in_the_middle_of_its_step_has_written_it(tmp_path: Path) -> None:
+    source = """
+        import rltrace
+        from pretended_gpu import Tensor, come_up
+        come_up()
+        rltrace.start(name="loop")
+        rltrace.span("step", step=2).__enter__()
+        held = Tensor(77)
+    """
+    done = run(tmp_path, source)
+    (whole,) = kept(named(done.recording, "loop"))
+    assert whole.args["end_bytes"] == 77
+    assert allocation_steps.lines(done.recording.path)[-1].endswith('"is_over": true}')
+
+
+def test_of_one_that_was_killed_it_is_said_that_it_had_begun(tmp_path: Path) -> None:
+    done = loop(tmp_path, in_step="os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -signal.SIGKILL
+    assert missed(done.recording) == {"loop": GONE}
+    text = "\n".join(screen(done.recording, 160))
+    assert f"allocations of step 2 were not kept by loop: {GONE}" in text
+
+
+def test_a_step_that_never_began_is_said_with_those_that_did(tmp_path: Path) -> None:
+    done = loop(tmp_path, steps="9")
+    assert missed(done.recording) == {"step 9": "no such step has begun: the steps of this Recording are 0 to 3"}
+
+
+def test_a_program_that_marks_no_step_is_told_so(tmp_path: Path) -> None:
+    done = run(tmp_path, "import rltrace\nrltrace.start(name='loop')\nwith rltrace.span('own'): pass")
+    assert missed(done.recording) == {"step 2": "no such step has begun: no step is marked"}
+
+
+def test_where_nobody_uses_a_gpu_that_is_said_in_words_and_no_hook_is_blamed(tmp_path: Path) -> None:
+    source = "import rltrace, torch\nfor n in range(4):\n    with rltrace.span('step', step=n): pass"
+    recording = run(tmp_path, source).recording
+    for whole in (False, True):
+        text = " ".join(" ".join(screen(recording, 140, whole=whole)).split())
+        assert f"allocations of step 2 were not kept by process: {NO_GPU}" in text
+        assert text.count("no chosen step's allocations were kept") == 1
+        assert not re.search("none of [a-z_, ]*chosen_allocations", text)
+        assert "chosen_allocations imported, nothing fired" not in text
+
+
+def test_a_torch_whose_allocations_carry_no_owner_is_said(tmp_path: Path) -> None:
+    done = loop(tmp_path, has_text=False)
+    assert done.returncode == 0, done.err
+    (reason,) = missed(done.recording).values()
+    assert "carry no text; those of torch 2.11 do" in reason
+    assert kept(named(done.recording, "loop")) == []
+
+
+def test_a_pause_at_the_steps_end_loses_it_and_that_is_said(tmp_path: Path) -> None:
+    done = loop(tmp_path, in_step="rltrace.pause()", after="rltrace.resume()")
+    assert missed(done.recording) == {"loop": "recording was paused when it ended"}
+
+
+def test_a_history_that_the_program_asked_for_itself_is_left_alone(tmp_path: Path) -> None:
+    source = """
+        import rltrace
+        from pretended_gpu import Tensor, come_up
+        come_up()
+        rltrace.start(name="loop")
+        rltrace.start_allocations()
+        with rltrace.span("step", step=2):
+            Tensor(5)
+        Tensor(5000)
+        rltrace.stop_allocations()
+    """
+    done = run(tmp_path, source)
+    (whole,) = kept(named(done.recording, "loop"))
+    assert (whole.args["peak_bytes"], "step" in whole.args) == (5000, False)
+    assert missed(done.recording) == {}
+
+
+def test_where_cuda_comes_up_inside_the_step_the_rest_of_it_is_kept(tmp_path: Path) -> None:
+    source = """
+        import rltrace
+        from pretended_gpu import Tensor, come_up
+        rltrace.start(name="loop")
+        with rltrace.span("step", step=2):
+            held = Tensor(300)
+            come_up()
+            with rltrace.phase("actor.update"):
+                Tensor(40)
+    """
+    done = run(tmp_path, source)
+    (whole,) = kept(named(done.recording, "loop"))
+    assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (300, 340)
+    (peak,) = summarize(done.recording).allocations
+    assert 0 < peak.late_seconds < 60
+    assert "what came and went in it before is missing" in "\n".join(screen(done.recording, 140, whole=True))
+
+
+UNUSED = """
+    import json
+    import rltrace
+    from pretended_gpu import GPU, Tensor, come_up
+    rltrace.start(name="loop")
+    come_up(has_context=False)
+    with rltrace.span("step", step=2):
+        with rltrace.phase("reward"):
+            pass
+        print(json.dumps(GPU.stats))
+        {then}
+        with rltrace.phase("actor.update"):
+            pass
+"""
+
+
+def test_where_cuda_is_up_and_nothing_is_allocated_nothing_of_ours_is_either(tmp_path: Path) -> None:
+    done = run(tmp_path, UNUSED.format(then="pass"))
+    assert json.loads(done.out.splitlines()[0]) == {}
+    loop = named(done.recording, "loop")
+    assert (kept(loop), loop.unavailable[allocations_of(2)]) == ([], NO_GPU)
+
+
+def test_what_is_allocated_there_later_in_the_step_is_kept(tmp_path: Path) -> None:
+    (whole,) = kept(named(run(tmp_path, UNUSED.format(then="held = Tensor(300)")).recording, "loop"))
+    assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (300, 300)
+
+
+def test_of_a_step_whose_part_of_the_history_is_gone_that_is_said_and_no_peak(folder: Path) -> None:
+    written = Written(folder).process("driver", *(span("step", at_s, at_s + 10, step=at_s // 10) for at_s in (20, 30)))
+    behind = [span(ALLOCATIONS_KEPT, 32, 38, step=2, lost=99), sample(f"{ALLOCATIONS}rollout.weights_bytes", 33, 700)]
+    written.process("engine", *behind, role="engine", rank=0, chosen_steps=[2], ended_s=40)
+    found = summarize(written.read())
+    assert found.allocations == []
+    assert [(one.step, one.processes, one.reason) for one in found.allocations_missed] == [
+        (2, ["rank 0 engine"], BEHIND)
+    ]
+
+
+def test_of_two_steps_of_one_number_it_is_the_one_in_which_it_was_kept(folder: Path) -> None:
+    steps = [span("step", 10 + 10 * place, 20 + 10 * place, step=place % 2) for place in range(4)]
+    written = Written(folder).process("driver", *steps, role="driver")
+    levels = [sample(f"{ALLOCATIONS}actor.params_bytes", at_s, size) for at_s, size in ((40, 300), (44, 900), (49, 0))]
+    written.process("worker", span(ALLOCATIONS_KEPT, 40, 49, lost=0), *levels, role="worker", rank=0, ended_s=60)
+    (peak,) = summarize(written.read()).allocations
+    assert (peak.step, peak.peak_bytes, peak.late_seconds) == (1, 900, 0)
+
+
+def test_a_step_without_a_number_has_that_of_its_place_as_in_the_summary(tmp_path: Path) -> None:
+    done = run(tmp_path, LOOP.format(in_step="pass", after="pass", has_text=True).replace(", step=step)", ")"))
+    (whole,) = kept(named(done.recording, "loop"))
+    assert whole.args["peak_bytes"] == 1100
+    assert [peak.step for peak in summarize(done.recording).allocations] == [2]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_step_of_trls_trainer_is_kept_also_if_only_the_next_one_ends_it(tmp_path: Path, ends: bool) -> None:
+    source = f"""
+        from types import SimpleNamespace
+        import rltrace
+        from pretended_gpu import Tensor, come_up
+        from rltrace.instrument.trl import StepPhases
+        come_up()
+        rltrace.start(role="worker", rank=0)
+        trainer, phases = SimpleNamespace(model=SimpleNamespace(training=True)), StepPhases()
+        for step in range(4):
+            phases.begin((None, None, SimpleNamespace(global_step=step)), {{}})
+            phases.begin_update((trainer,), {{}})
+            Tensor(10 ** step)
+            phases.end_micro_batch(None, None, None)
+            if step != 2 or {ends}:
+                phases.end(None, None, None)
+    """
+    (whole,) = kept(named(run(tmp_path, source).recording, "rank 0 worker"))
+    assert (whole.args["step"], whole.args["peak_bytes"]) == (2, 100)
+
+
+ANOTHERS = """
+    from pathlib import Path
+    import rltrace
+    from pretended_gpu import Tensor, come_up
+    from rltrace.record import allocation_steps
+    from rltrace.record.torch import allocations
+    come_up()
+    folder = Path(rltrace.start(name="loop"))
+    {first}
+    allocation_steps.say(folder, 2, "another", is_over=False)
+    with rltrace.phase("actor.update"):
+        Tensor(5)
+    for step in (7, 8):
+        with rltrace.span("step", step=step), rltrace.phase("actor.update"):
+            Tensor(5000)
+    {last}
+"""
+"""Another process is in the chosen step; then this one comes to steps of its own, which nobody chose."""
+
+
+def test_what_was_kept_of_anothers_step_is_dropped_where_a_process_comes_to_steps_of_its_own(tmp_path: Path) -> None:
+    done = run(tmp_path, ANOTHERS.format(first="", last="assert not allocations.is_kept()"))
+    assert done.returncode == 0, done.err
+    assert kept(named(done.recording, "loop")) == []
+
+
+def test_a_vllm_worker_keeps_a_generation_that_is_no_phase_of_it_and_writes_as_it_executes_the_next(
+    tmp_path: Path,
+) -> None:
+    """As of verl, whose server begins and ends it; the worker itself comes to an edge only as it falls asleep."""
+    worker = tmp_path / "vllm" / "v1" / "worker" / "gpu_worker.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text(
+        "from pretended_gpu import Tensor\nclass Worker:\n    def execute_model(self):\n        Tensor(70)\n"
+    )
+    source = """
+        from pathlib import Path
+        import rltrace
+        from pretended_gpu import come_up
+        from rltrace.record import allocation_steps, recorder
+        from rltrace.record.torch import allocations
+        from rltrace.instrument.vllm import allocations as vllm_allocations
+        from rltrace.hooks.patching import PatchSet
+        from vllm.v1.worker.gpu_worker import Worker
+        come_up()
+        folder = Path(rltrace.start(name="loop"))
+        vllm_allocations.name_hooks(PatchSet("vllm_allocations", recorder.current()))  # which needs a driver
+        Worker().execute_model()
+        allocation_steps.say(folder, 2, "another", is_over=False)
+        Worker().execute_model()
+        Worker().execute_model()
+        allocation_steps.say(folder, 2, "another", is_over=True)
+        assert allocations.is_kept()
+        Worker().execute_model()
+        assert not allocations.is_kept()
+    """
+    done = run(tmp_path, source)
+    assert done.returncode == 0, done.err
+    loop = named(done.recording, "loop")
+    (whole,) = kept(loop)
+    assert (whole.args["step"], whole.args["allocations"], whole.args["peak_bytes"]) == (2, 2, 70)
+    samples = [event for event in loop.events() if isinstance(event, Sample) and event.name.startswith(ALLOCATIONS)]
+    held = {sample.name: sample.value for sample in samples if sample.value}
+    assert held.pop(ALLOCATIONS_RESERVED, None) is not None
+    assert held == {f"{ALLOCATIONS}rollout.activations_bytes": 70}, "of the first execution too"
+
+
+def test_a_programs_own_history_goes_on_whatever_step_another_is_in(tmp_path: Path) -> None:
+    source = ANOTHERS.format(first="rltrace.start_allocations()", last="rltrace.stop_allocations()")
+    (whole,) = kept(named(run(tmp_path, source).recording, "loop"))
+    assert (whole.args["peak_bytes"], "step" in whole.args) == (5000, False)
+
+
+def test_a_step_that_was_tried_again_after_a_death_is_over_with_the_second_try(tmp_path: Path) -> None:
+    running = RunningSteps(tmp_path)
+    allocation_steps.say(tmp_path, 3, "first", is_over=False)
+    assert running.now() == [3]
+    allocation_steps.say(tmp_path, 3, "second", is_over=False)
+    allocation_steps.say(tmp_path, 3, "second", is_over=True)
+    assert running.now() == []
+    allocation_steps.say(tmp_path, 10, "second", is_over=False)
+    assert running.now() == [10]
+
+
+def test_a_forked_child_has_no_part_in_what_its_parent_keeps(tmp_path: Path) -> None:
+    fork = """
+            if not os.fork():
+                with rltrace.phase("reward"):
+                    pass
+                sys.exit(0)
+            os.wait()
+    """
+    done = loop(tmp_path, in_step=fork.strip())
+    parts = {process.pid: kept(process) for process in done.recording.processes}
+    assert sorted(map(len, parts.values())) == [0, 1]
+    assert missed(done.recording) == {"loop": NO_GPU}, "of the child, which has its parent's name"
+
+
+# ---- workers ----------------------------------------------------------------------------------------------------
+
+RAY = """
+    import sys, time
+    import ray, rltrace
+    from rltrace.hooks import boundaries
+
+    @ray.remote
+    class Worker:
+        def __init__(self, rank, has_gpu):
+            from pretended_gpu import Tensor, come_up
+            rltrace.identify(role="worker", rank=rank, device={"host": "here", "uuid": f"GPU-{rank}"})
+            self.Tensor = Tensor
+            if has_gpu:
+                come_up()
+            self.held = Tensor(1000)
+        def work(self, step, phase):
+            self.Tensor(50_000)  # before any edge
+            with rltrace.phase(phase):
+                self.Tensor(10 ** step)
+        def nothing(self):
+            pass
+        def hooked(self):
+            boundaries.reached(boundaries.Edge(("rollout.generate",)))
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    rltrace.start(role="driver", name="trainer")
+    workers = [Worker.remote(rank, rank < 2) for rank in range(3)]
+    for step in range(5):
+        try:
+            with rltrace.span("step", step=step):
+                for phase in ("rollout.generate", "actor.update"):
+                    ray.get([worker.work.remote(step, phase) for worker in workers])
+                    if step == 2 and phase == "actor.update" and sys.argv[1:] == ["raise"]:
+                        raise ValueError
+        except ValueError:
+            pass
+        ray.get([worker.nothing.remote() for worker in workers])
+    for worker in workers:
+        worker.__ray_terminate__.remote()
+    time.sleep(1)
+    ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module", params=["well", "raise"])
+def on_ray(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
+    """Three actors of a driver with steps, two of which use a GPU; the chosen step ends well, or raises."""
+    source = RAY.replace("sys.argv[1:]", repr([request.param]))
+    done = run(tmp_path_factory.mktemp("ray"), source)
+    assert done.returncode == 0, done.err
+    return done
+
+
+def test_each_actor_keeps_the_drivers_step_from_its_first_phase_in_it_to_its_first_behind_it(on_ray: TracedRun) -> None:
+    step, following = (step_of(on_ray.recording, number) for number in (2, 3))
+    for rank in range(2):
+        process = named(on_ray.recording, f"rank {rank} worker")
+        (whole,) = kept(process)
+        phases = [e for e in process.events() if isinstance(e, Span) and e.is_phase]
+        of_step = sorted(e.start_ns for e in phases if step.start_ns < e.start_ns < step.end_ns)
+        behind = min(e.start_ns for e in phases if e.start_ns > following.start_ns)
+        assert len(of_step) == 2
+        assert step.start_ns < whole.start_ns < of_step[0]
+        assert of_step[1] < whole.end_ns < behind
+        assert whole.args["step"] == 2
+        # 50,000 of its first call came and went before it looked; of its second call, and of step 3, they are there.
+        assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (1000, 51_000)
+        assert (whole.args["lost"], whole.args["unaccounted_bytes"], whole.args["mismatches"]) == (0, 0, 0)
+        most = [e.value for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
+        assert most.count(51_000) == 2 and 1100 in most and 2000 not in most
+
+
+def test_who_uses_no_gpu_says_so_and_the_summary_has_those_that_do(on_ray: TracedRun) -> None:
+    assert missed(on_ray.recording) == {"trainer": NO_GPU, "rank 2 worker": NO_GPU}
+    peaks = summarize(on_ray.recording).allocations
+    assert [(peak.lane, peak.step, peak.peak_bytes) for peak in peaks] == [("rank 0", 2, 51_000), ("rank 1", 2, 51_000)]
+    assert all(0 < peak.late_seconds < 60 for peak in peaks)
+    first, whole = ("\n".join(screen(on_ray.recording, 140, whole=whole)) for whole in (False, True))
+    assert "not kept" not in first
+    assert f"allocations of step 2 were not kept by trainer, rank 2 worker: {NO_GPU}" in whole
+
+
+WAITING = """
+    from pathlib import Path
+    import rltrace, torch
+    from pretended_gpu import DEVICE, GPU, Tensor, come_up
+    from rltrace.record import allocation_steps
+    come_up()
+    folder = Path(rltrace.start(name="waiting"))
+    held, pending = Tensor(1000), Tensor(30)
+    with rltrace.phase("weight_sync"):
+        cached = [Tensor(500) for _ in range(5)]
+        del cached
+        GPU.ask_to_free(pending._address)
+        {before}
+    allocation_steps.say(folder, 2, "another", is_over=False)
+    {meanwhile}
+    rltrace.counter("waited_bytes", 0)
+    with rltrace.phase("actor.update"):
+        more = [Tensor(70) for _ in range(9)]
+        del more
+    allocation_steps.say(folder, 2, "another", is_over=True)
+    with rltrace.phase("weight_sync"):
+        pass
+    type(pending).__del__ = lambda tensor: None
+"""
+AN_ENGINE = """
+import sys
+from types import SimpleNamespace as Of
+from rltrace.record.torch import allocations
+from rltrace.instrument.vllm.allocations import CUMEM, CumemPools
+segments = {{4096: Of(handle=(0, 100, 4096, 1), tag="weights", is_asleep={is_asleep})}}
+sys.modules[CUMEM] = Of(CuMemAllocator=Of(instance=Of(pointer_to_data=segments)))
+allocations.keep_beside(CumemPools())
+"""
+"""Pools as vLLM's, that sleep and wake up without a word of torch's allocator."""
+AWAKE, ASLEEP = (f"exec({AN_ENGINE.format(is_asleep=is_asleep)!r})" for is_asleep in (False, True))
+ON_ANOTHER = "torch.cuda.current_device = lambda: DEVICE + 1"
+BACK = "torch.cuda.current_device = lambda: DEVICE"
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "is_known", "start_bytes"),
+    [
+        pytest.param("", "pass", True, 1030, id="nothing"),
+        pytest.param("", "Tensor(3)", False, 1030, id="what came and went"),
+        pytest.param("", "GPU.complete_free(pending._address)", False, 1000, id="a stream let go"),
+        pytest.param("", "GPU.empty_cache()", False, 1030, id="the cache was emptied"),
+        pytest.param("GPU.stats.clear()", "new = Tensor(3); GPU.stats.clear()", False, 1033, id="counts were reset"),
+        pytest.param(ON_ANOTHER, BACK, False, 1030, id="another device"),
+        pytest.param(AWAKE, "pass", False, 1130, id="an engine"),
+        pytest.param(ASLEEP, "pass", False, 1030, id="an engine that sleeps"),
+        pytest.param("", AWAKE, False, 1130, id="an engine that came"),
+        pytest.param("GPU.ring = 36", "pass", False, 1030 + 6 * 70, id="entries were lost"),
+    ],
+)
+def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did_nothing(
+    tmp_path: Path, before: str, meanwhile: str, is_known: bool, start_bytes: int
+) -> None:
+    done = run(tmp_path, WAITING.format(before=before, meanwhile=meanwhile))
+    assert done.returncode == 0, done.err
+    process = named(done.recording, "waiting")
+    (whole,) = kept(process)
+    first, _, _ = sorted((e for e in process.events() if isinstance(e, Span) and e.is_phase), key=lambda e: e.start_ns)
+    assert first.end_ns is not None and whole.start_ns > first.end_ns
+    (waited,) = [e for e in process.events() if isinstance(e, Sample) and e.name == "waited_bytes"]
+    is_first = whole.start_ns < waited.ts_ns
+    samples = [e for e in process.events() if isinstance(e, Sample) and e.name.startswith(ALLOCATIONS)]
+    assert min(sample.ts_ns for sample in samples) == whole.start_ns
+    assert is_first == is_known
+    assert whole.args["start_bytes"] == start_bytes
+
+
+def test_an_allocator_that_counts_nothing_is_no_failure(tmp_path: Path) -> None:
+    refuse = """
+        def refuse(*_):
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+        torch.cuda.memory_stats = torch.cuda.memory_stats_as_nested_dict = refuse
+        torch.cuda.memory.get_allocator_backend = lambda: "pluggable"
+    """
+    before = f"exec({textwrap.dedent(refuse)!r})"
+    done = run(tmp_path, WAITING.format(before=before, meanwhile="pass"))
+    assert (done.returncode, done.err) == (0, "")
+    reason = named(done.recording, "waiting").unavailable[allocations_of(2)]
+    assert "chosen an allocator that keeps no history" in reason
+
+
+def test_a_worker_that_ends_behind_the_step_has_written_it(tmp_path: Path) -> None:
+    """The last step has no edge behind it."""
+    done = run(tmp_path, RAY.replace("range(5)", "range(3)"))
+    for rank in range(2):
+        (whole,) = kept(named(done.recording, f"rank {rank} worker"))
+        assert whole.args["peak_bytes"] == 51_000
+
+
+def test_a_worker_without_a_phase_in_the_step_says_so(tmp_path: Path) -> None:
+    source = RAY.replace("with rltrace.phase(phase):", "with rltrace.span(phase):")
+    done = run(tmp_path, source)
+    no_edge = "no phase of this process began or ended in it"
+    assert missed(done.recording) == {"trainer": NO_GPU, "rank 0 worker": no_edge, "rank 1 worker": no_edge}
+
+
+def test_a_step_that_somebody_runs_again_is_not_kept_twice(tmp_path: Path) -> None:
+    again = """
+    @ray.remote
+    def again(workers):
+        with rltrace.span("step", step=2):
+            ray.get([worker.work.remote(2, "reward") for worker in workers])
+    ray.get(again.remote(workers))
+    for worker in workers:
+        worker.__ray"""
+    done = run(tmp_path, RAY.replace("\n    for worker in workers:\n        worker.__ray", again), "2,99")
+    assert len(allocation_steps.lines(done.recording.path)) == 4
+    for rank in range(2):
+        assert len(kept(named(done.recording, f"rank {rank} worker"))) == 1
+
+
+def test_an_edge_that_only_hooks_tell_of_is_one(tmp_path: Path) -> None:
+    source = RAY.replace("with rltrace.phase(phase):", "edges.reached(edges.Edge((phase,)))\n            if True:")
+    done = run(tmp_path, source)
+    for rank in range(2):
+        assert [part.args["step"] for part in kept(named(done.recording, f"rank {rank} worker"))] == [2]
+
+
+RANKS = """
+    import multiprocessing, time
+    import rltrace
+
+    def work(rank, step_begun, looked):
+        from pretended_gpu import Tensor, come_up
+        come_up()
+        rltrace.start(role="worker", rank=rank)
+        if rank == 1:
+            step_begun.wait()
+            with rltrace.phase("actor.build"):  # in the step of the other rank, and before its own
+                Tensor(7_000)
+            looked.set()
+        for step in range(3):
+            with rltrace.span("step", step=step):
+                if rank == 0 and step == 0:
+                    step_begun.set()
+                    looked.wait()
+                Tensor(10 ** step)
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        step_begun, looked = context.Event(), context.Event()
+        ranks = [context.Process(target=work, args=(rank, step_begun, looked)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+"""
+
+
+def test_a_rank_with_steps_of_its_own_keeps_those_and_nobody_elses(tmp_path: Path) -> None:
+    done = run(tmp_path, RANKS, "0")
+    for rank in range(2):
+        process = named(done.recording, f"rank {rank} worker")
+        (whole,) = kept(process)
+        (step,) = [e for e in process.events() if isinstance(e, Span) and e.name == STEP and e.args["step"] == 0]
+        assert whole.start_ns < step.start_ns < step.end_ns < whole.end_ns
+        assert whole.args["peak_bytes"] == 1
+    assert missed(done.recording) == {}
+
+
+# ---- what is said -----------------------------------------------------------------------------------------------
+
+
+def test_a_step_runs_until_who_began_it_last_has_ended_it(tmp_path: Path) -> None:
+    running = RunningSteps(tmp_path)
+    assert running.now() == []
+    for process, is_over, expected in (
+        ("a", False, [3]),
+        ("b", False, [3]),
+        ("a", True, [3]),
+        ("b", True, []),
+        ("c", False, []),
+    ):
+        allocation_steps.say(tmp_path, 3, process, is_over=is_over)
+        assert running.now() == expected
+    with (tmp_path / allocation_steps.FILE).open("a") as file:
+        file.write('{"step": 4, "pro')  # somebody is writing it
+    assert running.now() == []
+    assert running.met == {3}
+
+
+@pytest.mark.parametrize(("text", "steps"), [("", set()), ("3", {3}), (" 3, 10,3", {3, 10})])
+def test_steps_are_numbers_separated_by_commas(text: str, steps: set[int]) -> None:
+    assert allocation_steps.parse(text) == steps
+
+
+@pytest.mark.parametrize("text", ["x", "3-5", "-1", "3,,4", "1.5"])
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_anything_else_is_refused_before_the_command_runs(text: str, way: str, tmp_path: Path) -> None:
+    option = [f"--allocations={text}"] if way == "option" else []
+    environment = {**os.environ, **({} if option else {allocation_steps.VARIABLE: text})}
+    done = subprocess.run(
+        [*CLI, "exec", "--out", str(tmp_path / "run"), *option, "--", "touch", str(tmp_path / "ran")],
+        env=environment, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and not (tmp_path / "ran").exists()
+    assert f"{text!r} are not numbers of steps separated by commas; say 3, or 3,10" in done.stderr
+
+
+def test_the_option_reaches_every_process_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import rltrace\nwith rltrace.span('step', step=3): pass\n")
+    command = [sys.executable, str(tmp_path / "program.py")]
+    words = ["exec", "--out", str(tmp_path / "run"), "--sample", "0", "--allocations", "3", "--", *command]
+    done = subprocess.run([*CLI, *words], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (process,) = Recording.open(tmp_path / "run").processes
+    assert process.chosen_steps == [3]
+    assert [json.loads(line)["is_over"] for line in allocation_steps.lines(tmp_path / "run")] == [False, True]
+
+
+def test_where_no_step_is_chosen_nothing_is_watched(tmp_path: Path) -> None:
+    source = """
+        import rltrace
+        from rltrace.hooks import boundaries
+        from rltrace.record import recorder
+        with rltrace.span("step", step=2) as step:
+            watchers = [watcher for watcher in boundaries.WATCHERS if "Follower" in repr(watcher)]
+            print(type(step) is recorder.OpenSpan, recorder._endings, watchers)
+    """
+    done = run(tmp_path, source, "")
+    assert done.out == "True [] []\n", done.err
+    assert not any("chosen" in hook for hook in done.hooks())
+    assert not (done.recording.path / allocation_steps.FILE).exists()
+
+
+def test_a_process_that_could_not_know_is_said_with_its_host(tmp_path: Path) -> None:
+    """On a host that is not the driver's, in a run that nobody supervises; and one that was killed without a word."""
+    held = [sample("actor.params_bytes", at, 5) for at in (1, 9)]
+    written = Written(tmp_path / "run").process(
+        "driver", span("step", 2, 4, step=3), role="driver", chosen_steps=[3], ended_s=9
+    )
+    written.process("far", *held, role="worker", rank=1, host="far", chosen_steps=[3], ended_s=10)
+    written.process("near", *held, role="worker", rank=0, chosen_steps=[3])
+    written.process(
+        "late", sample("actor.params_bytes", 5, 5), role="engine", rank=0, chosen_steps=[3], start_ns=5 * 10**9
+    )
+    written.process("bare", sample("own", 3, 5), role="main", chosen_steps=[3])
+    assert missed(written.read()) == {
+        "rank 1 worker": "nobody told far in time that it ran",
+        "rank 0 worker": "it was gone before it had looked",
+    }
+
+
+def test_a_watched_span_is_written_as_any_other(folder: Path) -> None:
+    import rltrace
+
+    told: list[object] = []
+    undo = recorder.watch_spans("step", dict, told.append)
+    try:
+        rltrace.start(folder)
+        with rltrace.span("step", step=1) as watched:
+            watched.set(tokens=5)
+        with rltrace.span("other"):
+            pass
+        rltrace.stop()
+    finally:
+        undo()
+    spans = [event for event in Recording.open(folder).processes[0].events() if isinstance(event, Span)]
+    assert [(one.name, one.args) for one in spans] == [("step", {"step": 1, "tokens": 5}), ("other", {})]
+    assert told == [{"step": 1}]
+    assert recorder._make_span is recorder.OpenSpan

@@ -1,0 +1,1352 @@
+"""What a process says of a GPU adds up to what the driver counts, and each source that is missing shows as itself.
+
+The GPU is simulated here: a driver, torch's allocator and an engine's pools that count as the real ones were seen to.
+tests/gpu/test_gpu_memory.py asks real ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from recordings import Written, sample, span
+
+import rltrace
+from rltrace.analysis import summarize
+from rltrace.analysis.host_memory import HostMemory
+from rltrace.analysis.ledger import ledgers
+from rltrace.analysis.memory import DeviceMemory
+from rltrace.analysis.observations import Observations
+from rltrace.cli import main
+from rltrace.events import ALLOCATED_PEAK, Counter, Span
+from rltrace.hooks import boundaries
+from rltrace.hooks.boundaries import Edge
+from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.host.nvml import Gpu, Memory, UnavailableError
+from rltrace.instrument.memory import cuda_ledger, cuda_memory
+from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth, Reserved
+from rltrace.instrument.memory.cuda_memory import (
+    EagerConnections,
+    FirstCollectives,
+    Loading,
+    name_hooks,
+    open_device,
+    open_engines_card,
+)
+from rltrace.instrument.memory.sharded_models import ROLES
+from rltrace.instrument.torch import devices
+from rltrace.instrument.verl import worker as verl_worker
+from rltrace.read.recording import Recording
+
+MIB = 1 << 20
+DRIVER_BYTES, CARD_BYTES = 600 * MIB, 100_000 * MIB
+ENGINE_PID = 1 << 23
+"""Of nobody."""
+
+
+class Simulated:
+    """A GPU, this process's part of torch's allocator, and another process."""
+
+    uuid = "GPU-1"
+
+    def __init__(self) -> None:
+        self.context_bytes = 500 * MIB
+        self.reserved = Reserved(0, 0)
+        self.in_pools = Reserved(0, 0), Reserved(0, 0)
+        self.asleep_bytes = 0
+        self.other_bytes = 0
+        self.answers: str | None = None
+        self.changes = 0
+        self.peak_bytes = 0
+        self.pinned: int | str = 0
+        """What torch's allocator of pinned memory has, or why nobody knows."""
+        self.asked = 0
+        """How often what each process holds was asked for."""
+        self.listed = 0
+        """How often all segments were."""
+
+    def card(self) -> Memory:
+        if self.answers:
+            raise UnavailableError(self.answers)
+        used_bytes = sum(self._held().values())
+        return Memory(used_bytes, DRIVER_BYTES, CARD_BYTES - used_bytes - DRIVER_BYTES)
+
+    def _held(self) -> dict[int, int]:
+        mine_bytes = self.context_bytes + self.reserved.reserved_bytes - self.asleep_bytes
+        return {os.getpid(): mine_bytes, ENGINE_PID: self.other_bytes}
+
+    def held(self) -> dict[int, int]:
+        self.asked += 1
+        return {} if self.answers else self._held()
+
+    def torch(self) -> Reserved:
+        return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes, self.peak_bytes)
+
+    def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
+        self.listed += 1
+        return self.in_pools
+
+    def pinned_bytes(self) -> int:
+        if isinstance(self.pinned, str):
+            raise UnavailableError(self.pinned)
+        return self.pinned
+
+    def allocate(self, size_bytes: int, cached_bytes: int = 0) -> None:
+        reserved, allocated, *_ = self.reserved
+        self.reserved = Reserved(reserved + size_bytes + cached_bytes, allocated + size_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.reserved.allocated_bytes)
+        self.changes += 1
+
+    def free(self, size_bytes: int) -> None:
+        """Into the cache."""
+        self.allocate(-size_bytes, cached_bytes=size_bytes)
+
+
+class SleepingPools:
+    """Weights and cache of an engine, in segments of torch's allocator that may sleep."""
+
+    def __init__(self, gpu: Simulated, weights_bytes: int, kv_cache_bytes: int) -> None:
+        self._gpu = gpu
+        self._bytes = {"rollout.weights_bytes": weights_bytes, "rollout.kv_cache_bytes": kv_cache_bytes}
+        total_bytes = weights_bytes + kv_cache_bytes
+        gpu.allocate(total_bytes)
+        gpu.in_pools = Reserved(total_bytes, total_bytes), Reserved(0, 0)
+        self.on_host: dict[str, int] = {}
+
+    def sleep(self) -> None:
+        self._gpu.asleep_bytes = sum(self._bytes.values())
+
+    def bytes_by_owner(self) -> dict[str, int]:
+        awake = dict.fromkeys(self._bytes, 0) if self._gpu.asleep_bytes else self._bytes
+        return awake | self.on_host
+
+    def addresses(self) -> Collection[int]:
+        return (1,)
+
+
+@pytest.fixture
+def gpu() -> Simulated:
+    return Simulated()
+
+
+@pytest.fixture
+def ledger(gpu: Simulated) -> CudaLedger:
+    return CudaLedger(lambda: gpu)
+
+
+Screens = Callable[[Path], list[str]]
+
+
+@pytest.fixture
+def screens(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Screens:
+    """What `rltrace summary` shows of a Recording, at first and with `--all`."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def shown(folder: Path, *options: str) -> str:
+        main(["summary", *options, str(folder)], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return lambda folder: [shown(folder), shown(folder, "--all")]
+
+
+def recorded(folder: Path, work: Callable[[], None]) -> dict[str, int]:
+    """Who held what at the last edge of some work; all rows together are the whole card."""
+    rltrace.start(folder, role="worker", rank=0)
+    work()
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    last = found.at(-1)
+    assert sum(last.values()) == CARD_BYTES
+    return {owner: size for owner, size in last.items() if size}
+
+
+def of_device(folder: Path) -> DeviceMemory:
+    (found,) = summarize(Recording.open(folder)).memory
+    return found
+
+
+def actor(gpu: Simulated, ledger: CudaLedger) -> None:
+    """Parameters, an optimizer, and something that nobody names; 5 MiB of it all are cached."""
+    gpu.allocate((300 + 600 + 7) * MIB, cached_bytes=5 * MIB)
+    ledger.tensors["params"] = lambda: {"actor.params_bytes": 300 * MIB}
+    ledger.tensors["optimizer"] = lambda: {"actor.optimizer_bytes": 600 * MIB}
+
+
+ACTOR = {
+    "actor.params": 300 * MIB,
+    "actor.optimizer": 600 * MIB,
+    "allocator.cached": 5 * MIB,
+    "unattributed": 7 * MIB,
+    "cuda.context": 500 * MIB,
+    "driver.reserved": DRIVER_BYTES,
+}
+
+
+def without_free(rows: dict[str, int]) -> dict[str, int]:
+    return {owner: size for owner, size in rows.items() if owner != "free"}
+
+
+def test_the_rows_of_a_worker_add_up_to_the_card(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    def work() -> None:
+        ledger.sample()  # the first look, at a context and nothing else
+        actor(gpu, ledger)
+        ledger.sample()
+
+    assert without_free(recorded(folder, work)) == ACTOR
+
+
+@pytest.mark.parametrize(("source", "size_bytes"), [("params", 300 * MIB), ("optimizer", 600 * MIB)])
+def test_without_a_source_its_bytes_have_no_owner(
+    source: str, size_bytes: int, folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        del ledger.tensors[source]
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["unattributed"] == 7 * MIB + size_bytes
+    assert "unexplained" not in rows
+
+
+def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
+) -> None:
+    def phase(name: str, transient_bytes: int) -> None:
+        ledger.reached(Edge((name,)))
+        with rltrace.phase(name):
+            gpu.allocate(transient_bytes)
+            gpu.free(transient_bytes)
+        ledger.reached(Edge((name,), is_end=True))
+
+    def work() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        with rltrace.span("step", step=7):
+            phase("actor.old_log_prob", 100 * MIB)
+            phase("actor.update", 5_000 * MIB)
+        with rltrace.span("step", step=8):
+            phase("actor.update", 4_000 * MIB)
+
+    assert recorded(folder, work)["allocator.cached"] == (5 + 100 + 5_000 + 4_000) * MIB
+    (peak,) = of_device(folder).allocated_peaks
+    assert (peak.process, peak.bytes) == ("rank 0 worker", (907 + 5_000) * MIB)
+    assert (peak.step, peak.phase) == (7, "actor.update")
+    (process,) = Recording.open(folder).processes
+    said = [event.value for event in process.events() if isinstance(event, Counter) and event.name == ALLOCATED_PEAK]
+    assert said == [907 * MIB, 1007 * MIB, 5907 * MIB], "only when it changes"
+    _, whole = screens(folder)
+    assert "handed out by torch in rank 0 worker at most: 5.77 GiB, in actor.update, step 7" in whole.splitlines(), (
+        whole
+    )
+
+
+def test_what_was_handed_out_before_a_phase_is_not_that_phases(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        with rltrace.span("step", step=3):
+            gpu.allocate(900 * MIB)
+            gpu.free(900 * MIB)
+            ledger.reached(Edge(("rollout.generate",), is_end=False))
+            with rltrace.phase("rollout.generate"):
+                pass
+            ledger.reached(Edge(("rollout.generate",)))
+
+    recorded(folder, work)
+    (peak,) = of_device(folder).allocated_peaks
+    assert (peak.bytes, peak.phase, peak.step) == (900 * MIB, None, None)
+
+
+def test_an_engines_count_is_not_said_for_its_pools_are_in_it_asleep_too(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, 1_000 * MIB, 2_000 * MIB)
+        ledger.sample()
+
+    recorded(folder, work)
+    assert gpu.peak_bytes == 3_000 * MIB and of_device(folder).allocated_peaks == []
+
+
+def test_communicators_are_what_the_process_grew_while_they_were_made(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        with ledger.growth("nccl"):
+            gpu.context_bytes += 558 * MIB
+            gpu.allocate(20 * MIB)  # of torch's allocator, which knows it by itself
+        gpu.context_bytes += 3 * MIB  # by somebody whom nobody watches
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["nccl"] == 558 * MIB
+    assert rows["unattributed"] == 27 * MIB
+    assert rows["unexplained"] == 3 * MIB
+
+
+def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_made_in_them_do_not(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    loading = Loading(ledger)
+
+    def forward(grown_bytes: int, **args: bool) -> None:
+        with loading.span("forward", **args):
+            gpu.context_bytes += grown_bytes
+            with ledger.growth("nccl"):
+                gpu.context_bytes += 10 * MIB
+
+    def work() -> None:
+        forward(1 * MIB, gradients=False)  # nobody has seen a GPU yet: all of it is the context that is met then
+        ledger.sample()
+        for grown_bytes in (70 * MIB, 0, 2 * MIB):
+            forward(grown_bytes, gradients=False)
+        forward(30 * MIB, gradients=True)
+        before = ROLES.act("critic")  # another model, with kernels of its own
+        forward(7 * MIB, gradients=False)
+        ROLES.act(before)
+        asked = gpu.asked
+        with loading.span("forward", gradients=False):  # one too many to be looked at
+            gpu.context_bytes += 5 * MIB
+        assert gpu.asked == asked
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["cuda.context"] == (500 + 1 + 70 + 2 + 30 + 7) * MIB
+    assert rows["nccl"] == 6 * 10 * MIB
+    assert rows["unexplained"] == 5 * MIB
+
+
+def test_kernels_that_verls_start_up_loads_stay_with_the_context_and_what_was_there_before_does_not(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verl_worker, "LEDGER", ledger)
+
+    def work() -> None:
+        ledger.sample()
+        gpu.context_bytes += 300 * MIB  # somebody's, as an engine's in the same process
+        opened = verl_worker.begin_startup("actor.shard")
+        gpu.context_bytes += 90 * MIB
+        with ledger.growth("nccl"):
+            gpu.context_bytes += 10 * MIB
+        verl_worker.end_startup(opened, None, None)
+        gpu.context_bytes += 5 * MIB
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert rows["cuda.context"] == (500 + 90) * MIB
+    assert rows["nccl"] == 10 * MIB
+    assert rows["unexplained"] == 305 * MIB
+
+
+def test_an_engines_segments_are_listed_again_only_if_there_are_more_than_ever(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        ledger.sample()
+        listed = gpu.listed
+        for _ in range(3):
+            gpu.allocate(-11 * MIB)
+            ledger.sample()
+            gpu.allocate(11 * MIB)
+            ledger.sample()
+        assert gpu.listed == listed
+        gpu.in_pools = gpu.in_pools[0], Reserved(32 * MIB, 30 * MIB)
+        gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
+        ledger.sample()
+        assert gpu.listed == listed + 1
+
+    assert recorded(folder, work)["rollout.graphs"] == 32 * MIB
+
+
+@pytest.fixture
+def eager(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[CudaLedger, list[str]]]:
+    """A ledger whose hooks are on real torch, in a process without a context; communicators take 100 MiB each.
+
+    Gloo plays NCCL's part, as the backend of a GPU that torch is told of.
+    """
+    gpu.context_bytes = 0
+    made: list[str] = []
+
+    def connect(name: str) -> Callable[..., None]:
+        def make(*_: object) -> None:
+            made.append(name)
+            give_context()
+            gpu.context_bytes += 100 * MIB
+
+        return make
+
+    def give_context() -> None:
+        gpu.context_bytes = gpu.context_bytes or 500 * MIB
+
+    @contextmanager
+    def on_device(_device: object) -> Iterator[None]:
+        give_context()
+        yield
+
+    monkeypatch.setattr(dist._Backend, "eager_connect_single_device", connect("at once"))
+    monkeypatch.setattr(dist.ProcessGroup, "split_group", connect("split"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    ledger = CudaLedger(lambda: gpu if gpu.context_bytes else None)
+    patches = PatchSet("test", Register())
+    name_hooks(patches, ledger, on_device)
+    yield ledger, made
+    dist.destroy_process_group()
+    assert patches.undo() == []
+
+
+class Register:
+    """Of hooks, whose reports nobody asks for here."""
+
+    def hook(self, *_: object) -> Register:
+        return self
+
+    def fired(self) -> None:
+        """One of them was called."""
+
+
+def test_communicators_that_are_made_at_once_are_not_taken_for_the_context(
+    folder: Path, gpu: Simulated, eager: tuple[CudaLedger, list[str]]
+) -> None:
+    """That of a group bound to its device, of a later one beside it, and one that is split from it."""
+    ledger, made = eager
+    device = torch.device("cuda", 0)
+
+    def work() -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+        dist.new_group([0])
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.split_group([0])
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert made == ["at once", "at once", "split"]
+    assert (rows["cuda.context"], rows["nccl"]) == (500 * MIB, 300 * MIB)
+    assert "unexplained" not in rows
+
+
+def test_a_group_that_is_not_bound_to_a_gpu_gives_nobody_a_context(
+    gpu: Simulated, eager: tuple[CudaLedger, list[str]]
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.new_group([0])
+    dist.all_reduce(torch.ones(1))
+    assert gpu.context_bytes == 0
+    assert not eager[1]
+
+
+def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        ledger.engine = pools
+        with ledger.growth("rollout.graphs"):
+            gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
+            gpu.in_pools = gpu.in_pools[0], Reserved(32 * MIB, 30 * MIB)
+            gpu.context_bytes += 8 * MIB
+        gpu.allocate(11 * MIB, cached_bytes=1 * MIB)
+        ledger.sample()
+        assert ledger.rows(gpu, ledger.state(gpu))["rollout.weights_bytes"] == 1000 * MIB
+        pools.sleep()
+        ledger.sample()
+
+    assert without_free(recorded(folder, work)) == {
+        "rollout.graphs": 40 * MIB,
+        "rollout.activations": 11 * MIB,
+        "allocator.cached": 1 * MIB,
+        "cuda.context": 500 * MIB,
+        "driver.reserved": DRIVER_BYTES,
+    }
+
+
+def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def forward() -> None:
+        ledger.sample()
+        actor(gpu, ledger)
+        ledger.reached(Edge())
+        gpu.allocate(90 * MIB)
+        ledger.end_forward()
+
+    def backward() -> None:
+        gpu.allocate(-90 * MIB)
+        ledger.reached(Edge(("actor.update",)))
+
+    assert without_free(recorded(folder, forward)) == ACTOR | {"actor.activations": 90 * MIB}
+    assert without_free(recorded(folder.with_name("second"), backward)) == ACTOR
+
+
+def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def forward(acting: str | None, size_bytes: int) -> None:
+        before = ROLES.act(acting)
+        ledger.reached(Edge())
+        gpu.allocate(size_bytes)
+        ledger.end_forward()
+        gpu.allocate(-size_bytes)
+        ROLES.act(before)
+
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    forward("critic", 90 * MIB)
+    forward(None, 70 * MIB)
+    ledger.reached(Edge(("actor.update",)))
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert [size for size in found.row("critic.activations") if size] == [90 * MIB]
+    assert [size for size in found.row("actor.activations") if size] == [70 * MIB]
+    assert not found.row("critic.activations")[-1] and not found.row("actor.activations")[-1]
+    assert not any(found.row("unattributed"))
+
+
+def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    ledger.reached(Edge())
+    for size_bytes in (90 * MIB, 90 * MIB, 95 * MIB):
+        gpu.allocate(size_bytes)
+        ledger.end_forward()
+        gpu.allocate(-size_bytes, cached_bytes=size_bytes)
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert [size for size in found.row("actor.activations") if size] == [90 * MIB, 95 * MIB]
+
+
+def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.reached(Edge(("actor.old_log_prob",)))
+    ledger.reached(Edge(("ref.log_prob",), is_end=False))
+    gpu.allocate(MIB)
+    ledger.reached(Edge(("ref.log_prob",), is_end=False))
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert list(found.row("unattributed")) == [0, MIB]
+
+
+def test_a_process_without_a_gpu_is_looked_at_once_a_second_and_for_sure_where_it_has_one(gpu: Simulated) -> None:
+    found: list[Simulated | None] = [None, gpu]
+    looks = iter(found)
+    ledger = CudaLedger(lambda: next(looks))
+    assert [ledger.device(), ledger.device(), ledger.device(is_sure=True), ledger.device()] == [None, None, gpu, gpu]
+
+
+def test_processes_are_asked_for_again_only_if_another_one_has_moved(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    gpu.other_bytes = 50 * MIB
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    asked = gpu.asked
+    actor(gpu, ledger)
+    ledger.sample()
+    assert gpu.asked == asked
+    gpu.other_bytes = 40 * MIB
+    ledger.sample()
+    assert gpu.asked == asked + 1
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    edges_ = [event for event in process.events() if isinstance(event, Span)]
+    mine = [500 * MIB, (500 + 300 + 600 + 7 + 5) * MIB, (500 + 300 + 600 + 7 + 5) * MIB]
+    assert [edge.args["held_bytes"][str(os.getpid())] for edge in edges_] == mine
+    assert [edge.args["held_bytes"][str(ENGINE_PID)] for edge in edges_] == [50 * MIB, 50 * MIB, 40 * MIB]
+
+
+def test_memory_that_moves_within_a_phase_is_said_once_with_the_cards_total_before_it_and_no_processes(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """So that what the engine says as it begins to sleep tells of a generation too that its server ended before."""
+    rltrace.start(folder, role="engine", rank=0)
+    ledger.sample()
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    gpu.other_bytes += 10 * MIB
+    asked, used_bytes = gpu.asked, gpu.card().used_bytes
+    ledger.reached(Edge(("cumem.unmap",), is_end=False))
+    ledger.reached(Edge(("cumem.unmap",), is_end=False))  # nothing has changed
+    pools.sleep()
+    ledger.reached(Edge(("cumem.unmap",)))
+    rltrace.stop()
+    assert gpu.asked == asked
+    (process,) = Recording.open(folder).processes
+    before, behind = [event.args for event in process.events() if isinstance(event, Span)][1:]
+    assert before["totals"]["used"] == used_bytes
+    assert list(behind) == ["cpu_ns"]
+
+
+def test_a_phase_of_the_engines_own_process_ends_with_the_cards_total_though_its_allocator_has_just_said_all(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler of SGLang's has both: without it nobody looks at the card until the next phase begins."""
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
+    rltrace.start(folder, role="engine")
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    ledger.reached(Edge(("rollout.sleep",), is_end=False))
+    pools.sleep()
+    ledger.reached(Edge(("cumem.unmap",)))
+    ledger.reached(Edge(("rollout.sleep",)))
+    ledger.reached(Edge(("rollout.sleep",)))  # nothing has changed
+    used_bytes = gpu.card().used_bytes
+    rltrace.stop()
+    begin, moved, end = edges_of(folder)
+    assert "totals" not in moved
+    assert end["totals"]["used"] == used_bytes < begin["totals"]["used"]
+
+
+def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
+    """A worker's edges at 1, 2 and 3 s, beside an engine that said what it holds at 0.998 s and works ever since."""
+    written = Written(folder)
+    device = {"host": "here", "uuid": "GPU-1"}
+    at_edge = [(1.0, 500 * MIB), (2.0, 500 * MIB), (3.0, others_bytes)]
+    edges_ = [
+        span(
+            "memory.edge",
+            at,
+            at + 0.001,
+            totals={"used": 100 * MIB + others, "driver.reserved": 7 * MIB},
+            others_bytes=others,
+            cpu_ns={"1": 0, "2": int(at * 1e9)},
+        )
+        for at, others in at_edge
+    ]
+    written.process(
+        "worker", *edges_, sample("actor.params_bytes", 0.5, 100 * MIB), pid=1, rank=0, device=device, ended_s=4
+    )
+    said = [
+        sample("rollout.weights_bytes", 0.997, 500 * MIB),
+        span("memory.edge", 0.997, 0.998, cpu_ns={"2": int(0.998e9)}),
+    ]
+    phases = [span("actor.update", at, at + 0.001) for at, _ in at_edge]
+    written.process("engine", *said, pid=2, rank=0, device=device, ended_s=4)
+    written.process("phases", *phases, pid=3, rank=0, device=device, ended_s=4)
+    (found,) = summarize(written.read()).memory
+    return found
+
+
+@pytest.mark.parametrize(
+    ("others_bytes", "settled"),
+    [(500 * MIB, [True, True, True]), (502 * MIB, [True, True, True]), (503 * MIB, [True, True, False])],
+)
+def test_what_the_others_hold_together_tells_whether_their_last_word_still_holds(
+    others_bytes: int, settled: list[bool], tmp_path: Path
+) -> None:
+    found = two_processes(tmp_path / "run", others_bytes=others_bytes)
+    assert [edge.is_settled for edge in found.edges if edge.edge == "end"] == settled
+    assert {edge.bytes["rollout.weights"] for edge in found.edges} == {500 * MIB}
+
+
+def test_the_next_word_of_a_process_is_taken_only_of_the_same_moment(tmp_path: Path) -> None:
+    """An engine that has not run since: what it says first, a second later, is of memory that it has just woken."""
+    written = Written(tmp_path / "run")
+    device = {"host": "here", "uuid": "GPU-1"}
+
+    def edge(at: float, engine_cpu_ms: float, **totals: dict[str, int]) -> Span:
+        return span("memory.edge", at, at + 0.001, cpu_ns={"1": 0, "2": int(engine_cpu_ms * 1e6)}, **totals)
+
+    of_card = {"used": 100 * MIB, "driver.reserved": 0}
+    worker = [span("actor.update", 1.0, 2.0005), edge(1.002, 9, totals=of_card), edge(2.0, 9, totals=of_card)]
+    params = sample("actor.params_bytes", 0.5, 100 * MIB)
+    written.process("worker", *worker, params, role="worker", pid=1, rank=0, device=device, ended_s=4)
+    asleep, awake = sample("rollout.weights_bytes", 1.0, 0), sample("rollout.weights_bytes", 3.0, 500 * MIB)
+    said = [asleep, edge(1.0, 0), awake, edge(3.0, 12)]
+    written.process("engine", *said, role="engine", pid=2, rank=0, device=device, ended_s=4)
+    (found,) = summarize(written.read()).memory
+    (end,) = (edge for edge in found.edges if edge.edge == "end")
+    assert end.bytes["rollout.weights"] == 0
+    assert end.is_settled
+
+
+def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    gpu.other_bytes = 70 * MIB
+    assert recorded(folder, ledger.sample)["unexplained"] == 70 * MIB
+
+
+def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    gpu.answers = "NVML: Driver Not Loaded"
+    rltrace.start(folder, role="worker", rank=0)
+    actor(gpu, ledger)
+    for _ in range(3):
+        ledger.sample()
+    rltrace.stop()
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count("Driver Not Loaded") == 1, "said once"
+    found = of_device(folder)
+    assert found.residual is None
+    assert found.unknown["cuda.context"] == "NVML does not say what this process holds"
+    assert found.unknown["unexplained"] == "NVML: Driver Not Loaded"
+
+
+def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    actor(gpu, ledger)
+    error = RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62")
+    free_bytes = gpu.card().free_bytes
+    gpu.context_bytes += 50 * MIB  # a wake-up maps what it can, and so less is free when it fails
+    ledger.out_of_memory(error, free_bytes + 9 * MIB, free_bytes, ["rollout.kv_cache"])
+    ledger.reached(Edge(error=error))
+    rltrace.stop()
+    (failure,) = summarize(Recording.open(folder)).out_of_memory
+    assert (failure.asked_bytes, failure.free_bytes) == (free_bytes + 9 * MIB, free_bytes)
+    assert "a smaller KV cache" in failure.changes[0]
+    assert failure.moment is not None and failure.moment.bytes["actor.optimizer"] == 600 * MIB
+    assert any("offload the optimizer" in change for change in failure.changes)
+
+
+def test_an_error_that_ends_a_phase_says_itself_what_was_asked_for(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    for error in (KeyError("of no concern"), RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")):
+        ledger.reached(Edge(("actor.update",), error=error))
+    rltrace.stop()
+    (failure,) = summarize(Recording.open(folder)).out_of_memory
+    assert (failure.asked_bytes, failure.free_bytes) == (20 * MIB, gpu.card().free_bytes)
+
+
+def edges_of(folder: Path) -> list[dict[str, object]]:
+    """What the samples of the only process say beside its rows."""
+    (process,) = Recording.open(folder).processes
+    return [event.args for event in process.events() if isinstance(event, Span)]
+
+
+def test_where_the_engine_moves_nobody_asks_who_holds_what_and_behind_it_the_next_phase_does(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the next begins in the same moment, and this process has moved nothing."""
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
+    gpu.other_bytes = 50 * MIB
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.reached(Edge(("actor.update",)))
+    asked = gpu.asked
+    gpu.other_bytes = 900 * MIB
+    gpu.allocate(MIB)  # so that it is an edge of its own
+    ledger.reached(Edge(("rollout.wake_weights",)))
+    assert gpu.asked == asked
+    ledger.reached(Edge(("actor.old_log_prob",), is_end=False))
+    ledger.reached(Edge(("actor.old_log_prob",), is_end=False))  # nothing has changed since
+    rltrace.stop()
+    assert gpu.asked == asked + 1
+    held = [edge.get("held_bytes", {}).get(str(ENGINE_PID)) for edge in edges_of(folder)]
+    assert held == [50 * MIB, None, 900 * MIB], "what was held before is not said of what moved since"
+
+
+def test_an_edge_is_looked_at_again_once_the_last_look_is_old(
+    folder: Path, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_ns = [10**9]
+    monkeypatch.setattr(cuda_ledger, "now_ns", lambda: at_ns[0])
+    rltrace.start(folder, role="worker", rank=0)
+    for passed_ns in (0, cuda_ledger.SAME_NS - 1, cuda_ledger.SAME_NS):
+        at_ns[0] += passed_ns
+        ledger.reached(Edge(("actor.update",)))
+    rltrace.stop()
+    assert len(edges_of(folder)) == 2
+
+
+def test_tensors_are_asked_for_again_when_any_has_come_or_gone_and_not_else(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    asked: list[int] = []
+
+    def params() -> dict[str, int]:
+        asked.append(gpu.changes)
+        return {"actor.params_bytes": gpu.reserved.allocated_bytes}
+
+    def work() -> None:
+        ledger.tensors["params"] = params
+        gpu.allocate(100 * MIB)
+        ledger.sample()
+        ledger.sample()
+        gpu.allocate(30 * MIB)
+        ledger.sample()
+
+    assert recorded(folder, work)["actor.params"] == 130 * MIB
+    assert asked == [1, 2]
+
+
+def test_what_lies_in_host_memory_is_no_part_of_the_card_and_told_once_it_was_anything(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    host_bytes = [0]
+    ledger.tensors["params"] = lambda: {
+        "actor.params_bytes": 9 * MIB,
+        "actor.params_host_bytes": host_bytes[0],
+        "actor.params_pinned_bytes": host_bytes[0] // 7,
+        "ref.params_host_bytes": host_bytes[0],
+        "ref.params_pinned_bytes": 0,
+    }
+    rltrace.start(folder, role="worker", rank=0)
+    gpu.allocate(9 * MIB)
+    for host_bytes[0] in (0, 70 * MIB, 0):
+        gpu.allocate(0)
+        ledger.sample()
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    told = [(event.name, event.value) for event in process.events() if isinstance(event, Counter)]
+    assert [value for name, value in told if name == "actor.params_host_bytes"] == [70 * MIB, 0]
+    assert [value for name, value in told if name == "actor.params_pinned_bytes"] == [10 * MIB, 0]
+    assert [value for name, value in told if name == "ref.params_pinned_bytes"] == [0, 0], "pageable, and it is said"
+    assert {value for name, value in told if name == "unattributed_bytes"} == {0}
+    assert {value for name, value in told if name == "used_bytes"} == {gpu.card().used_bytes + DRIVER_BYTES}
+
+
+def pinned(folder: Path) -> HostMemory:
+    (found,) = summarize(Recording.open(folder)).host_memory
+    return found
+
+
+def test_what_torch_has_pinned_and_no_owner_has_is_told_at_every_sample_and_its_cache_is_seen(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """A ref of 90 MiB was moved there, for which torch has taken 128; it goes, and torch keeps them."""
+    ref_bytes = [0]
+    ledger.tensors["ref"] = lambda: {
+        "ref.params_host_bytes": ref_bytes[0],
+        "ref.params_pinned_bytes": ref_bytes[0],
+        "weight_sync.bucket_host_bytes": 500 * MIB,  # pinned where they lie: not of torch's allocator
+        "weight_sync.bucket_pinned_bytes": 500 * MIB,
+    }
+    rltrace.start(folder, role="worker", rank=0)
+    gpu.allocate(MIB)
+    for gpu.pinned, ref_bytes[0] in ((0, 0), (128 * MIB, 90 * MIB), (128 * MIB, 0)):
+        gpu.allocate(0)
+        ledger.sample()
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    told = [event for event in process.events() if isinstance(event, Counter)]
+    assert [event.value for event in told if event.name == "unattributed_pinned_bytes"] == [0, 38 * MIB, 128 * MIB]
+    found = pinned(folder)
+    assert found.peak_owner_pinned_bytes == {
+        "weight_sync.bucket": 500 * MIB,
+        "ref.params": 90 * MIB,
+        "unattributed": 128 * MIB,
+    }
+    assert found.peak_pinned_bytes == 628 * MIB, "not 90 MiB twice, as owner's and as cached"
+    assert found.pinned_unknown == {}
+
+
+def test_what_has_no_owner_of_pinned_memory_is_unknown_with_the_reason_where_torch_does_not_count_it(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
+) -> None:
+    gpu.pinned = "this torch does not"
+    ledger.tensors["ref"] = lambda: {"ref.params_host_bytes": 9 * MIB, "ref.params_pinned_bytes": 9 * MIB}
+    rltrace.start(folder, role="worker", rank=0)
+    for _ in range(3):
+        gpu.allocate(MIB)
+        ledger.sample()
+    rltrace.stop()
+    found = pinned(folder)
+    assert found.pinned_unknown == {"unattributed": "this torch does not"}
+    assert found.peak_owner_pinned_bytes == {"ref.params": 9 * MIB, "unattributed": None}
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count("this torch does not") == 1
+    _, whole = screens(folder)
+    text = " ".join(whole.split())
+    assert "≥ 9.0 MiB unknown 9.0 MiB 9.0 MiB" in text, "of the process, of nobody, of the ref and pinned"
+    assert "pinned: unknown, this torch does not: unattributed" in text
+
+
+@pytest.mark.parametrize(
+    ("stats", "size_bytes"),
+    [
+        # 2.7 to 2.9, and 2.10 to 2.12, which count what is handed out wrongly once it is given back
+        ({"allocated_bytes": {"current": 4}, "reserved_bytes": {"current": 8}}, 8),
+        ({"allocated_bytes": {"current": 8}, "active_bytes": {"current": 12}}, 8),
+    ],
+)
+def test_all_that_torch_has_pinned_is_read_by_the_names_of_its_release(
+    stats: dict[str, dict[str, int]], size_bytes: int
+) -> None:
+    assert cuda_memory.pinned_bytes(stats) == size_bytes
+
+
+def test_a_torch_that_does_not_count_pinned_memory_is_no_zero() -> None:
+    assert torch.cuda.host_memory_stats_as_nested_dict() == {}, "here there is no CUDA"
+    with pytest.raises(UnavailableError, match="does not count the pinned memory"):
+        cuda_memory.pinned_bytes(torch.cuda.host_memory_stats_as_nested_dict())
+
+
+def connect_asleep(gpu: Simulated, ledger: CudaLedger, on_host: dict[str, int] | None = None) -> None:
+    """A communicator of 100 MiB is made while an engine goes to sleep, and leaves this in the host's memory."""
+    ledger.sample()
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    with ledger.growth("nccl"):
+        pools.sleep()
+        pools.on_host = on_host or {}
+        gpu.context_bytes += 100 * MIB
+
+
+def test_a_copy_in_the_hosts_memory_is_not_taken_from_what_the_card_holds(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        copy = {"rollout.weights_host_bytes": 1000 * MIB, "rollout.weights_pinned_bytes": 1000 * MIB}
+        connect_asleep(gpu, ledger, copy)
+        ledger.sample()
+
+    assert recorded(folder, work)["nccl"] == 100 * MIB
+
+
+def test_a_process_that_trains_beside_its_engine_has_no_activations_of_the_engine(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, weights_bytes=10 * MIB, kv_cache_bytes=20 * MIB)
+        ledger.trains = lambda: True
+        gpu.allocate(7 * MIB)
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert (rows["unattributed"], rows.get("rollout.activations")) == (7 * MIB, None)
+
+
+def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothing_shrinks_below_zero(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        connect_asleep(gpu, ledger)
+        with ledger.growth("rollout.graphs"):
+            gpu.context_bytes -= 30 * MIB
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert (rows["nccl"], rows.get("rollout.graphs"), rows["unexplained"]) == (100 * MIB, None, -30 * MIB)
+
+
+def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begin_and_end(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """The engine's rows are those that it wrote itself: here both are this process, one after the other."""
+    looks: list[Simulated | None] = [None, gpu]
+    server = CudaLedger(lambda: None, lambda: looks.pop(0) if looks else pytest.fail("it has one"))
+
+    def work() -> None:
+        ledger.engine = SleepingPools(gpu, 300 * MIB, 200 * MIB)
+        ledger.sample()
+        for name, is_end in (("rollout.generate", False), ("rollout.generate", False), ("rollout.sleep", True)):
+            server._engines_card.next_ns = 0
+            server.reached(Edge((name,), is_end=is_end))
+        server.reached(Edge(("actor.update",), is_end=True))
+        server.reached(Edge(("cumem.unmap",), is_end=True))
+
+    rltrace.start(folder, role="worker", rank=0)
+    work()
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    sampled = [event for event in process.events() if isinstance(event, Span) and event.name == "memory.edge"]
+    assert len(sampled) == 1 + 2, "the first look found no card; no engine's memory moves in the others"
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert found.at(-1) == found.at(0) and found.is_settled.all()
+    assert found.at(-1)["rollout.kv_cache"] == 200 * MIB
+
+
+def test_a_device_that_a_process_was_told_stays_its_device(folder: Path, ledger: CudaLedger) -> None:
+    told = {"host": "here", "uuid": "GPU-of-its-rank"}
+    rltrace.start(folder, role="worker", rank=0, device=told)
+    ledger.sample()
+    rltrace.stop()
+    assert Recording.open(folder).processes[0].device == told
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu")])
+def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
+    gpu: Simulated, ledger: CudaLedger, device: torch.device | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager_connections = EagerConnections(ledger, lambda _: pytest.fail("nobody asked for a context"))
+    assert eager_connections.begin((None, device), {}) is None
+    looked: list[str] = []
+
+    def growth(owner: str) -> Growth:
+        looked.append(owner)
+        return Growth(ledger, owner)
+
+    monkeypatch.setattr(ledger, "growth", growth)
+    hook, on_gpu = Hook("test", "a:b"), SimpleNamespace(device=torch.device("cuda"))
+    hook.bind(True)
+    send = FirstCollectives(ledger).watch(lambda group, tensors: (group.group_name, tensors), hook)
+    group, other, later = (SimpleNamespace(group_name=name) for name in "012")
+    assert send(group, [cpu := torch.ones(1)]) == ("0", [cpu]) and looked == []
+    assert send(group, [[on_gpu]]) == ("0", [[on_gpu]]) and looked == ["nccl"]
+    assert send(group, [[on_gpu]]) == ("0", [[on_gpu]]) and looked == ["nccl"]
+    assert send(other, tensors=[on_gpu]) == ("1", [on_gpu]) and looked == ["nccl"] * 2
+    options = dist.BarrierOptions()
+    options.device = torch.device("cpu")
+    assert send(barred := SimpleNamespace(group_name="3"), options) == ("3", options) and looked == ["nccl"] * 2
+    options.device = torch.device("cuda", 0)
+    assert send(barred, options) == ("3", options) and looked == ["nccl"] * 3
+    hook.bind(False)
+    assert send(later, [on_gpu]) == ("2", [on_gpu]) and looked == ["nccl"] * 3
+
+
+def test_a_first_collective_that_fails_raises_what_it_raised(gpu: Simulated, ledger: CudaLedger) -> None:
+    hook = Hook("test", "a:b")
+    hook.bind(True)
+    fail = FirstCollectives(ledger).watch(lambda group, tensors: 1 // 0, hook)
+    with pytest.raises(ZeroDivisionError):
+        fail(SimpleNamespace(group_name="0"), [SimpleNamespace(device=torch.device("cuda"))])
+    assert hook.failures == 0
+
+
+def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:
+    told: list[Edge] = []
+    undo = boundaries.watch(told.append)
+    rltrace.start(folder)
+    patches = PatchSet("test", rltrace.record.recorder.current())
+    patches.span("textwrap:dedent", "actor.update")
+    patches.span("textwrap:indent", "work")
+    try:
+        textwrap.dedent("a")
+        textwrap.indent("a", "b")
+        with pytest.raises(TypeError) as raised:
+            textwrap.dedent(1)  # type: ignore[arg-type]
+    finally:
+        patches.undo()
+        undo()
+        rltrace.stop()
+    ends = [(False, None), (True, None), (False, None), (True, raised.value)]
+    assert told == [Edge(("actor.update",), is_end, error) for is_end, error in ends]
+
+
+def test_those_that_sample_are_told_of_an_edge_closest_to_its_phase_and_who_may_take_time_is_not() -> None:
+    told: list[str] = []
+    undo = [
+        boundaries.watch(lambda _: told.append("slow"), is_last=True),
+        boundaries.watch(lambda _: told.append("sample")),
+        boundaries.watch(lambda _: told.append("slow too"), is_last=True),
+    ]
+    try:
+        boundaries.reached(Edge(is_end=False))
+        boundaries.reached(Edge())
+    finally:
+        for take_back in undo:
+            take_back()
+    assert told == ["slow too", "slow", "sample", "sample", "slow", "slow too"]
+
+
+def test_an_edges_sample_lies_just_outside_of_its_phase_and_belongs_to_it(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    with rltrace.phase("actor.update"):
+        actor(gpu, ledger)
+    ledger.sample()
+    rltrace.stop()
+    assert of_device(folder).peak_phase == "actor.update"
+
+
+# ---------------------------------------------------------------- what the driver does not tell
+
+
+def cells(text: str, owner: str) -> set[str]:
+    """What stands beside an owner in the tables."""
+    rows = [line.split()[1:] for line in text.splitlines() if line.split()[:1] == [owner]]
+    return {" ".join(row) for row in rows}
+
+
+class Refusing(Simulated):
+    """Its card's totals are told; what each process holds is not, with a reason or without."""
+
+    why: str | None = None
+
+    def held(self) -> dict[int, int]:
+        if self.why is not None:
+            raise UnavailableError(self.why)
+        return {}
+
+
+UNTOLD = "NVML does not say what this process holds"
+
+
+@pytest.mark.parametrize(("why", "reason"), [(None, UNTOLD), ("NVML: No Permission", "NVML: No Permission")])
+def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_no_zero(
+    why: str | None, reason: str, folder: Path, screens: Screens
+) -> None:
+    gpu = Refusing()
+    gpu.why = why
+    ledger = CudaLedger(lambda: gpu)
+
+    def work() -> None:
+        actor(gpu, ledger)
+        ledger.reached(Edge(("actor.update",)))
+        with rltrace.span("actor.update"):
+            pass
+        with ledger.growth("nccl"):
+            gpu.context_bytes += 9 * MIB
+        ledger.sample()
+
+    assert recorded(folder, work)["unexplained"] == 509 * MIB, "the total is known"
+    found = of_device(folder)
+    assert found.residual is not None
+    assert found.unknown == dict.fromkeys(cuda_ledger.OUTSIDE, reason)
+    assert not found.unknown.keys() & found.at_peak_bytes.keys()
+    for text in screens(folder):
+        assert f"unknown, {reason}: rollout.graphs, cuda.context, nccl" in text.splitlines()
+        for owner in found.unknown:
+            assert {cell.split()[0] for cell in cells(text, owner)} == {"unknown"}
+
+
+def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(folder: Path, screens: Screens) -> None:
+    """Graphs: torch knows their pools, and only the driver knows what they take besides."""
+    gpu = Refusing()
+    ledger = CudaLedger(lambda: gpu)
+    ledger.engine = SleepingPools(gpu, weights_bytes=100 * MIB, kv_cache_bytes=0)
+    gpu.in_pools = gpu.in_pools[0], Reserved(32 * MIB, 30 * MIB)
+    gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
+
+    def work() -> None:
+        ledger.reached(Edge(("actor.update",)))
+        with rltrace.span("actor.update"):
+            pass
+
+    assert recorded(folder, work)["rollout.graphs"] == 32 * MIB
+    whole = screens(folder)[1]
+    assert {cell[:6] for cell in cells(whole, "rollout.graphs")} == {"≥ 32.0"}
+
+
+def test_a_context_that_no_process_measured_is_unknown_beside_a_total(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    totals = {"used": 100 * MIB, "driver.reserved": 0}
+    said = [sample("actor.params_bytes", 1, 90 * MIB), span("memory.edge", 1, 1.001, totals=totals)]
+    written.process("w", *said, pid=1, rank=0, device={"host": "here", "uuid": "GPU-1"}, ended_s=2)
+    (found,) = summarize(written.read()).memory
+    assert found.unknown == {"cuda.context": "no process of the run measured it"}
+
+
+@pytest.mark.parametrize("before_it_ended", [[], [span("memory.edge", 1.5, None)]])
+def test_a_process_that_never_measured_itself_leaves_the_card_to_those_that_did(
+    before_it_ended: list[Any], tmp_path: Path
+) -> None:
+    """Where the driver names no process: rows without an edge, as of a program that was killed in its first one."""
+    written = Written(tmp_path / "run")
+    device = {"host": "here", "uuid": "GPU-1"}
+    totals = {"used": 100 * MIB, "driver.reserved": 0}
+    edge = span("memory.edge", 2, 2.001, totals=totals)
+    written.process("w", sample("actor.params_bytes", 1, 60 * MIB), edge, pid=1, rank=0, device=device, ended_s=3)
+    said = [sample("rollout.weights_bytes", 1, 30 * MIB), *before_it_ended]
+    written.process("engine", *said, pid=2, rank=0, device=device, ended_s=3)
+    (found,) = ledgers(Observations(written.read())).values()
+    assert (found.row("actor.params")[-1], found.row("unexplained")[-1]) == (60 * MIB, 40 * MIB)
+
+
+def nvml_of(*cards: dict[str, Any]) -> Any:
+    """A module as pynvml, of cards by what they answer: `uuid`, whether they are `divided`, `pids` with bytes."""
+
+    class NVMLError(Exception):
+        value = 3
+
+    def mig_mode(card: dict[str, Any]) -> tuple[int, int]:
+        if "divided" not in card:
+            raise NVMLError("Not Supported")
+        return int(card["divided"]), 0
+
+    def processes(card: dict[str, Any]) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in card.get("pids", {}).items()]
+
+    def init() -> None:
+        asked.append("init")
+        if not cards:
+            raise NVMLError("NVML Shared Library Not Found")
+
+    asked: list[str] = []
+    total = SimpleNamespace(used=7 * MIB, reserved=DRIVER_BYTES, free=MIB)
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_DEVICE_MIG_ENABLE=1,
+        nvmlMemory_v2=2,
+        asked=asked,
+        nvmlInit=init,
+        nvmlDeviceGetCount=lambda: len(cards),
+        nvmlDeviceGetHandleByIndex=lambda at: cards[at],
+        nvmlDeviceGetUUID=lambda card: card["uuid"],
+        nvmlDeviceGetMigMode=mig_mode,
+        nvmlDeviceGetMemoryInfo=lambda _card, version: total,
+        nvmlDeviceGetComputeRunningProcesses=processes,
+    )
+
+
+@pytest.fixture
+def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Give this process a CUDA of torch's with so many bytes on the device GPU-mine."""
+
+    def allocate(size_bytes: int) -> None:
+        stats = {
+            "reserved_bytes": {"all": {"current": size_bytes}},
+            "allocated_bytes": {"all": {"current": size_bytes, "peak": size_bytes}},
+            "allocation": {"all": {"allocated": 1, "freed": 0}},
+        }
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _at: SimpleNamespace(uuid="mine"))
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _at=None: stats)
+        pinned = {"allocated_bytes": {"current": 3 * MIB}, "active_bytes": {"current": 9 * MIB}}
+        monkeypatch.setattr(torch.cuda.memory, "host_memory_stats_as_nested_dict", lambda: pinned)
+
+    return allocate
+
+
+NO_LIBRARY = "NVML: NVML Shared Library Not Found"
+A_PART = "GPU-mine is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
+NOT_SHOWN = "NVML does not show GPU-mine here, but GPU-other, GPU-more"
+OF_TOTAL = ("driver.reserved", "unexplained", "free")
+
+
+@pytest.mark.parametrize(
+    ("cards", "reason"),
+    [
+        ([], NO_LIBRARY),
+        ([{"uuid": "GPU-whole", "divided": True}], A_PART),
+        ([{"uuid": "GPU-mine", "divided": True, "pids": {os.getpid(): 5}}], A_PART),
+        ([{"uuid": "GPU-other", "divided": False}, {"uuid": "GPU-more"}], NOT_SHOWN),
+    ],
+)
+def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unknown_with_the_reason(
+    cards: list[dict[str, Any]],
+    reason: str,
+    folder: Path,
+    allocated: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    screens: Screens,
+) -> None:
+    nvml = nvml_of(*cards)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    allocated(300 * MIB)
+    ledger = CudaLedger(open_device, open_engines_card)
+    ledger.tensors["params"] = lambda: {"actor.params_bytes": 290 * MIB}
+    rltrace.start(folder, role="worker", rank=0)
+    for _ in range(3):
+        ledger.sample()
+        assert ledger.free_bytes() is None
+    with rltrace.span("actor.update"):
+        pass
+    rltrace.stop()
+    assert len(nvml.asked) == 1, "once it has not answered it is not asked again"
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count('"unavailable"') == 4, "each row's reason is said once"
+    found = of_device(folder)
+    assert (found.device, found.residual) == ("GPU-mine", None)
+    assert {owner: size for owner, size in found.at_peak_bytes.items() if size} == {
+        "actor.params": 290 * MIB,
+        "unattributed": 10 * MIB,
+    }
+    assert found.unknown == dict.fromkeys((*OF_TOTAL, *cuda_ledger.OUTSIDE), reason)
+    for text in screens(folder):
+        rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unexplained"
+        assert f"unknown, {reason}: {rows}" in " ".join(text.split())
+        assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unexplained")), text
+
+
+def test_nvml_is_opened_once_for_a_gpus_uuid_however_often_a_process_says_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = nvml_of({"uuid": "GPU-0"}, {"uuid": "GPU-1"})
+    nvml.nvmlShutdown = lambda: None
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(devices, "_uuid_of", functools.cache(devices._uuid_of.__wrapped__))
+    for shown, uuids in (("1,0", ["GPU-1", "GPU-0", "GPU-1"]), ("0,1", ["GPU-0", "GPU-1", "GPU-0"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert [devices.gpu_uuid(), devices.gpu_uuid(1), devices.gpu_uuid()] == uuids
+    assert nvml.asked.count("init") == 2
+
+
+def test_a_device_of_which_the_driver_names_no_process_is_ours_once_torch_has_memory_there(
+    allocated: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in many a container; without memory of torch's it may be that no context was made yet."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of({"uuid": "GPU-mine"}))
+    allocated(0)
+    assert open_device() is None
+    allocated(MIB)
+    device = open_device()
+    assert device is not None and device.card().used_bytes == 7 * MIB
+    assert device.held() == {}
+
+
+@pytest.mark.parametrize("cards", [[], [{"uuid": "GPU-mine", "divided": True, "pids": {1: 5}}]])
+def test_a_server_says_nothing_of_an_engines_card_whose_totals_it_cannot_have(
+    cards: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml_of(*cards))
+    monkeypatch.setattr(cuda_memory, "is_below", lambda *_: True)
+    monkeypatch.setattr(Gpu, "_is_certain", lambda *_: True)
+    ledger = CudaLedger(lambda: None, open_engines_card)
+    rltrace.start(folder, role="server")
+    ledger.reached(Edge(("rollout.generate",)))
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    assert process.unavailable == {}
+    assert edges_of(folder) == []
+
+
+def test_whose_the_bytes_are_that_a_card_has_of_strangers_is_said_beside_what_is_unexplained(
+    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
+) -> None:
+    def work() -> None:
+        ledger.sample()
+        gpu.context_bytes += 3 * MIB  # of nobody whom we know, and no stranger's
+        for gpu.other_bytes in (70 * MIB, 900 * MIB, 0):
+            ledger.sample()
+
+    recorded(folder, work)
+    others = of_device(folder).others
+    assert others is not None
+    assert (others.unexplained_bytes, others.held_bytes) == (903 * MIB, {str(ENGINE_PID): 900 * MIB})
+    line = f"900.0 MiB are of processes that are not of this Recording: pid {ENGINE_PID} 900.0 MiB"
+    for text in screens(folder):
+        assert "of 903.0 MiB unexplained at " in text
+        assert line in text
+
+
+def test_of_many_strangers_the_largest_are_named(tmp_path: Path, screens: Screens) -> None:
+    written = Written(tmp_path / "run")
+    held = {str(pid): pid * MIB for pid in (11, 13, 12, 10, 14, 15)}
+    card = {"totals": {"used": 80 * MIB, "driver.reserved": 0}, "held_bytes": held | {"1": 5 * MIB, "16": 0}}
+    said = [sample("actor.params_bytes", 1, 5 * MIB), span("memory.edge", 1, 1.001, **card)]
+    written.process("w", *said, pid=1, rank=0, device={"host": "here", "uuid": "GPU-1"}, ended_s=2)
+    line = (
+        "of 75.0 MiB unexplained at 1.0 s, 75.0 MiB are of processes that are not of this Recording: "
+        "pid 15 15.0 MiB, pid 14 14.0 MiB, pid 13 13.0 MiB, pid 12 12.0 MiB, and 2 more"
+    )
+    for text in screens(written.folder):
+        assert line in text
+
+
+def test_a_process_of_the_recording_is_no_stranger_on_another_ranks_card(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+
+    def rank(number: int) -> None:
+        card = {"totals": {"used": 100, "driver.reserved": 0}, "held_bytes": {"1": 60, "2": 40}}
+        said = [sample("actor.params_bytes", 1, 50), span("memory.edge", 1, 1.001, **card)]
+        device = {"host": "here", "uuid": f"GPU-{number}"}
+        written.process(f"w{number}", *said, pid=number, rank=number, device=device, ended_s=2)
+
+    rank(1)
+    rank(2)
+    assert [found.others for found in summarize(written.read()).memory] == [None, None]

@@ -1,0 +1,232 @@
+"""What sleeping pools record: which bytes went and came, by tag, and what each owner holds."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import rltrace
+from rltrace.events import Counter
+from rltrace.host.memory import OnHost
+from rltrace.instrument import torch_memory_saver
+from rltrace.instrument.memory.pools import NOT_SAID, Pools
+from rltrace.read.recording import Recording
+
+BYTES = {"weights": 100, "kv_cache": 50, "scratch": 7}
+
+
+def sleep(pools, tags=None, kept=(), error=None):
+    pools.end_unmap(pools.begin_unmap(tags, kept), None, error)
+
+
+def wake(pools, tags=None, error=None):
+    pools.end_map(pools.begin_map(tags), None, error)
+
+
+def level_1(asleep, pinned_bytes=100):
+    """The copies of an allocator that keeps weights in the host's memory while they sleep."""
+    return {"weights": OnHost(100, pinned_bytes)} if "weights" in asleep else {}
+
+
+def recorded(folder, work, copies=lambda asleep: {}):
+    """The spans of some work on pools, and the last sample of each owner."""
+    rltrace.start(folder, role="engine")
+    work(Pools(lambda: dict(BYTES), copies=copies))
+    rltrace.stop()
+    (process,) = Recording.open(folder).processes
+    events = list(process.events())
+    samples = {event.name: event.value for event in events if isinstance(event, Counter)}
+    spans = sorted((event for event in events if hasattr(event, "task")), key=lambda span: span.start_ns)
+    return [(span.name, span.args) for span in spans], samples
+
+
+def test_all_bytes_go_and_those_of_the_named_tags_come_back(folder):
+    def work(pools):
+        sleep(pools, kept=("weights",))
+        wake(pools, ["weights"])
+
+    spans, samples = recorded(folder, work, level_1)
+    assert spans == [
+        ("cumem.unmap", {"bytes": 157, "host_bytes": 100, "tags": BYTES}),
+        ("cumem.map", {"bytes": 100, "tags": {"weights": 100}}),
+    ]
+    assert samples == {
+        "rollout.weights_bytes": 100,
+        "rollout.kv_cache_bytes": 0,
+        "rollout.weights_host_bytes": 0,
+        "rollout.weights_pinned_bytes": 0,
+    }
+
+
+def test_a_wake_up_that_fails_holds_what_it_has_mapped_until_it_sleeps_again(folder):
+    seen = []
+
+    def fail(pools):
+        token = pools.begin_map(["kv_cache"])
+        pools.arrived("kv_cache", 10)
+        pools.arrived("kv_cache", 20)
+        pools.arrived("weights", 9)  # of another pool, which is not waking up
+        pools.end_map(token, None, RuntimeError("CUDA Error: out of memory"))
+
+    def work(pools):
+        for again in (wake, sleep, wake, sleep):
+            sleep(pools)
+            fail(pools)
+            seen.append(pools.bytes_by_owner()["rollout.kv_cache_bytes"])
+            again(pools)
+            seen.append(pools.bytes_by_owner()["rollout.kv_cache_bytes"])
+
+    spans, _ = recorded(folder, work)
+    assert seen == [30, 50, 30, 0] * 2
+    gone = [args["tags"] for name, args in spans if name == "cumem.unmap"]
+    assert gone == [BYTES, BYTES, {"kv_cache": 30}, {}, BYTES, {"kv_cache": 30}]
+
+
+def test_what_a_wake_up_brought_back_is_gone_when_it_sleeps(folder):
+    def work(pools):
+        sleep(pools)
+        token = pools.begin_map()
+        pools.arrived("kv_cache", 50)
+        pools.end_map(token, None, None)
+        sleep(pools)
+
+    _, samples = recorded(folder, work)
+    assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0}
+
+
+def test_a_wake_up_that_fails_says_what_it_asked_for_and_what_was_free_before(folder):
+    told = []
+    error = RuntimeError("CUDA Error: out of memory")
+    pools = Pools(lambda: dict(BYTES), free_bytes=lambda: 77, out_of_memory=lambda *args: told.append(args))
+    rltrace.start(folder, role="engine")
+    sleep(pools)
+    wake(pools, ["kv_cache", "scratch"], error)
+    rltrace.stop()
+    assert told == [(error, 57, 77, ["rollout.kv_cache"])]
+
+
+@pytest.mark.parametrize("pinned_bytes", [100, 60, 0])
+def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed_and_the_copy_says_what_is_pinned(
+    folder, pinned_bytes
+):
+    def copies(asleep):
+        return level_1(asleep, pinned_bytes)
+
+    _, samples = recorded(folder, lambda pools: sleep(pools, kept=("weights",)), copies)
+    assert samples == {
+        "rollout.weights_bytes": 0,
+        "rollout.kv_cache_bytes": 0,
+        "rollout.weights_host_bytes": 100,
+        "rollout.weights_pinned_bytes": pinned_bytes,
+    }
+
+
+def test_what_is_pinned_of_a_copy_whose_allocator_does_not_say_is_unknown_with_the_reason_asleep_and_awake(folder):
+    def work(pools):
+        for _ in range(2):
+            sleep(pools, kept=("weights",))
+            wake(pools)
+
+    _, samples = recorded(folder, work, lambda asleep: level_1(asleep, None))
+    assert samples["rollout.weights_host_bytes"] == 0
+    assert "rollout.weights_pinned_bytes" not in samples
+    (process,) = Recording.open(folder).processes
+    assert process.unavailable == {"pinned bytes of rollout.weights": NOT_SAID}
+    (lines,) = folder.glob("processes/*/process.jsonl")
+    assert lines.read_text().count('"unavailable"') == 1
+
+
+def test_where_copies_are_is_asked_behind_sleeps_and_wake_ups_and_at_no_edge(folder):
+    asked = []
+
+    def copies(asleep):
+        asked.append(sorted(asleep))
+        return level_1(asleep)
+
+    def work(pools):
+        sleep(pools, ["weights"], kept=("weights",))
+        for _ in range(5):
+            assert pools.bytes_by_owner()["rollout.weights_pinned_bytes"] == 100
+        wake(pools)
+
+    recorded(folder, work, copies)
+    assert asked == [["weights"], []]
+
+
+# ---- torch_memory_saver -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saver(monkeypatch):
+    """Pools as torch_memory_saver 0.0.10 keeps them, by (tag, copied, on disk, how, device); `retains` may be set."""
+    impl = SimpleNamespace(_mem_pools={}, retains=False)
+    library = SimpleNamespace(tms_get_retain_cpu_backup=lambda: impl.retains)
+    impl._binary_wrapper = SimpleNamespace(cdll=library)
+    for key, size in (
+        (("weights", True, False, "pinned", 0), 100),
+        (("weights", True, False, "mmap", 0), 30),
+        (("weights", False, False, "", 0), 7),
+        (("kv_cache", False, False, "", 0), 50),
+    ):
+        segments = [{"total_size": size - 1}, {"total_size": 1}]
+        impl._mem_pools[key] = SimpleNamespace(snapshot=lambda segments=segments: segments)
+    module = SimpleNamespace(torch_memory_saver=SimpleNamespace(_impl=impl))
+    monkeypatch.setitem(sys.modules, "torch_memory_saver", module)
+    return impl
+
+
+def test_of_torch_memory_savers_copies_those_are_pinned_that_were_to_be_and_what_is_not_copied_is_none(saver):
+    copies = torch_memory_saver.Copies()
+    assert copies({"weights", "kv_cache"}) == {"weights": OnHost(130, 100)}
+    assert copies(set()) == {}
+
+
+def test_a_copy_that_torch_memory_saver_retains_is_there_while_its_pool_is_awake(saver):
+    copies = torch_memory_saver.Copies()
+    saver.retains = True
+    assert copies(set()) == {}, "none was made yet"
+    copies({"weights"})
+    assert copies(set()) == {"weights": OnHost(130, 100)}
+    saver.retains = False
+    copies({"weights"})
+    assert copies(set()) == {}
+
+
+def test_of_a_torch_memory_saver_that_keys_its_pools_otherwise_nobody_knows_what_is_pinned(saver):
+    saver._mem_pools = {("weights", True): saver._mem_pools["weights", True, False, "pinned", 0]}
+    assert torch_memory_saver.Copies()({"weights"}) == {"weights": OnHost(100, None)}
+
+
+def test_what_sleeps_already_is_not_counted_again(folder):
+    def work(pools):
+        sleep(pools, {"kv_cache"})
+        sleep(pools)
+        wake(pools)
+        wake(pools)
+
+    spans, samples = recorded(folder, work)
+    assert [args["bytes"] for _, args in spans] == [50, 107, 157, 0]
+    assert samples == {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 50}
+
+
+def test_where_copies_cannot_be_asked_for_the_pools_are_sampled_all_the_same_and_the_error_is_told(folder):
+    def copies(_asleep):
+        raise KeyError("backup")
+
+    def work(pools):
+        for change in (sleep, wake, sleep):
+            with pytest.raises(KeyError, match="backup"):
+                change(pools)
+
+    _, samples = recorded(folder, work, copies)
+    assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0}
+
+
+def test_an_allocator_that_raises_has_moved_nothing(folder):
+    def work(pools):
+        sleep(pools, error=MemoryError())
+        sleep(pools)
+
+    spans, _ = recorded(folder, work)
+    assert [args["bytes"] for _, args in spans] == [157, 157]
+    assert [args.get("error") for _, args in spans] == ["MemoryError", None]

@@ -1,0 +1,236 @@
+"""What a process knows of itself: the kernel's counts, its allocator's, and for how long an answer of that holds."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import rltrace
+from rltrace.analysis.ledger import ledgers
+from rltrace.analysis.observations import Observations
+from rltrace.host import memory
+from rltrace.instrument.memory.process_ledger import SAME_BYTES, SAME_CPU_NS, ProcessLedger
+from rltrace.read.recording import Recording
+
+MIB = 1 << 20
+
+
+def status(pid: int) -> memory.Resident:
+    """What the kernel says in a process's status."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return memory.Resident(*(int(kib) << 10 for kib in re.findall(r"^Rss(?:Anon|File|Shmem):\s+(\d+) kB", text, re.M)))
+
+
+def touched(pages: mmap.mmap | bytearray) -> None:
+    """Put a page in memory behind each of them."""
+    for place in range(0, len(pages), mmap.PAGESIZE):
+        pages[place] = 1
+
+
+def test_pages_are_counted_by_what_is_behind_them() -> None:
+    own = memory.ProcessMemory()
+    kept = []
+    for size in (7 * MIB, 9 * MIB):
+        before = own.resident()
+        kept += [mmap.mmap(-1, size), mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)]
+        for pages in kept[-2:]:
+            touched(pages)
+        after = own.resident()
+        assert after.shared_bytes - before.shared_bytes == size
+        assert after.anonymous_bytes - before.anonymous_bytes == pytest.approx(3 * size, abs=MIB // 4)
+        assert after == pytest.approx(status(os.getpid()), abs=MIB // 4)
+        assert own.resident_bytes() == pytest.approx(sum(after), abs=MIB // 4)
+
+
+def test_a_forked_child_counts_its_own_pages_and_not_its_parents() -> None:
+    """The file that the parent opened would go on telling of the parent."""
+    own = memory.ProcessMemory()
+    own.resident_bytes()
+    child = os.fork()
+    if child == 0:
+        pages = mmap.mmap(-1, 32 * MIB)
+        touched(pages)
+        seen_bytes, true_bytes = own.resident_bytes(), memory.ProcessMemory().resident_bytes()
+        os._exit(0 if abs(seen_bytes - true_bytes) < MIB else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_page_that_a_range_ends_in_counts() -> None:
+    pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+    touched(pages)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    assert memory.resident_bytes_at(address, mmap.PAGESIZE + 1) == 2 * mmap.PAGESIZE
+
+
+def test_pages_of_another_process_are_counted_until_it_is_gone() -> None:
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"\n"
+        other = memory.ProcessMemory(child.pid)
+        assert other.resident() == pytest.approx(status(child.pid), abs=MIB // 4)
+        assert other.resident().file_bytes > 0
+        child.communicate(b"\n")
+    with pytest.raises(OSError):
+        other.resident()
+    other.close()
+
+
+def test_heaps_of_threads_that_came_later_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not looked for again and again, and yet as many pages as if they were."""
+    memory.heap()
+    barrier, kept = threading.Barrier(9), []
+
+    def fill() -> None:
+        barrier.wait()  # together, so that each gets a heap of its own
+        kept.append([bytearray(b"x" * 4096) for _ in range(2000)])  # zeros would have no pages yet
+        barrier.wait()
+
+    threads = [threading.Thread(target=fill) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    before = memory.heap()
+    barrier.wait()
+    barrier.wait()
+    after = memory.heap()
+    for thread in threads:
+        thread.join()
+    assert after.used_bytes - before.used_bytes >= 8 * 2000 * 4096
+    # What threads of earlier tests left free may be handed out again: of that the pages are there already.
+    assert after.present_bytes - before.present_bytes >= 8 * 2000 * 4096 - before.cached_bytes
+    known = memory.heap().present_bytes
+    monkeypatch.setattr(memory, "_HEAPS", memory._Heaps(0, [], -1))
+    assert known == pytest.approx(memory.heap().present_bytes, abs=MIB // 4)
+
+
+@pytest.fixture
+def ledger(folder: Path) -> ProcessLedger:
+    """Of a process that records, and has just begun."""
+    rltrace.start(folder, role="worker", rank=0, device={"host": socket.gethostname(), "uuid": "cpu-0"})
+    ledger = ProcessLedger()
+    ledger.freeze()
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("cpu_ns", "kib", "grads", "moved", "asked"),
+    [
+        (0, 0, 0, False, 0),
+        (SAME_CPU_NS, 0, 0, False, 0),
+        (SAME_CPU_NS + 1, 0, 0, False, 1),
+        (0, 0, 7, False, 1),
+        (0, 4 * SAME_BYTES >> 10, 0, False, 1),
+        (SAME_CPU_NS + 1, 0, 0, True, 0),
+        (SAME_CPU_NS + 1, 0, 7, True, 1),
+        (SAME_CPU_NS + 1, 4 * SAME_BYTES >> 10, 0, True, 1),
+    ],
+)
+def test_the_allocator_is_asked_again_only_if_its_answer_can_have_changed(
+    ledger: ProcessLedger, monkeypatch: pytest.MonkeyPatch, cpu_ns: int, kib: int, grads: int, moved: bool, asked: int
+) -> None:
+    """By CPU time used since, pages that came, or an owner's bytes; a sleep or wake-up takes CPU time alone."""
+    ask, answers, used_ns = memory.heap, [], [10**9]
+    monkeypatch.setattr(memory, "heap", lambda *args: answers.append(ask(*args)) or answers[-1])
+    monkeypatch.setattr(time, "process_time_ns", lambda: used_ns[0])
+    held = {"actor.grads_bytes": 0}
+    ledger.in_heap["actor"] = lambda: dict(held)
+    ledger.sample()
+    assert len(answers) == 1
+    used_ns[0] += cpu_ns
+    held["actor.grads_bytes"] += grads
+    pages = mmap.mmap(-1, max(kib << 10, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    touched(pages)
+    ledger.sample(moved=moved)
+    assert len(answers) - 1 == asked
+    rltrace.stop()
+
+
+def test_what_a_process_repeats_is_as_old_as_the_cpu_time_that_it_has_used_since(
+    folder: Path, ledger: ProcessLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used_ns = [10**9]
+    monkeypatch.setattr(time, "process_time_ns", lambda: used_ns[0])
+    for worked_ns in (0, SAME_CPU_NS // 2, SAME_CPU_NS // 2):
+        used_ns[0] += worked_ns
+        ledger.sample()
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert found.apart_ns.tolist() == [0, SAME_CPU_NS / 2, SAME_CPU_NS]
+
+
+def test_what_a_process_held_before_its_model_is_taken_once_and_all_rows_are_its_pages(ledger: ProcessLedger) -> None:
+    """What the allocator had free then is no part of the interpreter, or it would count twice."""
+    rltrace.stop()
+    pieces = [bytearray(b"x" * 4096) for _ in range(5000)]
+    del pieces[:-1]  # 20 MB that the heap keeps, below the last one
+    fresh = ProcessLedger()
+    fresh.freeze()
+    known = fresh.rows()["interpreter_bytes"]
+    assert fresh.rows()["allocator.cached_bytes"] > 10 * MIB
+    assert sum(fresh.rows().values()) == pytest.approx(fresh.totals()[os.getpid()], abs=MIB)
+    pages = mmap.mmap(-1, 30 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    touched(pages)
+    fresh.freeze()
+    assert fresh.rows()["interpreter_bytes"] == pytest.approx(known, abs=MIB)
+
+
+def test_a_peer_that_is_gone_is_forgotten_with_its_file(ledger: ProcessLedger) -> None:
+    rltrace.stop()
+    ledger.totals()
+    files_open = len(os.listdir("/proc/self/fd"))
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"\n"
+        ledger.meet_peer(child.pid)
+        assert set(ledger.totals()) == {os.getpid(), child.pid}
+        child.communicate(b"\n")
+    assert set(ledger.totals()) == {os.getpid()}
+    assert len(os.listdir("/proc/self/fd")) == files_open
+
+
+def test_shared_memory_counts_once_and_is_divided_anew_when_it_grows(ledger: ProcessLedger) -> None:
+    rltrace.stop()
+    pages = mmap.mmap(-1, 40 * MIB)
+    touched(memoryview(pages)[: 16 * MIB])  # type: ignore[arg-type]
+    child = os.fork()
+    if child == 0:
+        touched(pages)  # what is there already, and the rest
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        os.waitpid(child, os.WUNTRACED)
+        ledger.meet_peer(child)
+        for seen_mib in (16, 40):
+            touched(memoryview(pages)[: seen_mib * MIB])  # type: ignore[arg-type]
+            shared = ledger._shared_bytes({os.getpid(): seen_mib * MIB, child: 40 * MIB})
+            assert sum(shared.values()) == pytest.approx(40 * MIB, abs=MIB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_host_copy_and_its_owner_are_one_row_where_the_host_is_the_device(ledger: ProcessLedger) -> None:
+    ledger.mapped["engine"] = lambda: {"rollout.weights_bytes": 3}
+    ledger.in_heap["copy"] = lambda: {"rollout.weights_host_bytes": 5}
+    assert ledger.rows()["rollout.weights_bytes"] == 8
+    rltrace.stop()
+
+
+def test_kernels_add_up_and_what_they_and_activations_hold_is_nobodys_no_more(ledger: ProcessLedger) -> None:
+    before = ledger.rows()["unattributed_bytes"]
+    for size_bytes in (30 * MIB, 40 * MIB):
+        ledger.add_kernels(size_bytes)
+    ledger.activation_bytes = 50 * MIB
+    rows = ledger.rows()
+    rltrace.stop()
+    assert rows["library.kernels_bytes"] == 70 * MIB
+    assert rows["unattributed_bytes"] == pytest.approx(before - 120 * MIB, abs=MIB)

@@ -1,0 +1,234 @@
+"""Garbage collections: real ones, of as many objects as it takes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from recordings import Written, hook, span
+from test_summary_screen import screen
+from traced_runs import run_traced
+
+import rltrace
+from rltrace import instrument
+from rltrace.events import COLLECTION, Span
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import PatchSet
+from rltrace.instrument import python_gc
+from rltrace.instrument.python_gc import PythonGc
+from rltrace.read.recording import Recording
+from rltrace.record import recorder
+
+OBJECTS = 400_000
+"""As many as a process has that loaded torch and Ray."""
+
+
+@pytest.fixture
+def patches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PatchSet]:
+    """Recording, with the hook installed as `instrument` installs it."""
+    rltrace.start(folder)
+    patches = PatchSet("python_gc", recorder.current(), PythonGc.supports)  # type: ignore[arg-type]
+    monkeypatch.setitem(instrument.installed().patch_sets, "python_gc", patches)
+    PythonGc().install(patches)
+    with rltrace.span("first"):
+        pass
+    yield patches
+    patches.undo()
+    rltrace.stop()
+
+
+@pytest.fixture
+def many() -> list[list[int]]:
+    """As many objects as a process has that loaded torch and Ray."""
+    return [[number] for number in range(OBJECTS)]
+
+
+@pytest.fixture
+def by_hand() -> Iterator[None]:
+    """No collection but those of the test."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def told(folder: Path) -> list[tuple[int, int]]:
+    """Begin and end of what was told so far."""
+    boundaries.reached(boundaries.Edge())
+    (process,) = (one for one in Recording.open(folder).processes if one.pid == os.getpid())
+    spans = [event for event in process.events() if isinstance(event, Span) and event.name == COLLECTION]
+    assert (process.torn, process.orphans, process.lost_events) == (0, 0, 0)
+    return [(span.start_ns, span.end_ns or 0) for span in spans]
+
+
+def collect() -> tuple[int, int]:
+    """Before and after a full collection."""
+    before_ns = time.monotonic_ns()
+    gc.collect()
+    return before_ns, time.monotonic_ns()
+
+
+@pytest.mark.usefixtures("by_hand", "many", "patches")
+def test_a_full_collection_is_a_span_of_its_length(folder: Path) -> None:
+    ours = [collect() for _ in range(3)]
+    assert len(told(folder)) == 3
+    for (before_ns, after_ns), (start_ns, end_ns) in zip(ours, told(folder), strict=True):
+        assert before_ns <= start_ns < end_ns <= after_ns
+        assert end_ns - start_ns > 0.5 * (after_ns - before_ns)
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_short_ones_are_not_told_and_none_after_the_hook_was_undone(patches: PatchSet, folder: Path) -> None:
+    gc.freeze()
+    for _ in range(20):
+        gc.collect(1)
+    assert told(folder) == []
+    gc.unfreeze()
+    callbacks = len(gc.callbacks)
+    kept = [[number] for number in range(OBJECTS)]
+    collect()
+    patches.undo()
+    assert len(gc.callbacks) == callbacks - 1
+    collect()
+    del kept
+    assert len(told(folder)) == 1
+
+
+@pytest.mark.usefixtures("by_hand", "many", "patches")
+def test_none_of_a_pause_is_told(folder: Path) -> None:
+    rltrace.pause()
+    collect()
+    rltrace.resume()
+    before_ns, _ = collect()
+    assert [start_ns >= before_ns for start_ns, _ in told(folder)] == [True]
+
+
+@pytest.mark.usefixtures("by_hand", "many", "patches")
+def test_a_forked_child_tells_its_own_and_not_its_parents(folder: Path) -> None:
+    ours = collect()
+    pid = os.fork()
+    if pid == 0:
+        with rltrace.span("mine"):
+            pass
+        collect()
+        boundaries.reached(boundaries.Edge())
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [ours[0] <= start_ns < end_ns <= ours[1] for start_ns, end_ns in told(folder)] == [True]
+    (child,) = (process for process in Recording.open(folder).processes if process.pid == pid)
+    (of_child,) = (event for event in child.events() if event.name == COLLECTION)
+    assert isinstance(of_child, Span) and of_child.start_ns >= ours[1]
+
+
+@pytest.mark.parametrize("most", [2, 16_384])
+def test_what_is_told_is_collections_however_many_there_were_and_whoever_reads_in_the_middle_of_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, most: int
+) -> None:
+    """A finalizer runs inside of a collection, and may reach an edge."""
+    monkeypatch.setattr(python_gc, "MOST_COLLECTIONS", most)
+    for fixture in ("by_hand", "many", "patches"):
+        request.getfixturevalue(fixture)
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            boundaries.reached(boundaries.Edge())
+
+    ours = []
+    for number in range(12):
+        Cycle() if number % 3 else None
+        time.sleep(0.01)
+        ours.append(collect())
+    found = told(folder)
+    assert len(found) >= 1
+    for start_ns, end_ns in found:  # none began in one and ended in another
+        assert any(before_ns <= start_ns < end_ns <= after_ns for before_ns, after_ns in ours)
+
+
+@pytest.mark.parametrize("error", ["TimeoutError", "KeyboardInterrupt"])
+def test_a_signal_that_comes_in_the_middle_of_a_collection_is_the_programs(tmp_path: Path, error: str) -> None:
+    """Its handler raises behind the collection, where the program expects it."""
+    program = f"""
+        import gc, msgspec, signal
+
+        def ring(*_):
+            raise {error}
+
+        signal.signal(signal.SIGALRM, ring)
+        kept = [[number] for number in range({4 * OBJECTS})]
+        caught = 0
+        for _ in range(5):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
+                gc.collect()
+                for _ in range(1000):
+                    pass
+            except {error}:
+                caught += 1
+        print(caught)
+    """
+    run = run_traced(tmp_path, program)
+    assert (run.out, run.err) == ("5\n", "")
+
+
+def test_an_unmodified_program_shows_its_collections_and_no_process_those_alone(tmp_path: Path) -> None:
+    program = f"""
+        import gc, os, msgspec, rltrace
+        kept = [[number] for number in range({OBJECTS})]
+        gc.collect()
+        if "MARKED" in os.environ:
+            with rltrace.span("mine"):
+                gc.collect()
+        print(len(kept))
+    """
+    run = run_traced(tmp_path, program, MARKED="1")
+    assert run.out == f"{OBJECTS}\n", run.err
+    assert [span.name for span in run.spans()] == ["mine"]
+    (mine,) = run.spans()
+    assert any(mine.start_ns < pause.start_ns < pause.end_ns < mine.end_ns for pause in run.spans(COLLECTION))
+    for name, environment in (("without", {"MARKED": "1", "RLTRACE_DISABLE": "python_gc"}), ("alone", {})):
+        (tmp_path / name).mkdir()
+        assert run_traced(tmp_path / name, program, **environment).spans(COLLECTION) == []
+
+
+def test_a_process_that_collects_all_the_time_loses_nothing(folder: Path) -> None:
+    program = """
+        import gc, threading, msgspec
+        import rltrace
+        from rltrace.instrument import python_gc
+        python_gc.WORTH_NS = 0
+        gc.set_threshold(1, 1, 1)
+        def work():
+            for number in range(20):
+                with rltrace.span("work", number=[[number]]):
+                    pass
+        for _ in range(20):
+            threads = [threading.Thread(target=work) for _ in range(20)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+    """
+    run = run_traced(folder.parent, program)
+    assert run.returncode == 0, run.err
+    assert len(run.spans("work")) == 8_000
+    assert all(found.end_ns is not None for found in run.spans())
+    assert len(run.spans(COLLECTION)) > 1_000
+    assert all((process.lost_events, process.torn, process.orphans) == (0, 0, 0) for process in run.recording.processes)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0.005])
+def test_what_it_takes_of_a_step_is_a_line_where_it_is_worth_one(tmp_path: Path, seconds: float) -> None:
+    steps = [span("step", at, at + 10, step=at // 10) for at in (0, 10, 20)]
+    pauses = [span(COLLECTION, at, at + seconds) for at in (12, 23)]
+    hooks = (hook(1, "gc:callbacks", instrumentation="python_gc", emits=[COLLECTION], fires=2),)
+    written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=30)
+    written.process("w", *pauses, role="worker", rank=0, ended_s=30, hooks=hooks)
+    said = " ".join(" ".join(screen(written.read())).split())
+    line = "Garbage collection 5.0% of a step in worker (longest 0.500 s): `gc.freeze()`"
+    assert (line in said) is (seconds == 0.5)
+    assert ("Garbage collection" in said) is (seconds == 0.5)

@@ -1,0 +1,291 @@
+"""Hooks on Ray: real actors on a CPU, called every way that Ray knows."""
+
+from collections import namedtuple
+
+import pytest
+from traced_runs import run_traced
+
+import rltrace
+from rltrace.events import RAY_CALL
+from rltrace.hooks.patching import Hook
+from rltrace.instrument.ray import WORTH_NS, task_of, watch_tasks
+
+pytestmark = pytest.mark.run
+
+CALLS = """
+    import asyncio
+    import ray
+    import rltrace
+
+    class Plain:
+        def __init__(self, base):
+            self.base = base
+        def add(self, a, b=1):
+            with rltrace.span("inner"):
+                return self.base + a + b
+        def fail(self):
+            raise KeyError("theirs")
+        def two(self):
+            return 1, 2
+        def nothing(self):
+            pass
+        def stream(self, n):
+            for i in range(n):
+                yield i
+        @staticmethod
+        def fixed():
+            return "fixed"
+
+    class Asynchronous:
+        async def add(self, a):
+            await asyncio.sleep(0.05)
+            return a + 1
+        async def stream(self, n):
+            for i in range(n):
+                yield i
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    plain = ray.remote(Plain).remote(10)
+    with rltrace.span("outer"):
+        print(ray.get(plain.add.remote(1, b=2)))
+        print(ray.get(plain.two.options(num_returns=2).remote()))
+        print(plain.nothing.options(num_returns=0).remote())
+        print([ray.get(ref) for ref in plain.stream.options(num_returns="streaming").remote(3)])
+        print(ray.get(plain.fixed.remote()))
+        try:
+            ray.get(plain.fail.remote())
+        except KeyError as error:
+            print(type(error).__name__)
+    asynchronous = ray.remote(Asynchronous).remote()
+    with rltrace.span("outer"):
+        print(ray.get([asynchronous.add.remote(i) for i in range(3)]))
+        print([ray.get(ref) for ref in asynchronous.stream.remote(2)])
+    ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory):
+    return run_traced(tmp_path_factory.mktemp("ray"), CALLS)
+
+
+def test_every_call_gives_what_it_gives_without_hooks(calls, tmp_path):
+    bare = run_traced(tmp_path, CALLS, RLTRACE_DISABLE="ray")
+    assert (calls.returncode, bare.returncode) == (0, 0), calls.err
+    assert calls.out == bare.out
+    assert calls.out.splitlines()[:4] == ["13", "[1, 2]", "None", "[0, 1, 2]"]
+
+
+def test_a_driver_says_who_ran_when_it_left_its_cluster(calls):
+    """Ray kills those that take longer to leave than it likes, which is nobody's death."""
+    (driver,) = [process for process in calls.recording.processes if process.role == "driver"]
+    actors = {process.key for process in calls.recording.processes if process.name in ("Plain", "Asynchronous")}
+    assert len(actors) == 2
+    assert driver.left_running >= actors
+    assert not [process for process in calls.recording.processes if process is not driver and process.left_running]
+
+
+def test_every_method_is_a_span_on_its_worker(calls):
+    methods = [span.args["method"] for span in calls.spans("ray.call")]
+    assert sorted(methods) == sorted(
+        ["Plain.__init__", "Plain.add", "Plain.two", "Plain.nothing", "Plain.stream", "Plain.fixed", "Plain.fail"]
+        + ["Asynchronous.__init__"]
+        + ["Asynchronous.add"] * 3
+        + ["Asynchronous.stream"]
+    )
+    errors = {span.args["method"]: span.args["error"] for span in calls.spans("ray.call") if "error" in span.args}
+    assert errors == {"Plain.fail": "KeyError"}
+    assert all(span.end_ns is not None for span in calls.spans())
+
+
+def test_an_asynchronous_method_is_watched_until_it_ends(calls):
+    adds = [span for span in calls.spans("ray.call") if span.args["method"] == "Asynchronous.add"]
+    assert all(span.seconds >= 0.05 for span in adds)
+    assert len({span.task for span in adds}) == 3
+
+
+def test_an_arrow_leads_from_each_call_to_its_method(calls):
+    submits = calls.spans("ray.submit")
+    leaving = [key for span in submits for key in span.flows_out]
+    arriving = {key: span.args["method"] for span in calls.spans("ray.call") for key in span.flows_in}
+    assert len(leaving) == len(set(leaving)) == 9
+    assert set(leaving) <= set(arriving)
+    # A call without results returns no reference, so nobody knows its task where it was made.
+    assert [arriving[key] for key in set(arriving) - set(leaving)] == ["Plain.nothing"]
+
+
+SAMPLES = 100_000
+BATCH = f"""
+    import ray
+
+    @ray.remote
+    class Doubles:
+        def twice(self, batch):
+            return [(2 * number, {{"reward": 1.0}}) for number, _ in batch]
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    doubled = ray.get(Doubles.remote().twice.remote([(number, {{}}) for number in range({SAMPLES})]))
+    print(sum(number for number, _ in doubled))
+    ray.shutdown()
+"""
+
+
+def test_what_a_batch_takes_on_its_way_is_told_on_both_sides(tmp_path):
+    run = run_traced(tmp_path, BATCH)
+    assert run.out.strip() == str(SAMPLES * (SAMPLES - 1)), run.err
+    driver, worker = (
+        next(process for process in run.recording.processes if process.role == role) for role in ("driver", "worker")
+    )
+
+    def named(process, name):
+        return sorted((e for e in process.events() if e.name == name), key=lambda span: span.start_ns)
+
+    (call,) = (span for span in named(worker, "ray.call") if span.args["method"] == "Doubles.twice")
+    (submit,) = named(driver, "ray.submit")
+    sent = max(named(driver, "ray.serialize"), key=lambda span: span.args["bytes"])
+    received = named(worker, "ray.deserialize")[-1]
+    returned = max(named(worker, "ray.serialize"), key=lambda span: span.args["bytes"])
+    fetched = named(driver, "ray.deserialize")[-1]
+    assert sent.args["bytes"] > SAMPLES and returned.args["bytes"] > SAMPLES and received.args["objects"] >= 1
+    assert submit.start_ns <= sent.start_ns < sent.end_ns <= submit.end_ns
+    assert submit.start_ns <= received.start_ns < received.end_ns <= call.start_ns
+    assert call.end_ns <= returned.start_ns < returned.end_ns <= fetched.start_ns < fetched.end_ns
+    # Keys and numbers, which Ray packs beside each argument, are not told.
+    assert all(span.end_ns - span.start_ns >= WORTH_NS for span in (*named(driver, "ray.serialize"), returned))
+
+
+def test_processes_say_what_they_are(calls):
+    roles = sorted((p.role, p.identity.get("name")) for p in calls.recording.processes if list(p.events()))
+    assert roles == [("driver", None), ("worker", "Asynchronous"), ("worker", "Plain")]
+    commands = [" ".join(process.identity["argv"]) for process in calls.recording.processes]
+    assert not any("dashboard" in c or "log_monitor" in c or "setup_worker" in c for c in commands), commands
+
+
+class Function:
+    """What Ray tells of a task's function."""
+
+    function_id = b"id"
+
+    def is_actor_method(self):
+        return False
+
+
+def test_a_task_that_is_loaded_in_a_pause_is_watched_behind_it(folder, spans_of):
+    """Ray's core keeps the function that it is given first."""
+    info = namedtuple("Info", ["function", "max_calls"])(lambda number: 2 * number, 7)
+    hook = Hook("ray", "a:b", (RAY_CALL,))
+    hook.bind(True)
+    load = watch_tasks(lambda _manager, _job, _function: info, hook)
+    hook.hold(True)
+    kept = load(None, None, Function())
+    assert (kept.function(2), kept.max_calls) == (4, 7)
+    hook.hold(False)
+    rltrace.start(folder)
+    assert kept.function(3) == 6
+    assert load(None, None, Function()) is kept
+    rltrace.stop()
+    assert [span.name for span in spans_of(folder)] == [RAY_CALL]
+
+
+def test_a_clients_reference_is_not_asked_for_its_task():
+    """Its id comes from the server, and to ask would wait for it."""
+
+    class Reference:
+        _id_future = object()
+
+        def task_id(self):
+            raise AssertionError("waits")
+
+    assert task_of(Reference()) is None
+
+
+TASKS = """
+    import os
+    import time
+    import ray
+
+    @ray.remote
+    def double(number):
+        time.sleep(0.05)
+        return 2 * number
+
+    @ray.remote(num_returns="streaming")
+    def stream(n):
+        for number in range(n):
+            yield number
+
+    @ray.remote(num_returns=2, max_calls=1)
+    def once():
+        return "once", os.getpid()
+
+    @ray.remote
+    def fail():
+        raise KeyError("theirs")
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    print(ray.get([double.remote(number) for number in range(3)]))
+    print([ray.get(reference) for reference in stream.remote(3)])
+    print(ray.get(once.remote()[1]) != ray.get(once.remote()[1]))
+    ready, rest = ray.wait([double.remote(3), double.remote(4)], num_returns=2)
+    print(len(ready), len(rest), len(ray.wait(ready, timeout=0)[0]))
+    try:
+        ray.wait(ready[0])
+    except TypeError:
+        print("no list")
+    late = double.remote(5)
+    try:
+        ray.get(late, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        print("not there", ray.get(late))
+    try:
+        ray.get(fail.remote())
+    except KeyError as error:
+        print(type(error).__name__)
+    ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return run_traced(tmp_path_factory.mktemp("tasks"), TASKS)
+
+
+def test_tasks_and_waits_give_what_they_give_without_hooks(tasks, tmp_path):
+    bare = run_traced(tmp_path, TASKS, RLTRACE_DISABLE="ray")
+    assert (tasks.returncode, bare.returncode) == (0, 0), tasks.err
+    of_tasks, of_bare = (
+        [line for line in run.out.splitlines() if "(raylet)" not in line] for run in (tasks, bare)
+    )  # which may be surprised that a worker of one call has left
+    assert of_tasks == of_bare
+    assert of_tasks[0] == "[0, 2, 4]"
+    assert not any(hook["state"] == "failed" for process in tasks.recording.processes for hook in process.hooks)
+
+
+def test_every_task_is_a_span_on_its_worker_with_an_arrow_from_its_call(tasks):
+    called = {key: span for span in tasks.spans("ray.call") for key in span.flows_in}
+    submits = tasks.spans("ray.submit")
+    assert [span.args["method"] for span in submits if span.end_ns is None] == []
+    for submit in submits:
+        (key,) = submit.flows_out
+        assert called[key].args["method"] == submit.args["method"]
+        assert called[key].start_ns > submit.start_ns
+    methods = sorted(span.args["method"] for span in called.values())
+    assert methods == ["double"] * 6 + ["fail", "once", "once", "stream"]
+    errors = {span.args["method"]: span.args["error"] for span in called.values() if "error" in span.args}
+    assert errors == {"fail": "KeyError"}
+    workers = {p.role for p in tasks.recording.processes if any(e.name == "ray.call" for e in p.events())}
+    assert workers == {"worker"}
+
+
+def test_whoever_waits_for_results_is_seen_waiting_and_who_only_looks_is_not(tasks):
+    (driver,) = (process for process in tasks.recording.processes if process.role == "driver")
+    gets, waits = (
+        sorted((event for event in driver.events() if event.name == name), key=lambda span: span.start_ns)
+        for name in ("ray.get", "ray.wait")
+    )
+    stream = 3 + 1  # the last one for how it ended
+    assert [get.args["objects"] for get in gets] == [3, *[1] * stream, 1, 1, 1, 1]
+    assert gets[0].seconds >= 0.05
+    # Ray's iterator over the results of a stream waits too, for one at a time.
+    assert [wait.args for wait in waits if wait.args["objects"] > 1] == [{"objects": 2, "of": 2}]
+    assert all(span.end_ns is not None for span in (*gets, *waits))

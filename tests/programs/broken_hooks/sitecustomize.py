@@ -1,0 +1,112 @@
+"""Makes every hook fail at the place that BROKEN names, in every process: run by Python's start-up, behind ours."""
+
+import os
+import sys
+
+PLACE = os.environ.get("BROKEN")
+
+
+def broken(*_args, **_kwargs):
+    raise ZeroDivisionError("a bug of ours")
+
+
+def break_spans(**callables):
+    """Hooks that are spans get these in place of their own."""
+    span = patching.PatchSet.span
+
+    def broken_span(self, target, name, args=None, late_args=None, **options):
+        given = {"args": args, "late_args": late_args, **callables}
+        options |= {key: given.pop(key) for key in callables if key.startswith("flow")}
+        span(self, target, name, **given, **options)
+
+    patching.PatchSet.span = broken_span
+
+
+def break_wrappers(**callables):
+    """Whatever is wrapped gets these in place of its `before` and `after`."""
+    for name in [name for name in vars(patching) if name.startswith("wrap_") and name != "wrap_same_kind"]:
+        setattr(patching, name, with_broken(getattr(patching, name), callables))
+    for name, at in (("enter", "before"), ("leave", "after")):  # hooks that are no wrappers
+        if at in callables:
+            setattr(patching.Hook, name, with_broken_call(getattr(patching.Hook, name)))
+
+
+def with_broken(wrap, callables):
+    def wrapped(original, hook, before, after):
+        given = {"before": before, "after": after, **callables}
+        return wrap(original, hook, given["before"], given["after"])
+
+    return wrapped
+
+
+def with_broken_call(method):
+    return lambda self, _callback, *rest: method(self, broken, *rest)
+
+
+def break_binding():
+    """A hook's own code runs while it is put in place, too."""
+    wrap, use = patching.PatchSet.wrap, patching.PatchSet.use
+    patching.PatchSet.wrap = lambda self, target, make, emits=(): wrap(self, target, broken, emits)
+    patching.PatchSet.use = lambda self, target, register, emits=(): use(self, target, broken, emits)
+
+
+def break_install():
+    """Every instrumentation fails once it has named its hooks."""
+    load = plugins.load
+
+    def load_broken(reference):
+        made = load(reference)
+        install = made.install
+
+        def install_and_fail(self, patches):
+            install(self, patches)
+            broken()
+
+        made.install = install_and_fail
+        return made
+
+    plugins.load = load_broken
+
+
+def break_recorder():
+    recorder.span = recorder.flow = recorder.identify = recorder.counter = broken
+
+
+def break_counting():
+    recorder.Hook._fire_first = broken
+
+
+def break_report():
+    """What is reported of a hook cannot be written, once it waits for its module."""
+    report = patching.Hook.report
+
+    def broken_report(self, state, reason=None):
+        report(self, state, reason)
+        if state != "waiting":
+            broken()
+
+    patching.Hook.report = broken_report
+
+
+if PLACE:
+    # An installed rltrace waits for the first import already, and would join before anything is broken.
+    waiting = [finder for finder in sys.meta_path if type(finder).__name__ == "FirstImport"]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in waiting]
+    from rltrace import plugins
+    from rltrace.hooks import patching
+    from rltrace.record import recorder
+
+    {
+        "args": lambda: break_spans(args=broken),
+        "late_args": lambda: break_spans(late_args=broken),
+        "flow_out": lambda: break_spans(flow_out=broken),
+        "flow_in": lambda: break_spans(flow_in=broken),
+        "before": lambda: break_wrappers(before=broken),
+        "after": lambda: break_wrappers(after=broken),
+        "binding": break_binding,
+        "install": break_install,
+        "recorder": break_recorder,
+        "counting": break_counting,
+        "report": break_report,
+    }[PLACE]()
+    sys.meta_path[:0] = waiting

@@ -1,0 +1,133 @@
+"""The fit of another clock: whatever its offset, drift and wander, and however unequal the ways, the bound holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rltrace.read import alignment
+from rltrace.read.alignment import UNMEASURED_DRIFT, WANDER, Alignment, Reading
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Another clock, in true (the reference's) time from 0 on: a piecewise constant rate."""
+
+    offset_ns: int
+    drift: float
+    wander: tuple[float, ...]
+    """By second, how far the rate is from its mean; the last one holds for ever."""
+
+    def read(self, true_ns: int) -> int:
+        """What it shows."""
+        stray = sum(
+            self.wander[min(n, len(self.wander) - 1)] * (min(true_ns, (n + 1) * SECOND) - n * SECOND)
+            for n in range(true_ns // SECOND + 1)
+        )
+        return self.offset_ns + true_ns + round(true_ns * self.drift + stray)
+
+
+STRAY = WANDER * 0.97
+"""WANDER is of the shift over the other clock's time, this of that clock over the true time: 1 % apart at 1 % drift."""
+DELAYS = st.integers(1_000, 20_000_000)
+
+
+@st.composite
+def clocks(draw: st.DrawFn, most_drift: float) -> Clock:
+    """Any clock whose rate is the true one's within `most_drift`."""
+    return Clock(
+        draw(st.integers(-(10**15), 10**15)),
+        draw(st.floats(-most_drift, most_drift)),
+        tuple(draw(st.lists(st.floats(-STRAY, STRAY), min_size=1, max_size=40))),
+    )
+
+
+def exchange(clock: Clock, sent_ns: int, there_ns: int, back_ns: int) -> Reading:
+    """A reading taken over ways of these lengths."""
+    return Reading.of(sent_ns, clock.read(sent_ns + there_ns), sent_ns + there_ns + back_ns)
+
+
+@given(
+    clocks(UNMEASURED_DRIFT - 3 * WANDER),
+    st.lists(st.tuples(st.integers(0, 40 * SECOND), DELAYS, DELAYS), min_size=1, max_size=20),
+    st.lists(st.integers(0, 60 * SECOND), min_size=1, max_size=20),
+)
+@example(Clock(0, 0.0, (STRAY,) * 10 + (-STRAY,)), [(0, 1000, 1000), (10 * SECOND, 1000, 1000)], [40 * SECOND])
+def test_the_truth_lies_within_the_bound(clock: Clock, exchanges: list[tuple[int, int, int]], times: list[int]) -> None:
+    fit = Alignment(exchange(clock, *times) for times in exchanges)
+    for true_ns in times:
+        shown_ns = clock.read(true_ns)
+        error_ns = abs(shown_ns + fit.shift_ns(shown_ns) - true_ns)
+        assert error_ns <= fit.bound_ns(shown_ns) <= fit.largest_bound_ns(clock.read(0), clock.read(60 * SECOND))
+        assert abs(fit.undone_ns(shown_ns + fit.shift_ns(shown_ns)) - shown_ns) <= fit.bound_ns(shown_ns)
+
+
+@given(clocks(0.01), st.lists(st.tuples(DELAYS, DELAYS), min_size=2, max_size=8), st.integers(0, 80 * SECOND))
+def test_a_drift_larger_than_any_real_clocks_is_measured(
+    clock: Clock, delays: list[tuple[int, int]], true_ns: int
+) -> None:
+    """As long as exchanges lie far enough apart to see it."""
+    spread_ns = 45 * SECOND // (len(delays) - 1)
+    fit = Alignment(exchange(clock, n * spread_ns, *ways) for n, ways in enumerate(delays))
+    shown_ns = clock.read(true_ns)
+    assert fit.is_drift_measured
+    assert abs(shown_ns + fit.shift_ns(shown_ns) - true_ns) <= fit.bound_ns(shown_ns)
+
+
+@given(
+    clocks(0.01),
+    st.lists(st.tuples(st.integers(0, 40 * SECOND), DELAYS, DELAYS), min_size=1, max_size=20),
+    st.tuples(st.integers(0, 60 * SECOND), st.integers(0, 60 * SECOND)),
+)
+@example(Clock(0, 0.0, (0.0,)), [(0, 10_000_000, 20_000_000), (0, 12_000_000, 1000)], (10_000_000, 12_000_000))
+def test_two_times_of_a_clock_keep_their_order(
+    clock: Clock, exchanges: list[tuple[int, int, int]], two: tuple[int, int]
+) -> None:
+    fit = Alignment(exchange(clock, *times) for times in exchanges)
+    early, late = sorted(map(clock.read, two))
+    assert early + fit.shift_ns(early) <= late + fit.shift_ns(late)
+
+
+def test_a_slow_exchange_does_not_widen_the_bound_of_quick_ones_around_it() -> None:
+    clock = Clock(10**12, 50e-6, (0.0,))
+    quick = [exchange(clock, n * SECOND, 20_000, 30_000) for n in range(5)]
+    slow = exchange(clock, 2 * SECOND + SECOND // 2, 9_000_000, 1_000_000)
+    fit = Alignment([*quick, slow])
+    assert slow not in fit.readings and len(fit.readings) == 5
+    assert fit.bound_ns(slow.at_ns) < 50_000
+    assert abs(fit.drift + 50e-6) < fit.drift_error
+
+
+def test_the_largest_bound_is_that_of_the_widest_gap_that_a_time_may_lie_in_and_of_no_other() -> None:
+    fit = Alignment(Reading.of(at_ns, at_ns, at_ns + 2_000) for at_ns in (0, 10 * SECOND, 20 * SECOND, 4000 * SECOND))
+    in_gap_ns = fit.bound_ns(15 * SECOND)
+    assert in_gap_ns > 10 * fit.bound_ns(10 * SECOND)
+    assert in_gap_ns <= fit.largest_bound_ns(10 * SECOND + 1, 20 * SECOND - 1) < 2 * in_gap_ns
+    assert fit.largest_bound_ns(21 * SECOND, 3999 * SECOND) >= fit.bound_ns(2000 * SECOND) > 50 * in_gap_ns
+
+
+def test_one_reading_bounds_what_any_two_clocks_may_do_from_there() -> None:
+    fit = Alignment([Reading.of(0, 100, 50)])
+    assert (fit.is_drift_measured, fit.drift) == (False, 0.0)
+    assert 1_000_000 < fit.bound_ns(100 + SECOND) < 1_000_100
+
+
+def test_the_shortest_exchanges_of_two_rounds_are_read_back(tmp_path: Path) -> None:
+    here, there, third = ("boot-a", "time:[1]"), ("boot-b", "time:[1]"), ("boot-c", "time:[1]")
+    with (tmp_path / alignment.FILE).open("w") as file:
+        file.write(alignment.line(here, there, (0, 1000, 10), host="far"))
+        file.write(alignment.line(here, there, (SECOND, 1000 + SECOND, SECOND + 30), host="far"))
+        file.write(alignment.line(third, there, (0, 77, 10)))
+        file.write(alignment.line(here, there, (2 * SECOND, 77, SECOND)))  # an answer before its question
+        file.write('{"reference": ["boot-a", "ti')  # its writer died here
+    found = alignment.read(tmp_path, here)
+    assert list(found) == [there]
+    assert [reading.shift_ns for reading in found[there].readings] == [-995, -985]
+    assert alignment.read(tmp_path / "nowhere", here) == {}
+    assert json.loads((tmp_path / alignment.FILE).read_text().splitlines()[0])["host"] == "far"

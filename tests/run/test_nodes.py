@@ -1,0 +1,324 @@
+"""A run over two Ray nodes with clocks of their own: one Recording, on one clock, within the bound that it states."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from two_nodes import DRIFT_PPM, OFFSET_NS, SECOND, Cluster, two_nodes
+
+from rltrace.analysis import summarize
+from rltrace.analysis.clocks import TimeLine
+from rltrace.events import NO_GPU, Span
+from rltrace.read import alignment
+from rltrace.read.recording import Process, Recording
+from rltrace.record import cluster, manifest
+
+LAPTOP = Path(__file__).parents[2] / "examples" / "laptop.yaml"
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
+
+RANK = """@ray.remote(num_cpus=0)
+class Rank:
+    def __init__(self, rank):
+        rltrace.identify(role="worker", rank=rank)
+    def work(self, n):
+        with rltrace.phase("actor.update", n=n):
+            time.sleep(0.01)
+"""
+PROGRAM = f"""
+import sys, time
+import ray, rltrace
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+{RANK}
+nodes = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
+ranks = [Rank.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(n) for n, node in enumerate(nodes)]
+start, n = time.monotonic(), 0
+while time.monotonic() - start < float(sys.argv[2]):
+    with rltrace.span("step", step=n):
+        ray.get([rank.work.remote(n) for rank in ranks])
+    time.sleep(0.02)
+    n += 1
+for rank in ranks:
+    rank.__ray_terminate__.remote()
+ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with two_nodes(tmp_path_factory.mktemp("nodes")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def run(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program under `rltrace exec`, for longer than the clocks need to be read twice."""
+    folder = tmp_path_factory.mktemp("exec")
+    (folder / "program.py").write_text(PROGRAM)
+    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "7"]
+    done = rltrace_command(nodes, folder, *traced)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def rltrace_command(nodes: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", *words]
+    return subprocess.run(
+        command, cwd=folder, env=nodes.environment, check=False, capture_output=True, text=True, timeout=500
+    )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A span of the second host: where the timeline shows its beginning, and when that was."""
+
+    shown_ns: int
+    true_ns: float
+    bound_ns: float
+
+
+def far_spans(recording: Recording, nodes: Cluster, stated: Recording) -> list[Timed]:
+    """Every span of the second host, on a Recording's time line, with the bound that the aligned one states."""
+    line = TimeLine(recording)
+    fits = {process.key: process.alignment for process in stated.processes}
+    found = []
+    for process in recording.processes:
+        fit = fits[process.key]
+        if process.host == "second" and fit is not None:
+            as_written = Process(process.folder).events()
+            for raw, event in zip(as_written, process.events(), strict=True):
+                if isinstance(raw, Span) and isinstance(event, Span):
+                    shown_ns = event.start_ns + line.shift_ns(process)
+                    found.append(Timed(shown_ns, float(nodes.true_ns(raw.start_ns)), fit.bound_ns(raw.start_ns)))
+    return found
+
+
+def check_bound(spans: list[Timed]) -> None:
+    """No span of the second host is farther from the truth than the Recording states."""
+    assert len(spans) > 100
+    assert all(abs(span.shown_ns - span.true_ns) <= span.bound_ns + 2 for span in spans)
+
+
+def check_order(recording: Recording) -> None:
+    """No call runs before it was dispatched."""
+    line = TimeLine(recording)
+    sent, ran = {}, {}
+    for process in recording.processes:
+        for event in process.events():
+            if isinstance(event, Span):
+                sent |= {key: event.start_ns + line.shift_ns(process) for key in event.flows_out}
+                if process.host == "second":
+                    ran |= {key: event.start_ns + line.shift_ns(process) for key in event.flows_in}
+    assert len(ran) > 10 and ran.keys() <= sent.keys()
+    assert all(sent[key] <= ran[key] for key in ran)
+
+
+def without_alignment(run: Path, copy: Path) -> Recording:
+    shutil.copytree(run, copy)
+    (copy / alignment.FILE).unlink()
+    return Recording.open(copy)
+
+
+def test_the_timeline_of_two_hosts_stays_within_the_stated_bound(run: Path, nodes: Cluster, tmp_path: Path) -> None:
+    recording = Recording.open(run)
+    check_bound(far_spans(recording, nodes, recording))
+    with pytest.raises(AssertionError):
+        check_bound(far_spans(without_alignment(run, tmp_path / "off"), nodes, recording))
+
+
+def test_no_call_runs_before_it_was_dispatched(run: Path, tmp_path: Path) -> None:
+    check_order(Recording.open(run))
+    with pytest.raises(AssertionError):
+        check_order(without_alignment(run, tmp_path / "off"))
+
+
+def test_times_are_moved_and_never_clamped(run: Path) -> None:
+    """Every length is that of the second host's clock, made as much longer as that clock is slow."""
+    (far,) = (p for p in Recording.open(run).processes if p.host == "second" and p.rank == 1)
+    fit = far.alignment
+    assert fit is not None
+    pairs = [(raw, moved) for raw, moved in zip(Process(far.folder).events(), far.events(), strict=True)]
+    assert len(pairs) > 100
+    for raw, moved in pairs:
+        assert isinstance(raw, Span) and isinstance(moved, Span) and raw.end_ns and moved.end_ns
+        assert moved.start_ns == raw.start_ns + fit.shift_ns(raw.start_ns)
+        assert moved.end_ns == raw.end_ns + fit.shift_ns(raw.end_ns)
+    assert len({moved.start_ns for _, moved in pairs}) == len({raw.start_ns for raw, _ in pairs})
+
+
+def test_the_summary_states_offset_drift_and_bound(run: Path) -> None:
+    found = summarize(Recording.open(run))
+    reference, far = found.clocks
+    assert reference.is_reference and far.hosts == ["second"] and far.aligned
+    assert far.readings >= 2
+    assert far.offset_seconds == pytest.approx(-OFFSET_NS / SECOND, abs=1)
+    assert far.drift_ppm is not None and far.drift_error_ppm is not None and far.bound_seconds is not None
+    assert abs(far.drift_ppm - (1e6 / (1 + DRIFT_PPM / 1e6) - 1e6)) <= far.drift_error_ppm
+    assert 0 < far.bound_seconds < 0.1
+    assert all(row.clock_aligned for row in found.phases)
+    assert {row.rank for row in found.phases if row.rank is not None} == {0, 1}
+
+
+def test_every_host_wrote_to_its_own_disk(run: Path, nodes: Cluster) -> None:
+    recording = Recording.open(run)
+    spool = nodes.spool / f"rltrace-{recording.manifest['run_id']}" / "processes"
+    second = {process.key for process in recording.processes if process.host == "second"}
+    assert {path.name for path in spool.iterdir()} == second
+    assert cluster.ray_address(run) == nodes.address
+
+
+def test_collecting_again_brings_nothing_and_changes_nothing(run: Path, nodes: Cluster) -> None:
+    before = {path: path.read_bytes() for path in run.glob("processes/*/*")}
+    done = rltrace_command(nodes, run.parent, "collect", "run")
+    assert (done.returncode, done.stdout) == (0, "run: nothing new on second\n"), done.stderr
+    assert {path: path.read_bytes() for path in run.glob("processes/*/*")} == before
+
+
+def test_collecting_brings_what_is_missing_and_leaves_another_process_alone(
+    run: Path, nodes: Cluster, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    theirs = [process for process in Recording.open(run).processes if process.host == "second"]
+    missing = theirs[0].folder.name
+    shutil.rmtree(copy / "processes" / missing)
+    done = rltrace_command(nodes, tmp_path, "collect", "copy", "--address", nodes.address)
+    assert done.returncode == 0 and "from second" in done.stdout, done.stderr
+    for path in (run / "processes" / missing).iterdir():
+        assert (copy / "processes" / missing / path.name).read_bytes() == path.read_bytes()
+
+    lines = copy / "processes" / missing / "process.jsonl"
+    lines.write_text('{"kind": "process", "pid": 1}\n')
+    done = rltrace_command(nodes, tmp_path, "collect", "copy")
+    assert done.returncode == 4 and f"{missing}: holds another process" in done.stderr
+    assert lines.read_text() == '{"kind": "process", "pid": 1}\n'
+
+
+def test_the_reference_run_spreads_its_ranks_over_the_nodes(nodes: Cluster, tmp_path: Path) -> None:
+    """Each node has one CPU, so each gets one rank, with its engine."""
+    config = yaml.safe_load(LAPTOP.read_text()) | {"steps": 3, "ray_address": nodes.address}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    done = rltrace_command(nodes, tmp_path, "run", "run.yaml", "--out", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summarize(Recording.open(tmp_path / "run"))
+    assert [step.end_seconds is not None for step in found.steps] == [True] * 3
+    places = {rank: {p.host == "second" for p in found.processes if p.rank == rank} for rank in (0, 1)}
+    assert sorted(map(list, places.values())) == [[False], [True]]
+    assert len(found.weight_sync) == 6 and all(clock.aligned for clock in found.clocks)
+    inside = [row for row in found.phases if row.rank is not None and row.step is not None]
+    assert len(inside) == 6 and all(row.phases["idle"].share < 0.9 and not row.overlap_seconds for row in inside)
+    assert [p.state for p in found.processes if p.rank is not None] == ["ended"] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["collect", "nothing"], 3, "nothing: no such file or folder"),
+        (["collect", "run", "--address", "127.0.0.1:9"], 1, "127.0.0.1:9: no Ray cluster answers there"),
+        (["collect", "run", "--address", "here"], 1, "here: not an address of a Ray cluster"),
+        (["run", "run.yaml"], 4, "ray_address: cannot join a Ray cluster at 127.0.0.1:9"),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    manifest.create(tmp_path / "run", owner=None, command=[], config=None)
+    config = yaml.safe_load(LAPTOP.read_text()) | {"ray_address": "127.0.0.1:9"}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("rltrace: ")]
+    assert done.returncode == code and lines[0].startswith(f"rltrace: {said}"), done.stderr
+    if words[0] == "collect":
+        assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+def test_a_run_that_joined_no_cluster_has_nothing_to_fetch_from_whichever_is_there(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    manifest.create(tmp_path / "run", owner=None, command=[], config=None)
+    done = rltrace_command(nodes, tmp_path, "collect", "run")
+    said = "run: nothing to fetch: its driver joined no Ray cluster; --address names one to ask\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
+CHOSEN = f"""
+import os, sys, time
+import ray, rltrace
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Driver:
+    def train(self, ranks):
+        rltrace.identify(role="driver")
+        for n in range(3):
+            with rltrace.span("step", step=n):
+                until = time.monotonic() + (4 if n == 1 else 0.1)
+                while time.monotonic() < until:
+                    ray.get([rank.work.remote(n) for rank in ranks])
+
+{RANK}
+here, there = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"] == "second")
+on = lambda kind, node: kind.options(scheduling_strategy=On(node["NodeID"], soft=False))
+ranks = [on(Rank, node).remote(n) for n, node in enumerate((here, there))]
+while not os.path.exists("run/clocks.jsonl"):  # until then no node has an agent
+    time.sleep(0.1)
+ray.get(on(Driver, there if sys.argv[2] == "there" else here).remote().train.remote(ranks))
+for rank in ranks:
+    rank.__ray_terminate__.remote()
+time.sleep(1)
+ray.shutdown()
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_chosen_step_is_known_on_every_host_wherever_the_driver_runs(
+    where: str, nodes: Cluster, tmp_path: Path
+) -> None:
+    """Without a GPU a process that was in the step says just that; one that never heard of it says nothing."""
+    (tmp_path / "program.py").write_text(CHOSEN)
+    traced = ["exec", "--out", "run", "--allocations", "1,7", "--", sys.executable, "program.py", nodes.address, where]
+    done = rltrace_command(nodes, tmp_path, *traced)
+    assert done.returncode == 0, done.stderr
+    missed = {found.step: found for found in summarize(Recording.open(tmp_path / "run")).allocations_missed}
+    assert missed[1].reason == NO_GPU
+    assert sorted(missed[1].processes) == ["Driver", "rank 0 worker", "rank 1 worker"]
+    assert missed[7].reason == "no such step has begun: the steps of this Recording are 0 to 2"
+
+
+def test_a_node_that_dies_is_named_and_what_it_had_said_stays(nodes: Cluster, tmp_path: Path) -> None:
+    """Last: it takes the second node down."""
+    (tmp_path / "program.py").write_text(PROGRAM.replace("ray.get(", "ray.wait("))
+    traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "600"]
+    command = [sys.executable, "-c", "from rltrace.cli import main; main()", *traced]
+    with subprocess.Popen(command, cwd=tmp_path, env=nodes.environment, stderr=subprocess.PIPE, text=True) as running:
+        run = tmp_path / "run"
+        wait_for(running, (run / alignment.FILE).exists)
+        done = rltrace_command(nodes, tmp_path, "collect", "run")
+        assert done.returncode == 0 and "from second" in done.stdout, done.stderr
+        nodes.kill_second()
+        running.terminate()
+        _, said = running.communicate(timeout=300)
+    assert re.search("^rltrace: node second: .*; what was recorded there .* is not here$", said, re.MULTILINE), said
+    recording = Recording.open(run)
+    far = [process for process in recording.processes if process.host == "second"]
+    assert far and any(isinstance(event, Span) for process in far for event in process.events())
+    assert all(clock.aligned for clock in summarize(recording).clocks)
+
+
+def wait_for(running: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    while not condition():
+        assert running.poll() is None
+        time.sleep(0.1)

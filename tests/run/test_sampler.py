@@ -1,0 +1,273 @@
+"""A process of its own samples the host while a run goes on, says what it cannot see, and ends with the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import psutil
+import pytest
+from recordings import Written, sample
+
+from rltrace.analysis import summarize
+from rltrace.events import COLLECTION, SAMPLED, SAMPLER, subjects
+from rltrace.host import nvml
+from rltrace.host.machine import machine
+from rltrace.read.recording import Process, Recording
+from rltrace.record import manifest
+
+CLI = "import sys; from rltrace.cli import main; main(sys.argv[1:])"
+HELD_BYTES = 200 << 20
+
+# Holds memory until it was sampled twice, then says what the kernel says of it.
+PROGRAM = f"""
+import pathlib, sys, time
+import rltrace, numpy
+held = numpy.ones({HELD_BYTES} // 8)
+folder = pathlib.Path(sys.argv[1])
+with rltrace.span("work"):
+    def samples():
+        seen = [p.read_bytes() for p in folder.glob("processes/*/*.seg")]
+        return sum(data.count(b"process.uss_bytes/") for data in seen)
+    first = None
+    while first is None or samples() < first + 8:
+        time.sleep(0.05)
+        first = samples() if first is None else first
+rollup = pathlib.Path("/proc/self/smaps_rollup").read_text().split()
+print(int(rollup[rollup.index("Private_Dirty:") + 1]) * 1024)
+print(len(list(pathlib.Path("/proc/self/task").iterdir())))
+print(any(name in sys.modules for name in ("psutil", "pynvml")))
+"""
+
+
+def trace(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as a user does."""
+    script = folder.with_suffix(".py")
+    script.write_text(program)
+    words = ["exec", "--out", str(folder), *options, "--", sys.executable, str(script), str(folder)]
+    command = [sys.executable, "-c", CLI, *words]
+    alone = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # numpy would start threads of its own
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=240, env=alone)
+
+
+def sampler_of(folder: Path) -> Process:
+    (found,) = (process for process in Recording.open(folder).processes if process.role == SAMPLER)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("sampler") / "run"
+    done = trace(folder, PROGRAM, "--sample", "0.05")
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout.split()
+
+
+def test_a_process_of_its_own_samples_the_host_and_every_process_of_the_run(sampled: tuple[Path, list[str]]) -> None:
+    folder, (private_bytes, threads, imported) = sampled
+    (host,) = summarize(Recording.open(folder)).samples
+    held = host.processes["process"]
+    assert held["process.uss_bytes"].most == pytest.approx(int(private_bytes), rel=0.1)
+    assert int(private_bytes) > HELD_BYTES
+    assert held["process.pss_bytes"].most >= held["process.uss_bytes"].most
+    assert held["process.resident_bytes"].most >= held["process.pss_bytes"].most
+    memory = psutil.virtual_memory()
+    assert 0 < host.counters["host.available_bytes"].least <= memory.total
+    assert 0 <= host.counters["host.cpu_percent"].mean <= 100
+    assert host.sampler_cpu_share is not None and host.sampler_cpu_share > 0
+    assert (threads, imported) == ("1", "False"), "nothing of the sampler is in the traced process"
+
+
+def test_the_traced_process_holds_no_sample_and_the_sampler_nothing_else(sampled: tuple[Path, list[str]]) -> None:
+    folder, _ = sampled
+    (traced,) = (process for process in Recording.open(folder).processes if process.role != SAMPLER)
+    assert {event.name for event in traced.events()} - {COLLECTION} == {"work"}
+    assert {subjects(event.name)[0] for event in sampler_of(folder).events()} <= set(SAMPLED)
+
+
+def test_the_sampler_ends_with_the_run_and_leaves_a_whole_recording(sampled: tuple[Path, list[str]]) -> None:
+    folder, _ = sampled
+    assert sampler_of(folder).end_ns is not None
+    assert not psutil.pid_exists(sampler_of(folder).pid)
+    assert summarize(Recording.open(folder)).complete
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="NVML is there")
+def test_without_nvml_the_reason_is_said_and_no_gpu_is_shown_as_zero(sampled: tuple[Path, list[str]]) -> None:
+    folder, _ = sampled
+    (host,) = summarize(Recording.open(folder)).samples
+    assert host.gpus == {}
+    assert host.unavailable == {"gpu": "NVML: NVML Shared Library Not Found"}
+    command = [sys.executable, "-c", CLI, "summary", "--all", str(folder)]
+    shown = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert "gpu: unknown: NVML: NVML Shared Library Not Found" in shown.stdout
+
+
+def test_it_can_be_turned_off(tmp_path: Path) -> None:
+    done = trace(tmp_path / "run", "import rltrace, msgspec\nwith rltrace.span('work'): pass", "--sample", "0")
+    assert done.returncode == 0, done.stderr
+    assert [process.role for process in Recording.open(tmp_path / "run").processes] == ["process"]
+
+
+def test_it_samples_on_while_a_process_of_the_run_is_killed(tmp_path: Path) -> None:
+    program = """
+import os, signal, subprocess, sys, time
+import rltrace, msgspec
+child = subprocess.Popen([sys.executable, "-c", "import msgspec, time; time.sleep(600)"])
+def sampled(word):
+    found = subprocess.run(["grep", "-c", "-a", "-r", word, sys.argv[1] + "/processes"], capture_output=True, text=True)
+    return any(not line.endswith(":0") for line in found.stdout.split())
+while not sampled(f"uss_bytes/[^/]*-{child.pid}-"):
+    time.sleep(0.05)
+print(child.pid)
+child.kill()
+child.wait()
+time.sleep(0.5)
+with rltrace.span("after"):
+    pass
+"""
+    done = trace(tmp_path / "run", program, "--sample", "0.05")
+    assert done.returncode == 0, done.stderr
+    (killed,) = (process for process in Recording.open(tmp_path / "run").processes if process.pid == int(done.stdout))
+    sampler = sampler_of(tmp_path / "run")
+    times: dict[str, list[int]] = {}
+    for event in sampler.events():
+        times.setdefault(event.name, []).append(event.ts_ns)
+    last_ns = max(times[f"process.uss_bytes/{killed.key}"])
+    assert max(times["host.available_bytes"]) > last_ns
+    assert sampler.end_ns is not None
+
+
+def test_it_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    manifest.create(folder, owner=None, command=[], config=None)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", "import sys, pathlib, time; from rltrace.run import sampler;"
+         "kept = sampler.start(pathlib.Path(sys.argv[1]), 0.05); time.sleep(600)", str(folder)]
+    )  # fmt: skip
+    wait_for(lambda: [p for p in Recording.open(folder).processes if [*p.events()]])
+    pid = sampler_of(folder).pid
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    assert sampler_of(folder).end_ns is not None
+
+
+# ---- NVML's numbers, where they could be wrong -------------------------------------------------------------------
+
+
+def test_bytes_of_a_gpu_go_to_the_processes_of_the_run_and_the_rest_to_others() -> None:
+    said = {11: 600, 12: 400, 99: 50}
+    found = nvml.process_bytes(said, {11: "worker", 12: "engine", 13: "driver"}, is_certain=lambda _pid: True)
+    assert found == {
+        "gpu.process_bytes/worker": 600, "gpu.process_bytes/engine": 400, "gpu.other_processes_bytes": 50
+    }  # fmt: skip
+
+
+def test_pids_of_another_namespace_give_a_reason_and_no_bytes() -> None:
+    with pytest.raises(nvml.UnavailableError, match=r"pid 4711.*namespace"):
+        nvml.process_bytes({4711: 600}, {4711: "worker"}, is_certain=lambda _pid: False)
+
+
+def test_bytes_that_nvml_does_not_know_are_not_zero() -> None:
+    with pytest.raises(nvml.UnavailableError, match="does not say"):
+        nvml.process_bytes({11: None}, {11: "worker"}, is_certain=lambda _pid: True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a pid namespace needs root")
+def test_in_a_pid_namespace_of_its_own_a_pid_is_certain_only_if_it_has_a_gpu_open() -> None:
+    asked = "from rltrace.host.nvml import pid_is_certain; print(pid_is_certain(1))"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare failed" in done.stderr or "cannot" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout.strip() == "False", done.stderr
+    if os.readlink("/proc/self/ns/pid") == nvml.MACHINE_PID_NAMESPACE:
+        assert nvml.pid_is_certain(1)
+
+
+def test_a_total_becomes_a_rate_and_one_that_wrapped_becomes_nothing() -> None:
+    rate = nvml.Rate()
+    assert rate.of(1000, 0) is None
+    assert rate.of(3000, 2_000_000_000) == 1000
+    assert rate.of(10, 3_000_000_000) is None
+    assert rate.of(20, 4_000_000_000) == 10
+
+
+def test_samples_of_gpus_and_processes_are_told_apart_by_whose_they_are(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    written.process("engine-0", role="engine", rank=0, ended_s=9)
+    written.process(
+        "sampler",
+        sample("gpu.used_bytes/GPU-a", 1, 100), sample("gpu.used_bytes/GPU-b", 1, 7),
+        sample("gpu.process_bytes/GPU-a/engine-0", 1, 60), sample("process.pss_bytes/engine-0", 1, 5),
+        sample("gpu.used_bytes/GPU-a", 2, 300),
+        sample("sampler.cpu_seconds", 1, 0.5), sample("sampler.cpu_seconds", 3, 0.6),
+        role=SAMPLER, ended_s=9,
+    )  # fmt: skip
+    (host,) = summarize(written.read()).samples
+    assert host.gpus["GPU-a"]["gpu.used_bytes"].most == 300
+    assert host.gpus["GPU-b"]["gpu.used_bytes"].mean == 7
+    assert host.gpus["GPU-a"]["gpu.process_bytes rank 0 engine"].mean == 60
+    assert host.processes["rank 0 engine"]["process.pss_bytes"].mean == 5
+    assert host.sampler_cpu_share == pytest.approx(0.05)
+
+
+def test_the_sampler_says_on_which_machine_it_is(sampled: tuple[Path, list[str]]) -> None:
+    (machine,) = summarize(Recording.open(sampled[0])).run.machines
+    assert machine.host == os.uname().nodename
+    assert machine.cpus == len(os.sched_getaffinity(0))
+    assert machine.cpu and machine.cpu in Path("/proc/cpuinfo").read_text()
+
+
+def test_gpus_are_named_by_their_model_in_whichever_type_nvml_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = [b"GPU-a", "GPU-b"]
+    said = SimpleNamespace(
+        NVMLError=BusyError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda at: at,
+        nvmlDeviceGetUUID=lambda at: uuids[at],
+        nvmlDeviceGetName=lambda at: (b"NVIDIA H200", "NVIDIA H100 80GB HBM3")[at],
+        nvmlSystemGetDriverVersion=lambda: "580.95.05",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", said)
+    found = machine()
+    assert found["gpus"] == [
+        {"uuid": "GPU-a", "name": "NVIDIA H200"},
+        {"uuid": "GPU-b", "name": "NVIDIA H100 80GB HBM3"},
+    ]
+    assert found["driver"] == "580.95.05"
+    said.nvmlDeviceGetName = Mock(side_effect=BusyError("busy"))
+    assert (machine()["gpus"], machine()["driver"]) == ([], None)
+
+
+class BusyError(Exception):
+    """NVML's, of a kind that passes."""
+
+    value = 999
+
+
+def test_what_a_busy_driver_did_not_say_is_asked_again() -> None:
+    memory = Mock(side_effect=[BusyError("busy"), SimpleNamespace(used=3, reserved=2, free=1)])
+    said = {"NVMLError": BusyError, "nvmlDeviceGetUUID": lambda _: "GPU-1", "nvmlDeviceGetMemoryInfo": memory}
+    numbers = dict.fromkeys(("nvmlMemory_v2", "NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION"), 0)
+    gpu = nvml.Gpu(SimpleNamespace(**said, **numbers), object())
+    assert gpu._ask("gpu.used_bytes", gpu._memory) == []
+    assert gpu.unavailable == {}
+    assert dict(gpu._ask("gpu.used_bytes", gpu._memory))["gpu.used_bytes/GPU-1"] == 3

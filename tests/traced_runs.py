@@ -1,0 +1,70 @@
+"""Runs a program as `rltrace exec` does, by the start-up hook, and reads what it recorded."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import rltrace
+from rltrace.events import COLLECTION, Span
+from rltrace.read.recording import Recording
+from rltrace.record import manifest
+
+ROOT = Path(rltrace.__file__).parents[1]
+STARTUP = Path(rltrace.__file__).parent / "hooks" / "startup"
+
+
+@dataclass
+class TracedRun:
+    """What a program did and what was recorded of it."""
+
+    returncode: int
+    out: str
+    err: str
+    recording: Recording
+
+    def spans(self, name=None):
+        """All spans of all processes but garbage collections, which come when they come; or those of one name."""
+        events = [event for process in self.recording.processes for event in process.events()]
+        spans = [event for event in events if isinstance(event, Span)]
+        spans = [span for span in spans if (span.name != COLLECTION if name is None else span.name == name)]
+        return sorted(spans, key=lambda span: span.start_ns)
+
+    def hooks(self):
+        """Target -> hook line, over all processes; the one that says most about a target wins."""
+        order = ["waiting", "skipped", "undone", "failed", "installed"]
+        lines = [hook for process in self.recording.processes for hook in process.hooks]
+        return {hook["target"]: hook for hook in sorted(lines, key=lambda hook: order.index(hook["state"]))}
+
+
+def traced_environment(folder, **environment):
+    """The environment of a program that is traced into `folder`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+    path = [STARTUP, ROOT, ROOT / "exporters", ROOT / "reference_run", *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **inherited,
+        "RLTRACE_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+
+
+def run_traced(tmp_path, source, *, timeout_s=120, arguments=(), **environment):
+    """Run a program's source with tracing."""
+    folder = tmp_path / "recording"
+    manifest.create(folder, owner=None, command=[], config=None)
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(source))
+    done = subprocess.run(
+        [sys.executable, *arguments, str(program)],
+        env=traced_environment(folder, **environment),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=tmp_path,
+    )
+    return TracedRun(done.returncode, done.stdout, done.stderr, Recording.open(folder))
