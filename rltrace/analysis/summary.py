@@ -80,7 +80,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     damaged_lines: int
     """Damaged lines that say who the process is or how it ended. They are left out."""
     damaged_segments: int
-    """Segments that are missing or have changed since they were closed. What can still be read counts; it may be wrong."""
+    """Segments that are missing or changed after they were closed. What can still be read counts, and may be wrong."""
     dropped_segments: int
     """Segments that were dropped, oldest first, to keep to `max_bytes`."""
     dropped_bytes: int

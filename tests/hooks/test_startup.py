@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from traced_runs import ROOT, STARTUP, run_traced, traced_environment
