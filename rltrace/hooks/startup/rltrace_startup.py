@@ -53,11 +53,7 @@ class FirstImport:
             sys.meta_path.remove(self)
         except ValueError:  # another thread was first
             return None
-        try:
-            join()
-        except BaseException:  # the program's own, as the timeout of a signal handler: its next import is the first one
-            sys.meta_path.insert(0, self)
-            raise
+        join_undisturbed()
         # Asked again: the hooks' own finder was just put in front of the list that is being walked.
         return first_spec(sys.meta_path, name, path, target)
 
@@ -72,27 +68,25 @@ def first_spec(finders, name, path, target):
     return None
 
 
+def join_undisturbed():
+    """Join, and let signals wait meanwhile: modules whose import a signal handler's error ends stay broken."""
+    from _signal import SIG_BLOCK, SIG_SETMASK, pthread_sigmask, valid_signals
+
+    before = pthread_sigmask(SIG_BLOCK, valid_signals())
+    try:
+        join()
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)
+
+
 def join():
     """Join the Recording and install the hooks; a failure is one line on stderr and one in the Recording."""
     try:
         from rltrace.hooks.installation import join_run
     except Exception as error:
-        if is_from_outside(error):
-            raise
         say_untraced(f"{type(error).__name__}: {error}")
     else:
         join_run()
-
-
-def is_from_outside(error):
-    """Whether the program's signal handler raised it while our modules were imported; asked without importing them."""
-    from _frozen_importlib_external import SourceFileLoader
-
-    rltrace = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.path.join(rltrace, "record", "interruption.py")
-    module = type(os)("rltrace_interruption")
-    SourceFileLoader(module.__name__, path).exec_module(module)
-    return module.is_from_outside(error)
 
 
 def say_untraced(reason):
