@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rltrace.hooks.cost import measure_cost
 from rltrace.hooks.phase import phase
 from rltrace.record.decorator import traced
-from rltrace.record.recorder import counter, flow, identify, join, pause, resume, span, span_at, start, stop, typed_span
+from rltrace.record.lifecycle import identify, join, pause, resume, start, stop
+from rltrace.record.spans import counter, flow, span, span_at, typed_span
 from rltrace.record.torch.allocations import start_allocations, stop_allocations
 from rltrace.record.torch.kernels import start_kernels, stop_kernels
 

@@ -14,7 +14,7 @@ import pytest
 import rltrace
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
-from rltrace.record import recorder
+from rltrace.record import cluster, spans
 
 
 def pytest_configure() -> None:
@@ -34,11 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def no_recorder_survives(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test that leaves a recorder behind fails itself, not the one after it."""
-    for variable in (recorder.DIR_VARIABLE, recorder.PARENT_VARIABLE):
+    for variable in (cluster.DIR_VARIABLE, cluster.PARENT_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
-    assert recorder.current() is None
+    assert spans.current() is None
     yield
-    leaked = recorder.current()
+    leaked = spans.current()
     rltrace.stop()
     assert leaked is None, f"the test leaves a recorder of {leaked.recording} behind" if leaked else ""
 

@@ -37,11 +37,11 @@ from rltrace.record.process import append_exit
 PROGRAM = """
 import os, sys, time
 import rltrace
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 role, rank, is_killed = sys.argv[2], int(sys.argv[3]), sys.argv[4] == "killed"
 rltrace.start(sys.argv[1], role=role, rank=None if rank < 0 else rank)
-recorder.current().hook("reference", "m:f", "installed", emits=("act",)).fired()
-recorder.unavailable("GPU time", "there is none")
+spans.current().hook("reference", "m:f", "installed", emits=("act",)).fired()
+lifecycle.unavailable("GPU time", "there is none")
 gather = rltrace.typed_span("weight_sync.gather", bytes=int, tensors=int)
 pid = str(os.getpid())
 for n in range(4):

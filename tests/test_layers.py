@@ -236,6 +236,6 @@ def test_every_folder_says_what_it_is_for() -> None:
 def test_the_check_sees_the_arrows_it_is_about() -> None:
     """A check that finds no import at all would pass on anything."""
     found = {module: _imports(path, module, at_import_only=False) for module, path in _modules()}
-    assert {"rltrace.host.clock", "rltrace.record.manifest"} <= found["rltrace.record.recorder"]
-    assert "rltrace.record.recorder" in found["rltrace"]
-    assert "host" not in _allowed("rltrace_reference.train") and "run" not in _allowed("rltrace.record.recorder")
+    assert {"rltrace.host.clock", "rltrace.record.manifest"} <= found["rltrace.record.writer"]
+    assert "rltrace.record.writer" in found["rltrace"]
+    assert "host" not in _allowed("rltrace_reference.train") and "run" not in _allowed("rltrace.record.writer")

@@ -20,7 +20,7 @@ from rltrace.errors import RecordingError, RltraceError
 from rltrace.limits import LIMITS, NO_LIMITS, Limits
 from rltrace.record import manifest
 from rltrace.record.announcement import complain
-from rltrace.record.recorder import default_folder
+from rltrace.record.lifecycle import default_folder
 from rltrace.run.sampler import INTERVAL_SECONDS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from rltrace.host import clock
-from rltrace.record import recorder
+from rltrace.record import spans
 from rltrace.record.interruption import own_failure
 from rltrace.record.segment import NEXT_BYTES, Segment
 
@@ -35,8 +35,8 @@ def measure_cost() -> dict[str, float]:
         `counter`, `flow`, `dormant_hook` (a hook while recording is paused), and those of `OTHER_EVENTS`. Empty where
         nothing is recorded now.
     """
-    current = recorder.current()
-    if current is None or not recorder.is_recording():
+    current = spans.current()
+    if current is None or not spans.is_recording():
         return {}
     try:
         costs = _measured(current.recording / f".cost-{current.key}")
@@ -49,8 +49,8 @@ def measure_cost() -> dict[str, float]:
 def _measured(scratch: Path) -> dict[str, float]:
     events: dict[str, Event] = {
         "span": hooked(_span),
-        "counter": lambda: recorder.counter("cost", 1),
-        "flow": lambda: recorder.flow("cost", "out"),
+        "counter": lambda: spans.counter("cost", 1),
+        "flow": lambda: spans.flow("cost", "out"),
         "dormant_hook": hooked(_span, live=False),
         **{name: make() for name, make in OTHER_EVENTS.items()},
     }
@@ -61,7 +61,7 @@ def _measured(scratch: Path) -> dict[str, float]:
 def _nanoseconds(event: Event, scratch: Path) -> float:
     segment = Segment(scratch, NEXT_BYTES)
     try:
-        with recorder.writing_to(segment):
+        with spans.writing_to(segment):
             return median(_block_ns(event) for _ in range(BLOCKS)) / EVENTS
     finally:
         scratch.unlink()
@@ -89,7 +89,7 @@ def hooked(open_span: Event, *, live: bool = True) -> Event:
 
 
 def _span() -> Any:
-    return recorder.span("cost", **_ARGS)
+    return spans.span("cost", **_ARGS)
 
 
 def _end(opened: Any, _result: Any, _error: BaseException | None) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rltrace.record.recorder import DIR_VARIABLE, HOOKS_VARIABLE, PARENT_VARIABLE
+from rltrace.record.cluster import DIR_VARIABLE, HOOKS_VARIABLE, PARENT_VARIABLE
 
 STARTUP = Path(__file__).parent / "startup"
 """Holds the `sitecustomize` that joins every Python process to the Recording."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rltrace import plugins
 from rltrace.hooks.environment import reach_others, with_startup
 from rltrace.hooks.patching import HookRegister, PatchSet
-from rltrace.record import recorder
+from rltrace.record import cluster, lifecycle, spans
 from rltrace.record.announcement import announce, complain
 from rltrace.record.interruption import own_failure
 from rltrace.record.process import UNSAID_ROLE
@@ -60,7 +60,7 @@ class Installed:
 
 
 _installed = Installed()
-recorder.when_switched(_installed.switch)
+lifecycle.when_switched(_installed.switch)
 
 
 def install(register: HookRegister, names: Iterable[str] | None = None) -> Installed:
@@ -129,10 +129,10 @@ def join_run() -> None:
 
     Does nothing without the variable, nor where the start-up hook was before. Never raises.
     """
-    inherits_hooks = recorder.HOOKS_VARIABLE in os.environ or recorder.PARENT_VARIABLE not in os.environ
+    inherits_hooks = cluster.HOOKS_VARIABLE in os.environ or cluster.PARENT_VARIABLE not in os.environ
     try:
         # Frameworks load plug-ins late, when a hook has said already what this process is.
-        if os.environ.get(recorder.DIR_VARIABLE) and inherits_hooks and recorder.current() is None:
+        if os.environ.get(cluster.DIR_VARIABLE) and inherits_hooks and spans.current() is None:
             _instrument(None, role=UNSAID_ROLE)
     except own_failure() as error:
         complain(f"this process is not traced: {type(error).__name__}: {error}")
@@ -157,9 +157,9 @@ def instrument(folder: str | os.PathLike[str] | None = None, **who: Any) -> Path
 
 
 def _instrument(folder: str | os.PathLike[str] | None, **who: Any) -> Path | None:
-    is_first = recorder.current() is None
-    path = recorder.start(folder, **who)
-    current = recorder.current()
+    is_first = spans.current() is None
+    path = lifecycle.start(folder, **who)
+    current = spans.current()
     if current is not None:
         install(current)
         reach_others()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace.hooks.patching import end_span
-from rltrace.record import recorder
+from rltrace.record import spans
 
 
 class OpenSpan:
@@ -19,7 +19,7 @@ class OpenSpan:
 
     def open(self, name: str, **args: Any) -> None:
         """Begin it."""
-        self._opened = recorder.span(name, **args).__enter__()
+        self._opened = spans.span(name, **args).__enter__()
 
     def set(self, **args: Any) -> None:
         """Say more of the open one."""

@@ -21,7 +21,7 @@ from rltrace.dependencies import own
 from rltrace.hooks import boundaries
 from rltrace.hooks.versions import unmet_support
 from rltrace.host import clock
-from rltrace.record import recorder
+from rltrace.record import spans
 from rltrace.record.announcement import complain
 from rltrace.record.interruption import own_failure
 
@@ -501,9 +501,9 @@ def _span_hooks(
         opened = begin_span(call_args, call_kwargs)
         try:
             if opened is not None and leaving is not None:
-                recorder.flow(leaving, "out")
+                spans.flow(leaving, "out")
             if opened is not None and arriving is not None:
-                recorder.flow(arriving, "in")
+                spans.flow(arriving, "in")
         except BaseException as interruption:  # `end` is not called then
             end_span(opened, None, interruption)
             raise
@@ -542,11 +542,11 @@ def _at_edges(before: Before, after: After, emits: tuple[str, ...]) -> tuple[Bef
 def _begin(name: str, args: Describe | None) -> Before:
     """Open a span; of a call that `args` calls no span, None."""
     if args is None:
-        return lambda _args, _kwargs: recorder.span(name).__enter__()
+        return lambda _args, _kwargs: spans.span(name).__enter__()
 
     def begin(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
         known = args(*call_args, **call_kwargs)
-        return None if known is None else recorder.span(name, **known).__enter__()
+        return None if known is None else spans.span(name, **known).__enter__()
 
     return begin
 

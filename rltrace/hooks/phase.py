@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace.hooks import boundaries
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.interruption import own_failure
-from rltrace.record.recorder import NoSpan, OpenSpan
+from rltrace.record.spans import NoSpan, OpenSpan
 
 
 def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
@@ -17,7 +17,7 @@ def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
         name: `subject.action`.
         **args: Recorded with the beginning.
     """
-    return OwnPhase(name, 0, 0, {**args, "phase": True}) if recorder.is_recording() else NoSpan()
+    return OwnPhase(name, 0, 0, {**args, "phase": True}) if spans.is_recording() else NoSpan()
 
 
 _said: set[str] = set()
@@ -47,4 +47,4 @@ def _reached(name: str, *, is_end: bool = True, error: BaseException | None = No
         reason = f"{type(failure).__name__}: {failure}"
         if reason not in _said:
             _said.add(reason)
-            recorder.unavailable(f"memory at {name}", reason)
+            lifecycle.unavailable(f"memory at {name}", reason)

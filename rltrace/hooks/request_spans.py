@@ -8,7 +8,7 @@ from typing import Any
 
 from rltrace.events import REQUEST
 from rltrace.host.clock import now_ns
-from rltrace.record import recorder
+from rltrace.record import spans
 
 
 class Lanes:
@@ -51,4 +51,4 @@ class Requests:
             return
         start_ns, lane = begun
         self._lanes.give_back(lane)
-        recorder.span_at(REQUEST, start_ns, now_ns(), lane=lane, request_id=request_id, **args)
+        spans.span_at(REQUEST, start_ns, now_ns(), lane=lane, request_id=request_id, **args)

@@ -24,7 +24,7 @@ from rltrace.events import COLLECTION
 from rltrace.hooks import boundaries
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import clock
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.interruption import own_failure
 
 WORTH_NS = 5_000_000
@@ -77,7 +77,7 @@ def watch_collections(hook: Hook) -> Callable[[], None]:
     gc.callbacks.append(watch)
     unwatch = boundaries.watch(read, is_last=True)
     atexit.register(read)
-    recorder.when_switched(forget)
+    lifecycle.when_switched(forget)
     os.register_at_fork(after_in_child=forget)
     return take_back
 
@@ -107,6 +107,6 @@ def is_collecting(times_ns: deque[int]) -> bool:
 
 def write_if_long(hook: Hook, start_ns: int, end_ns: int) -> None:
     """On a row of its own; a process gets none for that alone."""
-    if hook.live and end_ns - start_ns >= WORTH_NS and recorder.has_recorded():
+    if hook.live and end_ns - start_ns >= WORTH_NS and spans.has_recorded():
         hook.row.fired()
-        recorder.span_at(COLLECTION, start_ns, end_ns, lane=1)
+        spans.span_at(COLLECTION, start_ns, end_ns, lane=1)

@@ -30,7 +30,7 @@ from rltrace.hooks.patching import (
     wrap_generator_function,
 )
 from rltrace.host import clock
-from rltrace.record import cluster, recorder
+from rltrace.record import cluster, lifecycle, spans
 from rltrace.record.announcement import complain
 from rltrace.record.interruption import own_failure
 from rltrace.record.process import UNSAID_ROLE, running_processes
@@ -76,8 +76,8 @@ def become_driver(_token: Any, _result: Any, error: BaseException | None) -> Non
     _init.__dict__.clear()
     if error is not None:
         return
-    recorder.identify(role="driver")
-    recording, address = recorder.current(), address_of_joined_cluster()
+    lifecycle.identify(role="driver")
+    recording, address = spans.current(), address_of_joined_cluster()
     if recording is not None and address is not None:
         cluster.say(recording.recording, address)
 
@@ -86,7 +86,7 @@ def say_left(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """The driver leaves its cluster: Ray ends its workers now, and kills those that take longer than it likes."""
     import ray
 
-    recording = recorder.current()
+    recording = spans.current()
     if recording is not None and ray._private.worker.global_worker.mode == ray.SCRIPT_MODE:
         recording.append("left", running=running_processes(recording.recording))
 
@@ -112,7 +112,7 @@ def runtime_env_hook(runtime_env: Any) -> Any:
     """
     runtime_env = _next_hook(runtime_env)
     try:
-        if os.environ.get(recorder.DIR_VARIABLE) and not _starts_cluster():
+        if os.environ.get(cluster.DIR_VARIABLE) and not _starts_cluster():
             return traced_runtime_env(runtime_env)
     except own_failure() as error:
         complain(f"workers of this Ray cluster are not traced: {type(error).__name__}: {error}")
@@ -165,7 +165,7 @@ def write_if_long(
     """How long it took to pack or unpack, if that is worth it."""
     end_ns = clock.now_ns()
     if error is None and end_ns - start_ns >= WORTH_NS:
-        recorder.span_at(name, start_ns, end_ns, **args_of(result))
+        spans.span_at(name, start_ns, end_ns, **args_of(result))
 
 
 def packed_args(packed: Any) -> dict[str, int]:
@@ -200,7 +200,7 @@ def begin_submit(attribute: str, args: tuple[Any, ...], _kwargs: dict[str, Any])
 
     The attribute names what is called; a task's function with the module that it is from, which is left out.
     """
-    return recorder.span("ray.submit", method=getattr(args[0], attribute).rpartition(".")[2]).__enter__()
+    return spans.span("ray.submit", method=getattr(args[0], attribute).rpartition(".")[2]).__enter__()
 
 
 def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
@@ -208,7 +208,7 @@ def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
     try:
         task_id = None if error is not None else task_of(result)
         if task_id is not None:
-            recorder.flow(flow_key(task_id), "out")
+            spans.flow(flow_key(task_id), "out")
     finally:
         end_span(opened, result, error)
 
@@ -254,7 +254,7 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
         actor = type(args[0]).__name__
         is_creation = executor.name == "__init__"  # no call that a reference is returned for
         if is_creation:
-            recorder.identify(role="worker", name=actor)
+            lifecycle.identify(role="worker", name=actor)
         return open_call(f"{actor}.{executor.name}", has_arrow=not is_creation)
 
     return wrapper_of(executor.method)(executor, hook, begin, end_span)
@@ -287,7 +287,7 @@ def wrap_task(function: Function, hook: Hook) -> Function:
     """Put a span around the calls of one task's function."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        recording = recorder.current()
+        recording = spans.current()
         if recording is not None and recording.who.get("role") in (None, UNSAID_ROLE):
             recording.identify(role="worker")
         return open_call(function.__name__, has_arrow=True)
@@ -306,9 +306,9 @@ def wrapper_of(function: Function) -> Callable[..., Function]:
 
 def open_call(method: str, *, has_arrow: bool) -> Any:
     """Open the span of a call, where its arrow arrives."""
-    opened = recorder.span(RAY_CALL, method=method).__enter__()
+    opened = spans.span(RAY_CALL, method=method).__enter__()
     if has_arrow:
-        recorder.flow(flow_key(current_task()), "in")
+        spans.flow(flow_key(current_task()), "in")
     return opened
 
 

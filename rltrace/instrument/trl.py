@@ -12,7 +12,7 @@ from typing import Any
 from rltrace.events import STEP
 from rltrace.hooks import boundaries
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 
 TRAINER = "trl.trainer.grpo_trainer:GRPOTrainer"
 VLLM = "trl.generation.vllm_generation:VLLMGeneration"
@@ -68,7 +68,7 @@ def identify_rank(trainer: Any, _result: Any, error: BaseException | None) -> No
         return
     rank = trainer.accelerator.process_index
     device = {"host": socket.gethostname(), "uuid": device_uuid(trainer.accelerator.device, rank)}
-    recorder.identify(role="worker", rank=rank, device=device)
+    lifecycle.identify(role="worker", rank=rank, device=device)
 
 
 def device_uuid(device: Any, rank: int) -> str:
@@ -110,7 +110,7 @@ class StepPhases:
         """A step begins; what an exception left open of the last one is closed."""
         self._close("actor.micro_batch", "actor.update", "advantage", STEP)
         state = kwargs["state"] if "state" in kwargs else args[2]
-        self._begin(STEP, recorder.span(STEP, step=state.global_step))
+        self._begin(STEP, spans.span(STEP, step=state.global_step))
 
     def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
         """The optimizer has stepped."""
@@ -119,7 +119,7 @@ class StepPhases:
     def begin_generate(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """TRL begins to profile something; a generation is a phase."""
         if args[0].name.partition(".")[2] in GENERATIONS:
-            self._begin("rollout.generate", recorder.phase("rollout.generate"))
+            self._begin("rollout.generate", spans.phase("rollout.generate"))
 
     def end_generate(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """It has profiled it."""
@@ -137,7 +137,7 @@ class StepPhases:
         self._close("advantage", error=error)
         self._makes_batch = False
         if error is None and trainer.model.training:
-            recorder.counter("reward_mean", trainer._metrics["train"]["reward"][-1])
+            spans.counter("reward_mean", trainer._metrics["train"]["reward"][-1])
 
     def begin_adapter(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The actor is made the ref, by leaving its adapter out."""
@@ -153,7 +153,7 @@ class StepPhases:
             trainer, model = args[0], kwargs["model"] if "model" in kwargs else args[1]
             is_ref = self._is_ref or (trainer.ref_model is not None and model is trainer.ref_model)
             name = "ref.log_prob" if is_ref else "actor.old_log_prob"
-            self._begin(name, recorder.phase(name))
+            self._begin(name, spans.phase(name))
 
     def end_log_prob(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """They are known."""
@@ -162,21 +162,21 @@ class StepPhases:
     def begin_reward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The answers of a batch are scored."""
         inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
-        self._begin("reward", recorder.phase("reward", sequences=len(inputs)))
+        self._begin("reward", spans.phase("reward", sequences=len(inputs)))
 
     def end_reward(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """What follows until the end of the batch makes advantages of the rewards."""
         self._close("reward", error=error)
         if error is None:
-            self._begin("advantage", recorder.phase("advantage"))
+            self._begin("advantage", spans.phase("advantage"))
 
     def begin_update(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """A loss is computed; the first one of a step begins the update, an evaluation's is none."""
         if not args[0].model.training or STEP not in self._open:
             return
         if "actor.update" not in self._open:
-            self._begin("actor.update", recorder.phase("actor.update"))
-        self._begin("actor.micro_batch", recorder.span("actor.micro_batch"))
+            self._begin("actor.update", spans.phase("actor.update"))
+        self._begin("actor.micro_batch", spans.span("actor.micro_batch"))
 
     def end_micro_batch(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Its backward is over."""

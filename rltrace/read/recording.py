@@ -9,9 +9,9 @@ import json
 import os
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType
@@ -889,13 +889,18 @@ _start_ns = attrgetter("start_ns")
 
 
 def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
-    """When the last records of a segment were written: they are in order, and one of three may be damaged."""
-    times_ns: deque[int] = deque(maxlen=3)
+    """The latest time in a segment of which nobody knows when its process died.
+
+    Records are in order, so one that lies after both of those that follow it is damaged.
+    """
+    times_ns: list[int] = []
     for record in records:
         match record:
             case [str(), _, int(at_ns), _, _] | [str(), int(at_ns), _, _] | [int(), int(at_ns), _, _]:
                 times_ns.append(at_ns)
-    return sorted(times_ns)[len(times_ns) // 2] if times_ns else otherwise
+    behind_ns = [*(max(pair) + gate.SLACK_NS for pair in pairwise(times_ns[1:])), otherwise, otherwise]
+    sound_ns = (at_ns for at_ns, most_ns in zip(times_ns, behind_ns, strict=False) if at_ns <= most_ns)
+    return max(sound_ns, default=otherwise)
 
 
 def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:

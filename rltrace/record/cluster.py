@@ -18,6 +18,12 @@ from rltrace.record.interruption import own_failure
 DIR_VARIABLE = "RLTRACE_DIR"
 """Environment variable naming the Recording that a process joins."""
 
+PARENT_VARIABLE = "RLTRACE_PARENT"
+"""Environment variable naming the process (its folder) that started this one."""
+
+HOOKS_VARIABLE = "RLTRACE_HOOKS"
+"""Environment variable set by a process that has hooks installed: the processes that it starts get them too."""
+
 RUN_ID_VARIABLE = "RLTRACE_RUN_ID"
 """Environment variable with the Recording's run_id: a folder of the same path on another host is not the Recording."""
 

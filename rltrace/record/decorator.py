@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from rltrace.record.recorder import span
+from rltrace.record.spans import span
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -1,10 +1,11 @@
-"""What is recorded in place of what msgpack refuses, so that the rest of its record is kept: text."""
+"""Encodes records; what msgpack refuses of one becomes text, so that the rest of it is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from rltrace.dependencies import msgspec
 from rltrace.record.interruption import own_failure
 
 MOST_LETTERS = 256
@@ -37,3 +38,50 @@ def text_of(value: Any) -> str:
 def plain_text(text: str) -> str:
     """A text that can be encoded: half a surrogate pair, as a file name has for a byte that is no UTF-8, is a `?`."""
     return text.encode(errors="replace").decode()
+
+
+def _plain(value: Any) -> Any:
+    """What an argument that msgpack does not know is recorded as: a number or text if it is one, else its print."""
+    item = getattr(value, "item", None)
+    if item is not None:
+        try:
+            number = item()
+            if isinstance(number, (int, float, str)):
+                return number
+        except own_failure():  # a tensor of several elements
+            pass
+    return str(value)[:256]
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+"""A record as bytes."""
+
+
+def encode_anyhow(record: Any) -> bytes:
+    """Encode a record; what msgpack refuses of its texts and arguments (an int of 65 bits) becomes text that it takes.
+
+    Raises:
+        Exception: what it consists of besides, such as a time, cannot be encoded.
+    """
+    try:
+        return encode(record)
+    except own_failure():
+        pass
+    if isinstance(record, msgspec.Struct):
+        number = record.__struct_config__.tag
+        fields = msgspec.structs.astuple(record)
+        if number is not None:  # of a typed span
+            return encode((number, *map(_sayable, fields)))
+        record = fields
+    return encode([_sayable_part(part) for part in record])
+
+
+def _sayable_part(part: Any) -> Any:
+    """Of a record: its arguments, or a text such as its name."""
+    if isinstance(part, dict):
+        return {_sayable(key): _sayable(value) for key, value in part.items()}
+    return plain_text(part) if isinstance(part, str) else part
+
+
+def _sayable(value: Any) -> Any:
+    return sayable(value, encode)

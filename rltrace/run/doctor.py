@@ -27,7 +27,8 @@ from rltrace.read.command_line import PYTHON, python_options, words_of_program
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
 from rltrace.record.announcement import say
-from rltrace.record.recorder import DIR_VARIABLE, default_folder
+from rltrace.record.cluster import DIR_VARIABLE
+from rltrace.record.lifecycle import default_folder
 from rltrace.run import probe, storage
 from rltrace.run.launchers import Launch, look_through
 from rltrace.run.untraced import why_untraced

@@ -24,7 +24,7 @@ from rltrace import plugins
 from rltrace.hooks import versions
 from rltrace.hooks.installation import installed, join_run
 from rltrace.hooks.patching import PatchSet
-from rltrace.record import manifest, recorder
+from rltrace.record import manifest, spans
 
 HERE = "doctor.here"
 """Span of a process that the start-up hook reached; `place` says which process it is."""
@@ -40,7 +40,7 @@ def interpreter() -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "rltrace": os.path.dirname(rltrace.__file__),
-        "joined": recorder.current() is not None,
+        "joined": spans.current() is not None,
         "versions": manifest.installed_versions(),
     }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rltrace.events import SAMPLER
 from rltrace.host.machine import machine
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.announcement import complain
 from rltrace.run.sidecar import Sidecar, is_over
 
@@ -49,15 +49,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("recording", type=Path)
     parser.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds between two samples")
     options = parser.parse_args(arguments)
-    if recorder.join(options.recording, role=SAMPLER) is None:
+    if lifecycle.join(options.recording, role=SAMPLER) is None:
         return 1
-    recorder.identify(machine=machine())
+    lifecycle.identify(machine=machine())
     sampler = Sampler(options.recording)
     due_s = time.monotonic()
     while not is_over(max(0.0, due_s - time.monotonic())):
         sampler.sample()
         due_s = max(due_s + options.interval, time.monotonic())
-    recorder.stop()
+    lifecycle.stop()
     return 0
 
 
@@ -87,16 +87,16 @@ class Sampler:
             return []
 
     def _say(self, what: str, reason: str) -> None:
-        if what not in self._unavailable and recorder.current() is not None:
+        if what not in self._unavailable and spans.current() is not None:
             self._unavailable.add(what)
-            recorder.unavailable(what, reason)
+            lifecycle.unavailable(what, reason)
 
     def sample(self) -> None:
         """Write one sample of everything; what fails is said once and tried again."""
         try:
             for name, value in self._samples():
-                recorder.counter(name, value)
-            recorder.counter("sampler.cpu_seconds", time.process_time())
+                spans.counter(name, value)
+            spans.counter("sampler.cpu_seconds", time.process_time())
         except Exception as error:
             self._say("sample", f"{type(error).__name__}: {error}")
 

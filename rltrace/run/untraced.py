@@ -15,8 +15,8 @@ from rltrace.hooks.startup.rltrace_startup import is_traced
 from rltrace.host.parents import parent_of, stack_of
 from rltrace.read.command_line import PYTHON, python_options
 from rltrace.read.recording import Recording
+from rltrace.record.cluster import DIR_VARIABLE
 from rltrace.record.manifest import PROCESSES, UNTRACED, redact_command, to_json
-from rltrace.record.recorder import DIR_VARIABLE
 
 LOOKS_OF_THE_YOUNG = 10
 """So often is a new process examined, before it gives itself a title; then once in so many looks."""

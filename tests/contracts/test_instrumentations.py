@@ -136,7 +136,7 @@ def test_the_table_of_what_is_traced_names_the_versions_of_a_row(name):
 @every_row
 def test_installing_imports_no_framework(name):
     code = (
-        "import sys; from rltrace import instrument, plugins; from rltrace.record import recorder\n"
+        "import sys; from rltrace import instrument, plugins; from rltrace.record import spans\n"
         "class Rows:\n"
         "    def hook(self, *a, **k): return self\n"
         "    def fired(self): pass\n"

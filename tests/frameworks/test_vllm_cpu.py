@@ -133,9 +133,9 @@ def test_every_hook_of_these_processes_is_installed(traced):
 UNDO = """
     import importlib, inspect, json, sys
     from rltrace import instrument
-    from rltrace.record import recorder
+    from rltrace.record import spans
 
-    installed = instrument.install(recorder.current())
+    installed = instrument.install(spans.current())
     targets = [hook.target for hook in installed.patch_sets["vllm"].hooks]
 
     def standing():

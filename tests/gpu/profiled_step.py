@@ -25,7 +25,7 @@ import rltrace
 from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.torch.cuda_time import CudaDevice, CudaPairs, CudaTime, name_hooks
 from rltrace.instrument.torch.device_time import DeviceSpan, DeviceTimes
-from rltrace.record import recorder
+from rltrace.record import spans
 
 WIDTH, TOKENS, LAYERS = 4096, 8192, 3
 """A layer takes some 3 ms forward, longer than its parameters take to be gathered."""
@@ -235,7 +235,7 @@ def measure(rank: int, ranks: int, out: str) -> None:
     rltrace.start(f"{out}.recording-{rank}")
     written: list[DeviceSpan] = []
     pairs = MarkedPairs(written)
-    name_hooks(PatchSet("cuda_time", recorder.current(), CudaTime.supports), pairs, of_layers=True)  # type: ignore[arg-type]
+    name_hooks(PatchSet("cuda_time", spans.current(), CudaTime.supports), pairs, of_layers=True)  # type: ignore[arg-type]
     work = Work(ranks, pairs)
     with torch.no_grad():
         work.model(work.x)  # before its first forward nothing can be gathered

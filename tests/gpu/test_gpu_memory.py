@@ -168,7 +168,7 @@ from unittest.mock import patch
 answers = os.fdopen(os.dup(1), "wb")
 os.dup2(2, 1)  # whatever else is printed
 import torch
-from rltrace.record import recorder
+from rltrace.record import lifecycle
 from rltrace.instrument.memory.cuda_ledger import Reserved
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.pools import Pools
@@ -189,7 +189,7 @@ def hidings(owner):
     else:
         yield patch.object(pools, "bytes_by_owner", lambda: by_owner() | {f"{owner}_bytes": 0})
 
-recorder.identify(role="engine")
+lifecycle.identify(role="engine")
 LEDGER.engine = pools = Pools(bytes_by_tag, addresses)
 kept, hidden = [], ExitStack()
 while True:

@@ -69,7 +69,7 @@ def test_what_the_device_does_not_support_has_a_reason_and_no_counter(recording:
 
 ACTOR = f"""
 import torch
-from rltrace.record import recorder
+from rltrace.record import lifecycle
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace_reference.worker import Worker
 
@@ -83,7 +83,7 @@ class Actor:
     def offload(self):
         pass
 
-recorder.identify(role="worker", rank=0)
+lifecycle.identify(role="worker", rank=0)
 torch.ones(1, device="cuda")
 worker = Worker.__new__(Worker)  # of which an update alone is needed: the phase `actor.update`
 worker.actor = Actor()

@@ -26,10 +26,10 @@ import os, pickle, signal, subprocess, sys, time
 import pynvml
 import torch
 import rltrace
-from rltrace.record import recorder
+from rltrace.record import lifecycle
 from rltrace_reference.worker import Worker
 
-recorder.identify(role="worker", rank=0)
+lifecycle.identify(role="worker", rank=0)
 pynvml.nvmlInit()
 uuid = f"GPU-{{torch.cuda.get_device_properties(0).uuid}}"
 

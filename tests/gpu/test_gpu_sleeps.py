@@ -26,14 +26,14 @@ import os, signal, sys, time
 import torch
 from msgspec.structs import replace
 import rltrace
-from rltrace.record import recorder
+from rltrace.record import lifecycle
 from rltrace.errors import RunError
 from rltrace_reference import config as configuration, task
 from rltrace_reference.rollout import Rollout
 from rltrace_reference.sharding_manager import ShardingManager
 
 config = replace(configuration.load(sys.argv[1], vocabulary=task.VOCABULARY), ranks=1)
-recorder.identify(role="worker", rank=0)
+lifecycle.identify(role="worker", rank=0)
 held = torch.ones(1 << 30, dtype=torch.uint8, device="cuda")
 
 # As it is in a run, without what syncs weights: which bytes they hold is of no concern here.

@@ -21,7 +21,7 @@ from typing import Any
 
 import rltrace
 from rltrace.hooks.patching import Function, Hook, PatchSet
-from rltrace.record.recorder import is_recording
+from rltrace.record.spans import is_recording
 
 VARIABLE = "VERL_PAIRS"
 """Environment variable with the number of pairs and the file of the byte: `20:/tmp/switch`."""

@@ -7,9 +7,9 @@ from traced_runs import run_traced
 PROGRAM = """
 import os, signal, sys
 import rltrace
-from rltrace.record import recorder
-hook = recorder.current().hook("test", "module:function", "installed")
-recorder.current().hook("test", "module:other", "installed")
+from rltrace.record import lifecycle, spans
+hook = spans.current().hook("test", "module:function", "installed")
+spans.current().hook("test", "module:other", "installed")
 for _ in range(3):
     hook.fired()
 child = os.fork()
@@ -41,7 +41,7 @@ def counts(run, target="module:function"):
 
 
 def test_counts_are_exact_when_a_process_ends_and_a_forked_child_has_its_own(tmp_path):
-    run = run_traced(tmp_path, PROGRAM % ("", "(recorder.stop(), os._exit(0)) if child == 0 else None"))
+    run = run_traced(tmp_path, PROGRAM % ("", "(lifecycle.stop(), os._exit(0)) if child == 0 else None"))
     assert run.returncode == 0, run.err
     assert counts(run) == {"parent": [5], "child": [3]}
     assert counts(run, "module:other") == {"parent": [0], "child": [0]}

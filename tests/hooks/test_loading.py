@@ -158,7 +158,7 @@ def test_children_of_a_program_that_only_records_get_no_hooks(
 ) -> None:
     code = (
         "import rltrace, subprocess, sys; rltrace.start('run')\n"
-        "subprocess.run([sys.executable, '-c', 'import msgspec, rltrace.record.recorder as r; print(r.current())'])"
+        "subprocess.run([sys.executable, '-c', 'import msgspec, rltrace.record.spans as r; print(r.current())'])"
     )
     done = environment.run(environment.python, "-c", code, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("None\n", "")
@@ -321,7 +321,7 @@ def with_opentelemetry(
 
 OBSERVED = """
 import sys
-print("opentelemetry.instrumentation.auto_instrumentation" in sys.modules, "rltrace.record.recorder" in sys.modules)
+print("opentelemetry.instrumentation.auto_instrumentation" in sys.modules, "rltrace.record.writer" in sys.modules)
 import rltrace
 with rltrace.span("observed"):
     pass

@@ -62,7 +62,7 @@ def test_a_process_of_the_standard_library_only_is_not_recorded(tmp_path):
 
 
 def test_a_process_joins_before_its_first_import_from_elsewhere(tmp_path):
-    (tmp_path / "theirs_too.py").write_text("import sys; print('rltrace.record.recorder' in sys.modules)")
+    (tmp_path / "theirs_too.py").write_text("import sys; print('rltrace.record.writer' in sys.modules)")
     run = run_traced(tmp_path, "import theirs_too, sys; print('torch' in sys.modules, 'ray' in sys.modules)")
     assert (run.out, run.err) == ("True\nFalse False\n", "")
     assert len(run.recording.processes) == 1
@@ -330,7 +330,7 @@ def test_every_hook_made_to_fail_changes_nothing(tmp_path):
 
 
 BREAK_ALL_AND_RUN = """
-from rltrace.record import recorder
+from rltrace.record import spans as recorder
 def broken(*args, **kwargs):
     raise ZeroDivisionError("a bug of ours")
 recorder.OpenSpan.__enter__ = recorder.flow = recorder.identify = broken
@@ -392,7 +392,7 @@ def test_a_plugin_that_is_loaded_late_leaves_a_process_what_a_hook_called_it(tmp
         tmp_path,
         """
         from rltrace import instrument
-        from rltrace.record import recorder
+        from rltrace.record import spans as recorder
         recorder.identify(role="server", rank=1)
         instrument.join_run()
         """,

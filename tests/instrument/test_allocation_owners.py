@@ -31,7 +31,7 @@ TRAIN = (
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     from torch.nn.modules import module as everywhere
     from torch.nn.parallel import DistributedDataParallel
-    from rltrace.record import recorder
+    from rltrace.record import spans
     from rltrace.record.torch import allocations
     from rltrace.instrument.memory.allocation_owners import Allocations, name_hooks
     from rltrace.hooks.patching import PatchSet
@@ -152,7 +152,7 @@ TRAIN = (
 
     def work(rank, folder):
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-        patches = PatchSet("allocations", recorder.current(), Allocations.supports)
+        patches = PatchSet("allocations", spans.current(), Allocations.supports)
         name_hooks(patches)
         said = {}
         for kind in ("fsdp1", "fsdp1_flat", "ddp", "plain"):

@@ -30,7 +30,7 @@ from rltrace.events import (
 )
 from rltrace.events import Counter as Sample
 from rltrace.read.recording import Process, Recording
-from rltrace.record import allocation_steps, recorder
+from rltrace.record import allocation_steps, spans
 from rltrace.record.allocation_steps import RunningSteps
 
 pytestmark = pytest.mark.run
@@ -356,7 +356,7 @@ def test_a_vllm_worker_keeps_a_generation_that_is_no_phase_of_it_and_writes_as_i
         from vllm.v1.worker.gpu_worker import Worker
         come_up()
         folder = Path(rltrace.start(name="loop"))
-        vllm_allocations.name_hooks(PatchSet("vllm_allocations", recorder.current()))  # which needs a driver
+        vllm_allocations.name_hooks(PatchSet("vllm_allocations", spans.current()))  # which needs a driver
         Worker().execute_model()
         allocation_steps.say(folder, 2, "another", is_over=False)
         Worker().execute_model()
@@ -709,10 +709,10 @@ def test_where_no_step_is_chosen_nothing_is_watched(tmp_path: Path) -> None:
     source = """
         import rltrace
         from rltrace.hooks import boundaries
-        from rltrace.record import recorder
+        from rltrace.record import lifecycle, spans
         with rltrace.span("step", step=2) as step:
             watchers = [watcher for watcher in boundaries.WATCHERS if "Follower" in repr(watcher)]
-            print(type(step) is recorder.OpenSpan, recorder._endings, watchers)
+            print(type(step) is spans.OpenSpan, lifecycle._endings, watchers)
     """
     done = run(tmp_path, source, "")
     assert done.out == "True [] []\n", done.err
@@ -742,7 +742,7 @@ def test_a_watched_span_is_written_as_any_other(folder: Path) -> None:
     import rltrace
 
     told: list[object] = []
-    undo = recorder.watch_spans("step", dict, told.append)
+    undo = spans.watch_spans("step", dict, told.append)
     try:
         rltrace.start(folder)
         with rltrace.span("step", step=1) as watched:
@@ -752,7 +752,7 @@ def test_a_watched_span_is_written_as_any_other(folder: Path) -> None:
         rltrace.stop()
     finally:
         undo()
-    spans = [event for event in Recording.open(folder).processes[0].events() if isinstance(event, Span)]
-    assert [(one.name, one.args) for one in spans] == [("step", {"step": 1, "tokens": 5}), ("other", {})]
+    found = [event for event in Recording.open(folder).processes[0].events() if isinstance(event, Span)]
+    assert [(one.name, one.args) for one in found] == [("step", {"step": 1, "tokens": 5}), ("other", {})]
     assert told == [{"step": 1}]
-    assert recorder._make_span is recorder.OpenSpan
+    assert spans._make_span is spans.OpenSpan

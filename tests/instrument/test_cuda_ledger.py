@@ -1018,7 +1018,7 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
     told: list[Edge] = []
     undo = boundaries.watch(told.append)
     rltrace.start(folder)
-    patches = PatchSet("test", rltrace.record.recorder.current())
+    patches = PatchSet("test", rltrace.record.spans.current())
     patches.span("textwrap:dedent", "actor.update")
     patches.span("textwrap:indent", "work")
     try:

@@ -30,7 +30,7 @@ from rltrace.read.recording import Process
 ON_THE_HOST = """
 import time
 import rltrace
-from rltrace.record import recorder
+from rltrace.record import spans
 from rltrace.instrument.torch.device_time import DeviceTimes
 from rltrace.instrument.torch import cuda_time
 from rltrace.hooks.patching import PatchSet
@@ -58,7 +58,7 @@ class HostPairs(cuda_time.CudaPairs):
         return self._times
 
 pairs = HostPairs()
-patches = PatchSet("on_the_host", recorder.current(), cuda_time.CudaTime.supports)
+patches = PatchSet("on_the_host", spans.current(), cuda_time.CudaTime.supports)
 cuda_time.name_hooks(patches, pairs, of_layers=True)
 """
 
@@ -194,7 +194,7 @@ def prepare(number):
 
 sys.modules["outputs"] = outputs = ModuleType("outputs")
 outputs.prepare = prepare
-others = PatchSet("verl", recorder.current(), ())
+others = PatchSet("verl", spans.current(), ())
 timed_span("micro_batch.log_probs")(others, "outputs:prepare")
 assert outputs.prepare is not prepare and outputs.prepare(2) == 0.5
 try:

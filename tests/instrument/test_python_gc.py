@@ -21,7 +21,7 @@ from rltrace.hooks.patching import PatchSet
 from rltrace.instrument import python_gc
 from rltrace.instrument.python_gc import PythonGc
 from rltrace.read.recording import Recording
-from rltrace.record import recorder
+from rltrace.record import spans
 
 OBJECTS = 400_000
 """As many as a process has that loaded torch and Ray."""
@@ -31,7 +31,7 @@ OBJECTS = 400_000
 def patches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PatchSet]:
     """Recording, with the hook installed as `instrument` installs it."""
     rltrace.start(folder)
-    patches = PatchSet("python_gc", recorder.current(), PythonGc.supports)  # type: ignore[arg-type]
+    patches = PatchSet("python_gc", spans.current(), PythonGc.supports)  # type: ignore[arg-type]
     monkeypatch.setitem(instrument.installed().patch_sets, "python_gc", patches)
     PythonGc().install(patches)
     with rltrace.span("first"):

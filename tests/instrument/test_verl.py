@@ -14,7 +14,7 @@ from rltrace.hooks import boundaries
 from rltrace.hooks.patching import Hook, PatchSet, end_span
 from rltrace.instrument.verl import dispatch, driver, rollout, weight_sync, worker
 from rltrace.instrument.verl.hook_points import FIRST, HOOK_POINTS, LAST
-from rltrace.record import recorder
+from rltrace.record import spans
 
 BIND = """
 import sys
@@ -88,7 +88,7 @@ def test_a_server_generates_while_a_request_is_in_flight(folder, spans_of):
 
     module.generate = generate
     sys.modules["a_server"] = module
-    patches = PatchSet("verl", recorder.current())
+    patches = PatchSet("verl", spans.current())
     rollout.serve(patches, "a_server:generate")
     told = []
     unwatch = boundaries.watch(told.append)

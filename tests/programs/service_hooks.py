@@ -1,6 +1,6 @@
 """An instrumentation of `service` that uses every way of hooking there is."""
 
-from rltrace.record import recorder
+from rltrace.record import spans
 
 
 class ServiceHooks:
@@ -34,5 +34,5 @@ def concluded(result, _self, *_args, **_kwargs):
 
 
 def register(hook):
-    recorder.counter("service.registered", 1)
+    spans.counter("service.registered", 1)
     return lambda: None

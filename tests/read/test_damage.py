@@ -23,7 +23,7 @@ import rltrace
 from rltrace.analysis import summarize
 from rltrace.read import gate
 from rltrace.read.recording import Process, Recording
-from rltrace.record import checksum, recorder
+from rltrace.record import checksum, spans
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +84,11 @@ def test_nothing_is_written_behind_a_seal(folder: Path, process_of: Callable[[Pa
     """A signal handler may hold on to the old segment's `write` across all steps: it is refused."""
     rltrace.start(folder)
     rltrace.counter("a", 1)
-    stale = recorder._local.write
+    stale = spans._local.write
     for _ in range(2):
         with rltrace.span("fills it", text="x" * 60_000):
             pass
-    assert recorder._local.write is not stale
+    assert spans._local.write is not stale
     with pytest.raises(ValueError):
         stale(b"\0")
     rltrace.stop()
@@ -139,7 +139,7 @@ def _lines(folder: Path) -> list[dict[str, object]]:
 def two_lines(folder: Path) -> Iterator[Path]:
     """The lines of a process with a hook."""
     rltrace.start(folder, rank=3)
-    recorder.current().hook("i", "m:f", "installed").fired()
+    spans.current().hook("i", "m:f", "installed").fired()
     rltrace.stop()
     (lines,) = folder.glob("processes/*/process.jsonl")
     yield lines
@@ -234,7 +234,7 @@ def test_whatever_a_program_writes_is_read(folder: Path) -> None:
         with rltrace.span("weight_sync.send", bytes=10**19), rltrace.span("memory.out_of_memory", asked_bytes="a"):
             pass
         rltrace.span_at("c", 2**63, 2**63 + 1)
-        recorder.counter_at("c", 2**63, 1)
+        spans.counter_at("c", 2**63, 1)
         rltrace.span("is open", deep=deep).__enter__()
     rltrace.stop()
     recording = Recording.open(folder)

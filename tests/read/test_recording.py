@@ -26,7 +26,7 @@ import rltrace
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Counter, Span
 from rltrace.read.recording import Process, Recording, newest
-from rltrace.record import manifest, recorder
+from rltrace.record import manifest, spans
 from rltrace.record.process import append_exit
 
 # ---------------------------------------------------------------- round trip
@@ -146,7 +146,7 @@ class Written:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("written") / "run"
     rltrace.start(folder)
-    recorder.current().hook("i", "m:f", "installed").fired()
+    spans.current().hook("i", "m:f", "installed").fired()
     rltrace.pause()
     rltrace.resume()
     typed = rltrace.typed_span("typed", bytes=int)
@@ -353,7 +353,7 @@ def test_a_process_that_has_just_made_its_folder_is_not_there_yet(folder: Path) 
     rltrace.start(folder)
     (folder / "processes" / "new").mkdir()
     (process,) = Recording.open(folder).processes
-    assert process.key == recorder.current().key
+    assert process.key == spans.current().key
     rltrace.stop()
 
 

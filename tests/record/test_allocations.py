@@ -436,7 +436,7 @@ TRAIN = (
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-    from rltrace.record import recorder
+    from rltrace.record import spans
     from rltrace.record.torch import allocations
     from rltrace.instrument.memory.allocation_owners import Allocations, name_hooks
     from rltrace.hooks.patching import PatchSet
@@ -461,7 +461,7 @@ TRAIN = (
 
     def work(rank, folder):
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-        name_hooks(PatchSet("allocations", recorder.current(), Allocations.supports))
+        name_hooks(PatchSet("allocations", spans.current(), Allocations.supports))
         models = Model(), Model().requires_grad_(False)
         actor, ref = (fully_shard(model, reshard_after_forward=True) for model in models)
         optimizer = Watched(actor.parameters(), lr=0.1)

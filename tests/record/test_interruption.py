@@ -22,7 +22,7 @@ import rltrace
 from rltrace.events import Span
 from rltrace.hooks import patching
 from rltrace.read.recording import Recording
-from rltrace.record import interruption, recorder
+from rltrace.record import interruption, spans
 from rltrace.record.interruption import is_from_outside, own_failure, suppress_own
 
 OURS = str(Path(rltrace.__file__).parent)
@@ -117,8 +117,8 @@ KEPT: list[Any] = []
 
 def first_of_thread() -> None:
     """The longest way: of a thread that has no segment yet."""
-    KEPT.append(recorder._local)
-    recorder._local = threading.local()
+    KEPT.append(spans._local)
+    spans._local = threading.local()
     rltrace.counter("value", 1)
 
 
@@ -334,8 +334,8 @@ def test_interrupted_segments_leave_no_files(folder: Path, interrupter: Any) -> 
 
     def threads() -> None:
         for n in itertools.count(1):
-            KEPT.append(recorder._local)
-            recorder._local = threading.local()
+            KEPT.append(spans._local)
+            spans._local = threading.local()
             with suppress(LateError):
                 # Where Python really interrupts: elsewhere the lock would stay held, which `with` cannot help.
                 interrupter.start(OURS, n, None, LateError)

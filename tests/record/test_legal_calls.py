@@ -121,8 +121,8 @@ def test_what_may_be_written_is_read(folder: Path, call: str, role: str) -> None
         lambda: rltrace.span_at("c", "1", 4),  # type: ignore[arg-type]
         lambda: rltrace.span_at("c", 1, 2, lane=2**63),
         lambda: rltrace.span_at("c", 1, 2, lane=10**30),
-        lambda: rltrace.record.recorder.counter_at("c", 2**63, 1),
-        lambda: rltrace.record.recorder.counter_at("c", -1, 1),
+        lambda: rltrace.record.spans.counter_at("c", 2**63, 1),
+        lambda: rltrace.record.spans.counter_at("c", -1, 1),
     ],
 )
 def test_a_time_that_no_clock_tells_is_lost(folder: Path, call: Callable[[], object]) -> None:

@@ -21,10 +21,10 @@ import rltrace
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.cli import main
 from rltrace.read.recording import Recording
-from rltrace.record import manifest, process, recorder
+from rltrace.record import manifest, process, writer
 from rltrace.record.process import OPENING
 
-OURS = {process.__file__, recorder.__file__}
+OURS = {process.__file__, writer.__file__}
 
 
 class TimeIsOverError(Exception):
@@ -104,7 +104,7 @@ def test_an_exception_at_any_bytecode_of_the_opening_leaves_it_to_the_next_recor
     """Whichever it is: the next record makes the folder, and it says who the process is and what was lost."""
     rltrace.start(folder)
     typed = rltrace.typed_span("typed", n=int)
-    rltrace.record.recorder.current().hook("i", "m:f", "installed")
+    rltrace.record.spans.current().hook("i", "m:f", "installed")
     chance = random.Random(0)
     frames = OPENING_FRAMES | {"_settle_hooks"}
 
@@ -151,8 +151,8 @@ def _some(chance: random.Random, first: int, last: int) -> Iterator[int]:
 
 FULL = """
 import os, resource, sys, time
-from rltrace.record import recorder
-recorder.RETRY_NS = 30_000_000
+from rltrace.record import lifecycle, spans, writer
+writer.RETRY_NS = 30_000_000
 import rltrace
 
 def limit(size):
@@ -161,8 +161,8 @@ def limit(size):
 limit(int(sys.argv[2]))
 assert rltrace.join(sys.argv[1], role="worker", rank=3) is not None
 rltrace.identify(name="late")
-recorder.unavailable("what", "why")
-recorder.current().hook("i", "m:f", "installed")
+lifecycle.unavailable("what", "why")
+spans.current().hook("i", "m:f", "installed")
 typed = rltrace.typed_span("typed", n=int)
 for n in range(50):
     with typed(n): pass

@@ -16,7 +16,7 @@ from rltrace import instrument
 from rltrace.events import Counter, Span
 from rltrace.hooks.patching import PatchSet
 from rltrace.read.recording import Process, Recording
-from rltrace.record import recorder
+from rltrace.record import spans
 
 
 def events_of(process: Process) -> list[str]:
@@ -126,7 +126,7 @@ def test_a_child_forked_in_a_pause_is_paused_and_can_go_on(recorded: Path) -> No
 def test_pausing_what_is_not_recorded_does_nothing() -> None:
     rltrace.pause()
     rltrace.resume()
-    assert recorder.current() is None
+    assert spans.current() is None
     assert rltrace.measure_cost() == {}
 
 
@@ -137,7 +137,7 @@ def test_hooks_neither_fire_nor_work_in_a_pause_and_do_both_again_after_it(
     exec("def work(x):\n    return x + 1", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     asked = []
-    patches = PatchSet("test", recorder.current())
+    patches = PatchSet("test", spans.current())
     patches.span("paused_module:work", "work", lambda x: asked.append(x) or {"x": x})
     monkeypatch.setitem(instrument.installed().patch_sets, "test", patches)
     try:
@@ -164,7 +164,7 @@ def test_a_dormant_hook_is_after_a_pause_what_it_was_told_in_it(
     exec("def work(x):\n    return x + 1", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     asked: list[int] = []
-    patches = PatchSet("test", recorder.current())
+    patches = PatchSet("test", spans.current())
     with patches.dormant() as switch:
         patches.span("paused_module:work", "work", asked.append)
     monkeypatch.setitem(instrument.installed().patch_sets, "test", patches)

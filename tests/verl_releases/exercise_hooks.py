@@ -23,7 +23,7 @@ import rltrace
 from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.memory.chosen_allocations import ChosenAllocations
 from rltrace.instrument.verl import Verl
-from rltrace.record import allocation_steps, recorder
+from rltrace.record import allocation_steps, spans
 
 MAGIC = "attrs_3141562937"
 """What verl's `@register` leaves on a method; without it a worker group does not know the method."""
@@ -37,7 +37,7 @@ class Rows:
 
     def hook(self, instrumentation, target, state, reason=None, emits=()):
         self.states[target] = [state, reason]
-        return recorder.current().hook(instrumentation, target, state, reason, emits)
+        return spans.current().hook(instrumentation, target, state, reason, emits)
 
 
 class Fired:
@@ -121,7 +121,7 @@ def bare_object(owner):
 def main():
     rltrace.start(sys.argv[1], role="test")
     os.environ[allocation_steps.VARIABLE] = "7"
-    chosen = PatchSet("chosen_allocations", recorder.current())
+    chosen = PatchSet("chosen_allocations", spans.current())
     ChosenAllocations().install(chosen)
     rows = Rows()
     patches = PatchSet("verl", rows, Verl.supports)

@@ -22,7 +22,7 @@ from rltrace.events import ALLOCATIONS_KEPT, NO_GPU, STEP, allocations_of
 from rltrace.hooks import boundaries
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host.gpu_use import has_used_gpu
-from rltrace.record import allocation_steps, recorder
+from rltrace.record import allocation_steps, lifecycle, spans
 from rltrace.record.allocation_steps import RunningSteps
 from rltrace.record.interruption import own_failure
 from rltrace.record.torch import allocations
@@ -61,11 +61,11 @@ def follow(steps: frozenset[int], hook: Hook) -> Callable[[], None]:
     """Keep these steps in this process from here on; returns what undoes it."""
     follower = Follower(steps, hook)
     FOLLOWERS.append(follower)
-    recorder.identify(chosen_steps=sorted(steps))
+    lifecycle.identify(chosen_steps=sorted(steps))
     undos = (
         boundaries.watch(follower.edge, is_last=True),
-        recorder.watch_spans(STEP, follower.step_begins, follower.step_ended),
-        recorder.when_stopped(follower.process_ends),
+        spans.watch_spans(STEP, follower.step_begins, follower.step_ended),
+        lifecycle.when_stopped(follower.process_ends),
     )
     os.register_at_fork(after_in_child=follower.forget)
 
@@ -151,7 +151,7 @@ class Follower:
                     self._end_own(step)
                 self._leave()
                 for step in sorted(self._left & self._met()) if has_used_gpu() and not self._steps_begun else ():
-                    recorder.unavailable(allocations_of(step), NO_EDGE)
+                    lifecycle.unavailable(allocations_of(step), NO_EDGE)
         except own_failure() as error:
             self._hook.failed(error)
 
@@ -182,7 +182,7 @@ class Follower:
             self._leave()
 
     def _say(self, step: int, *, is_over: bool) -> None:
-        if (current := recorder.current()) is not None:
+        if (current := spans.current()) is not None:
             allocation_steps.say(current.recording, step, current.key, is_over=is_over)
 
     # -- steps of others
@@ -203,7 +203,7 @@ class Follower:
 
     def _now(self) -> list[int]:
         if self._running is None:
-            current = recorder.current()
+            current = spans.current()
             if current is None:
                 return []
             self._running = RunningSteps(current.recording)
@@ -226,7 +226,7 @@ class Follower:
         self._reason = "the program keeps its own" if allocations.is_kept() else allocations.begin(self._last)
         if self._reason is None:
             self._hook.row.fired()
-            if (current := recorder.current()) is not None:
+            if (current := spans.current()) is not None:
                 current.append("allocations", step=self._step)
 
     def _leave(self) -> None:
@@ -236,10 +236,10 @@ class Follower:
         self._left.discard(step)
         reason = self._write(step) if self._reason is None else self._reason
         if reason is not None:
-            recorder.unavailable(allocations_of(step), reason)
+            lifecycle.unavailable(allocations_of(step), reason)
 
     def _write(self, step: int) -> str | None:
-        if recorder.is_recording():
+        if spans.is_recording():
             return allocations.end(step=step)
         allocations.abandon()
         return PAUSED

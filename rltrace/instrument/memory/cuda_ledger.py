@@ -28,7 +28,7 @@ from rltrace.host import memory
 from rltrace.host.clock import now_ns
 from rltrace.host.nvml import Memory, UnavailableError
 from rltrace.instrument.memory.sharded_models import ROLES, Rows, add
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.interruption import own_failure
 
 SAME_NS = 2_000_000
@@ -206,9 +206,9 @@ class CudaLedger:
         was_known = self.in_use
         device = self._device.get(now=is_sure)
         if device is not None and not was_known:
-            who = recorder.current()
+            who = spans.current()
             if who is not None and not who.who.get("device"):
-                recorder.identify(device={"host": socket.gethostname(), "uuid": device.uuid})
+                lifecycle.identify(device={"host": socket.gethostname(), "uuid": device.uuid})
             self.rest_is_context()
         return device
 
@@ -220,7 +220,7 @@ class CudaLedger:
 
     def reached(self, edge: Edge) -> None:
         """Sample at an edge; if an error about memory ended the span, say so first."""
-        if not recorder.is_recording():
+        if not spans.is_recording():
             return
         if edge.error is not None:
             self.out_of_memory(edge.error)
@@ -236,7 +236,7 @@ class CudaLedger:
             if not self._is_known(state, is_phase, of_processes):
                 self._sample(device, state, of_card=of_card, of_processes=of_processes)
         elif is_phase and is_engines and (card := self.engines_card()) is not None:
-            with recorder.span(MEMORY_EDGE) as sampled:
+            with spans.span(MEMORY_EDGE) as sampled:
                 self._set_totals(sampled, card, {}, of_processes)
 
     def engines_card(self) -> Card | None:
@@ -261,16 +261,16 @@ class CudaLedger:
             of_card: Whether the card's total is read too; else these rows are for other processes' edges.
             of_processes: Whether to ask what each process holds, if that can have changed (2 ms on a busy machine).
         """
-        device = self.device() if recorder.is_recording() else None
+        device = self.device() if spans.is_recording() else None
         if device is not None:
             self._sample(device, self.state(device), of_card=of_card, of_processes=of_processes)
 
     def _sample(self, device: Device, state: State, *, of_card: bool = True, of_processes: bool = True) -> None:
-        with recorder.span(MEMORY_EDGE) as edge:
+        with spans.span(MEMORY_EDGE) as edge:
             rows = self.rows(device, state)
             for name, size in rows.items():
-                recorder.counter(name, size)
-            recorder.counter("resident_bytes", self._process.resident_bytes())
+                spans.counter(name, size)
+            spans.counter("resident_bytes", self._process.resident_bytes())
             self._say_pinned(device, rows)
             self._say_peak(state)
             if of_card:
@@ -290,13 +290,13 @@ class CudaLedger:
             return
         pinned = (name for name in rows if name.endswith(PINNED_BYTES) and name not in REGISTERED)
         named_bytes = sum(rows[name] for name in pinned) if self._on_host else 0
-        recorder.counter(f"{UNATTRIBUTED}{PINNED_BYTES}", pinned_bytes - named_bytes)
+        spans.counter(f"{UNATTRIBUTED}{PINNED_BYTES}", pinned_bytes - named_bytes)
 
     def _say_peak(self, state: State) -> None:
         """What was handed out between two looks; not of an engine, whose pools count asleep as awake."""
         if state.engine is None and state.torch.peak_bytes != self._peak_bytes:
             self._peak_bytes = state.torch.peak_bytes
-            recorder.counter(ALLOCATED_PEAK, self._peak_bytes)
+            spans.counter(ALLOCATED_PEAK, self._peak_bytes)
 
     def _set_totals(self, edge: Any, device: Card, rows: Rows, of_processes: bool) -> None:
         try:
@@ -304,7 +304,7 @@ class CudaLedger:
         except UnavailableError as reason:
             self._say("unexplained", str(reason))
             return
-        recorder.counter("used_bytes", card.used_bytes + card.reserved_bytes)
+        spans.counter("used_bytes", card.used_bytes + card.reserved_bytes)
         mine_bytes = on_card(rows)
         others_bytes = card.used_bytes - mine_bytes
         edge.set(
@@ -365,7 +365,7 @@ class CudaLedger:
 
     def end_forward(self) -> None:
         """Sample where activations are most: what was allocated for nobody since the last edge is theirs."""
-        device = self.device() if recorder.is_recording() else None
+        device = self.device() if spans.is_recording() else None
         if device is None:
             return
         state = self.state(device)
@@ -393,7 +393,7 @@ class CudaLedger:
 
     def free_bytes(self) -> int | None:
         """What is free of the card; None where nobody says."""
-        device = self.device() if recorder.is_recording() else None
+        device = self.device() if spans.is_recording() else None
         try:
             return None if device is None else device.card().free_bytes
         except UnavailableError:
@@ -427,7 +427,7 @@ class CudaLedger:
             args["bound"] = f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"
         except UnavailableError as reason:
             self._say("unexplained", str(reason))
-        with recorder.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
+        with spans.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
     def _outside_bytes(self, device: Device) -> int | None:
@@ -462,9 +462,9 @@ class CudaLedger:
         return self._pooled[1]
 
     def _say(self, what: str, reason: str) -> None:
-        if what not in self._unavailable and recorder.current() is not None:
+        if what not in self._unavailable and spans.current() is not None:
             self._unavailable.add(what)
-            recorder.unavailable(what, reason)
+            lifecycle.unavailable(what, reason)
 
 
 class Growth:

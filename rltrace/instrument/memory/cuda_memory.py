@@ -27,7 +27,7 @@ from rltrace.instrument.memory.sharded_models import MODELS, ROLES, watch_models
 from rltrace.instrument.memory.uncaught_errors import watch_uncaught
 from rltrace.instrument.torch.fsdp2 import outside_graphs, remove
 from rltrace.instrument.torch.optim import watch_optimizer_steps
-from rltrace.record import recorder
+from rltrace.record import spans
 
 PROCESS_GROUP = "torch.distributed.distributed_c10d:ProcessGroup"
 
@@ -181,13 +181,13 @@ class Loading:
         self._ledger = ledger
         self._calls: dict[Any, int] = {}
 
-    def span(self, kind: str, /, **args: Any) -> Growth | recorder.NoSpan:
+    def span(self, kind: str, /, **args: Any) -> Growth | spans.NoSpan:
         """What to enter and leave around a call; arguments tell kinds apart, and so does whose model it is about."""
         if not self._ledger.in_use:
-            return recorder.NoSpan()
+            return spans.NoSpan()
         key = kind, ROLES.acting, *args.items()
         self._calls[key] = self._calls.get(key, 0) + 1
-        return self._ledger.growth(CONTEXT) if self._calls[key] <= self.CALLS else recorder.NoSpan()
+        return self._ledger.growth(CONTEXT) if self._calls[key] <= self.CALLS else spans.NoSpan()
 
     def begin_forward(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """Look before; with gradients to come it has other kernels."""

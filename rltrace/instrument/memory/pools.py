@@ -8,7 +8,7 @@ from typing import Any
 from rltrace.events import pinned_of
 from rltrace.host.memory import OnHost
 from rltrace.instrument.memory.sharded_models import host_rows
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 
 OWNERS = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache", "cuda_graph": "rollout.graphs"}
 """Owner of a pool's bytes by its tag."""
@@ -57,7 +57,7 @@ class Pools:
             if ((held := self._held_bytes(tag, size)) or tag not in self._asleep) and (tags is None or tag in tags)
         }
         host_bytes = sum(size for tag, size in going.items() if tag in kept)
-        opened = recorder.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
+        opened = spans.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
         return opened.__enter__(), set(going)
 
     def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
@@ -72,7 +72,7 @@ class Pools:
     def begin_map(self, tags: Collection[str] | None = None) -> Any:
         """Open the span with the bytes that come back."""
         coming = {t: size for t, size in self.sample().items() if t in self._asleep and (not tags or t in tags)}
-        opened = recorder.span("cumem.map", bytes=sum(coming.values()), tags=coming)
+        opened = spans.span("cumem.map", bytes=sum(coming.values()), tags=coming)
         self._arrived = dict.fromkeys(coming, 0)
         return opened.__enter__(), coming, self._free_bytes()
 
@@ -99,7 +99,7 @@ class Pools:
         found = self._copies(self._asleep)
         for tag in found.keys() & OWNERS.keys() - self._on_host.keys():
             if found[tag].pinned_bytes is None:
-                recorder.unavailable(pinned_of(OWNERS[tag]), NOT_SAID)
+                lifecycle.unavailable(pinned_of(OWNERS[tag]), NOT_SAID)
         gone = {tag: OnHost(0, None if held.pinned_bytes is None else 0) for tag, held in self._on_host.items()}
         self._on_host = gone | found
 
@@ -115,7 +115,7 @@ class Pools:
         """
         sizes = self._bytes_by_tag()
         for name, size in self._rows(sizes).items():
-            recorder.counter(name, size)
+            spans.counter(name, size)
         return sizes
 
     def bytes_by_owner(self) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
 from rltrace.host import memory
-from rltrace.record import recorder
+from rltrace.record import spans
 from rltrace.record.interruption import own_failure
 
 Rows = dict[str, int]
@@ -96,9 +96,9 @@ class ProcessLedger:
             before_kernels: The heap's bytes without an owner before calls that made libraries keep something.
             before_forward: Before a forward that is over now, and leaves activations for its backward.
         """
-        if recorder.current() is None or self.on_gpu:
+        if spans.current() is None or self.on_gpu:
             return
-        with recorder.span(MEMORY_EDGE) as edge:
+        with spans.span(MEMORY_EDGE) as edge:
             if moved and self._asked is not None:
                 moving_ns = time.process_time_ns() - self._sampled_cpu_ns
                 self._asked = self._asked._replace(cpu_ns=self._asked.cpu_ns + moving_ns)
@@ -107,15 +107,15 @@ class ProcessLedger:
             if before_forward is not None:
                 self.activation_bytes = self.unnamed_heap_bytes() - before_forward
             for name, value in self.rows().items():
-                recorder.counter(name, value)
-            recorder.counter("resident_bytes", self._process.resident_bytes())
+                spans.counter(name, value)
+            spans.counter("resident_bytes", self._process.resident_bytes())
             self._sampled_cpu_ns = time.process_time_ns()
             if self.on_cpu:
                 self._set_totals(edge)
 
     def _set_totals(self, edge: Any) -> None:
         totals = self.totals()
-        recorder.counter("used_bytes", sum(totals.values()))
+        spans.counter("used_bytes", sum(totals.values()))
         edge.set(
             totals={str(pid): total for pid, total in totals.items()},
             cpu_ns={str(pid): memory.cpu_ns(pid) for pid in totals},
@@ -136,13 +136,13 @@ class ProcessLedger:
 
         It passes several hooks on its way up; the first one that sees it is nearest to the moment.
         """
-        if recorder.current() is None or self.on_gpu or not self._errors.is_new(error):
+        if spans.current() is None or self.on_gpu or not self._errors.is_new(error):
             return
         args: dict[str, object] = {"asked_bytes": memory.asked_bytes(error)}
         if self.on_cpu:
             room = memory.room()
             args |= {"free_bytes": room.free_bytes, "bound": room.bound}
-        with recorder.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
+        with spans.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
     def rows(self) -> Rows:

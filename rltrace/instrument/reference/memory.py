@@ -14,7 +14,7 @@ from rltrace.instrument.memory.process_ledger import ProcessLedger
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.instrument.memory.uncaught_errors import watch_uncaught
 from rltrace.instrument.torch.fsdp2 import Shards
-from rltrace.record import recorder
+from rltrace.record import spans
 
 RUN = "rltrace_reference"
 
@@ -161,7 +161,7 @@ class Sampler:
             self.ledger.sample()
             return
         for name, value in BucketMemory(args[0])().items():
-            recorder.counter(name, value)
+            spans.counter(name, value)
 
     def sample_after(self, _args: Any, _result: Any, _error: BaseException | None) -> None:
         """Sample where only the end is an edge: before it shared memory is mapped twice, which takes long to divide."""

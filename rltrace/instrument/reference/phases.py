@@ -10,7 +10,7 @@ from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.hooks.request_spans import Requests
 from rltrace.instrument.torch.devices import gpu_uuid
-from rltrace.record import recorder
+from rltrace.record import lifecycle
 
 RUN = "rltrace_reference"
 
@@ -73,7 +73,7 @@ def identify_worker(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say which rank this process works for."""
     rank = kwargs["rank"] if "rank" in kwargs else args[1]
     config = kwargs["config"] if "config" in kwargs else args[2]
-    recorder.identify(role="worker", rank=rank, device=device_of(rank, config))
+    lifecycle.identify(role="worker", rank=rank, device=device_of(rank, config))
 
 
 def device_of(rank: int, config: Any) -> dict[str, str]:
@@ -162,7 +162,7 @@ def identify_engine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say whose engine this process is."""
     rank = kwargs["rank"] if "rank" in kwargs else args[2]
     config = kwargs["config"] if "config" in kwargs else args[1]
-    recorder.identify(role="engine", rank=rank, device=device_of(rank, config))
+    lifecycle.identify(role="engine", rank=rank, device=device_of(rank, config))
 
 
 def step_stats(stats: Any, *_: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rltrace.hooks import boundaries
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.instrument.sglang.buckets import Keys, handles_of
-from rltrace.record import recorder
+from rltrace.record import spans
 
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
@@ -67,7 +67,7 @@ class ControlRequests:
         if name is None:
             return None
         boundaries.reached(boundaries.Edge((name,), is_end=False))
-        return (name,), recorder.phase(name, tags=tags).__enter__()
+        return (name,), spans.phase(name, tags=tags).__enter__()
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Close it."""
@@ -106,10 +106,10 @@ class ControlRequests:
         self._arrived = announced_bytes(request)
         handles = handles_of(request)
         if handles is None:
-            return recorder.span("weight_sync.load", source=source).__enter__()
+            return spans.span("weight_sync.load", source=source).__enter__()
         key = self._keys.of(handles)
-        opened = recorder.span("weight_sync.load", source=source, bucket=key).__enter__()
-        recorder.flow(flow_key(key), "in")
+        opened = spans.span("weight_sync.load", source=source, bucket=key).__enter__()
+        spans.flow(flow_key(key), "in")
         return opened
 
 

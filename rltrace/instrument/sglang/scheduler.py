@@ -21,7 +21,7 @@ from rltrace.instrument.memory.cuda_ledger import GRAPHS
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.sglang.control import MODEL_RUNNER, ControlRequests
 from rltrace.instrument.torch.devices import on_cpu, on_gpu
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.interruption import own_failure
 
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -80,7 +80,7 @@ def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     server_args, gpu_id = known["server_args"], known["gpu_id"]
     is_on_cpu = getattr(server_args, "device", None) == "cpu"
     device = on_cpu(f"cpu-{gpu_id}") if is_on_cpu else on_gpu(gpu_id)
-    recorder.identify(role="engine", name=scheduler_name(server_args, known), **device)
+    lifecycle.identify(role="engine", name=scheduler_name(server_args, known), **device)
 
 
 def scheduler_name(server_args: Any, ranks: dict[str, Any]) -> str:
@@ -94,7 +94,7 @@ def scheduler_name(server_args: Any, ranks: dict[str, Any]) -> str:
 
 def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """Say that this process makes text of tokens."""
-    recorder.identify(name="detokenizer")
+    lifecycle.identify(name="detokenizer")
 
 
 def is_ready(_token: Any, result: Any, error: BaseException | None) -> None:
@@ -137,7 +137,7 @@ class StartupPhase:
         LEDGER.rest_is_context()
         boundaries.reached(boundaries.Edge((self._name,), is_end=False))
         growth = LEDGER.growth(GRAPHS).__enter__() if self._name == "rollout.capture" else None
-        return growth, recorder.phase(self._name).__enter__()
+        return growth, spans.phase(self._name).__enter__()
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Close it."""
@@ -206,7 +206,7 @@ class Batches:
         _, start_ns, lane, args = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
-        recorder.span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
+        spans.span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
 
 
 IN_FLIGHT = 64

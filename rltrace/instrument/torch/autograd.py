@@ -11,7 +11,7 @@ from typing import Any
 
 from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
 from rltrace.instrument.torch.fsdp2 import outside_graphs, skip_frames
-from rltrace.record import recorder
+from rltrace.record import spans
 
 TARGET = "torch:autograd.backward"
 """What `Tensor.backward` calls; named from torch, which has all of its dynamo only when it is imported itself."""
@@ -31,7 +31,7 @@ class TorchAutograd:
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span; none within another backward, whose part it is: a layer that is computed again may call it."""
-    return None if is_in_backward() else recorder.span(NAME).__enter__()
+    return None if is_in_backward() else spans.span(NAME).__enter__()
 
 
 def is_in_backward() -> bool:

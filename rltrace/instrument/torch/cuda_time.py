@@ -29,7 +29,7 @@ from rltrace.instrument.torch import autograd
 from rltrace.instrument.torch.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed, Work
 from rltrace.instrument.torch.fsdp2 import PACKAGE, Backwards, watch_forwards
 from rltrace.instrument.torch.optim import watch_optimizer_steps
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
@@ -38,7 +38,7 @@ SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemRe
 
 
 FORWARD, BACKWARD = f"{DEVICE_TIME}fsdp.forward", f"{DEVICE_TIME}fsdp.backward"
-NOTHING = recorder.NoSpan()
+NOTHING = spans.NoSpan()
 
 VARIABLE, LAYERS = "RLTRACE_CUDA_TIME", "layers"
 
@@ -182,7 +182,7 @@ class CudaPairs:
         if self._times is not None:
             self._times.end()
             if reason := why_missed(self._times.missed):
-                recorder.unavailable(GPU_TIME, reason)
+                lifecycle.unavailable(GPU_TIME, reason)
 
     def reached(self, edge: boundaries.Edge) -> None:
         """Resolve what the device has done, where a phase is over."""
@@ -240,7 +240,7 @@ def one_pair(times: DeviceTimes) -> Callable[[], None]:
 
 def write(span: DeviceSpan) -> None:
     """Into the Recording, with how far off it may be."""
-    recorder.span_at(
+    spans.span_at(
         span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, stream=span.stream, error_ns=span.error_ns
     )
 

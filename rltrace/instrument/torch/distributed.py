@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from rltrace.hooks.patching import PatchSet, nothing_before
-from rltrace.record import recorder
+from rltrace.record import spans
 from rltrace.record.process import UNSAID_ROLE
 
 LAUNCHED, RANK = "TORCHELASTIC_RUN_ID", "RANK"
@@ -34,7 +34,7 @@ class TorchDistributed:
 
 def joined(_token: Any, _result: Any, error: BaseException | None) -> None:
     """Say which rank this process is, if nobody has said who it is."""
-    recording = recorder.current()
+    recording = spans.current()
     if error is not None or recording is None or LAUNCHED not in os.environ or TAKEN in os.environ:
         return
     os.environ[TAKEN] = str(os.getpid())

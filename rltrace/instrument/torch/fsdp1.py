@@ -12,7 +12,7 @@ from typing import Any
 
 from rltrace.hooks.patching import Function, Hook, PatchSet
 from rltrace.instrument.torch.fsdp2 import Forwards, tensor_args, without_wrappers
-from rltrace.record import recorder
+from rltrace.record import spans
 from rltrace.record.interruption import own_failure
 
 PACKAGE = "torch.distributed.fsdp"
@@ -104,7 +104,7 @@ class Backwards:
             return
         if (unfinished := self._open.pop(id(handle), None)) is not None:
             unfinished.__exit__(RuntimeError)
-        self._open[id(handle)] = recorder.span("fsdp.backward", module=paths.of(handle)).__enter__()
+        self._open[id(handle)] = spans.span("fsdp.backward", module=paths.of(handle)).__enter__()
 
     def end(self, handle: Any, _result: Any, _error: BaseException | None) -> None:
         """Close the span of a module whose gradients are reduced."""

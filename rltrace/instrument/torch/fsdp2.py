@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rltrace.hooks.patching import Function, Hook, PatchSet
-from rltrace.record import recorder
+from rltrace.record import spans
 from rltrace.record.interruption import own_failure
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
@@ -26,9 +26,9 @@ OpenForward = Callable[[str, bool], Any]
 OpenBackward = Callable[[str], Any]
 """Opens what is around a backward of the module at a path."""
 
-_forward = recorder.typed_span("fsdp.forward", module=str)
-_repeated_forward = recorder.typed_span("fsdp.forward", module=str, recompute=bool)
-_backward = recorder.typed_span("fsdp.backward", module=str)
+_forward = spans.typed_span("fsdp.forward", module=str)
+_repeated_forward = spans.typed_span("fsdp.forward", module=str, recompute=bool)
+_backward = spans.typed_span("fsdp.backward", module=str)
 
 
 def open_forward(path: str, is_repeated: bool) -> Any:
@@ -95,7 +95,7 @@ class Gathers:
         opened.__exit__(None if error is None else type(error))
 
 
-_all_gather = recorder.typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
+_all_gather = spans.typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
 
 
 @dataclass
@@ -110,7 +110,7 @@ class FirstGather:
     def begin(cls, fsdp_params: list[Any], ranks: int) -> FirstGather:
         """Open the span."""
         said = {"module": module_of(fsdp_params), "tensors": len(fsdp_params), "ranks": ranks}
-        return cls(recorder.span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
+        return cls(spans.span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
 
     def learn(self, gathered: Any, known: dict[int, Any]) -> None:
         """Keep what the next ones say."""
@@ -132,7 +132,7 @@ def open_reduce(
     return _reduce_scatter(module_of(fsdp_params), len(unsharded_grads), ranks).__enter__() if ranks > 1 else None
 
 
-_reduce_scatter = recorder.typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
+_reduce_scatter = spans.typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
 
 
 def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:

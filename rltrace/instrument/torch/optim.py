@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.hooks.patching import Hook, PatchSet
-from rltrace.record import recorder
+from rltrace.record import spans
 
 
 class TorchOptim:
@@ -23,7 +23,7 @@ class TorchOptim:
         )
 
 
-def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = recorder.span) -> Callable[[], None]:
+def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = spans.span) -> Callable[[], None]:
     """Make every optimizer's step a span, or what measures it on the device; returns what undoes it."""
     from torch.optim import optimizer as torch_optimizer
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rltrace.events import STEP
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, nothing_after, wrap_coroutine_function
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 
 
 def span_named(name: str) -> Callable[[PatchSet, str], None]:
@@ -38,7 +38,7 @@ def wrap_auto_awaited(name: str, original: Function, hook: Hook) -> Function:
     from verl.utils.ray_utils import auto_await
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return recorder.span(name).__enter__()
+        return spans.span(name).__enter__()
 
     beneath = original.__wrapped__  # type: ignore[attr-defined]
     watched = auto_await(wrap_coroutine_function(beneath, hook, begin, end_span))
@@ -78,7 +78,7 @@ class Trainer:
     def remember(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The process that makes a trainer is the driver; the one that joined Ray first only started it."""
         self._trainer = weakref.ref(args[0])
-        recorder.identify(role="driver", name="trainer")
+        lifecycle.identify(role="driver", name="trainer")
 
     def step_args(self, name: str, *_: Any, **__: Any) -> dict[str, Any] | None:
         """Of a timer's block: its step, or None if it is not one."""
@@ -116,7 +116,7 @@ def reward_args(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
     """Sample the mean reward of a sequence, from one tensor of a reward per token."""
     rewards = result[0] if isinstance(result, tuple) else result
     mean = float(rewards.sum(-1).mean())
-    recorder.counter("reward_mean", mean)
+    spans.counter("reward_mean", mean)
     return {"reward_mean": mean}
 
 
@@ -130,5 +130,5 @@ def advantage_args(data: Any, *_: Any, **__: Any) -> dict[str, Any]:
     if "response_mask" not in data.batch:
         return {}
     tokens = int(data.batch["response_mask"].sum())
-    recorder.counter("tokens", tokens)
+    spans.counter("tokens", tokens)
     return {"tokens": tokens}

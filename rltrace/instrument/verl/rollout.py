@@ -8,7 +8,7 @@ from rltrace.hooks import boundaries
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.torch.devices import device_of
 from rltrace.instrument.verl.worker import keep_self
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 
 # ---- server -----------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ def become_server(server: Any, _result: Any, error: BaseException | None) -> Non
         # Of servers that prefill or decode alone each knows its own ranks, and not where among its replica's they are.
         is_whole = getattr(server, "_disaggregation_role", "null") == "null"
         shares = server.rollout_mode.name == "HYBRID" and is_whole
-        recorder.identify(role="server", **({"rank": first_rank(server)} if shares else {}))
+        lifecycle.identify(role="server", **({"rank": first_rank(server)} if shares else {}))
 
 
 def first_rank(server: Any) -> int:
@@ -58,9 +58,9 @@ class Generation:
         known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
         if not self._in_flight:
             boundaries.reached(boundaries.Edge((GENERATE,), is_end=False))
-            self._phase = recorder.span(GENERATE).__enter__()
+            self._phase = spans.span(GENERATE).__enter__()
         self._in_flight += 1
-        return recorder.span("server.request", **known).__enter__()
+        return spans.span("server.request", **known).__enter__()
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
         """Its tokens leave, or it is cancelled."""
@@ -107,8 +107,8 @@ def receive_weights(patches: PatchSet, target: str) -> None:
 def begin_receive(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Say whose engine this process is, and open the span."""
     place = getattr(args[0], "local_rank", 0)
-    recorder.identify(role="engine", **device_of(f"cpu-{place}", place))
-    return recorder.span("weight_sync.receive").__enter__()
+    lifecycle.identify(role="engine", **device_of(f"cpu-{place}", place))
+    return spans.span("weight_sync.receive").__enter__()
 
 
 # ---- agent loops ------------------------------------------------------------------------------------------------

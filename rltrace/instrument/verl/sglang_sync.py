@@ -8,7 +8,7 @@ from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.open_span import OpenSpan
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.sglang.buckets import Keys, handles_of
-from rltrace.record import recorder
+from rltrace.record import spans
 
 
 class Sending:
@@ -36,11 +36,11 @@ class Sending:
         is_sent_here = not self._open  # by who asks the engine without SGLang's function
         if not is_sent_here and known:
             self._open.set(**known)
-            recorder.flow(flow_key(known["bucket"]), "out")
+            spans.flow(flow_key(known["bucket"]), "out")
         self._open.close()
-        opened = recorder.span("weight_sync.wait", **known).__enter__()
+        opened = spans.span("weight_sync.wait", **known).__enter__()
         if is_sent_here and known:
-            recorder.flow(flow_key(known["bucket"]), "out")
+            spans.flow(flow_key(known["bucket"]), "out")
         return opened
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.open_span import OpenSpan
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items
-from rltrace.record import recorder
+from rltrace.record import spans
 
 # ---- the switch -------------------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class Switch:
         self._open.close()
         tags = kwargs["tags"] if "tags" in kwargs else args[1] if len(args) > 1 else None
         name = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
-        return recorder.span(name, tags=None if tags is None else list(tags)).__enter__()
+        return spans.span(name, tags=None if tags is None else list(tags)).__enter__()
 
     def end_wake(self, opened: Any, result: Any, error: BaseException | None) -> None:
         """It is awake; the sync goes on if there is one."""
@@ -98,7 +98,7 @@ def watch_weights(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def begin_gather(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Somebody asks for the next parameter."""
-    return recorder.span("weight_sync.gather").__enter__()
+    return spans.span("weight_sync.gather").__enter__()
 
 
 def end_gather(opened: Any, item: Any, error: BaseException | None) -> None:
@@ -199,13 +199,13 @@ class BucketSocket:
     def _begin_send(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         self._awaited = key = self._buckets.next_key()
         size_bytes = sum(meta["shape"].numel() * meta["dtype"].itemsize for meta in args[0].values())
-        opened = recorder.span("weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(args[0])).__enter__()
-        recorder.flow(flow_key(key), "out")
+        opened = spans.span("weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(args[0])).__enter__()
+        spans.flow(flow_key(key), "out")
         return opened
 
     def _begin_wait(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, self._awaited = self._awaited, None
-        return recorder.span("weight_sync.wait", bucket=key).__enter__()
+        return spans.span("weight_sync.wait", bucket=key).__enter__()
 
 
 def watch_receiver(patches: PatchSet, target: str) -> None:
@@ -222,8 +222,8 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     def begin_load(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, weights = buckets.next_key(), args[0]
         size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in weights)
-        opened = recorder.span("weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights)).__enter__()
-        recorder.flow(flow_key(key), "in")
+        opened = spans.span("weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights)).__enter__()
+        spans.flow(flow_key(key), "in")
         return opened
 
     def watched(weights: Any, *args: Any, **kwargs: Any) -> Any:

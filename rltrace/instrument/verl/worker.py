@@ -15,7 +15,7 @@ from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.sharded_models import ACTOR, CRITIC, REF, ROLES
 from rltrace.instrument.torch import cuda_time
 from rltrace.instrument.torch.devices import device_of
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.interruption import own_failure
 
 # ---- identity ---------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def keep_self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 def become_worker(worker: Any, _result: Any, error: BaseException | None) -> None:
     """Say which rank and which device this process works for."""
     if error is None:
-        recorder.identify(role="worker", rank=worker.rank, **device_of(f"cpu-{worker.rank}"))
+        lifecycle.identify(role="worker", rank=worker.rank, **device_of(f"cpu-{worker.rank}"))
 
 
 # ---- phases -----------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if getattr(data, "meta_info", {}).get("is_lora"):
         return None
     name = "ref.log_prob" if says(data, "no_lora_adapter") else "actor.old_log_prob"
-    return recorder.span(name, **batch_args(*args, **kwargs)).__enter__()
+    return spans.span(name, **batch_args(*args, **kwargs)).__enter__()
 
 
 def says(data: Any, key: str) -> bool:
@@ -85,7 +85,7 @@ def says(data: Any, key: str) -> bool:
 def begin_startup(name: str) -> tuple[Any, Growth]:
     """Open a phase of the start-up: what its process grows in it outside of torch's allocator are kernels."""
     growth = LEDGER.growth(CONTEXT).__enter__()
-    return recorder.phase(name).__enter__(), growth
+    return spans.phase(name).__enter__(), growth
 
 
 def end_startup(opened: tuple[Any, Growth], result: Any, error: BaseException | None) -> None:
@@ -179,7 +179,7 @@ class CriticsTurn:
             return None
         known = batch_args(*args, **kwargs)
         boundaries.reached(boundaries.Edge((self._phase,), is_end=False))
-        return recorder.span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
+        return spans.span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
 
     def end(self, turn: tuple[Any, str | None] | None, result: Any, error: BaseException | None) -> None:
         """It is again whose it was."""
@@ -263,7 +263,7 @@ def timed_span(name: str) -> Callable[[PatchSet, str], None]:
     """A hook that makes every call a span, and what it launches one on the GPU's stream."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        span = recorder.span(name).__enter__()
+        span = spans.span(name).__enter__()
         return span, cuda_time.begin_work(name)
 
     def end(opened: tuple[Any, Any], result: Any, error: BaseException | None) -> None:

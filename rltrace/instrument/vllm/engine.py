@@ -20,7 +20,7 @@ from rltrace.instrument.memory.cuda_ledger import CONTEXT, GRAPHS
 from rltrace.instrument.memory.cuda_memory import LEDGER, Growing
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
@@ -128,12 +128,12 @@ def install_processes(patches: PatchSet) -> None:
 
 def identify_engine(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """Say that this process schedules an engine's steps."""
-    recorder.identify(role="engine", name="EngineCore")
+    lifecycle.identify(role="engine", name="EngineCore")
 
 
 def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say which of an engine's workers this process is; its rank in the engine is none of the run's ranks."""
-    recorder.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
+    lifecycle.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
 
 
 def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
@@ -146,7 +146,7 @@ def phase(name: str, pools: Pools) -> tuple[Any, Any]:
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         growth = LEDGER.growth(CONTEXT).__enter__()
-        return growth, recorder.phase(name).__enter__()
+        return growth, spans.phase(name).__enter__()
 
     def end(token: Any, _result: Any, error: BaseException | None) -> None:
         growth, opened = token
@@ -271,7 +271,7 @@ class Steps:
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
-        recorder.span_at(
+        spans.span_at(
             "engine.step",
             start_ns,
             now_ns(),

@@ -29,7 +29,7 @@ from rltrace.events import (
 )
 from rltrace.host import clock
 from rltrace.host.gpu_use import has_used_gpu
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.interruption import own_failure
 from rltrace.record.torch.allocation_replay import Change, Naming, Reservation, Reserved, Timeline, replay, reserved
 from rltrace.record.torch.kernels import ClockMap, clock_map
@@ -182,8 +182,8 @@ def start_allocations() -> None:
     Does nothing where nothing is recorded, the process has had no memory of a GPU yet, or torch keeps no history; then
     one line of the Recording says why.
     """
-    if _keeping is None and recorder.is_recording() and (reason := begin()) is not None:
-        recorder.unavailable(WHAT, reason)
+    if _keeping is None and spans.is_recording() and (reason := begin()) is not None:
+        lifecycle.unavailable(WHAT, reason)
 
 
 class Stillness(NamedTuple):
@@ -311,7 +311,7 @@ def _mark(keeping: _Keeping) -> None:
 def stop_allocations() -> None:
     """Write what was kept since `start_allocations`; call it where a pause does no harm."""
     if _keeping is not None and (reason := end()) is not None:
-        recorder.unavailable(WHAT, reason)
+        lifecycle.unavailable(WHAT, reason)
 
 
 def end(**args: Any) -> str | None:
@@ -325,7 +325,7 @@ def end(**args: Any) -> str | None:
         return "nothing was kept"
     try:
         _keep(None)
-        with recorder.span(ALLOCATIONS_WRITTEN), _without_collections():
+        with spans.span(ALLOCATIONS_WRITTEN), _without_collections():
             _write(*_stop(keeping), **args)
     except own_failure() as error:
         return f"{type(error).__name__}: {error}"
@@ -577,7 +577,7 @@ def write(
     Then what is reserved. Behind the end all of them get a 0: from there on nothing is known.
     """
     owners = dict.fromkeys([*timeline.start_bytes, *timeline.end_bytes])
-    recorder.span_at(
+    spans.span_at(
         ALLOCATIONS_KEPT,
         start_ns,
         end_ns,
@@ -594,13 +594,13 @@ def write(
         **args,
     )
     for owner in owners:
-        recorder.counter_at(counter_name(owner), start_ns, timeline.start_bytes.get(owner, 0))
+        spans.counter_at(counter_name(owner), start_ns, timeline.start_bytes.get(owner, 0))
     for balance in timeline.balances:
-        recorder.counter_at(counter_name(balance.owner), balance.ts_ns, balance.bytes)
+        spans.counter_at(counter_name(balance.owner), balance.ts_ns, balance.bytes)
     for owner in owners:
-        recorder.counter_at(counter_name(owner), end_ns, 0)
+        spans.counter_at(counter_name(owner), end_ns, 0)
     for level in (*levels, Reserved(end_ns, 0)):
-        recorder.counter_at(ALLOCATIONS_RESERVED, level.ts_ns, level.bytes)
+        spans.counter_at(ALLOCATIONS_RESERVED, level.ts_ns, level.bytes)
 
 
 def counter_name(owner: str) -> str:

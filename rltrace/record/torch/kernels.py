@@ -12,7 +12,7 @@ from typing import Any
 
 from rltrace.events import KERNEL, OPERATOR
 from rltrace.host import clock
-from rltrace.record import recorder
+from rltrace.record import lifecycle, spans
 from rltrace.record.interruption import own_failure
 
 MARK = "rltrace.clock"
@@ -54,7 +54,7 @@ def start_kernels() -> None:
     Does nothing where nothing is recorded, or torch cannot profile; then one line of the Recording says why.
     """
     global _profiling
-    if _profiling is not None or not recorder.is_recording():
+    if _profiling is not None or not spans.is_recording():
         return
     try:
         import torch
@@ -91,7 +91,7 @@ def _activities(kinds: Any) -> list[Any]:
 
 
 def _say(error: Exception) -> None:
-    recorder.unavailable("kernels", f"{type(error).__name__}: {error}")
+    lifecycle.unavailable("kernels", f"{type(error).__name__}: {error}")
 
 
 def _mark(profiling: _Profiling) -> None:
@@ -112,7 +112,7 @@ def _write(profiling: _Profiling) -> None:
     for event in events:
         if event.name() != MARK:
             start_ns = clocks.host_ns(event.start_ns())
-            recorder.span_at(
+            spans.span_at(
                 (OPERATOR if _is_host(event) else KERNEL) + event.name(),
                 start_ns,
                 start_ns + event.duration_ns(),

@@ -69,11 +69,11 @@ def break_install():
 
 
 def break_recorder():
-    recorder.span = recorder.flow = recorder.identify = recorder.counter = broken
+    spans.span = spans.flow = lifecycle.identify = spans.counter = broken
 
 
 def break_counting():
-    recorder.Hook._fire_first = broken
+    writer.HookCount._fire_first = broken
 
 
 def break_report():
@@ -94,7 +94,7 @@ if PLACE:
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in waiting]
     from rltrace import plugins
     from rltrace.hooks import patching
-    from rltrace.record import recorder
+    from rltrace.record import lifecycle, spans, writer
 
     {
         "args": lambda: break_spans(args=broken),

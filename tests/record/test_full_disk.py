@@ -36,10 +36,10 @@ WAYS = ["limit", "disk"] if _can_mount() else ["limit"]
 CHILD = r"""
 import json, os, resource, shutil, sys, time
 import rltrace
-from rltrace.record import recorder
+from rltrace.record import spans, writer
 
 way, folder, copy = sys.argv[1:]
-recorder.RETRY_NS = 50_000_000
+writer.RETRY_NS = 50_000_000
 asked = 0
 
 def asking(make):
@@ -49,8 +49,8 @@ def asking(make):
         return make(*arguments)
     return made
 
-recorder.Segment = asking(recorder.Segment)
-recorder.ProcessFolder = asking(recorder.ProcessFolder)
+writer.Segment = asking(writer.Segment)
+writer.ProcessFolder = asking(writer.ProcessFolder)
 filler = os.path.join(os.path.dirname(folder), "filler")
 
 def fill():
@@ -78,12 +78,12 @@ def work(name, count):
 rltrace.start(folder)
 work("before", 100)
 fill()
-hook = recorder.current().hook("i", "m:f" + "x" * 4096, "installed")  # a line that may not fit either
+hook = spans.current().hook("i", "m:f" + "x" * 4096, "installed")  # a line that may not fit either
 
 def asks_too_often(name, count):  # once, and once more after each RETRY_NS
     begin_ns, before = time.monotonic_ns(), asked
     work(name, count)
-    return asked - before > 1 + (time.monotonic_ns() - begin_ns) // recorder.RETRY_NS
+    return asked - before > 1 + (time.monotonic_ns() - begin_ns) // writer.RETRY_NS
 
 work("full", 5000)
 impatient = asks_too_often("full", 1000)

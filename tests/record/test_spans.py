@@ -27,7 +27,7 @@ from rltrace.events import Counter, Span
 from rltrace.hooks import patching
 from rltrace.host import clock
 from rltrace.read.recording import Process, Recording
-from rltrace.record import recorder, segment
+from rltrace.record import cluster, lifecycle, segment, spans
 
 Spans = Callable[..., list[Span]]
 ReadProcess = Callable[[Path], Process]
@@ -38,7 +38,7 @@ ReadProcess = Callable[[Path], Process]
 
 def test_times_are_those_of_the_clock(folder: Path, spans_of: Spans, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count(1000, 10)
-    monkeypatch.setattr(recorder, "_now_ns", lambda: next(ticks))
+    monkeypatch.setattr(spans, "_now_ns", lambda: next(ticks))
     rltrace.start(folder)
     first = next(ticks) + 10  # a thread's first record asks whether the disk was full: let it pass
     with rltrace.span("warm"):
@@ -729,9 +729,9 @@ def test_a_run_that_began_elsewhere_is_joined_though_its_owner_cannot_be_seen(
     """On another host, or in a container with pids of its own; `RLTRACE_DIR` alone is a wish of the user's."""
     rltrace.start(folder)
     rltrace.stop()
-    monkeypatch.setenv(recorder.DIR_VARIABLE, str(folder))
+    monkeypatch.setenv(cluster.DIR_VARIABLE, str(folder))
     if parent is not None:
-        monkeypatch.setenv(recorder.PARENT_VARIABLE, parent)
+        monkeypatch.setenv(cluster.PARENT_VARIABLE, parent)
     assert rltrace.start() == folder.with_name(joined)
     rltrace.stop()
 
@@ -841,7 +841,7 @@ def test_a_record_written_while_its_segment_is_closed_is_not_cut_off(tmp_path: P
 def test_a_line_that_comes_late_does_not_go_into_another_file_of_the_program(folder: Path, tmp_path: Path) -> None:
     """Which is given the number of the file that was closed."""
     rltrace.start(folder)
-    late = recorder.current()
+    late = spans.current()
     rltrace.stop()
     with contextlib.ExitStack() as opened:
         files = [opened.enter_context((tmp_path / str(n)).open("w")) for n in range(8)]
@@ -879,7 +879,7 @@ def test_real_time_is_read_in_the_middle_of_the_narrowest_of_five_windows(monkey
 def test_a_hook_counts_how_often_it_fired(folder: Path, process_of: ReadProcess) -> None:
     """From many threads, exactly; a later report of the same place replaces the earlier one."""
     rltrace.start(folder)
-    current = recorder.current()
+    current = spans.current()
     current.hook("fsdp2", "m:A.f", "failed", "no such thing")
     hook = current.hook("fsdp2", "m:A.f", "installed", emits=("a", "b"))
     current.hook("vllm", "m:B.g", "skipped", "version 0.1")
@@ -900,7 +900,7 @@ def test_a_hook_counts_how_often_it_fired(folder: Path, process_of: ReadProcess)
 def test_a_hook_that_fires_inside_of_its_own_count_loses_none(folder: Path, process_of: ReadProcess) -> None:
     """As in a signal handler, or in two threads of which the later one stores its number first."""
     rltrace.start(folder)
-    hook = recorder.current().hook("fsdp2", "m:A.f", "installed")
+    hook = spans.current().hook("fsdp2", "m:A.f", "installed")
     count = hook._next
 
     def interrupted() -> int:
@@ -1049,7 +1049,7 @@ def test_what_a_signal_handler_raises_in_the_middle_of_ours_reaches_the_program(
     assert (late, hook.failures) == (100, 0)
 
 
-@pytest.mark.parametrize("ask", [rltrace.start, recorder.join])
+@pytest.mark.parametrize("ask", [rltrace.start, lifecycle.join])
 def test_max_bytes_bounds_a_process_that_records_already(folder: Path, ask: Callable[..., object]) -> None:
     """As one does under `rltrace exec`; and who names no bound leaves the one that there is."""
     limit = 2 << 20

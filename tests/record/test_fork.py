@@ -12,7 +12,7 @@ from pathlib import Path
 import rltrace
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
-from rltrace.record import recorder
+from rltrace.record import spans
 
 
 def _fork(function: Callable[[], object]) -> int:
@@ -72,7 +72,7 @@ def test_a_forked_child_that_records_nothing_leaves_nothing(folder: Path) -> Non
 def test_hooks_of_a_forked_child_count_from_the_start(folder: Path) -> None:
     """What fired before the child's first record counts too; it leaves as after a kill, so what fired later may not."""
     rltrace.start(folder)
-    hook = recorder.current().hook("fsdp2", "m:A.f", "installed")
+    hook = spans.current().hook("fsdp2", "m:A.f", "installed")
 
     def child() -> None:
         hook.fired()
@@ -92,7 +92,7 @@ def test_hooks_of_a_forked_child_count_from_the_start(folder: Path) -> None:
 
 def test_a_hook_that_fails_in_a_forked_child_is_said_though_the_child_records_nothing(folder: Path) -> None:
     rltrace.start(folder)
-    hooks = recorder.current()
+    hooks = spans.current()
     hooks.hook("fsdp2", "m:A.f", "installed")
     assert _fork(lambda: hooks.hook("fsdp2", "m:A.f", "failed", "TypeError: ours")) == 0
     rltrace.stop()
@@ -120,7 +120,7 @@ def test_a_fork_while_the_recorder_is_at_work_in_another_thread_does_not_hang_th
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with recorder.current()._lock:
+        with spans.current()._lock:
             held.set()
             release.wait()
 

@@ -1,0 +1,516 @@
+"""Writes this process's part of a Recording: its folder, and a segment for each of its threads."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rltrace.host import clock
+from rltrace.record import checksum
+from rltrace.record.announcement import complain, complain_once
+from rltrace.record.cluster import DIR_VARIABLE, PARENT_VARIABLE
+from rltrace.record.encoding import encode, plain_text
+from rltrace.record.interruption import own_failure
+from rltrace.record.process import (
+    COUNT_SLOTS,
+    COUNTS_BYTES,
+    LOST,
+    Line,
+    ProcessFolder,
+    discard_attempts,
+    identity,
+    process_key,
+    sound_fields,
+)
+from rltrace.record.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
+
+RETRY_NS = 1_000_000_000
+"""How long to wait after a full disk before trying for a segment, or the process's folder, again."""
+
+_MAY_PASS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""What keeps a folder from being made now and maybe not in a second: there is no space, or no descriptor."""
+
+MOST_UNSAID = 1000
+"""Lines that are kept until there is a folder for them."""
+
+_TOLD_AGAIN = ("process", "type", "hook")
+"""Kinds of lines that `Recorder._lines` has."""
+
+
+typed_spans: list[dict[str, Any]] = []
+"""What this process has declared; each of its folders says them all."""
+
+
+class HookCount:
+    """One patched place of a framework: how often it fired is counted without a function of ours.
+
+    Hooks run between a program's own calls, with none of their code and data in the processor's caches: there a store
+    in the mapped counts took 2 of a hook's 7 us. So a number is taken each time, and the counts are written when the
+    hook fires first, with every new segment, and at the end; after a kill they are what they were then.
+    """
+
+    __slots__ = ("_next", "_reads", "_recorder", "_slot", "fired", "line")
+
+    fired: Callable[[], object]
+    """Count once."""
+
+    def __init__(self, recorder: Recorder, line: dict[str, Any]) -> None:
+        self.line = line
+        self._recorder = recorder
+        self._slot: int = line["slot"]
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from the start again: in a forked child, what fired before belongs to its parent."""
+        # One C call that never gives two threads the same number: a lock here costs a hot hook 0.3 us.
+        self._next = itertools.count(1).__next__
+        self._reads = 0
+        self.fired = self._fire_first
+
+    def _fire_first(self) -> None:
+        self.fired = self._next
+        self._next()
+        self.settle()
+
+    def settle(self) -> None:
+        """Write how often it has fired until now."""
+        try:
+            with self._recorder._lock:
+                taken = self._next()
+                self._reads += 1  # to look takes a number too
+                self._recorder._counts[self._slot] = taken - self._reads
+        except own_failure():  # the recorder has stopped
+            pass
+
+    def spent(self, spent_ns: int) -> None:
+        """Add what it took; not of the hooks that share the last slot."""
+        try:
+            if self._slot < COUNT_SLOTS - 1:
+                self._recorder._counts[COUNT_SLOTS + self._slot] += spent_ns
+        except own_failure():  # the recorder has stopped
+            pass
+
+
+class Held:
+    """The segment of a thread: its thread-local storage has the only reference, so this dies with the thread."""
+
+    __slots__ = ("pid", "recorder", "segment")
+
+    segment: Segment
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.pid = recorder.pid
+        self.recorder = recorder
+
+    def __del__(self) -> None:
+        try:
+            if self.pid == os.getpid():  # a forked child has no part in its parent's segments
+                self.recorder.take_back(self.segment)
+        except own_failure():
+            pass
+
+
+class Recorder:
+    """What one process writes of a Recording: made by `start` and `join`; a forked child begins anew."""
+
+    _folder: ProcessFolder | None = None
+
+    def __init__(
+        self,
+        recording: Path,
+        *,
+        start_ns: int | None = None,
+        max_bytes: int | None = None,
+        when_open: Callable[[], object] = lambda: None,
+        **who: Any,
+    ) -> None:
+        """Open this process's folder.
+
+        Args:
+            recording: Folder with a manifest.
+            start_ns: When this process began to record; now by default.
+            max_bytes: Bound on this process's segments: the oldest are dropped, and counted, when it is reached. What
+                its threads are writing now, at most 1 MiB a thread, is never dropped.
+            when_open: Called each time that the folder of this process, or of a forked child, is there.
+            **who: Added to the process's identity: role, rank, device, name.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.recording = recording
+        self._when_open = when_open
+        self.max_bytes = self._sound({"max_bytes": max_bytes}).get("max_bytes")
+        self.who = self._sound(who)
+        self._hooks: dict[tuple[str, str], HookCount] = {}
+        self.forget_parent(start_ns)
+        try:
+            with self._lock:
+                self._open()
+        except OSError as error:
+            if error.errno not in _MAY_PASS:
+                raise
+            complain(f"{recording} cannot be written now, it is tried again every second: {error.strerror}")
+            self._when_open()
+
+    def forget_parent(self, start_ns: int | None = None) -> None:
+        """Begin with nothing: in a forked child the mappings belong to the parent, which goes on writing them.
+
+        The child makes a folder of its own at its first record, so one that records nothing leaves nothing.
+        """
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+        self.start_ns = clock.now_ns() if start_ns is None else start_ns
+        self.key = process_key(self.start_ns)
+        self._lock = threading.RLock()  # re-entrant: a signal handler may record too
+        self._counts = memoryview(bytearray(COUNTS_BYTES)).cast("Q")
+        self._lost = 0
+        for hook in self._hooks.values():
+            hook.restart()
+        self._segments: list[Segment] = []
+        self._returned: list[Segment] = []
+        self._is_closed = False
+        self._sealed: set[str] = set()
+        """Names of segments whose checksum was said."""
+        self._attempts = itertools.count(1)
+        self._made: dict[str, tuple[ProcessFolder, list[Line]]] = {}
+        """The folder that is to be shown, and what it says, by the key."""
+        self._unsaid: list[Line] = []
+        """Lines that came before there was a folder, but for those that `_lines` has."""
+        self._said: list[Line] = []
+        """Of `_lines`, what the folder says."""
+        self._is_open = False
+        self._is_behind = False
+        """Some of it could not be written."""
+        self._retry_ns = self._say_ns = 0
+        self.pid = os.getpid()  # last: where this does not end, it is done again
+
+    def _open(self) -> None:
+        """Make this process's folder and say in it what is known of the process, unless that is done.
+
+        What a signal handler raises may come at any point of this, and so may what it records: each step may be
+        repeated, and the next record goes on with the first that is not done.
+
+        Raises:
+            OSError: the disk is full, now or less than `RETRY_NS` ago.
+        """
+        if self._is_open:
+            return
+        if self.pid != os.getpid():  # what is done after a fork was interrupted
+            self.forget_parent()
+        if self._folder is None:
+            self._show()
+        elif clock.now_ns() < self._say_ns:
+            return
+        self._is_behind = False
+        lines, said = self._lines(), self._said
+        for kind, fields in [line for line in lines if line not in said] if lines != said else ():
+            self.append(kind, **fields)
+        self._said = [] if self._is_behind else lines
+        while self._unsaid:
+            kind, fields = self._unsaid[0]
+            self.append(kind, **fields)
+            del self._unsaid[:1]
+        os.environ[DIR_VARIABLE] = str(self.recording)  # processes started from here join the same Recording
+        os.environ[PARENT_VARIABLE] = self.key
+        self._when_open()
+        self._is_open = not self._is_behind
+
+    def _show(self) -> None:
+        """Make the folder and show it to readers."""
+        self._wait_for_space()
+        try:
+            if (made := self._made.get(self.key)) is None:
+                # Which is not ours where a signal handler has recorded meanwhile.
+                made = self._made.setdefault(self.key, self._attempt())
+            folder, self._said = made
+            folder.show()
+        except own_failure(OSError):
+            if self._folder is not None:  # a signal handler's record has made it
+                return
+            self._made.pop(self.key, None)
+            self._retry_ns = clock.now_ns() + RETRY_NS
+            raise
+        if self._counts is not folder.counts:
+            folder.counts[:] = self._counts
+            self._counts = folder.counts
+        self._counts[LOST] = self._lost
+        self._folder = folder
+        discard_attempts(self.recording, self.key)
+
+    def _attempt(self) -> tuple[ProcessFolder, list[Line]]:
+        """A folder that no reader sees yet, and what of `_lines` is said in it: who this process is."""
+        kind, who = self._lines()[0]
+        line = {**identity(self.start_ns), "parent": os.environ.get(PARENT_VARIABLE), **who}
+        return ProcessFolder(self.recording, self.key, next(self._attempts), (kind, line)), [(kind, who)]
+
+    def _lines(self) -> list[Line]:
+        """What its folder says of this process, as far as that is told again where it could not be written."""
+        types: list[Line] = [("type", line) for line in typed_spans]
+        hooks: list[Line] = [("hook", hook.line) for hook in list(self._hooks.values())]
+        return [("process", {**self.who}), *types, *hooks]
+
+    def append(self, kind: str, **fields: Any) -> None:
+        """Append a line about this process; one that cannot be written is written later, or counted as lost."""
+        if self._folder is None:  # it has recorded nothing: `_open` will say it all
+            if kind not in _TOLD_AGAIN and len(self._unsaid) < MOST_UNSAID:
+                self._unsaid.append((kind, fields))
+            elif kind not in _TOLD_AGAIN:
+                self.lose()
+            return
+        try:
+            self._folder.append(kind, **fields)
+        except own_failure() as error:
+            if kind in _TOLD_AGAIN and isinstance(error, OSError):
+                self._tell_again(RETRY_NS)
+            else:
+                self.lose()
+        except BaseException:
+            self._tell_again(0)
+            raise
+
+    def _tell_again(self, wait_ns: int) -> None:
+        """Have `_open` say all that it knows once more, not before some time has passed."""
+        self._say_ns = clock.now_ns() + wait_ns
+        self._said = []
+        self._is_behind = True
+        self._is_open = False
+
+    def keep_to(self, max_bytes: int | None) -> None:
+        """Bound this process's segments from the next one on; None leaves the bound that there is."""
+        if max_bytes is not None:
+            self.max_bytes = max_bytes
+
+    def identify(self, **who: Any) -> None:
+        """Say more about this process: role, rank, device, name; what cannot be is left out, and said on stderr."""
+        sound = self._sound(who)
+        self.who |= sound
+        self.append("process", **sound)
+
+    def _sound(self, who: dict[str, Any]) -> dict[str, Any]:
+        sound, refused = sound_fields(who)
+        for field in refused:
+            complain_once(f"left out: {field}")
+        return sound
+
+    def hook(
+        self, instrumentation: str, target: str, state: str, reason: str | None = None, emits: tuple[str, ...] = ()
+    ) -> HookCount:
+        """Report a hook.
+
+        Args:
+            instrumentation: Name in the table of instrumentations.
+            target: `module:Class.attribute`.
+            state: "waiting", "installed", "skipped", "failed" or "undone"; a later report of the same instrumentation's
+                same target replaces it.
+            reason: Why it is not installed.
+            emits: Names of the spans it makes.
+        """
+        known = self._hooks.get((instrumentation, target))
+        slot = known.line["slot"] if known else min(len(self._hooks) + 1, COUNT_SLOTS - 1)
+        line = {
+            "slot": slot,
+            "instrumentation": instrumentation,
+            "target": target,
+            "state": state,
+            "reason": reason,
+            "emits": list(emits),
+        }
+        if known is None:
+            self._hooks[instrumentation, target] = known = HookCount(self, line)
+        known.line = line
+        if state == "failed" and self._folder is None:  # a forked child that may never record anything
+            self._say_all()
+        else:
+            self.append("hook", **line)
+        return known
+
+    def _say_all(self) -> None:
+        """Open this process's part of the Recording, which says what is known of it."""
+        try:
+            with self._lock:
+                self._open()
+        except own_failure():
+            self.lose()
+
+    def lose(self, count: int = 1) -> None:
+        """Count events that could not be written."""
+        try:
+            with self._lock:
+                self._lost += count
+                self._counts[LOST] = self._lost
+        except own_failure():  # the recorder has stopped
+            pass
+
+    def write(self, local: Any, records: list[bytes]) -> None:
+        """Write all of this thread's records that its segment has no room for, or that came before it had one.
+
+        Args:
+            local: The thread's own storage: gets `write`, which appends to its segment, and `held`, which has that.
+            records: Taken out once they are written; a signal handler may append to them meanwhile.
+
+        Raises:
+            OSError: the disk is full, now or less than `RETRY_NS` ago.
+            ValueError: a record is larger than a segment, or the recorder has stopped.
+        """
+        while records:
+            segment = self._segment_of_thread(local, len(records[0]))
+            segment.write(records[0])
+            del records[0]
+        local.write = segment.write
+
+    def _segment_of_thread(self, local: Any, record_bytes: int) -> Segment:
+        """The segment of this thread, or a new one, with room for a record.
+
+        A call that an error from outside ended is made again: what it left is taken up or overwritten.
+        """
+        if record_bytes > NEXT_BYTES - REUSE_BYTES:
+            raise ValueError(f"a record of {record_bytes} bytes does not fit a segment of {NEXT_BYTES}")
+        with self._lock:
+            if self._is_closed:
+                raise ValueError("the recorder has stopped")
+            self._open()
+            held: Held | None = getattr(local, "held", None)
+            if held is not None and held.segment.free_bytes >= record_bytes:
+                return held.segment
+            self._settle_hooks()
+            return self._take_segment(local, held, record_bytes)
+
+    def _take_segment(self, local: Any, held: Held | None, record_bytes: int) -> Segment:
+        header = encode((threading.get_native_id(), _thread_name(), True))
+        segment = self._returned_segment(held, len(header) + record_bytes)
+        made = [] if segment is not None else [self._new_segment(held, len(header) + record_bytes)]
+        segment = segment or made[0]
+        segment.write(header)
+        full = None if held is None else held.segment
+        holder = held or Held(self)
+        # No call from here to the next comment, and so nothing that Python would run a signal handler after.
+        self._segments += made
+        holder.segment = segment
+        local.held = holder
+        # It has the segment now.
+        if full is not None:
+            self._seal(full)
+        return segment
+
+    def _settle_hooks(self) -> None:
+        for hook in self._hooks.values():
+            if hook.fired != hook._fire_first:
+                hook.settle()
+
+    def _returned_segment(self, held: Held | None, needed_bytes: int) -> Segment | None:
+        """One that a dead thread left, for a thread that has none."""
+        for segment in list(self._returned) if held is None else ():
+            # A signal handler may have come in between, and have taken it.
+            if segment.free_bytes > max(needed_bytes, REUSE_BYTES) and segment in self._returned:
+                self._returned.remove(segment)
+                return segment
+        return None
+
+    def _new_segment(self, held: Held | None, needed_bytes: int) -> Segment:
+        size_bytes = FIRST_BYTES if held is None and needed_bytes < FIRST_BYTES else NEXT_BYTES
+        self._wait_for_space()
+        self._drop_oldest(size_bytes)
+        try:
+            return Segment(self._next_path(), size_bytes)
+        except own_failure(OSError):
+            self._retry_ns = clock.now_ns() + RETRY_NS
+            raise
+
+    def _next_path(self) -> Path:
+        """Of the segment behind the newest one: where a call was interrupted, its file is there already."""
+        assert self._folder is not None
+        number = int(self._segments[-1].path.stem) if self._segments else 0
+        return self._folder.path / f"{number + 1:06d}.seg"
+
+    def _wait_for_space(self) -> None:
+        """Asking a full disk again and again would slow the program down: fail at once until `RETRY_NS` have passed."""
+        if clock.now_ns() < self._retry_ns:
+            raise OSError("the disk was full a moment ago")
+
+    def _drop_oldest(self, new_bytes: int) -> None:
+        if self.max_bytes is None:
+            return
+        full = [s for s in self._segments[:-1] if s.is_closed]  # the newest one has the number to go on from
+        total_bytes = new_bytes + sum(s.size_bytes for s in self._segments)
+        for segment in full:
+            if total_bytes <= self.max_bytes:
+                return
+            total_bytes -= segment.size_bytes
+            self._segments.remove(segment)
+            segment.path.unlink(missing_ok=True)
+            self.append("lost", segments=1, bytes=segment.size_bytes, segment=segment.path.name)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether there is an event of this very process."""
+        return self.pid == os.getpid() and bool(self._segments)
+
+    def take_back(self, segment: Segment) -> None:
+        """Keep what a dead thread left for the next new one, if it has room."""
+        with self._lock:
+            if segment.free_bytes > REUSE_BYTES:
+                self._returned.append(segment)
+            else:
+                self._seal(segment)
+
+    def _seal(self, segment: Segment) -> None:
+        """Close a segment and say its checksum, once: nothing can be written to it any more."""
+        segment.close()
+        if segment.path.name in self._sealed or self._folder is None:
+            return
+        try:
+            found = checksum.of_file(segment.path)
+            self._folder.append("seal", segment=segment.path.name, bytes=found.size_bytes, crc32=found.crc32)
+        except own_failure(OSError):  # the disk is full, or a signal handler that records too has dropped the segment
+            return
+        self._sealed.add(segment.path.name)
+
+    def close(self) -> None:
+        """End this process's part of the Recording."""
+        with self._lock:
+            if self._lost and self._folder is None:  # it never could be made, maybe now
+                self._retry_ns = 0
+                self._open()
+            if self._folder is None:
+                return
+            for segment in self._segments:
+                self._seal(segment)
+            self._next_path().unlink(missing_ok=True)
+            self._settle_hooks()
+            self._say_ns = 0
+            self._open()
+            if self._is_behind:
+                self.lose()
+            counts = {slot: count for slot, count in enumerate(self._counts) if count}
+            are_sealed = all(segment.path.name in self._sealed for segment in self._segments)
+            segments = len(self._segments) if are_sealed else None
+            self.append("end", end_ns=clock.now_ns(), segments=segments, counts=counts)
+            self._folder.close()
+
+
+def _thread_name() -> str:
+    """Of this thread, cut to a length and an alphabet that any record can hold."""
+    name = threading.current_thread().name
+    if name.startswith("Dummy-"):  # not made by Python, which has no better name for it; the kernel may
+        try:
+            name = _kernel_name()
+        except own_failure(OSError):
+            pass
+    return plain_text(name[:256])
+
+
+def _kernel_name() -> str:
+    """Of this thread; one that it only inherited from its process, as those of Ray's pools do, says nothing."""
+    own, main = (
+        Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip()
+        for task in (threading.get_native_id(), os.getpid())
+    )
+    # Ray renames its main thread with every call ("ray::Worker.step"); a pool has the name of when it was made.
+    return "thread" if re.split("[.:]", own)[0] == re.split("[.:]", main)[0] else own
