@@ -52,7 +52,7 @@ LIMITS_OPTION = click.option(
     "limits",
     is_flag=True,
     callback=lambda context, option, is_set: NO_LIMITS if is_set else LIMITS,
-    help="Read RUN whatever its size: you know who made it.",
+    help="Read Recordings whatever their size: you know who made them.",
 )
 """For every command that opens a RUN."""
 

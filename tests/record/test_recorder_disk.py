@@ -197,6 +197,19 @@ def test_a_folder_that_is_deleted_under_the_run_is_not_noticed(folder: Path) -> 
     assert not folder.exists()
 
 
+def test_a_file_that_is_cut_kills_nobody(folder: Path) -> None:
+    """A program that overwrites what it has mapped ends as it would have: no page of it is read any more."""
+    program = (
+        f"import pathlib, rltrace; folder = rltrace.start({str(folder)!r})\n"
+        "with rltrace.span('a'): pass\n"
+        "for file in folder.glob('processes/*/counts.u64'): file.write_bytes(b'')\n"
+        "raise SystemExit(4)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (4, "")
+    assert Recording.open(folder).is_complete
+
+
 def test_a_deleted_working_directory_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
