@@ -95,7 +95,9 @@ def write_whole(exporter: Exporter, recording: Recording, file: Path, *, force: 
     """
     if file.is_dir():
         raise OutputError(f"{file}: a folder; name a file in it with -o, such as {file / f'trace{exporter.suffix}'}")
-    exists = OutputError(f"{file}: exists already, and will not be overwritten without --force; name another file with -o")
+    exists = OutputError(
+        f"{file}: exists already, and will not be overwritten without --force; name another file with -o"
+    )
     if file.exists() and not force:
         raise exists
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")

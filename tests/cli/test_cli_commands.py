@@ -148,6 +148,20 @@ def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
     )
 
 
+def test_export_names_its_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the run, in the working folder, and never over another file; a timeline where no format is named."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for words, name in (((), "run.pftrace"), (("--to", "memory"), "run.html"), (("--to", "archive"), "run.zip")):
+        done = call("export", run, *words)
+        assert done.exit_code == 0, done.stderr
+        size_bytes = (here / name).stat().st_size
+        assert done.stderr == f"{name}  {size_bytes:,} bytes\n" and size_bytes > 0
+        assert f"{name}: exists already" in the_line(call("export", run, *words), 7)
+    assert "run.zip: exists already" in the_line(call("export", "run.zip", "--to", "archive"), 7)
+
+
 def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "trace.pftrace"
     file.write_text("precious")

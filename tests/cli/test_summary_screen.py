@@ -851,6 +851,20 @@ def test_phases_of_ones_own_are_in_the_order_in_which_they_happen(tmp_path: Path
     ]
 
 
+def test_damage_is_no_reason_to_mark_steps(tmp_path: Path) -> None:
+    """Where records are damaged a step may have been among them: no advice, but what was lost."""
+    written = Written(tmp_path / "run").process(
+        "p", *(span("optimizer.step", at, at + 1) for at in range(5)), ended_s=9
+    )
+    (segment,) = written.folder.glob("processes/p/*.seg")
+    content = segment.read_bytes()
+    at = content.index(b"optimizer.step") - 2
+    segment.write_bytes(content[:at] + b"\xc1" + content[at + 1 :])
+    text = "\n".join(screen(written.read()))
+    assert "1 record damaged" in text and "No step is marked" not in text
+    assert "No step is in what can be read of this Recording; see above what was lost" in text
+
+
 def test_a_program_without_steps_is_told_how_to_mark_them(tmp_path: Path) -> None:
     written = Written(tmp_path / "run").process("p", span("optimizer.step", 0, 1), ended_s=1)
     assert "No step is marked" in "".join(screen(written.read()))
