@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import rltrace
-
-os.environ.setdefault("RAY_TMPDIR", "/tmp")  # short: the clusters of the tests' own programs hold Unix sockets there
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
 from rltrace.record import recorder
+
+os.environ.setdefault("RAY_TMPDIR", "/tmp")  # short: the clusters of the tests' own programs hold Unix sockets there
 
 
 def pytest_configure() -> None:

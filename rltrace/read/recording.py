@@ -878,13 +878,23 @@ _start_ns = attrgetter("start_ns")
 
 
 def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
-    """When the last records of a segment were written: they are in order, and one of three may be damaged."""
+    """When the last records of a segment were written: they are in order, and one of three may be damaged.
+
+    The last one may be the end of a span that took long, with nothing recorded in it.
+    """
     times_ns: deque[int] = deque(maxlen=3)
     for record in records:
         match record:
             case [str(), _, int(at_ns), _, _] | [str(), int(at_ns), _, _] | [int(), int(at_ns), _, _]:
                 times_ns.append(at_ns)
-    return sorted(times_ns)[len(times_ns) // 2] if times_ns else otherwise
+    if not times_ns:
+        return otherwise
+    middle_ns = sorted(times_ns)[len(times_ns) // 2]
+    return max(at_ns for at_ns in times_ns if at_ns <= middle_ns + MOST_SILENCE_NS)
+
+
+MOST_SILENCE_NS = 3600 * 10**9
+"""Before the last record of a process that was killed while nobody watched; a time further behind is damage."""
 
 
 _ARGS = (dict, NoneType)

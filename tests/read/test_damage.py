@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -128,6 +130,21 @@ def test_a_time_outside_of_its_process_life_is_dropped(runs: list[Run]) -> None:
                 assert summary.run.seconds <= runs[1].summary.run.seconds + 0.02
                 counted += bool(summary.losses)
         assert counted > len(places)  # nobody reads the times of arrows
+
+
+def test_the_last_span_of_a_killed_process_may_be_long(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """Nobody watched, and its end is far behind all that was recorded before: it is no damaged time."""
+    program = (
+        f"import os, rltrace, time; rltrace.start({str(folder)!r})\n"
+        "rltrace.counter('c', 1)\n"
+        "with rltrace.span('a'): time.sleep(0.2)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    process = process_of(folder)
+    _, event = process.events()
+    assert isinstance(event, Span) and event.end_ns is not None and event.seconds >= 0.2
+    assert process.torn == 0
 
 
 # ---------------------------------------------------------------- lines
