@@ -16,6 +16,8 @@ from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
 from rltrace.record import cluster, spans
 
+os.environ.setdefault("RAY_TMPDIR", "/tmp")  # short: the clusters of the tests' own programs hold Unix sockets there
+
 
 def pytest_configure() -> None:
     """Background jobs are deaf to Ctrl-C, those of `nohup` to SIGHUP: so would be what the tests start and signal."""

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -432,6 +432,8 @@ def _explain(message: str, values: Any) -> str:
         return f"{key + '.' if key else ''}{unknown[1]}: unknown key; use one of: {names}"
     found = _value_at(values, key)
     hint = f"change {key} in the file" if key else "write keys such as `steps: 24`"
+    if choices := _choices(key):
+        hint = f"use one of: {', '.join(map(str, choices))}"
     if isinstance(found, str) and "float" in what and _is_number(found):
         hint = f"write {float(found)!r}: YAML reads {found} as text"
     return f"{key or 'file'}: {what}, found {found!r}; {hint}"
@@ -448,6 +450,13 @@ def _section_at(key: str) -> type[Section]:
         "allocations": AllocationsConfig,
     }
     return sections.get(key, Config)
+
+
+def _choices(key: str) -> tuple[Any, ...]:
+    """The values that a key may have, where these are given one by one."""
+    section, _, name = key.rpartition(".")
+    kind = get_type_hints(_section_at(section)).get(name)
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _value_at(values: Any, key: str) -> Any:

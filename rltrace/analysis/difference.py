@@ -59,13 +59,28 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True):
     """Over the steps of A, where a step's length is the mean of its ranks; None if no step of A has it."""
     b: Spread | None
     """The same of B."""
-    difference_seconds: float
-    """Mean of B minus mean of A; a run without it counts as 0."""
+    difference_seconds: float | None
+    """Mean of B minus mean of A; a run without it counts as 0. None where a run has no step that has ended."""
     ratio: float | None
     """Mean of B divided by mean of A; None where one lacks it."""
     overlapping: bool | None
     """Some step of one run lies among those of the other, so that the difference may be chance. None where fewer than
     two steps of a run are compared."""
+
+
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """All spans of one name, over the whole of both runs."""
+
+    name: str
+    """Name of the spans; that of a phase too."""
+    a_seconds: float | None
+    """Sum over the spans of A that have ended, or a phase's seconds, the mean of the ranks; None if A has none."""
+    b_seconds: float | None
+    """The same of B."""
+    a_count: int | None
+    """How many of A have ended; None if A has none, and of a phase."""
+    b_count: int | None
+    """The same of B."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -115,6 +130,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One item per stage of the weight sync; overlapping spans of one rank count once."""
     weight_sync_bytes: Bytes | None
     """Sent to one rank's engine in a sync; None where neither run syncs."""
+    totals: list[Totals]
+    """One item per name of phases and spans, over whole runs, the longest first; empty where both runs have a step that
+    has ended."""
     gpu_work: list[Work]
     """One item per kind of GPU work, by the GPUs' own clocks."""
     peak: Bytes | None
@@ -140,17 +158,19 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
     steps = [_step_seconds(summary, of_ranks) for summary, of_ranks in zip((a, b), rows, strict=True)]
     work = [_work(summary) for summary in (a, b)]
     held = [_held(summary) for summary in (a, b)]
+    have_steps = all(summary.steady is not None for summary in (a, b))
     return Difference(
         version=VERSION,
         a=_side(a),
         b=_side(b),
         same_program=same_program,
         settings=[*_of_machines(a.run, b.run), *settings],
-        step=_seconds(STEP, *steps) if any(steps) else None,
-        phases=_by_name(phases),
-        driver=[own for own in _by_name(driver) if own.name in only_drivers],
-        weight_sync=_by_name(stages),
+        step=_seconds(STEP, *steps, have_steps=have_steps) if any(steps) else None,
+        phases=_by_name(phases, have_steps),
+        driver=[own for own in _by_name(driver, have_steps) if own.name in only_drivers],
+        weight_sync=_by_name(stages, have_steps),
         weight_sync_bytes=_bytes("weight_sync", [_sent(summary) for summary in (a, b)]),
+        totals=[] if have_steps else _totals(a, b),
         gpu_work=[Work(name, *(of_run.get(name) for of_run in work)) for name in dict.fromkeys((*work[0], *work[1]))],
         peak=_bytes("all", [_peak(summary) for summary in (a, b)]),
         memory=[
@@ -231,21 +251,57 @@ def _by_step(seconds: Iterable[tuple[int | None, float]]) -> list[float]:
     return [fmean(lengths) for lengths in of_step.values()]
 
 
-def _by_name(runs: Sequence[_BySteps]) -> list[Seconds]:
+def _by_name(runs: Sequence[_BySteps], have_steps: bool) -> list[Seconds]:
     names = in_order(name for run in runs for name in run)
-    return [_seconds(name, *(run.get(name, ()) for run in runs)) for name in names]
+    return [_seconds(name, *(run.get(name, ()) for run in runs), have_steps=have_steps) for name in names]
 
 
-def _seconds(name: str, a: Sequence[float], b: Sequence[float]) -> Seconds:
+def _seconds(name: str, a: Sequence[float], b: Sequence[float], *, have_steps: bool) -> Seconds:
     mean_a, mean_b = (fmean(seconds) if seconds else 0.0 for seconds in (a, b))
     return Seconds(
         name=name,
         a=spread(a) if a else None,
         b=spread(b) if b else None,
-        difference_seconds=mean_b - mean_a,
+        difference_seconds=mean_b - mean_a if have_steps else None,
         ratio=mean_b / mean_a if mean_a and b else None,
         overlapping=min(a) <= max(b) and min(b) <= max(a) if min(len(a), len(b)) >= LEAST_STEPS else None,
     )
+
+
+# ---- whole runs -------------------------------------------------------------------------------------------------
+
+_Total = tuple[float, int | None]
+"""Seconds, and how many."""
+
+
+def _totals(a: Summary, b: Summary) -> list[Totals]:
+    found = [_of_whole(summary) for summary in (a, b)]
+    rows = []
+    for name in dict.fromkeys((*found[0], *found[1])):
+        (a_seconds, a_count), (b_seconds, b_count) = (of_run.get(name, (None, None)) for of_run in found)
+        rows.append(Totals(name=name, a_seconds=a_seconds, b_seconds=b_seconds, a_count=a_count, b_count=b_count))
+    return sorted(rows, key=lambda row: -max(row.a_seconds or 0.0, row.b_seconds or 0.0))
+
+
+def _of_whole(summary: Summary) -> dict[str, _Total]:
+    """By name: phases, the mean of the ranks, then spans; the start-up and steps that are open count too."""
+    found: dict[str, _Total] = {}
+    for span in (*summary.own_spans, *summary.hook_spans):
+        seconds, count = found.get(span.name, (0.0, 0))
+        found[span.name] = seconds + span.seconds, (count or 0) + span.count
+    names = {lane.lane for lane in together(lanes(summary.phases))}
+    phases = _sums([row for row in summary.phases if row.lane in names], len(names))
+    driver = _sums([row for row in summary.phases if row.lane == DRIVER_ROLE], 1)
+    return {**found, **{name: driver[name] for name in driver if name in DRIVER_PHASES}, **phases}
+
+
+def _sums(rows: Sequence[RankStep], lanes: int) -> dict[str, _Total]:
+    """Seconds by phase, the mean of so many lanes."""
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, share in row.phases.items():
+            found[name] = found.get(name, 0.0) + share.seconds / lanes
+    return {name: (seconds, None) for name, seconds in found.items()}
 
 
 # ---- bytes ------------------------------------------------------------------------------------------------------

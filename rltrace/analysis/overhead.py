@@ -16,6 +16,7 @@ from rltrace.analysis.lanes import lanes
 from rltrace.errors import RecordingError
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, MEMORY_EDGE, STEP, Counter, Span
 from rltrace.host import regular_file
+from rltrace.limits import LIMITS, Limits
 from rltrace.read.recording import Process, Recording
 
 LEAST_PAIRS = 20
@@ -166,6 +167,7 @@ def compare(what: str, unit: str, needed: int, pairs: Sequence[tuple[float, floa
         needed: As many pairs are needed to say anything.
         pairs: With and without.
         limit: What the cost is to stay below, relative.
+        limits: Of the Recordings' sizes.
     """
     traced, plain = np.array(pairs, float).reshape(-1, 2).T
     enough = len(traced) >= needed
@@ -195,7 +197,7 @@ def _verdict(low: float | None, high: float | None, limit: float) -> Verdict:
 # ---- reading a measurement --------------------------------------------------------------------------------------
 
 
-def read_overhead(folder: Path, limit: float) -> Overhead:
+def read_overhead(folder: Path, limit: float, limits: Limits = LIMITS) -> Overhead:
     """The answer that a folder of `rltrace overhead` holds.
 
     Args:
@@ -221,7 +223,8 @@ def read_overhead(folder: Path, limit: float) -> Overhead:
     pairs = [pair for steps in traced for pair in step_pairs(steps)]
     in_phases = [pair for steps in traced for pair in phase_pairs(steps)]
     recordings = [folder / arm.recording for arm in measurement.arms if arm.recording]
-    bookkeeping = [costs for made in recordings if made.exists() and (costs := process_costs(Recording.open(made)))]
+    found = [process_costs(Recording.open(made, limits)) for made in recordings if made.exists()]
+    bookkeeping = [costs for costs in found if costs]
     plain_s = float(np.mean([off_s for _, off_s in pairs])) if pairs else 0.0
     return Overhead(
         measurement=measurement,

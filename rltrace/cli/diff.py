@@ -19,6 +19,7 @@ def diff(a: str, b: str, as_json: bool, limits: Limits) -> None:
     """Set run B beside run A: seconds by phase, bytes by owner.
 
     What differs between their versions and settings; then the steps after the first of each, and who held the memory.
+    Where one has no step, whole runs are compared, phase by phase and span by span.
     A and B are folders of Recordings or archives of them, of any program: another configuration, another host, verl.
     """
     from rltrace.analysis import summarize
@@ -30,9 +31,9 @@ def diff(a: str, b: str, as_json: bool, limits: Limits) -> None:
     if as_json:
         echo_json(found)
         return
-    if found.step is None and found.peak is None:
+    if found.step is None and found.peak is None and not found.totals:
         raise RecordingError(
-            f"{a}, {b}: neither has a step that is over or a sample of memory; `rltrace summary` shows what there is"
+            f"{a}, {b}: neither has a span that is over or a sample of memory; `rltrace summary` shows what there is"
         )
     from rltrace.cli.tables import console
     from rltrace.cli.tables.difference import show_difference

@@ -19,7 +19,7 @@ CANNOT_TELL = 9
 _STYLES = {"ok": "green", "missing": "bold red", "unknown": "bold yellow", "not here": "dim"}
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--out", metavar="DIR", help="Folder that the Recording would go to.  [default: rltrace-runs/<time>]")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

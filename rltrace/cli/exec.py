@@ -37,7 +37,7 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
 @click.command(
     name="exec",
     epilog=TRACING_HELP,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},  # behind the program's name all words are its own
 )
 @click.option("--out", metavar="DIR", help="Folder of the Recording.  [default: rltrace-runs/<time>]")
 @click.option(

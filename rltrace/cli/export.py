@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 
+DEFAULT = "perfetto"
+"""The format where neither it nor a file is named."""
+
 
 class Exporter(Protocol):
     """One format."""
@@ -38,12 +41,17 @@ class Exporter(Protocol):
     "--to",
     "name",
     metavar="FORMAT",
-    help=f"{', '.join(sorted(plugins.EXPORTERS))}; else told by the end of FILE's name.",
+    help=f"{', '.join(sorted(plugins.EXPORTERS))}; else told by the end of FILE's name, or {DEFAULT}.",
 )
-@click.option("-o", "--output", metavar="FILE", required=True, help="File to write; - for standard output.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="File to write; - for standard output.  [default: RUN's name with the format's ending, here]",
+)
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @LIMITS_OPTION
-def export(run: str | None, name: str | None, output: str, force: bool, limits: Limits) -> None:
+def export(run: str | None, name: str | None, output: str | None, force: bool, limits: Limits) -> None:
     """Write RUN as a file that other programs read.
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev; memory (.html, .svg, .png) a picture of who
@@ -51,7 +59,8 @@ def export(run: str | None, name: str | None, output: str, force: bool, limits: 
     the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
     recording = open_run(run, limits)
-    exporter = load_exporter(name) if name is not None else _by_suffix(output)
+    exporter = _by_suffix(output) if name is None and output is not None else load_exporter(name or DEFAULT)
+    output = output or f"{recording.name}{exporter.suffix}"
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
         exporter = exporter.for_file(output)
     if output == STDOUT:
@@ -86,7 +95,9 @@ def write_whole(exporter: Exporter, recording: Recording, file: Path, *, force: 
     """
     if file.is_dir():
         raise OutputError(f"{file}: a folder; name a file in it with -o, such as {file / f'trace{exporter.suffix}'}")
-    exists = OutputError(f"{file}: exists already, and will not be overwritten without --force")
+    exists = OutputError(
+        f"{file}: exists already, and will not be overwritten without --force; name another file with -o"
+    )
     if file.exists() and not force:
         raise exists
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")

@@ -15,8 +15,9 @@ import click
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.echo import echo
 from rltrace.cli.run import PACKAGE, checked, report
-from rltrace.cli.runs import RUNS, check_disabled, claim, in_shell, require_linux
+from rltrace.cli.runs import LIMITS_OPTION, RUNS, check_disabled, claim, in_shell, require_linux
 from rltrace.errors import RecordingError, RunError
+from rltrace.limits import Limits
 from rltrace.record import manifest
 from rltrace.run.sampler import INTERVAL_SECONDS
 
@@ -48,8 +49,16 @@ LIMIT_PERCENT = 0.5
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
+@LIMITS_OPTION
 def overhead(
-    what: str, out: str | None, pairs: int, rounds: int, limit_percent: float, as_json: bool, force: bool
+    what: str,
+    out: str | None,
+    pairs: int,
+    rounds: int,
+    limit_percent: float,
+    as_json: bool,
+    force: bool,
+    limits: Limits,
 ) -> None:
     """Measure what tracing costs of a step of CONFIG.
 
@@ -60,7 +69,7 @@ def overhead(
     from rltrace.analysis.overhead import read_overhead
 
     folder = Path(what) if Path(what).is_dir() else _measure(what, out, pairs, rounds, force)
-    found = read_overhead(folder, limit_percent / 100)
+    found = read_overhead(folder, limit_percent / 100, limits)
     if as_json:
         echo_json(found)
         return

@@ -52,7 +52,7 @@ LIMITS_OPTION = click.option(
     "limits",
     is_flag=True,
     callback=lambda context, option, is_set: NO_LIMITS if is_set else LIMITS,
-    help="Read RUN whatever its size: you know who made it.",
+    help="Read Recordings whatever their size: you know who made them.",
 )
 """For every command that opens a RUN."""
 
@@ -61,14 +61,22 @@ MOST_REFUSED = 5
 
 
 def open_run(run: str | None, limits: Limits) -> Recording:
-    """The Recording that the user named, else the newest of `rltrace-runs`; says which of its files are not read.
+    """The Recording that the user named, else the newest of `rltrace-runs` that is not empty.
+
+    Says which newer ones are, and which of its files are not read.
 
     Raises:
         RecordingError: there is none, or it cannot be read.
     """
     from rltrace.read.recording import Recording, newest
 
-    recording = Recording.open(run if run is not None else newest(RUNS), limits)
+    if run is None:
+        folder, empty = newest(RUNS)
+        if empty:
+            which = f"{empty[0]} is" if len(empty) == 1 else f"{empty[0]} and {len(empty) - 1:,} more are"
+            echo(f"rltrace: reading {folder}: {which} newer, but nothing was recorded there", err=True)
+        run = str(folder)
+    recording = Recording.open(run, limits)
     refused = recording.refused
     for why in refused[:MOST_REFUSED]:
         echo(f"rltrace: not read: {why}", err=True)

@@ -17,16 +17,15 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-import msgpack
-
 from rltrace.errors import RecordingError
-from rltrace.events import VERSION, Args, Counter, Span, is_of_bytes
+from rltrace.events import SAMPLER, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import alignment, archive, ending, gate
 from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
+from rltrace.read.records import records
 from rltrace.record import checksum, manifest
 from rltrace.record.manifest import LINES
 from rltrace.record.process import (
@@ -705,32 +704,27 @@ class _EventReader:
         if not self.process.check_segment(path.name, data):
             first_ns, last_ns = self.process.life_ns
             if last_ns == gate.MOST_NS and self.process.has_checksums:
-                last_ns = _last_ns(self._decoded(data), gate.MOST_NS)
+                last_ns = _last_ns(self._decoded(data, lambda: None), gate.MOST_NS)
             self.first_ns = max(0, first_ns - gate.SLACK_NS)
             self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
-        return self._decoded(data)
+        return self._decoded(data, self._damaged)
 
-    def _decoded(self, data: bytes) -> Iterator[list[Any]]:
-        """The whole records of a segment; zeros follow the last one."""
-        read = 0
-        for options in (_USUAL, _ODD_KEYS):
-            unpacker = _unpacker(len(data) + 1, **options)
-            unpacker.feed(data)
-            unpacker.feed(b"\0")  # a sound segment ends in a zero; a file cut inside a record swallows it
-            try:
-                for _ in range(read):
-                    unpacker.skip()
-                for record in unpacker:
-                    if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
-                        if record != 0:
-                            self._damaged()
-                        return
-                    read += 1
-                    yield record
-                break
-            except (ValueError, TypeError, msgpack.UnpackException):
-                continue
-        self._damaged()
+    def _decoded(self, data: bytes, report_damage: Callable[[], None]) -> Iterator[list[Any]]:
+        return records(data, self._makes_sense, report_damage, may_grow=self.process.is_alive)
+
+    def _makes_sense(self, record: Any) -> bool:
+        """Whether a value behind a damaged record is a record: of a type that there is, and of its process's life."""
+        if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
+            return False
+        types = (*map(type, record),)
+        if types in self.readers:
+            times_ns = record[_TIMES[types[0], len(types)]]
+        elif record[0].__class__ is int and record[0] in self.types and types[-4:-1] in _TYPED:
+            times_ns = record[-3:-2]
+        else:
+            return False
+        first_ns, last_ns = self.process.life_ns
+        return all(first_ns - gate.SLACK_NS <= at_ns <= last_ns + gate.SLACK_NS for at_ns in times_ns)
 
     def _damaged(self) -> None:
         self.process.torn += 1
@@ -867,11 +861,6 @@ class _EventReader:
             span.flows_in = (*span.flows_in, key)
 
 
-def _unpacker(size_bytes: int, **options: Any) -> Any:
-    """Dates become seconds since 1970, as they are in the manifest; nothing larger than the segment is believed."""
-    return msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=size_bytes, **options)
-
-
 def _remove(spans: list[Span], span: Span) -> None:
     """Take out this very span."""
     spans[:] = [other for other in spans if other is not span]
@@ -891,29 +880,32 @@ _start_ns = attrgetter("start_ns")
 def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
     """The latest time in a segment of which nobody knows when its process died.
 
-    Records are in order, so one that lies after both of those that follow it is damaged.
+    Records are in order, so one that lies after both of those that follow it is damaged. The last one may be the end of
+    a span that took long, with nothing recorded in it.
     """
     times_ns: list[int] = []
     for record in records:
         match record:
             case [str(), _, int(at_ns), _, _] | [str(), int(at_ns), _, _] | [int(), int(at_ns), _, _]:
                 times_ns.append(at_ns)
-    behind_ns = [*(max(pair) + gate.SLACK_NS for pair in pairwise(times_ns[1:])), otherwise, otherwise]
+    last_ns = sorted(times_ns[-3:])[len(times_ns[-3:]) // 2 :][:1] or [otherwise]
+    behind_ns = [max(pair) + gate.SLACK_NS for pair in pairwise(times_ns[1:])] + 2 * [last_ns[0] + MOST_SILENCE_NS]
     sound_ns = (at_ns for at_ns, most_ns in zip(times_ns, behind_ns, strict=False) if at_ns <= most_ns)
     return max(sound_ns, default=otherwise)
 
 
-def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-    return {key if isinstance(key, str) else str(key): value for key, value in pairs}
+MOST_SILENCE_NS = 3600 * 10**9
+"""Before the last record of a process that was killed while nobody watched; a time further behind is damage."""
 
 
 _ARGS = (dict, NoneType)
+_TYPED = ((int, int, dict), (int, int, NoneType))
+"""What is before the end of a typed span's beginning."""
+_TIMES = {(int, 3): slice(0), (int, 4): slice(2), (str, 4): slice(1, 2), (str, 5): slice(2, 3), (str, 6): slice(2, 4)}
+"""Where a record has its times, by the type of its first element and its length."""
 _NEW: dict[str, gate.Check] = {"": gate.text}
 """Checks of a name that nothing is known of yet."""
 _MOST = gate.MOST_BYTES
-_USUAL: dict[str, Any] = {}
-_ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": False}
-"""For a segment with a map whose keys are not text: slower, and every reader gets text."""
 
 
 def _read_manifest(content: bytes) -> tuple[dict[str, Any], int]:
@@ -962,16 +954,38 @@ def _position(process: Process) -> tuple[int, int, int, int]:
     return (0 if process.role in LEADING else 2), 0, role, process.start_ns
 
 
-def newest(runs: Path) -> Path:
-    """The Recording in `runs` that was made last.
+class Newest(NamedTuple):
+    """The Recording that was made last, of those in which anything is."""
+
+    folder: Path
+    empty: list[Path]
+    """Newer ones that are over, and in which no process recorded; the newest first."""
+
+
+def newest(runs: Path) -> Newest:
+    """The newest Recording in `runs` that goes on or has a process in it; where none has, the newest.
 
     Raises:
         RecordingError: there is none.
     """
-    found = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns)
-    if not found:
+    made = sorted(runs.glob(f"*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    if not made:
         raise RecordingError(f"{runs}/: no Recording here; make one with `rltrace exec -- COMMAND`")
-    return found[-1].parent
+    folders = [file.parent for file in made]
+    for at, folder in enumerate(folders):
+        if not _is_empty(folder):
+            return Newest(folder, folders[:at])
+    return Newest(folders[0], [])
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a run is over and no process of its program recorded; one that cannot be read is to be named."""
+    if manifest.is_live(folder):
+        return False
+    try:
+        return all(process.role == SAMPLER for process in Recording.open(folder).processes)
+    except RecordingError:
+        return False
 
 
 def _nearby(folder: Path) -> str:

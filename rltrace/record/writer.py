@@ -488,10 +488,13 @@ class Recorder:
             self._open()
             if self._is_behind:
                 self.lose()
-            counts = {slot: count for slot, count in enumerate(self._counts) if count}
             are_sealed = all(segment.path.name in self._sealed for segment in self._segments)
             segments = len(self._segments) if are_sealed else None
-            self.append("end", end_ns=clock.now_ns(), segments=segments, counts=counts)
+            try:
+                counts = self._folder.counts_in_file()
+                self.append("end", end_ns=clock.now_ns(), segments=segments, counts=counts)
+            except own_failure(OSError):  # it was deleted, or no file can be opened
+                self.lose()
             self._folder.close()
 
 

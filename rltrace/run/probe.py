@@ -13,8 +13,10 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -121,14 +123,16 @@ def ray_worker() -> dict[str, Any]:
     import ray
 
     begun = time.monotonic()
+    folder = tempfile.mkdtemp(prefix="rlt-", dir="/tmp")  # short: it holds Unix sockets
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False)
     else:
-        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     try:
         ray.get(ray.remote(num_cpus=0)(say_here).remote(RAY_WORKER), timeout=RAY_SECONDS)
     finally:
         ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
     return {"seconds": time.monotonic() - begun, "address": os.environ.get("RAY_ADDRESS")}
 
 

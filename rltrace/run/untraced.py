@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rltrace.read.command_line import PYTHON, python_options
 from rltrace.read.recording import Recording
 from rltrace.record.cluster import DIR_VARIABLE
 from rltrace.record.manifest import PROCESSES, UNTRACED, redact_command, to_json
+from rltrace.record.process import COUNTS_BYTES
 
 LOOKS_OF_THE_YOUNG = 10
 """So often is a new process examined, before it gives itself a title; then once in so many looks."""
@@ -27,6 +29,11 @@ STANDARD_ONLY = (
 )
 
 NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
+
+DISK_FULL = "the disk of the Recording is full: there was no room for the folder of one more process"
+
+FOLDER_BYTES = 2 * COUNTS_BYTES
+"""On a disk with less room than this a process may not be able to make its folder."""
 
 _PACKAGE = re.compile(rb"/(?:site|dist)-packages/\S+\.so")
 
@@ -130,7 +137,8 @@ class ProcessTree:
         if not command or pid in self._reasons or not is_traced(command) or stack_of(pid) in self._stacks:
             return
         if _has_packages(pid):
-            self._reasons[pid] = command, NO_HOOK_RAN
+            is_full = shutil.disk_usage(self._recording).free < FOLDER_BYTES
+            self._reasons[pid] = command, DISK_FULL if is_full else NO_HOOK_RAN
 
 
 def _has_packages(pid: int) -> bool | None:

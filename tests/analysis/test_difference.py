@@ -245,8 +245,39 @@ def test_no_recording_and_nothing_to_compare_are_one_line(runs: tuple[Path, Path
     assert missing.exit_code == 3 and "nothing: no such file or folder" in missing.stderr
     empty = Written(tmp_path / "empty").folder
     neither = call(empty, empty)
-    assert neither.exit_code == 3 and "neither has a step that is over or a sample of memory" in neither.stderr
+    assert neither.exit_code == 3 and "neither has a span that is over or a sample of memory" in neither.stderr
     assert call(runs[0], empty).exit_code == 0
+
+
+def without_steps(folder: Path, *, load: float) -> Path:
+    """A run of two phases and a span of its own, that lasts so long."""
+    events = [span("reward", 1, 3, phase=True), span("load", 4, 4 + load), span("load", 9, 9.5)]
+    return Written(folder).process("p", *events, ended_s=10).folder
+
+
+def test_a_run_without_steps_is_no_step_of_zero(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """Whole runs are compared then, which both have, and it is said what is missing."""
+    other = without_steps(tmp_path / "other", load=1)
+    for order in ((runs[0], other), (other, runs[0])):
+        found = between(*order)
+        assert found.step is not None and found.step.difference_seconds is None
+        assert {row.difference_seconds for row in found.phases} == {None}
+        text = call(*order).stdout
+        assert "-9.000" not in text and "+9.000" not in text
+        assert f"{'A' if order[0] is other else 'B'} has no step that is over" in text
+        assert re.search(r"the run +\d+\.\d+ +\d+\.\d+ ", text)
+    row = next(row for row in between(runs[0], other).totals if row.name == "reward")
+    assert (row.a_seconds, row.b_seconds) == (4.0, 2.0)
+
+
+def test_two_runs_without_steps_are_compared(tmp_path: Path) -> None:
+    """By what both have: their phases and spans."""
+    a, b = without_steps(tmp_path / "a", load=1), without_steps(tmp_path / "b", load=3)
+    result = call(a, b)
+    assert result.exit_code == 0
+    assert re.search(r"^load +1\.500 +2 +3\.500 +2 +\+2\.000 +2\.33$", result.stdout, re.MULTILINE)
+    assert re.search(r"^reward +2\.000 +2\.000 +0\.000 +1\.00$", result.stdout, re.MULTILINE)
+    assert "neither has a step that is over" in result.stdout and "Neither has a sample of memory" in result.stdout
 
 
 def test_json_is_the_value(runs: tuple[Path, Path]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from recordings import SECOND, Written, sample, span
 from rich.console import Console
 
@@ -26,10 +28,12 @@ from rltrace.analysis.overhead import (
     run_pairs,
     step_pairs,
 )
+from rltrace.cli import main
 from rltrace.cli.overhead import plan
 from rltrace.cli.tables.overhead import show, verdict_line
 from rltrace.errors import RecordingError
 from rltrace.events import MEMORY_EDGE
+from rltrace.limits import LIMITS
 
 
 def write_measurement(folder: Path, steps: list[TimedStep]) -> None:
@@ -38,6 +42,23 @@ def write_measurement(folder: Path, steps: list[TimedStep]) -> None:
     measured = Measurement(config="c", command=[], host="h", cores=2, created_unix_ns=0, arms=[arm])
     (folder / overhead.FILE).write_bytes(msgspec.json.encode(measured))
     (folder / arm.times).write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
+
+
+def test_a_large_recording_is_read_with_no_limits(tmp_path: Path) -> None:
+    """`--no-limits` reaches the Recordings of a measurement, as it does those of other commands."""
+    write_measurement(tmp_path, [])
+    written = Written(tmp_path / "run").process("d", span("step", 0, 2, recorded=True), role="driver", ended_s=2)
+    written.process("p", span("act", 0, 1), role="worker", ended_s=2)
+    lines = written.folder / "processes" / "p" / "process.jsonl"
+    with lines.open("a") as file:
+        file.write(json.dumps(COSTS) + "\n")
+    os.truncate(written.folder / "processes" / "p" / "000001.seg", LIMITS.segment_bytes + 1)
+    spans = {}
+    for option in ((), ("--no-limits",)):
+        done = CliRunner().invoke(main, ["overhead", str(tmp_path), "--json", *option])
+        assert done.exit_code == 0, done.output
+        spans[option] = sum(cost["spans"] for cost in json.loads(done.stdout)["bookkeeping"])
+    assert spans == {(): 0, ("--no-limits",): 1}
 
 
 def pairs_of(cost: float, count: int, *, noise: float, seed: int) -> list[tuple[float, float]]:

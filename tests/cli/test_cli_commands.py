@@ -99,6 +99,36 @@ def test_the_newest_run_is_the_default(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(call("summary", "--json").stdout)["run"]["path"] == "rltrace-runs/a"
 
 
+def test_an_empty_run_is_no_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was recorded last is read, and the newer runs without anything in them are named."""
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "rltrace-runs"
+    two_ranks(runs / "a")
+    make = (
+        "import sys, pathlib; from rltrace.record import manifest; "
+        "manifest.create(pathlib.Path(sys.argv[1]), owner=None, command=['true'], config={})"
+    )
+    for number, name in enumerate(("a", "b", "c"), 1):
+        if name != "a":
+            subprocess.run([sys.executable, "-c", make, str(runs / name)], check=True)
+        os.utime(runs / name / "manifest.json", (number, number))
+    done = call("summary", "--json")
+    assert json.loads(done.stdout)["run"]["path"] == "rltrace-runs/a"
+    assert done.stderr == (
+        "rltrace: reading rltrace-runs/a: rltrace-runs/c and 1 more are newer, but nothing was recorded there\n"
+    )
+
+
+def test_a_live_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no process of it has recorded anything yet."""
+    monkeypatch.chdir(tmp_path)
+    two_ranks(tmp_path / "rltrace-runs" / "a")
+    os.utime(tmp_path / "rltrace-runs" / "a" / "manifest.json", (1, 1))
+    manifest.create(tmp_path / "rltrace-runs" / "b", owner=None, command=["true"], config={})
+    done = call("summary", "--json")
+    assert (json.loads(done.stdout)["run"]["path"], done.stderr) == ("rltrace-runs/b", "")
+
+
 def test_an_unknown_format_names_those_there_are(run: Path) -> None:
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
     assert "--to vhs: no such format; there is archive, memory, perfetto" in line
@@ -116,6 +146,20 @@ def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
     assert "say one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
         call("export", run, "-o", run / "x.vhs"), 2
     )
+
+
+def test_export_names_its_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the run, in the working folder, and never over another file; a timeline where no format is named."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for words, name in (((), "run.pftrace"), (("--to", "memory"), "run.html"), (("--to", "archive"), "run.zip")):
+        done = call("export", run, *words)
+        assert done.exit_code == 0, done.stderr
+        size_bytes = (here / name).stat().st_size
+        assert done.stderr == f"{name}  {size_bytes:,} bytes\n" and size_bytes > 0
+        assert f"{name}: exists already" in the_line(call("export", run, *words), 7)
+    assert "run.zip: exists already" in the_line(call("export", "run.zip", "--to", "archive"), 7)
 
 
 def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
@@ -261,6 +305,21 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
         call("exec", "--out", tmp_path / "r", "--", "no-such-program"), 127
     )
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("command", ["exec", "doctor"])
+def test_a_misspelt_option_is_no_program(command: str, tmp_path: Path) -> None:
+    """It is an error with a suggestion; the program's own options are its own."""
+    line = the_line(call(command, "--outt", tmp_path / "r", "--", "true"), 2)
+    assert line == f"No such option '--outt'. Did you mean '--out'?; see `rltrace {command} --help`"
+
+
+def test_options_of_the_program_are_its_own(tmp_path: Path) -> None:
+    """Behind its name, with `--` before it or without."""
+    for number, before in enumerate(([], ["--"])):
+        words = ["exec", "--out", str(tmp_path / str(number)), *before, "expr", "--out", "=", "--outt"]
+        done = subprocess.run([sys.executable, "-m", "rltrace", *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
 
 
 def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +74,20 @@ def printed(console: Console) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+def recorded() -> Iterator[dict[str, Recording]]:
     """Real Recordings: of GPUs, a loop of one's own, a torch script, and a run of which a process was killed."""
-    folder = tmp_path_factory.mktemp("recorded")
     loop = EXAMPLES / "trace_your_own_loop.py"
-    subprocess.run([sys.executable, loop, folder / "loop"], check=True, capture_output=True)
-    return {
-        "gpus": Recording.open(GPUS),
-        "streams": Recording.open(STREAMS),
-        "verl": Recording.open(VERL),
-        "loop": Recording.open(folder / "loop"),
-        "plain": run_traced(folder, PLAIN, RLTRACE_DISABLE="python_gc").recording,
-        "killed": killed(folder / "killed"),
-    }
+    with tempfile.TemporaryDirectory(prefix="rlt-", dir="/tmp") as made:  # a short path, which no screen folds
+        folder = Path(made)
+        subprocess.run([sys.executable, loop, folder / "loop"], check=True, capture_output=True)
+        yield {
+            "gpus": Recording.open(GPUS),
+            "streams": Recording.open(STREAMS),
+            "verl": Recording.open(VERL),
+            "loop": Recording.open(folder / "loop"),
+            "plain": run_traced(folder, PLAIN, RLTRACE_DISABLE="python_gc").recording,
+            "killed": killed(folder / "killed"),
+        }
 
 
 def killed(folder: Path) -> Recording:
@@ -584,7 +587,7 @@ def test_when_on_what_and_with_which_packages_it_was_made_is_in_the_heading(tmp_
     versions = {"rltrace-toolkit": "0.1.0", "verl": "0.9.1", "msgspec": "0.20"}
     recording.manifest |= {"versions": versions, "created_unix_ns": 1_700_000_000 * 10**9}
     for whole in (False, True):
-        head = screen(recording, 200, whole=whole)
+        head = screen(recording, 1000, whole=whole)
         assert "1 process ·" in head[0]
         assert head[1].endswith("/run · 2023-11-14 22:13 UTC · 2 NVIDIA H200")
         made = "rltrace 0.1.0 · verl 0.9.1 · msgspec 0.20 · driver 580.95 · processors 64 of EPYC"
@@ -614,7 +617,8 @@ def test_processes_of_one_name_that_died_alike_are_one_line(tmp_path: Path) -> N
         written.process(f"e{number}", span("engine.step", 0, 1), name="EngineCore", pid=2**22 + 2 + number)
     written.process("f", span("engine.step", 0, None), name="EngineCore", pid=2**22 + 1)
     lines = screen(written.read())
-    assert lines[4:6] == [
+    at = lines.index("EngineCore (pid 4194305) died, in engine.step, 0.0 s")
+    assert lines[at : at + 2] == [
         "EngineCore (pid 4194305) died, in engine.step, 0.0 s",
         "EngineCore (pid 4194306, 4194307, 4194308 and 2 more) died, 1.0 s",
     ]
@@ -845,6 +849,20 @@ def test_phases_of_ones_own_are_in_the_order_in_which_they_happen(tmp_path: Path
         "idle",
         "step",
     ]
+
+
+def test_damage_is_no_reason_to_mark_steps(tmp_path: Path) -> None:
+    """Where records are damaged a step may have been among them: no advice, but what was lost."""
+    written = Written(tmp_path / "run").process(
+        "p", *(span("optimizer.step", at, at + 1) for at in range(5)), ended_s=9
+    )
+    (segment,) = written.folder.glob("processes/p/*.seg")
+    content = segment.read_bytes()
+    at = content.index(b"optimizer.step") - 2
+    segment.write_bytes(content[:at] + b"\xc1" + content[at + 1 :])
+    text = "\n".join(screen(written.read()))
+    assert "1 record damaged" in text and "No step is marked" not in text
+    assert "No step is in what can be read of this Recording; see above what was lost" in text
 
 
 def test_a_program_without_steps_is_told_how_to_mark_them(tmp_path: Path) -> None:

@@ -237,7 +237,8 @@ def test_a_forkserver_has_nothing_to_trace_and_its_children_have(
     environment: installed.Environment, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(
-        "import multiprocessing, time\n"
+        "import multiprocessing, tempfile, time\n"
+        "tempfile.tempdir = '/tmp'  # short: the forkserver has a Unix socket there\n"
         "def work(late):\n"
         "    time.sleep(0.6)\n"
         "    if late: import msgspec, rltrace; rltrace.start(); rltrace.span('work').__enter__().__exit__(None)\n"

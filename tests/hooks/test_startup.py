@@ -377,6 +377,7 @@ def test_children_of_a_forkserver_are_traced_too(preloaded, tmp_path):
             for child in children:
                 child.join()
         """,
+        TMPDIR="/tmp",  # short: the forkserver has a Unix socket there
     )
     steps = [
         sum(isinstance(event, Span) and event.name == "optimizer.step" for event in process.events())

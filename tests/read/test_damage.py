@@ -7,7 +7,10 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from rltrace_exporters.perfetto import Perfetto
 
 import rltrace
 from rltrace.analysis import summarize
+from rltrace.events import Span
 from rltrace.read import gate
 from rltrace.read.recording import Process, Recording
 from rltrace.record import checksum, spans
@@ -126,6 +130,21 @@ def test_a_time_outside_of_its_process_life_is_dropped(runs: list[Run]) -> None:
                 assert summary.run.seconds <= runs[1].summary.run.seconds + 0.02
                 counted += bool(summary.losses)
         assert counted > len(places)  # nobody reads the times of arrows
+
+
+def test_the_last_span_of_a_killed_process_may_be_long(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """Nobody watched, and its end is far behind all that was recorded before: it is no damaged time."""
+    program = (
+        f"import os, rltrace, time; rltrace.start({str(folder)!r})\n"
+        "rltrace.counter('c', 1)\n"
+        "with rltrace.span('a'): time.sleep(0.2)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    process = process_of(folder)
+    _, event = process.events()
+    assert isinstance(event, Span) and event.end_ns is not None and event.seconds >= 0.2
+    assert process.torn == 0
 
 
 # ---------------------------------------------------------------- lines
@@ -275,3 +294,73 @@ def test_one_sum_of_a_file_and_of_its_bytes(tmp_path: Path) -> None:
         content = os.urandom(size)
         file.write_bytes(content)
         assert checksum.of_file(file) == checksum.of_bytes(content)
+
+
+# ---------------------------------------------------------------- behind a damaged record
+
+
+def _recorded_numbers(folder: Path, many: int) -> Path:
+    """A segment with spans `a`, each with its number and a sample behind it; its process has ended."""
+    rltrace.start(folder)
+    for n in range(many):
+        with rltrace.span("a", n=n):
+            rltrace.counter("c", n)
+    rltrace.stop()
+    (segment,) = folder.glob("processes/*/*.seg")
+    return segment
+
+
+def _numbers(process: Process) -> set[int]:
+    return {event.args["n"] for event in process.events() if isinstance(event, Span) and event.end_ns and event.args}
+
+
+@pytest.mark.parametrize("what", ["header", "end", "half", "zeros", "deep"])
+def test_a_damaged_record_costs_itself(folder: Path, process_of: Callable[[Path], Process], what: str) -> None:
+    """Its array's header, its `true`, half of it, a hole of zeros, or more inside of each other than msgpack reads."""
+    segment = _recorded_numbers(folder, 100)
+    content = segment.read_bytes()
+    starts = [at for at in range(len(content)) if content.startswith(b"\x95\xa1a", at)]
+    at, end = starts[10], content.index(b"\x94\xa1c", starts[10])
+    deep = b"\x95\xa1a\x00" + content[at + 4 : at + 13] + b"\x81\xa1d" + b"\x91" * 3000 + b"\x01\xc3"
+    damaged = {
+        "header": content[:at] + b"\xc1" + content[at + 1 :],
+        "end": content[: end - 1] + b"\xc2" + content[end:],
+        "half": content[: at + 8] + content[end:],
+        "zeros": content[:at] + bytes(512) + content[at + 512 :],
+        "deep": content[:at] + deep + content[end:],
+    }[what]
+    segment.write_bytes(damaged)
+    process = process_of(folder)
+    numbers = _numbers(process)
+    assert numbers == set(range(100)) - ({10} if what != "zeros" else set(range(10, min(numbers - set(range(10))))))
+    assert len(numbers) > 85 and process.torn == 1
+    assert process.stray_flows == 0 and process.orphans <= 2
+
+
+def test_what_looks_like_records_is_none(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """Arguments of a damaged record that have the shape of records, and times of another life."""
+    rltrace.start(folder)
+    with rltrace.span(
+        "a", n=[["false", 0, 7, None, True]] * 9, m=[True, ["false", 5, 1.5, True], ["false", 6, 1, True]]
+    ):
+        pass
+    for _ in range(3):
+        with rltrace.span("b"):
+            pass
+    rltrace.stop()
+    (segment,) = folder.glob("processes/*/*.seg")
+    content = segment.read_bytes()
+    at = content.index(b"\x95\xa1a")
+    segment.write_bytes(content[:at] + b"\xc1" + content[at + 1 :])
+    assert [event.name for event in process_of(folder).events()] == ["b"] * 3
+
+
+def test_reading_on_is_bounded(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """Whatever a stranger wrote: a segment full of beginnings of records takes a second at most."""
+    segment = _recorded_numbers(folder, 3)
+    content = segment.read_bytes()
+    begun = time.process_time()
+    for piece in (b"\xc3\x93", b"\xc3\xdc\xff\xff", b"\xc3" + b"\x9f" * 600, b"\x93\x01\x02\xc2\xc3"):
+        segment.write_bytes(content + piece * (500_000 // len(piece)))
+        assert _numbers(process_of(folder)) == {0, 1, 2}
+    assert time.process_time() - begun < 5

@@ -385,7 +385,7 @@ def test_a_folder_that_is_no_recording_says_what_to_do(tmp_path: Path) -> None:
     rltrace.stop()
     with pytest.raises(RecordingError, match=f"did you mean {path}"):
         Recording.open(tmp_path)
-    assert newest(tmp_path) == path
+    assert newest(tmp_path).folder == path
     with pytest.raises(RecordingError, match="make one with"):
         newest(tmp_path / "nowhere")
 
@@ -395,7 +395,7 @@ def test_the_newest_recording_is_the_one_made_last_whatever_its_name(names: str,
     for age_s, name in enumerate(names):
         manifest.create(tmp_path / name, owner=None, command=[], config=None)
         os.utime(tmp_path / name / manifest.FILE, (1000 - age_s, 1000 - age_s))
-    assert newest(tmp_path) == tmp_path / names[0]
+    assert newest(tmp_path).folder == tmp_path / names[0]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "3", '{"version": "1"}', "\x00\xff"])

@@ -146,14 +146,32 @@ def test_a_command_whose_recording_fills_the_disk_keeps_its_exit_code_and_the_lo
     )
     small = tmp_path / "small"
     small.mkdir()
-    cli = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(small / "run"), "--"]
-    # Its figures are read where it is still there.
-    mounted = f'mount -t tmpfs -o size=40k tmpfs {small} && exec "$@"'
-    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", *cli]
-    done = subprocess.run([*command, sys.executable, str(program)], capture_output=True, text=True, check=False)
+    done = _exec_on(small, "40k", program)
     assert done.returncode == 5, done.stderr
     assert "Traceback" not in done.stderr
     assert re.search(r"rltrace: [\d,]+ events could not be written: the disk is full; the rest is whole", done.stderr)
+
+
+@pytest.mark.skipif("disk" not in WAYS, reason="no disk of its own can be mounted here")
+def test_a_full_disk_is_the_reason(tmp_path: Path) -> None:
+    """Of a process that had no room for its folder; nobody replaced its PYTHONPATH."""
+    program = tmp_path / "program.py"
+    program.write_text("import msgspec, time; time.sleep(3)")
+    small = tmp_path / "small"
+    small.mkdir()
+    said = _exec_on(small, "12k", program).stderr
+    (line,) = [line for line in said.splitlines() if line.startswith("rltrace: not traced: ")]
+    assert line.endswith(
+        f"{program}: the disk of the Recording is full: there was no room for the folder of one more process"
+    )
+
+
+def _exec_on(disk: Path, size: str, program: Path) -> subprocess.CompletedProcess[str]:
+    """`rltrace exec` of a program, into a small disk of its own: its figures are read where that is still there."""
+    cli = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(disk / "run"), "--"]
+    mounted = f'mount -t tmpfs -o size={size} tmpfs {disk} && exec "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", *cli]
+    return subprocess.run([*command, sys.executable, str(program)], capture_output=True, text=True, check=False)
 
 
 def _records_of_spans(folder: Path) -> int:
@@ -195,6 +213,19 @@ def test_a_folder_that_is_deleted_under_the_run_is_not_noticed(folder: Path) -> 
     rltrace.identify(name="x")
     rltrace.stop()
     assert not folder.exists()
+
+
+def test_a_file_that_is_cut_kills_nobody(folder: Path) -> None:
+    """A program that overwrites what it has mapped ends as it would have: no page of it is read any more."""
+    program = (
+        f"import pathlib, rltrace; folder = rltrace.start({str(folder)!r})\n"
+        "with rltrace.span('a'): pass\n"
+        "for file in folder.glob('processes/*/counts.u64'): file.write_bytes(b'')\n"
+        "raise SystemExit(4)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (4, "")
+    assert Recording.open(folder).is_complete
 
 
 def test_a_deleted_working_directory_is_one_line(

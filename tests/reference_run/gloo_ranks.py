@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -28,7 +30,9 @@ def on_ranks(function: Callable[..., Any], folder: Path, *arguments: Any) -> lis
         What each rank returned.
     """
     multiprocessing.set_forkserver_preload(IMPORTED)  # of no effect once the process is there
-    mp.start_processes(_rank, (function, folder, arguments), nprocs=RANKS, start_method="forkserver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", "/tmp")  # short: the forkserver has a Unix socket there
+        mp.start_processes(_rank, (function, folder, arguments), nprocs=RANKS, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 

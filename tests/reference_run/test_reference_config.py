@@ -35,7 +35,15 @@ WRONG = {
     "out of range": ("ranks: 0", "ranks: Expected `int` >= 1, found 0"),
     "a group of one": ("rollout: {n: 1}", "rollout.n: Expected `int` >= 2, found 1"),
     "a small KV pool": ("rollout: {kv_cache_megabytes: 32}", "Expected `float` >= 64.0, found 32"),
-    "no such sleep level": ("rollout: {sleep_level: 3}", "rollout.sleep_level: Invalid enum value 3"),
+    "no such sleep level": (
+        "rollout: {sleep_level: 3}",
+        "rollout.sleep_level: Invalid enum value 3, found 3; use one of: 0, 1, 2",
+    ),
+    "no such engine": (
+        "rollout: {engine: vlm}",
+        "Invalid enum value 'vlm', found 'vlm'; use one of: auto, embedded, vllm",
+    ),
+    "no such device": ("device: gpu", "device: Invalid enum value 'gpu', found 'gpu'; use one of: auto, c"),
     "ranks that do not divide the batch": (
         "ranks: 3",
         "task.prompts: 32 prompts do not divide over ranks: 3; use 30 or 33",

@@ -97,11 +97,19 @@ def _seconds(summary: Summary) -> Iterator[RenderableType]:
     elif summary.phases:
         yield from lane_tables("Phases", summary.phases)
     elif summary.steady is not None:
-        yield Text(f"{steady_title(summary, summary.steady)}: {_spread(summary.steady.seconds)}; {UNMARKED_PHASES}")
+        advice = "" if _is_damaged(summary) else f"; {UNMARKED_PHASES}"
+        yield Text(f"{steady_title(summary, summary.steady)}: {_spread(summary.steady.seconds)}{advice}")
+    elif not summary.steps and _is_damaged(summary):
+        yield Text("No step is in what can be read of this Recording; see above what was lost", "dim")
     elif not summary.steps and summary.complete and any(process.role != SAMPLER for process in summary.processes):
         yield Text(f'No step is marked: `with rltrace.span("step", step=n)` does it; {UNMARKED_PHASES}', "dim")
     if len(by_lane(summary.steps)) > 1:
         yield process_table(summary.steps)
+
+
+def _is_damaged(summary: Summary) -> bool:
+    """Whether a step or a phase may have been recorded, and be lost."""
+    return bool(summary.losses or summary.unidentified)
 
 
 def _spread(length: Spread) -> str:

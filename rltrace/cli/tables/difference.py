@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from rltrace.analysis.difference import LEAST_STEPS, Bytes, Difference, Seconds, Setting, Side, Work
+from rltrace.analysis.difference import LEAST_STEPS, Bytes, Difference, Seconds, Setting, Side, Totals, Work
 from rltrace.analysis.steady import Spread
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, visible_figures, words
@@ -16,6 +16,7 @@ from rltrace.events import WAIT_DRIVER
 SLIGHT = 0.001
 """Share of both steps below which a phase is no row."""
 MOST_SETTINGS = 12
+MOST_TOTALS = 24
 SMALL = 0.01
 """Share of both peaks below which an owner is no row."""
 
@@ -34,14 +35,18 @@ def _sections(found: Difference) -> Iterator[RenderableType]:
         yield setting_table(found.settings)
     if not found.same_program:
         yield Text("Two programs: of what they were made with only the machine and the packages are compared", "dim")
-    if found.step is not None:
+    if found.a.steps and found.b.steps:
         yield phase_table(found)
-    if found.weight_sync:
-        yield sync_table(found)
-    if found.gpu_work:
-        yield work_table(found.gpu_work)
+        if found.weight_sync:
+            yield sync_table(found)
+        if found.gpu_work:
+            yield work_table(found.gpu_work)
+    else:
+        yield total_table(found)
     if found.peak is not None:
         yield memory_table(found)
+    else:
+        yield Text("Neither has a sample of memory", "dim")
 
 
 def _who(name: str, side: Side) -> Text:
@@ -80,6 +85,41 @@ def phase_table(found: Difference) -> RenderableType:
         few = [name for name, side in (("A", found.a), ("B", found.b)) if len(side.steps) < LEAST_STEPS]
         captions.append(f"one step of {' and '.join(few)}: any difference may be chance")
     return titled("A step", table, "; ".join(captions))
+
+
+def total_table(found: Difference) -> RenderableType:
+    """Whole runs, where one or both have no steps to compare: phases and spans by name."""
+    table = Figures("phase or span", "A", Column("A's", 4), "B", Column("B's", 4), "B - A", "B / A")
+    for row in found.totals[:MOST_TOTALS]:
+        _add_total(table, row)
+    table.add_section()
+    lengths = [side.run.seconds for side in (found.a, found.b)]
+    _add_total(
+        table,
+        Totals(name="the run", a_seconds=lengths[0], b_seconds=lengths[1], a_count=None, b_count=None),
+        "bold",
+    )
+    more = len(found.totals) - MOST_TOTALS
+    captions = [f"and {more} more: see --json"] if more > 0 else []
+    without = [name for name, side in (("A", found.a), ("B", found.b)) if not side.steps]
+    captions.append(
+        "neither has a step that is over" if without == ["A", "B"] else f"{without[0]} has no step that is over"
+    )
+    return titled("Whole runs: seconds, and how many", table, "; ".join(captions))
+
+
+def _add_total(table: Figures, row: Totals, style: str | None = None) -> None:
+    change = ratio = ""
+    if row.a_seconds is not None and row.b_seconds is not None:
+        change = figures.change(row.b_seconds - row.a_seconds)
+        ratio = f"{row.b_seconds / row.a_seconds:.2f}" if row.a_seconds else ""
+    sides = ((row.a_seconds, row.a_count), (row.b_seconds, row.b_count))
+    cells = [cell for seconds, count in sides for cell in _total_cells(seconds, count)]
+    table.add_row(row.name, *cells, change, ratio, style=style)
+
+
+def _total_cells(seconds: float | None, count: int | None) -> tuple[str, str]:
+    return "" if seconds is None else figures.seconds(seconds), "" if count is None else f"{count:,}"
 
 
 def _phase_rows(found: Difference) -> Iterator[tuple[Seconds, bool]]:
@@ -128,7 +168,8 @@ def _seconds_table(what: str) -> Figures:
 
 
 def _add_seconds(table: Figures, row: Seconds, name: str, style: str | None = None) -> None:
-    change, ratio = figures.change(row.difference_seconds), "" if row.ratio is None else f"{row.ratio:.2f}"
+    change = "" if row.difference_seconds is None else figures.change(row.difference_seconds)
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
     doubt = "~" if row.overlapping else ""
     cells = _mean(row.a), _steps(row.a), _mean(row.b), _steps(row.b), change, doubt, ratio
     table.add_row(name, *cells, style=style or ("dim" if row.overlapping else None))

@@ -1,0 +1,108 @@
+"""Records of one segment: msgpack arrays that end in `true`, one behind another, and zeros behind the last.
+
+A damaged record costs itself and, where its end is damaged, the one behind it: reading goes on at the next place where
+two records in a row make sense.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgpack
+
+Check = Callable[[Any], bool]
+"""Whether a value can be a record of the process that wrote the segment."""
+
+MOST_GAPS = 256
+"""Damaged places of a segment behind which reading goes on."""
+
+TRIED_BYTES = 8 * 1024
+"""The two records that show where reading goes on are not longer."""
+
+BYTES_PER_TRY = 256
+"""Of a segment: it bounds the places that are tried, whatever a stranger wrote into it."""
+
+LEAST_TRIES = 256
+"""In a segment, however short."""
+
+_BOUNDARY = re.compile(rb"\xc3(?=[\x93-\x9f\xdc])")
+"""The `true` that ends a record, before the array that begins the next one."""
+
+
+def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    return {key if isinstance(key, str) else str(key): value for key, value in pairs}
+
+
+_USUAL: dict[str, Any] = {}
+_ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": False}
+"""For a segment with a map whose keys are not text: slower, and every reader gets text."""
+
+
+def records(data: bytes, makes_sense: Check, report_damage: Callable[[], None], *, may_grow: bool) -> Iterator[Any]:
+    """The whole records of a segment.
+
+    Args:
+        data: Of its file.
+        makes_sense: Asked only about records behind a damaged one.
+        report_damage: Called once for each damaged place.
+        may_grow: Its process may be writing while it is read, so that zeros before other bytes are no damage.
+    """
+    at, tries = 0, LEAST_TRIES + len(data) // BYTES_PER_TRY
+    for _ in range(MOST_GAPS):
+        read, last = 0, None
+        for options in (_USUAL, _ODD_KEYS):
+            unpacker = _unpacker(len(data) + 1, **options)
+            unpacker.feed(data[at:] if at else data)
+            unpacker.feed(b"\0")  # a sound segment ends in a zero; a file cut inside a record swallows it
+            try:
+                for _ in range(read):
+                    unpacker.skip()
+                for record in unpacker:
+                    if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
+                        last = record
+                        break
+                    read += 1
+                    yield record
+                break
+            except (ValueError, TypeError, msgpack.UnpackException):
+                continue
+        if last == 0 and may_grow:
+            return
+        end = at + _size_bytes(data[at:], read)
+        if not data[end:].strip(b"\0"):
+            return
+        report_damage()
+        for found in itertools.islice(_BOUNDARY.finditer(data, end), tries):
+            tries -= 1
+            if _is_start(data[found.end() : found.end() + TRIED_BYTES], makes_sense):
+                at = found.end()
+                break
+        else:
+            return
+
+
+def _size_bytes(data: bytes, many: int) -> int:
+    """Of so many records at the beginning of `data`, which are whole."""
+    unpacker = _unpacker(len(data) + 1)
+    unpacker.feed(data)
+    for _ in range(many):
+        unpacker.skip()
+    return int(unpacker.tell())
+
+
+def _is_start(data: bytes, makes_sense: Check) -> bool:
+    """Whether two records that make sense are at the beginning of `data`."""
+    unpacker = _unpacker(len(data) + 1, **_ODD_KEYS)
+    unpacker.feed(data)
+    try:
+        return [makes_sense(record) for record in itertools.islice(unpacker, 2)] == [True, True]
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return False
+
+
+def _unpacker(size_bytes: int, **options: Any) -> Any:
+    """Dates become seconds since 1970, as they are in the manifest; nothing larger than the segment is believed."""
+    return msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=size_bytes, **options)
