@@ -45,8 +45,7 @@ class Installed:
     def switch(self, on: bool) -> None:
         """While recording is paused, let every hook pass its calls through."""
         for patches in self.patch_sets.values():
-            for hook in patches.hooks:
-                hook.hold(not on)
+            patches.hold(not on)
 
     def undo(self) -> list[str]:
         """Take every hook back, the last first.

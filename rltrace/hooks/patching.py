@@ -185,6 +185,20 @@ class Hook:
             self.failed(failure)
 
 
+class AwaitedImport(Hook):
+    """What is done once a module is imported. It replaces nothing, so it is reported only if it cannot be done."""
+
+    __slots__ = ()
+
+    def report(self, state: str, reason: str | None = None) -> None:
+        """Set its state, and put it into the Recording if it is "skipped" or "failed"."""
+        if state in ("skipped", "failed"):
+            super().report(state, reason)
+        else:
+            self.state = state
+            self.bind(state == "installed")
+
+
 _NOT_ENTERED = object()
 
 
@@ -578,6 +592,7 @@ class PatchSet:
     def __init__(self, instrumentation: str, register: HookRegister, supports: tuple[str, ...] = ()) -> None:
         self.instrumentation = instrumentation
         self.hooks: list[Hook] = []
+        self._awaited: list[AwaitedImport] = []
         self._register = register
         self.supports = supports
         self._patches: list[Patch] = []
@@ -588,6 +603,15 @@ class PatchSet:
     def refuse(self, reason: str) -> None:
         """Bind none of the hooks that are named from here on; each reports the reason."""
         self._refused = reason
+
+    def modules(self) -> list[str]:
+        """Modules that something here waits for, each once."""
+        return list(dict.fromkeys(hook.target.partition(":")[0] for hook in (*self._awaited, *self.hooks)))
+
+    def hold(self, on: bool) -> None:
+        """Let every hook pass its calls through while recording is paused."""
+        for hook in (*self._awaited, *self.hooks):
+            hook.hold(on)
 
     @contextlib.contextmanager
     def dormant(self) -> Iterator[Callable[[bool], None]]:
@@ -683,32 +707,53 @@ class PatchSet:
             owner, attr = _find_owner(module, target.partition(":")[2])
             self._patches.append(Patch(owner, attr, hook, lambda original: make(original, hook)))
 
-        self._when_imported(target, bind, emits)
+        self._hook(target, bind, emits)
 
     def use(self, target: str, register: Callable[[Hook], Callable[[], None]], emits: tuple[str, ...] = ()) -> None:
-        """Call a framework's own registration once its module is imported.
+        """Register with a public hook of a framework once its module is imported.
 
         Args:
-            target: "module:function" of the public hook, for the report.
+            target: "module:function" of the public hook.
             register: Registers, and returns the function that takes it back.
-            emits: The span names that the hook writes.
+            emits: The names of the spans that the hook writes.
         """
 
         def bind(module: ModuleType, hook: Hook) -> None:
             _find_owner(module, target.partition(":")[2])
             self._undos.append((hook, register(hook)))
 
-        self._when_imported(target, bind, emits)
+        self._hook(target, bind, emits)
 
-    def _when_imported(self, target: str, bind: Callable[[ModuleType, Hook], None], emits: tuple[str, ...]) -> None:
+    def when_imported(self, module: str, function: Callable[[Hook], Callable[[], None] | None]) -> None:
+        """Call `function` once `module` is imported: to name hooks that depend on the release, or to watch something.
+
+        It is no hook itself. The Recording names it, by its module, only if it was skipped or failed.
+
+        Args:
+            module: Full name.
+            function: Called with what its own wrappers are gated by; returns what takes back what it did, or None.
+        """
+
+        def bind(_module: ModuleType, awaited: Hook) -> None:
+            if (take_back := function(awaited)) is not None:
+                self._undos.append((awaited, take_back))
+
+        awaited = AwaitedImport(self.instrumentation, module, register=self._register)
+        self._awaited.append(awaited)
+        self._when_imported(awaited, bind)
+
+    def _hook(self, target: str, bind: Callable[[ModuleType, Hook], None], emits: tuple[str, ...]) -> None:
         if any(hook.target == target for hook in self.hooks):
             return
         hook = Hook(self.instrumentation, target, emits, self._register)
         self.hooks.append(hook)
+        self._when_imported(hook, bind)
+
+    def _when_imported(self, hook: Hook, bind: Callable[[ModuleType, Hook], None]) -> None:
         if self._refused is not None:
             hook.report("skipped", self._refused)
             return
-        register_post_import_hook(functools.partial(self._bind, bind, hook), target.partition(":")[0])
+        register_post_import_hook(functools.partial(self._bind, bind, hook), hook.target.partition(":")[0])
 
     def _bind(self, bind: Callable[[ModuleType, Hook], None], hook: Hook, module: ModuleType) -> None:
         """Bind one hook to the module that was just imported; never raises into the import."""
@@ -738,7 +783,7 @@ class PatchSet:
         left = [patch.hook.target for patch in reversed(self._patches) if not patch.undo()]
         for _, take_back in reversed(self._undos):
             take_back()
-        for hook in self.hooks:
+        for hook in (*self._awaited, *self.hooks):
             if hook.bound:
                 hook.report("undone", "patched again since: left in place, inert" if hook.target in left else None)
         self._patches.clear()

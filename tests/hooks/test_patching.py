@@ -625,6 +625,44 @@ def test_a_public_hook_is_registered_once_and_taken_back(module, patches, rows):
     assert rows.rows["traced_program:add"].state == "undone"
 
 
+def test_what_waits_for_an_import_is_no_hook(module, patches, rows):
+    """It runs once, is live while recording is on, is taken back, and leaves no row among the hooks."""
+    told = []
+    patches.when_imported("traced_program", lambda awaited: told.append(awaited) or told.clear)
+    (awaited,) = told
+    assert awaited.live
+    patches.hold(True)
+    assert not awaited.live
+    patches.undo()
+    assert told == []
+    assert rows.rows == {}
+    assert patches.hooks == []
+
+
+def test_what_waits_for_an_import_says_why_it_was_not_done(module, rows, capfd):
+    """By its module's name: skipped, with the versions that it knows, or failed."""
+    PatchSet("old", rows, supports=("pytest >= 1.0, < 2",)).when_imported("traced_program", break_down)
+    row = rows.rows["traced_program"]
+    assert (row.state, row.reason) == (
+        "skipped",
+        f"pytest {pytest.__version__} is outside of what this hook knows: pytest >= 1.0, < 2",
+    )
+    patches = PatchSet("broken", rows)
+    patches.when_imported("traced_program", break_down)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    patches.undo()
+    assert rows.rows["traced_program"].state == "failed"
+
+
+def test_hooks_may_be_named_behind_an_import(module, patches, rows, log):
+    """Which hooks there are may depend on the release: `modules` names those to import, as they become known."""
+    patches.when_imported("traced_program", lambda _: watch(patches, "add", log))
+    assert module.add(1, 1) == 2
+    assert len(log) == 2
+    assert list(rows.rows) == ["traced_program:add"]
+    assert patches.modules() == ["traced_program"]
+
+
 def test_a_dormant_hook_passes_calls_through_until_it_is_wanted(module, patches, rows, log):
     with patches.dormant() as switch:
         watch(patches, "add", log)

@@ -78,7 +78,7 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
     """Meet models, optimizers and communicators where they are made; look at every edge."""
     ledger.tensors[MODELS] = MODELS
     ledger.trains = lambda: MODELS.met
-    patches.use("torch.cuda:is_initialized", lambda _hook: boundaries.watch(ledger.reached))
+    patches.when_imported("torch.cuda", lambda _: boundaries.watch(ledger.reached))
     watch_uncaught(patches, ledger.out_of_memory)
     loading = Loading(ledger)
     watch_models(patches, functools.partial(watch_root, ledger, loading))

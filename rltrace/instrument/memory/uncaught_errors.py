@@ -15,13 +15,13 @@ from rltrace.host import memory
 
 Tell = Callable[[BaseException], None]
 
-TARGET = "torch:OutOfMemoryError"
-"""Only processes that use torch are watched, from the end of its import on."""
-
 
 def watch_uncaught(patches: PatchSet, tell: Tell) -> None:
-    """Have `tell` called with every error about memory that ends a thread or this process, before it is printed."""
-    patches.use(TARGET, lambda hook: _watch(hook, tell))
+    """Have `tell` called with every error about memory that ends a thread or this process, before it is printed.
+
+    Only processes that use torch are watched, from the end of its import on.
+    """
+    patches.when_imported("torch", lambda hook: _watch(hook, tell))
 
 
 def _watch(hook: Hook, tell: Tell) -> Callable[[], None]:

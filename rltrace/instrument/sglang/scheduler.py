@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.hooks import boundaries
-from rltrace.hooks.patching import Hook, PatchSet, end_span, nothing_after, nothing_before
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Lanes
 from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.cuda_ledger import GRAPHS
@@ -61,7 +61,7 @@ class Sglang:
             ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache", "weight_sync.load"),
             at_edges=False,  # every request of the scheduler passes, and every answer in the server
         )
-        patches.use(f"{MODEL_RUNNER}:ModelRunner", functools.partial(name_moved, patches, requests))
+        patches.when_imported(MODEL_RUNNER, lambda _: name_moved(patches, requests))
 
 
 def become_scheduler(requests: ControlRequests, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,20 +110,14 @@ def is_idle(_token: Any, _result: Any, error: BaseException | None) -> None:
         boundaries.reached(boundaries.Edge())
 
 
-def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Callable[[], None]:
-    """Name the hooks on what this release has at another place, or by another name, than others.
-
-    Returns:
-        What takes that back: nothing, the hooks are the PatchSet's own.
-    """
+def name_moved(patches: PatchSet, requests: ControlRequests) -> None:
+    """Name the hooks on what this release has at another place, or by another name, than others."""
     runner = importlib.import_module(MODEL_RUNNER).ModelRunner
     requests.name_loads(patches)
     for phase, names in STARTUP:
         for method in [name for name in names if hasattr(runner, name)][:1]:
             target, startup = f"{MODEL_RUNNER}:ModelRunner.{method}", StartupPhase(phase)
             patches.around(target, startup.begin, startup.end, (phase,), at_edges=False)
-    hook.row.fired()
-    return lambda: None
 
 
 class StartupPhase:

@@ -22,7 +22,7 @@ from typing import Any
 
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME, LOG_PROBS
 from rltrace.hooks import boundaries, cost
-from rltrace.hooks.patching import Hook, PatchSet, end_span
+from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.gpu_use import has_used_gpu
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.torch import autograd
@@ -57,7 +57,7 @@ class CudaTime:
 
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
     """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
-    patches.use("torch.cuda:is_initialized", functools.partial(follow, pairs))
+    patches.when_imported("torch.cuda", lambda _: follow(pairs))
     for kind, whole, classes in ((GATHER, "output_tensor", GATHERS), (SCATTER, "input_tensor", SCATTERS)):
         for class_name in classes:
             patches.around(
@@ -109,7 +109,7 @@ FOLLOWED: list[CudaPairs] = []
 """Those of this process whose hooks are in place; the first one takes what other instrumentations see."""
 
 
-def follow(pairs: CudaPairs, _hook: Hook) -> Callable[[], None]:
+def follow(pairs: CudaPairs) -> Callable[[], None]:
     """Look at the end of every phase what is done, and let other hooks make pairs; returns what undoes it."""
     FOLLOWED.append(pairs)
     unwatch = boundaries.watch(pairs.reached, is_last=True)
