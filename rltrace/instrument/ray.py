@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.events import RAY_CALL
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.hooks.patching import (
     Function,
@@ -44,7 +45,7 @@ class Ray:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.around("ray._private.worker:init", keep_address, become_driver)
+        patches.around("ray._private.worker:init", remember_address, become_driver)
         patches.around("ray._private.worker:disconnect", say_left, nothing_after)
         for target, attribute in (
             ("ray.actor:ActorMethod._remote", "_method_name"),
@@ -65,9 +66,9 @@ class Ray:
             patches.around(f"{context}.{method}", now, functools.partial(write_if_long, name, args_of), (name,))
 
 
-def keep_address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def remember_address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Remember where `ray.init` is told to connect to, for `runtime_env_hook`, which it calls."""
-    _init.address = args[0] if args else kwargs.get("address")
+    _init.address = argument("address", 0, args, kwargs, None)
     _init.temp_dir = kwargs.get("_temp_dir")
 
 

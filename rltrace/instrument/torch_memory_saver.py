@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.host.memory import OnHost
 from rltrace.instrument.memory.cuda_memory import LEDGER
@@ -48,7 +49,7 @@ class TorchMemorySaver:
 
 def tags_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str] | None:
     """The tag that a call names; None for all."""
-    tag = kwargs.get("tag", args[1] if len(args) > 1 else None)
+    tag = argument("tag", 1, args, kwargs, None)
     return None if tag is None else {tag}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rltrace.events import STEP
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.record import recorder
 
@@ -55,11 +56,6 @@ class Trl:
 
 
 # ---- a rank -----------------------------------------------------------------------------------------------------
-
-
-def keep_self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The trainer that is being made."""
-    return args[0]
 
 
 def identify_rank(trainer: Any, _result: Any, error: BaseException | None) -> None:
@@ -109,7 +105,7 @@ class StepPhases:
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A step begins; what an exception left open of the last one is closed."""
         self._close("actor.micro_batch", "actor.update", "advantage", STEP)
-        state = kwargs["state"] if "state" in kwargs else args[2]
+        state = argument("state", 2, args, kwargs)
         self._begin(STEP, recorder.span(STEP, step=state.global_step))
 
     def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
@@ -150,7 +146,7 @@ class StepPhases:
     def begin_log_prob(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Log-probs of a batch are a phase, of the actor or of the ref; those of a loss belong to the update."""
         if self._makes_batch:
-            trainer, model = args[0], kwargs["model"] if "model" in kwargs else args[1]
+            trainer, model = args[0], argument("model", 1, args, kwargs)
             is_ref = self._is_ref or (trainer.ref_model is not None and model is trainer.ref_model)
             name = "ref.log_prob" if is_ref else "actor.old_log_prob"
             self._begin(name, recorder.phase(name))
@@ -161,7 +157,7 @@ class StepPhases:
 
     def begin_reward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The answers of a batch are scored."""
-        inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
+        inputs = argument("inputs", 1, args, kwargs)
         self._begin("reward", recorder.phase("reward", sequences=len(inputs)))
 
     def end_reward(self, _token: Any, _result: Any, error: BaseException | None) -> None:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import memory
 from rltrace.host.nvml import DRIVER
@@ -126,9 +127,9 @@ def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
     return enter_reduction(Fsdp2Params(args[0]), gradients_of(args[0]))
 
 
-def enter_flat_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
+def enter_flat_grads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The same of a flat parameter."""
-    params = Fsdp1Params(args[1])
+    params = Fsdp1Params(argument("handle", 1, args, kwargs))
     return enter_reduction(params, params.grads())
 
 
@@ -205,7 +206,7 @@ class Having:
 
 def watch_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Let the thread on which backward begins know that its allocations are activations, until it is through."""
-    tensors = kwargs["tensors"] if "tensors" in kwargs else args[0]
+    tensors = argument("tensors", 0, args, kwargs)
     roots = [tensors] if hasattr(tensors, "register_hook") else list(tensors)
     return [root.register_hook(enter_backward) for root in roots if root.requires_grad]
 

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
 from rltrace.host import nvml
 from rltrace.host.gpu_use import has_used_gpu
@@ -152,7 +153,7 @@ class EagerConnections(Growing):
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look before; a process that has no context yet gets it first."""
-        device = kwargs["device"] if "device" in kwargs else args[1]
+        device = argument("device", 1, args, kwargs)
         if device is None or device.type != "cuda":
             return None
         with nullcontext() if self._ledger.in_use else self._on_device(device):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rltrace.events import HOST_BYTES, PINNED_BYTES
+from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import After, Function, Hook, PatchSet, wrap_function
 from rltrace.host import memory
 from rltrace.instrument.torch.fsdp1 import WRAPPER
@@ -240,7 +241,7 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
             if on_state is not None:
                 on_state(state, hook)
 
-        return wrap_function(original, hook, keep_first, when_made(met))
+        return wrap_function(original, hook, keep_self, when_made(met))
 
     patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_states)
     for target, meet in (
@@ -248,12 +249,7 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
         ("torch.nn.parallel.distributed:DistributedDataParallel.__init__", MODELS.meet_ddp),
         ("torch.optim.optimizer:Optimizer.__init__", ROLES.meet_optimizer),
     ):
-        patches.around(target, keep_first, when_made(meet))
-
-
-def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """What the call is about."""
-    return args[0]
+        patches.around(target, keep_self, when_made(meet))
 
 
 def when_made(meet: Callable[[Any], None]) -> After:

@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rltrace.hooks.patching import PatchSet, nothing_after
+from rltrace.hooks.arguments import keep_self
+from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
 from rltrace.host import memory
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.process_ledger import ProcessLedger
@@ -97,8 +98,8 @@ class ReferenceMemory:
             edge = Edge(sampler, target, kernels.get(target))
             patches.around(target, edge.before, edge.after)
         patches.around(f"{RUN}.weight_sync:Sender.send", sampler.sample_buckets, nothing_after)
-        patches.around(f"{RUN}.weight_sync:Receiver.finish", keep, sampler.sample_after)
-        patches.around(f"{RUN}.rollout:Rollout.__init__", keep, sampler.meet_engine)
+        patches.around(f"{RUN}.weight_sync:Receiver.finish", nothing_before, sampler.sample_after)
+        patches.around(f"{RUN}.rollout:Rollout.__init__", keep_self, sampler.meet_engine)
         patches.around(f"{RUN}.engine.engine:Engine.__init__", sampler.meet_worker, nothing_after)
         micro_batch = MicroBatch(sampler)
         patches.around(f"{RUN}.actor:Actor.micro_batch", micro_batch.begin, micro_batch.end)
@@ -163,15 +164,15 @@ class Sampler:
         for name, value in BucketMemory(args[0])().items():
             recorder.counter(name, value)
 
-    def sample_after(self, _args: Any, _result: Any, _error: BaseException | None) -> None:
+    def sample_after(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
         """Sample where only the end is an edge: before it shared memory is mapped twice, which takes long to divide."""
         self.ledger.on_gpu |= LEDGER.in_use  # an engine's process meets nobody who says so
         self.ledger.sample(moved=True)
 
-    def meet_engine(self, args: Any, _result: Any, error: BaseException | None) -> None:
+    def meet_engine(self, rollout: Any, _result: Any, error: BaseException | None) -> None:
         """The worker's device is its engine's too."""
         if error is None:
-            self.ledger.meet_peer(args[0].process.pid)
+            self.ledger.meet_peer(rollout.process.pid)
 
     def meet_worker(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """The engine's device is that of the worker that started it."""
@@ -278,11 +279,6 @@ class MicroBatch:
         self._is_sampled = False
         if unnamed_bytes is not None and error is None:
             ledger.add_kernels(ledger.unnamed_heap_bytes() - unnamed_bytes)
-
-
-def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Keep the call's arguments for its end."""
-    return args
 
 
 class PolicyMemory:

@@ -6,8 +6,9 @@ import socket
 from typing import Any
 
 from rltrace.events import LOG_PROBS
+from rltrace.hooks.arguments import argument, keep
 from rltrace.hooks.bucket_flow import flow_key
-from rltrace.hooks.patching import PatchSet, nothing_after
+from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Requests
 from rltrace.instrument.torch.devices import gpu_uuid
 from rltrace.record import recorder
@@ -71,8 +72,8 @@ def install_worker(patches: PatchSet) -> None:
 
 def identify_worker(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say which rank this process works for."""
-    rank = kwargs["rank"] if "rank" in kwargs else args[1]
-    config = kwargs["config"] if "config" in kwargs else args[2]
+    rank = argument("rank", 1, args, kwargs)
+    config = argument("config", 2, args, kwargs)
     recorder.identify(role="worker", rank=rank, device=device_of(rank, config))
 
 
@@ -149,8 +150,8 @@ def install_engine(patches: PatchSet) -> None:
     patches.span(f"{engine}.restore_rng", "rng.restore")
     patches.span(f"{engine}.step", "engine.step", late_args=step_stats)
     requests = EngineRequests()
-    patches.around(f"{engine}.add_request", keep, requests.begin)
-    patches.around(f"{engine}.finish_request", keep, requests.end, ("rollout.request",))
+    patches.around(f"{engine}.add_request", nothing_before, requests.begin)
+    patches.around(f"{engine}.finish_request", keep("request", 1), requests.end, ("rollout.request",))
     pool = f"{RUN}.engine.memory:MappedPool"
     patches.span(f"{pool}.map", "cumem.map", map_args, lambda moved, *_: {"bytes": moved})
     patches.span(
@@ -160,8 +161,8 @@ def install_engine(patches: PatchSet) -> None:
 
 def identify_engine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say whose engine this process is."""
-    rank = kwargs["rank"] if "rank" in kwargs else args[2]
-    config = kwargs["config"] if "config" in kwargs else args[1]
+    rank = argument("rank", 2, args, kwargs)
+    config = argument("config", 1, args, kwargs)
     recorder.identify(role="engine", rank=rank, device=device_of(rank, config))
 
 
@@ -185,23 +186,17 @@ def unmap_args(pool: Any, tag: str) -> dict[str, Any] | None:
     return {"tag": tag} if tag in pool.awake else None
 
 
-def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Keep the call's arguments for its end."""
-    return args
-
-
 class EngineRequests:
     """The embedded engine's requests as spans."""
 
     def __init__(self) -> None:
         self._requests = Requests()
 
-    def begin(self, _args: Any, request: Any, error: BaseException | None) -> None:
+    def begin(self, _token: Any, request: Any, error: BaseException | None) -> None:
         """A request was queued."""
         if error is None:
             self._requests.begin(request.request_id)
 
-    def end(self, args: Any, _result: Any, _error: BaseException | None) -> None:
+    def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
         """A request is done."""
-        request = args[1]
         self._requests.end(request.request_id, prompt_tokens=len(request.prompt), tokens=len(request.tokens))

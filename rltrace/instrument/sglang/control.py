@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.instrument.sglang.buckets import Keys, handles_of
@@ -57,7 +58,7 @@ class ControlRequests:
         """Open the span of a control request, with its edge if it is one; of any other request, none."""
         if not self.is_scheduler:
             return None
-        request = kwargs["obj"] if "obj" in kwargs else args[1]
+        request = argument("obj", 1, args, kwargs)
         kind = type(request).__name__
         source = source_of(kind)
         if source is not None:
@@ -88,13 +89,13 @@ class ControlRequests:
 
     def count_flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A bucket has come as one tensor, with what is in it."""
-        bucket = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        bucket = argument("flattened_tensor_bucket_dict", 1, args, kwargs)
         element_bytes = bucket["flattened_tensor"].element_size()
         self._count(part.numel * element_bytes for part in bucket["metadata"])
 
     def count_adapter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The tensors of a LoRA adapter have come."""
-        tensors = kwargs["tensors"] if "tensors" in kwargs else args[2]
+        tensors = argument("tensors", 2, args, kwargs)
         self._count([size_of(tensor) for tensor in tensors.values()])
 
     def _count(self, sizes: Iterable[int]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Lanes
 from rltrace.host.clock import now_ns
@@ -158,7 +159,7 @@ class Batches:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """When the batch began, and what it computes."""
-        return now_ns(), batch_args(args[0], kwargs["batch"] if "batch" in kwargs else args[1])
+        return now_ns(), batch_args(args[0], argument("batch", 1, args, kwargs))
 
     def keep_result(self, token: tuple[int, dict[str, Any]], result: Any, error: BaseException | None) -> None:
         """It runs until its result is processed."""
@@ -171,8 +172,8 @@ class Batches:
 
     def find_result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Scheduler and batch of the call, and which batch it is about to end."""
-        batch = kwargs["batch"] if "batch" in kwargs else args[1]
-        result = kwargs["result"] if "result" in kwargs else args[2]
+        batch = argument("batch", 1, args, kwargs)
+        result = argument("result", 2, args, kwargs)
         begun = self._begun.get(id(result))
         if begun is None or begun[0]() is not result:
             return args[0], batch, None

@@ -22,6 +22,7 @@ from typing import Any
 
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME, LOG_PROBS
 from rltrace.hooks import boundaries, cost
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.gpu_use import has_used_gpu
 from rltrace.host.nvml import DRIVER
@@ -139,7 +140,7 @@ def begin_collective(
     At one rank nothing moves. An asynchronous one ends on NCCL's stream, which an event on this one does not wait for.
     NCCL has one stream a group, so that a gather also waits for a reduce-scatter that was launched before it.
     """
-    group = kwargs.get("group", args[3] if len(args) > 3 else None)
+    group = argument("group", 3, args, kwargs, None)
     ranks = 1 if group is None else group.size()
     if ranks == 1 or kwargs.get("async_op"):
         return None

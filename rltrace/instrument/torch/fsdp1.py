@@ -10,7 +10,8 @@ import functools
 import weakref
 from typing import Any
 
-from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.hooks.arguments import argument, keep
+from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_before
 from rltrace.instrument.torch.fsdp2 import Forwards, tensor_args, without_wrappers
 from rltrace.record import recorder
 from rltrace.record.interruption import own_failure
@@ -30,16 +31,16 @@ class Fsdp1:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         paths, backwards = Paths(), Backwards()
-        patches.around(f"{RUNTIME}:_share_state_and_init_handle_attrs", keep_subject, paths.learn)
+        patches.around(f"{RUNTIME}:_share_state_and_init_handle_attrs", keep("root_module", 1), paths.learn)
         patches.span(f"{HANDLE}._all_gather_flat_param", "fsdp.all_gather", paths.gather_args, gather_bytes)
         patches.span(f"{RUNTIME}:_reduce_grad", "fsdp.reduce_scatter", paths.reduce_args)
         patches.wrap(f"{WRAPPER}.__init__", functools.partial(watch_forwards, paths), ("fsdp.forward",))
         patches.around(
             f"{RUNTIME}:_pre_backward_hook", functools.partial(backwards.begin, paths), leave_open, ("fsdp.backward",)
         )
-        patches.around(f"{RUNTIME}:_post_backward_hook", keep_subject, backwards.end)
+        patches.around(f"{RUNTIME}:_post_backward_hook", keep("handle", 1), backwards.end)
         # A module without trainable parameters never reduces gradients: its backward ends with the whole one.
-        patches.around(f"{RUNTIME}:_post_backward_final_callback", keep_subject, backwards.end_all)
+        patches.around(f"{RUNTIME}:_post_backward_final_callback", nothing_before, backwards.end_all)
 
 
 class Paths:
@@ -97,9 +98,9 @@ class Backwards:
     def __init__(self) -> None:
         self._open: dict[int, Any] = {}
 
-    def begin(self, paths: Paths, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def begin(self, paths: Paths, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open the span of a module about to unshard for its backward; FSDP asks once per output of its forward."""
-        handle = args[2]
+        handle = argument("handle", 2, args, kwargs)
         if handle is None or getattr(handle, "_ran_pre_backward_hook", False):
             return
         if (unfinished := self._open.pop(id(handle), None)) is not None:
@@ -112,16 +113,11 @@ class Backwards:
         if opened is not None:
             opened.__exit__(None)
 
-    def end_all(self, _root: Any, _result: Any, error: BaseException | None) -> None:
+    def end_all(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Close what is open at the end of a whole backward."""
         while self._open:
             _, opened = self._open.popitem()
             opened.__exit__(None if error is None else type(error))
-
-
-def keep_subject(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The module or the handle that a call is about; all of these functions take its state first."""
-    return args[1]
 
 
 def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:

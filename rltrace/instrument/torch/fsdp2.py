@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.patching import Function, Hook, PatchSet
 from rltrace.record import recorder
 from rltrace.record.interruption import own_failure
@@ -81,7 +82,7 @@ class Gathers:
         known = self._known.get(id(fsdp_params))
         if known is not None and known[0]() is fsdp_params[0]:
             return _all_gather(*known[1]).__enter__()
-        group = args[1] if len(args) > 1 else kwargs["group"]
+        group = argument("group", 1, args, kwargs)
         return FirstGather.begin(fsdp_params, group.size()) if group.size() > 1 else None
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
@@ -437,7 +438,7 @@ class Backwards:
                 return original(*args, **kwargs)
             finally:
                 if is_open and hook.live:
-                    hook.leave(end, hook.enter(keep_group, args, kwargs), None, None)
+                    hook.leave(end, hook.enter(keep_self, args, kwargs), None, None)
 
         return post_backward
 
@@ -461,11 +462,6 @@ class UnfinishedBackward:
 
     span: Any
     groups: int
-
-
-def keep_group(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Remember whose backward ends."""
-    return args[0]
 
 
 def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.torch.devices import device_of
-from rltrace.instrument.verl.worker import keep_self
 from rltrace.record import recorder
 
 # ---- server -----------------------------------------------------------------------------------------------------

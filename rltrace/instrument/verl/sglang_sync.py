@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.open_span import OpenSpan
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.sglang.buckets import Keys, handles_of
+from rltrace.instrument.verl.worker import first
 from rltrace.record import recorder
 
 
@@ -20,7 +22,7 @@ class Sending:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The bucket is together; what follows makes handles of its tensors."""
-        tensors = kwargs["params_batch"] if "params_batch" in kwargs else args[1]
+        tensors = argument("params_batch", 1, args, kwargs)
         size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         self._open.open("weight_sync.send", bytes=size_bytes, tensors=len(tensors))
 
@@ -30,7 +32,7 @@ class Sending:
 
     def begin_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The request goes to the server."""
-        request = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        request = first(args[1:], kwargs)
         handles = handles_of(request)
         known = {} if handles is None else {"bucket": self._keys.of(handles)}
         is_sent_here = not self._open  # by who asks the engine without SGLang's function

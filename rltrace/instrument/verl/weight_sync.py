@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from rltrace.hooks.arguments import argument, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.open_span import OpenSpan
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items
@@ -38,7 +39,7 @@ class Switch:
     def begin_wake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The engine wakes: no part of the sync."""
         self._open.close()
-        tags = kwargs["tags"] if "tags" in kwargs else args[1] if len(args) > 1 else None
+        tags = argument("tags", 1, args, kwargs, None)
         name = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
         return recorder.span(name, tags=None if tags is None else list(tags)).__enter__()
 
@@ -87,13 +88,11 @@ def gather_items(patches: PatchSet, target: str) -> None:
 
 def watch_weights(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace the iterable of (name, tensor); an asynchronous one stays as it is."""
-    weights = kwargs["weights"] if "weights" in kwargs else args[1]
+    weights = argument("weights", 1, args, kwargs)
     if not hasattr(weights, "__iter__"):
         return args, kwargs
     watched = watch_items(weights, hook, begin_gather, end_gather)
-    if "weights" in kwargs:
-        return args, {**kwargs, "weights": watched}
-    return (args[0], watched, *args[2:]), kwargs
+    return with_argument("weights", 1, args, kwargs, watched)
 
 
 def begin_gather(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -152,7 +151,7 @@ def watch_socket(original: Function, hook: Hook) -> Function:
     @functools.wraps(original)
     def init_socket(sender: Any) -> None:
         original(sender)
-        token = hook.enter(lambda args, _kwargs: args[0], (sender,), {})
+        token = hook.enter(keep_self, (sender,), {})
         hook.leave(replace_socket, token, hook, None)
 
     return init_socket
@@ -215,9 +214,8 @@ def watch_receiver(patches: PatchSet, target: str) -> None:
 
 def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace the callback."""
-    receiver = args[0]
-    load = kwargs["on_bucket_received"] if "on_bucket_received" in kwargs else args[1]
-    buckets = _received.begin(receiver.zmq_handle)
+    load = argument("on_bucket_received", 1, args, kwargs)
+    buckets = _received.begin(args[0].zmq_handle)
 
     def begin_load(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, weights = buckets.next_key(), args[0]
@@ -236,6 +234,4 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         hook.leave(end_span, token, result, None)
         return result
 
-    if "on_bucket_received" in kwargs:
-        return args, {**kwargs, "on_bucket_received": watched}
-    return (receiver, watched), kwargs
+    return with_argument("on_bucket_received", 1, args, kwargs, watched)

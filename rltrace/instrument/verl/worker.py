@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.open_span import OpenSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
 from rltrace.host import memory
@@ -24,11 +25,6 @@ from rltrace.record.interruption import own_failure
 def identify(patches: PatchSet, target: str) -> None:
     """A hook on a worker's `__init__`, behind which it knows its rank and sees its device alone."""
     patches.around(target, keep_self, become_worker)
-
-
-def keep_self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Remember whose method is called."""
-    return args[0]
 
 
 def become_worker(worker: Any, _result: Any, error: BaseException | None) -> None:
@@ -219,7 +215,7 @@ class MicroBatches:
 
     def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any], subject_of: SubjectOf = subject_of) -> None:
         """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
-        is_forward_only = kwargs.get("forward_only", args[3] if len(args) > 3 else False)
+        is_forward_only = argument("forward_only", 3, args, kwargs, False)
         self._trained = None if is_forward_only else subject_of(args[0])
 
     def end_update(self, _token: Any, _result: Any, error: BaseException | None) -> None:

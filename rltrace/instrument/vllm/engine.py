@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument, keep, keep_self
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Lanes, Requests
 from rltrace.host import memory
@@ -59,15 +60,10 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     ):
         patches.around(f"{WORKER}.{method}", *phase(name, pools), (name,))
     runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-    patches.around(f"{runner}.load_model", keep_runner, meet_weights)
-    patches.around(f"{runner}.initialize_kv_cache", keep_runner, meet_kv_cache)
+    patches.around(f"{runner}.load_model", keep_self, meet_weights)
+    patches.around(f"{runner}.initialize_kv_cache", keep_self, meet_kv_cache)
     graphs = Growing(LEDGER, GRAPHS)
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
-
-
-def keep_runner(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The model runner that the call is about."""
-    return args[0]
 
 
 def meet_weights(runner: Any, _result: Any, error: BaseException | None) -> None:
@@ -93,10 +89,10 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
     """Pages taken from the pools and given to them."""
 
     def begin_sleep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return pools.begin_unmap(kept=kwargs.get("offload_tags", args[1] if len(args) > 1 else ("weights",)) or ())
+        return pools.begin_unmap(kept=argument("offload_tags", 1, args, kwargs, ("weights",)) or ())
 
     def begin_wake_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return pools.begin_map(kwargs.get("tags", args[1] if len(args) > 1 else None))
+        return pools.begin_map(argument("tags", 1, args, kwargs, None))
 
     patches.around(f"{ALLOCATOR}.sleep", begin_sleep, pools.end_unmap, ("cumem.unmap",))
 
@@ -107,7 +103,7 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
     patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
     # Behind the allocator's the worker has some 6 ms of its own to do, which would make the allocator's last word old.
     patches.around(f"{WORKER}.wake_up", nothing_before, sample)
-    patches.around("vllm.device_allocator.cumem:create_and_map", keep_handle, arrived)
+    patches.around("vllm.device_allocator.cumem:create_and_map", keep("allocation_handle", 0), arrived)
     patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_before, meet_never_mapped)
 
 
@@ -116,8 +112,8 @@ def install_steps(patches: PatchSet) -> None:
     steps, requests = Steps(), SchedulerRequests()
     patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output)
     patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",))
-    patches.around(f"{SCHEDULER}.add_request", requests.keep, requests.begin)
-    patches.around(f"{SCHEDULER}._free_request", requests.keep, requests.end, ("rollout.request",))
+    patches.around(f"{SCHEDULER}.add_request", keep("request", 1), requests.begin)
+    patches.around(f"{SCHEDULER}._free_request", keep("request", 1), requests.end, ("rollout.request",))
 
 
 def install_processes(patches: PatchSet) -> None:
@@ -210,13 +206,8 @@ def copies(_asleep: Collection[str]) -> dict[str, memory.OnHost]:
     return {tag: memory.on_host(held) for tag, held in tensors.items()}
 
 
-def keep_handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Device, bytes, address and the driver's own handle of a segment."""
-    return kwargs["allocation_handle"] if "allocation_handle" in kwargs else args[0]
-
-
 def tag_of(handle: Any) -> str:
-    """The pool that a segment belongs to."""
+    """The pool that a segment belongs to; its handle is device, bytes, address and the driver's own handle."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     assert CuMemAllocator.instance is not None
@@ -260,7 +251,7 @@ class Steps:
 
     def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The scheduler, and which step its call is about to end."""
-        output = kwargs["scheduler_output"] if "scheduler_output" in kwargs else args[1]
+        output = argument("scheduler_output", 1, args, kwargs)
         return args[0], self._begun.pop(id(output), None)
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
@@ -306,10 +297,6 @@ class SchedulerRequests:
 
     def __init__(self) -> None:
         self._requests = Requests()
-
-    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The request that the call is about."""
-        return kwargs["request"] if "request" in kwargs else args[1]
 
     def begin(self, request: Any, _result: Any, error: BaseException | None) -> None:
         """It was queued."""
