@@ -24,7 +24,7 @@ DISABLE_VARIABLE = "RLTRACE_DISABLE"
 
 
 class Instrumentation(Protocol):
-    """A framework's hooks."""
+    """An instrumentation names the hooks of one framework."""
 
     name: str
     """Its name in `plugins.INSTRUMENTATIONS`."""
@@ -37,13 +37,13 @@ class Instrumentation(Protocol):
 
 
 class Installed:
-    """The instrumentations of this process."""
+    """The instrumentations that are installed in this process."""
 
     def __init__(self) -> None:
         self.patch_sets: dict[str, PatchSet] = {}
 
     def switch(self, on: bool) -> None:
-        """While recording is paused, let every hook pass its calls through."""
+        """Let every hook pass its calls through while recording is paused."""
         for patches in self.patch_sets.values():
             patches.hold(not on)
 
@@ -94,12 +94,12 @@ def install(register: HookRegister, names: Iterable[str] | None = None) -> Insta
 
 
 def installed() -> Installed:
-    """What is installed in this process."""
+    """Return what is installed in this process."""
     return _installed
 
 
 def warning_of_disabled() -> str | None:
-    """One line if `RLTRACE_DISABLE` names an instrumentation that there is not, for who starts the run."""
+    """Return one line for who starts the run if `RLTRACE_DISABLE` names an unknown instrumentation."""
     known = _known()
     unknown = [name for name in _disabled() if name not in known]
     if not unknown:

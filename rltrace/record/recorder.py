@@ -192,7 +192,7 @@ class _Enterable:
         self.args = late_args if self.args is None else {**self.args, **late_args}
 
 
-class OpenSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
+class LiveSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
     """A span whose arguments are keywords. On the wire: `[name, task, start_ns, args, true]`."""
 
     name: str
@@ -202,7 +202,7 @@ class OpenSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
     ok: Literal[True] = True
 
 
-_make_span: Callable[..., OpenSpan] = OpenSpan
+_make_span: Callable[..., LiveSpan] = LiveSpan
 """What `span` makes; something else in a process where somebody watches spans of a name."""
 
 
@@ -243,7 +243,7 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
     return cast("Callable[..., TypedSpan]", declared)
 
 
-def span(name: str, /, **args: Any) -> OpenSpan | NoSpan:
+def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
     """A named interval of this thread or asyncio task, for `with` and `async with`.
 
     Args:
@@ -253,9 +253,9 @@ def span(name: str, /, **args: Any) -> OpenSpan | NoSpan:
     return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, args)
 
 
-def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
+def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
     """A span that partitions its rank's step: phases of one rank do not overlap."""
-    return _NO_SPAN if _recorder is None else OpenSpan(name, 0, 0, {**args, "phase": True})
+    return _NO_SPAN if _recorder is None else LiveSpan(name, 0, 0, {**args, "phase": True})
 
 
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
@@ -273,22 +273,22 @@ def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Calla
     """
     global _make_span
 
-    class WatchedSpan(OpenSpan, dict=True, gc=True):
+    class WatchedSpan(LiveSpan, dict=True, gc=True):
         def __enter__(self) -> Any:
             self.token = begin(self.args or {})
-            return OpenSpan.__enter__(self)
+            return LiveSpan.__enter__(self)
 
         def __exit__(self, *error: Any) -> None:
-            OpenSpan.__exit__(self, *error)
+            LiveSpan.__exit__(self, *error)
             end(self.token)
 
-    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> OpenSpan:
-        return (WatchedSpan if name == watched else OpenSpan)(name, task, start_ns, args)
+    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> LiveSpan:
+        return (WatchedSpan if name == watched else LiveSpan)(name, task, start_ns, args)
 
     def undo() -> None:
         global _make_span
         if _make_span is make:
-            _make_span = OpenSpan
+            _make_span = LiveSpan
 
     _make_span = make
     return undo
@@ -425,7 +425,7 @@ def _encode_anyhow(record: Any) -> bytes:
     if isinstance(record, TypedSpan):
         fields = map(_sayable, msgspec.structs.astuple(record))
         return _encode((type(record).__struct_config__.tag, *fields))
-    if isinstance(record, OpenSpan):
+    if isinstance(record, LiveSpan):
         record = msgspec.structs.astuple(record)
     return _encode([_sayable_part(part) for part in record])
 
@@ -460,7 +460,7 @@ class _Held:
             pass
 
 
-class Hook:
+class HookCount:
     """One patched place of a framework: how often it fired is counted without a function of ours.
 
     Hooks run between a program's own calls, with none of their code and data in the processor's caches: there a store
@@ -533,7 +533,7 @@ class Recorder:
         self.recording = recording
         self.max_bytes = self._sound({"max_bytes": max_bytes}).get("max_bytes")
         self.who = self._sound(who)
-        self._hooks: dict[tuple[str, str], Hook] = {}
+        self._hooks: dict[tuple[str, str], HookCount] = {}
         self.forget_parent(start_ns)
         try:
             with self._lock:
@@ -686,7 +686,7 @@ class Recorder:
 
     def hook(
         self, instrumentation: str, target: str, state: str, reason: str | None = None, emits: tuple[str, ...] = ()
-    ) -> Hook:
+    ) -> HookCount:
         """Report a hook.
 
         Args:
@@ -708,7 +708,7 @@ class Recorder:
             "emits": list(emits),
         }
         if known is None:
-            self._hooks[instrumentation, target] = known = Hook(self, line)
+            self._hooks[instrumentation, target] = known = HookCount(self, line)
         known.line = line
         if state == "failed" and self._folder is None:  # a forked child that may never record anything
             self._say_all()

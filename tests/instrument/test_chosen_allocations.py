@@ -431,7 +431,7 @@ RAY = """
         def nothing(self):
             pass
         def hooked(self):
-            boundaries.reached(boundaries.Edge(("rollout.generate",)))
+            boundaries.reached(boundaries.Boundary(("rollout.generate",)))
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     rltrace.start(role="driver", name="trainer")
@@ -712,7 +712,7 @@ def test_where_no_step_is_chosen_nothing_is_watched(tmp_path: Path) -> None:
         from rltrace.record import recorder
         with rltrace.span("step", step=2) as step:
             watchers = [watcher for watcher in boundaries.WATCHERS if "Follower" in repr(watcher)]
-            print(type(step) is recorder.OpenSpan, recorder._endings, watchers)
+            print(type(step) is recorder.LiveSpan, recorder._endings, watchers)
     """
     done = run(tmp_path, source, "")
     assert done.out == "True [] []\n", done.err
@@ -755,4 +755,4 @@ def test_a_watched_span_is_written_as_any_other(folder: Path) -> None:
     spans = [event for event in Recording.open(folder).processes[0].events() if isinstance(event, Span)]
     assert [(one.name, one.args) for one in spans] == [("step", {"step": 1, "tokens": 5}), ("other", {})]
     assert told == [{"step": 1}]
-    assert recorder._make_span is recorder.OpenSpan
+    assert recorder._make_span is recorder.LiveSpan

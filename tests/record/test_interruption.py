@@ -275,7 +275,7 @@ def ring(number, frame):
     depth[0] += 1
     deepest[0] = max(deepest[0], depth[0])
     with rltrace.span("ring") as opened:
-        fired[0] += type(opened).__name__ == "OpenSpan"  # it records already
+        fired[0] += type(opened).__name__ == "LiveSpan"  # it records already
     depth[0] -= 1
 
 signal.signal(signal.SIGALRM, ring)

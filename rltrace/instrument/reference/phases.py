@@ -78,28 +78,28 @@ def identify_worker(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def device_of(rank: int, config: Any) -> dict[str, str]:
-    """The device of a rank: the GPU that this process sees; on a laptop a device of its own that is the CPU."""
+    """Return the device of a rank: the GPU that this process sees, or on a laptop a CPU device of its own."""
     uuid = gpu_uuid() if getattr(config, "device", "cpu") == "cuda" else f"cpu-{rank}"
     return {"host": socket.gethostname(), "uuid": uuid}
 
 
 def batch_args(_self: Any, batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Sequences of a batch."""
+    """Return the number of a batch's sequences."""
     return {"sequences": len(batch)}
 
 
 def generate_args(_rollout: Any, prompts: list[Any], seed: int, step: int) -> dict[str, Any]:
-    """Prompts of this rank."""
+    """Return the number of this rank's prompts."""
     return {"prompts": len(prompts), "step": step}
 
 
 def tensor_name(item: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Name of the parameter that comes out; the last `next` finds none."""
+    """Return the name of the parameter that comes out; the last `next` finds none."""
     return {} if item is None else {"tensor": item[0]}
 
 
 def sync_stats(stats: Any, *_: Any) -> dict[str, Any]:
-    """What a sync moved."""
+    """Return what a sync moved."""
     return {"bytes": stats.bytes, "tensors": stats.tensors, "buckets": stats.buckets}
 
 
@@ -122,12 +122,12 @@ def install_sender(patches: PatchSet) -> None:
 
 
 def gather_args(_self: Any, bucket: Any) -> dict[str, Any] | None:
-    """A bucket whose other parts come from the other ranks; alone there is none to gather from."""
+    """Describe a bucket that is gathered from other ranks; a single rank has none to gather from."""
     return None if bucket.ranks == 1 else bucket_args(_self, bucket) | {"dtype": "bfloat16"}
 
 
 def bucket_args(_self: Any, bucket: Any, *_: Any) -> dict[str, Any]:
-    """A packed bucket."""
+    """Describe a packed bucket."""
     return {"bucket": bucket.key, "bytes": bucket.used_bytes, "tensors": len(bucket.entries)}
 
 
@@ -167,7 +167,7 @@ def identify_engine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def step_stats(stats: Any, *_: Any) -> dict[str, Any]:
-    """What a step of the engine worked on."""
+    """Return what a step of the engine worked on."""
     return {
         "running": stats.running,
         "waiting": stats.waiting,
@@ -177,12 +177,12 @@ def step_stats(stats: Any, *_: Any) -> dict[str, Any]:
 
 
 def map_args(pool: Any, tag: str) -> dict[str, Any] | None:
-    """Tag of memory that gets pages; of memory that has them already, no span."""
+    """Return the tag of memory that gets pages; memory that has them already makes no span."""
     return None if tag in pool.awake else {"tag": tag}
 
 
 def unmap_args(pool: Any, tag: str) -> dict[str, Any] | None:
-    """Tag of memory that loses its pages; of memory that has none, no span."""
+    """Return the tag of memory that loses its pages; memory that has none makes no span."""
     return {"tag": tag} if tag in pool.awake else None
 
 
@@ -193,10 +193,10 @@ class EngineRequests:
         self._requests = Requests()
 
     def begin(self, _token: Any, request: Any, error: BaseException | None) -> None:
-        """A request was queued."""
+        """Begin a request that was queued."""
         if error is None:
             self._requests.begin(request.request_id)
 
     def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
-        """A request is done."""
+        """End a request that is done."""
         self._requests.end(request.request_id, prompt_tokens=len(request.prompt), tokens=len(request.tokens))

@@ -12,7 +12,8 @@ from typing import Any
 
 from rltrace.hooks.arguments import argument, keep
 from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_before
-from rltrace.instrument.torch.fsdp2 import Forwards, tensor_args, without_wrappers
+from rltrace.instrument.torch.fsdp2 import open_forward, tensor_args
+from rltrace.instrument.torch.modules import Forwards, without_wrappers
 from rltrace.record import recorder
 from rltrace.record.interruption import own_failure
 
@@ -23,7 +24,7 @@ WRAPPER = f"{PACKAGE}.fully_sharded_data_parallel:FullyShardedDataParallel"
 
 
 class Fsdp1:
-    """Collectives, forward and backward."""
+    """Records collectives, forwards and backwards."""
 
     name = "fsdp1"
     supports = ("torch >= 2.6, < 2.14",)
@@ -44,7 +45,7 @@ class Fsdp1:
 
 
 class Paths:
-    """Where in its model each wrapped module lies; known from the root's first forward on."""
+    """Knows where in its model each wrapped module lies, from the root's first forward on."""
 
     def __init__(self) -> None:
         self._by_handle: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -58,26 +59,26 @@ class Paths:
                 self._by_handle[module._handle] = without_wrappers(path)
 
     def of(self, handle: Any) -> str:
-        """The path of the module that a handle holds the parameters of; "" is the root, and what has none."""
+        """Return the path of the module whose parameters a handle holds; "" is the root, and a module without any."""
         return "" if handle is None else self._by_handle.get(handle, "")
 
     def gather_args(self, handle: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Arguments of an all-gather; at one rank there is none, FSDP shards nothing then."""
+        """Return the arguments of an all-gather; at one rank FSDP shards nothing, and there is none."""
         return {"module": self.of(handle), "tensors": handle.flat_param._num_params, "ranks": handle.world_size}
 
     def reduce_args(self, _state: Any, handle: Any) -> dict[str, Any]:
-        """Arguments of a reduce-scatter, with the size of the unsharded gradients that go in."""
+        """Return the arguments of a reduce-scatter, with the size of the unsharded gradients that go in."""
         return self.gather_args(handle) | tensor_args(handle.flat_param.grad)
 
 
 def gather_bytes(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Size of the gathered parameters, all ranks' shards together."""
+    """Return the size of the gathered parameters, all ranks' shards together."""
     return tensor_args(result)
 
 
 def watch_forwards(paths: Paths, original: Function, hook: Hook) -> Function:
     """Wrap the constructor, so that each wrapped module gets a hook before and one after its forward."""
-    forwards = Forwards(hook)
+    forwards = Forwards(hook, open_forward)
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:
@@ -121,4 +122,4 @@ class Backwards:
 
 
 def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """The span goes on until the gradients are reduced."""
+    """Do nothing: the span goes on until the gradients are reduced."""

@@ -11,7 +11,7 @@ from rltrace.instrument.verl.hook_points import HOOK_POINTS
 
 
 class Verl:
-    """Driver, workers, weight sync and rollout of the release that is installed."""
+    """Records the driver, workers, weight sync and rollout of the release that is installed."""
 
     name = "verl"
     supports = ("verl >= 0.4.1, < 0.10",)
@@ -32,5 +32,5 @@ def name_hooks(patches: PatchSet) -> None:
 
 
 def release_line(version: str) -> int:
-    """The line of a release: 9 for "0.9.1"."""
+    """Return the line of a release: 9 for "0.9.1"."""
     return int(version.split(".")[1])

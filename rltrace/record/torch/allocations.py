@@ -57,10 +57,10 @@ WANDER = 30e-6
 _keeping: _Keeping | None = None
 _sources: list[Callable[[], dict[int, str]]] = []
 _switches: list[Callable[[bool], None]] = []
-_pools: list[Pools] = []
+_pools: list[ForeignPools] = []
 
 
-class Pools(Protocol):
+class ForeignPools(Protocol):
     """Memory that is not torch's own, with an allocator that has no history: each of its changes is told here."""
 
     def begin(self) -> None:
@@ -122,7 +122,7 @@ def name_by(source: Callable[[], dict[int, str]]) -> None:
     _sources.append(source)
 
 
-def keep_beside(pools: Pools) -> None:
+def keep_beside(pools: ForeignPools) -> None:
     """Keep what `pools` do in the same timeline."""
     _pools.append(pools)
 

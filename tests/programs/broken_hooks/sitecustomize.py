@@ -73,7 +73,7 @@ def break_recorder():
 
 
 def break_counting():
-    recorder.Hook._fire_first = broken
+    recorder.HookCount._fire_first = broken
 
 
 def break_report():
