@@ -606,8 +606,10 @@ def test_a_step_that_somebody_runs_again_is_not_kept_twice(tmp_path: Path) -> No
         assert len(kept(named(done.recording, f"rank {rank} worker"))) == 1
 
 
-def test_an_edge_that_only_hooks_tell_of_is_one(tmp_path: Path) -> None:
-    source = RAY.replace("with rltrace.phase(phase):", "boundaries.reached(boundaries.Boundary((phase,)))\n            if True:")
+def test_boundary_of_hooks_alone(tmp_path: Path) -> None:
+    """A boundary that only hooks tell of is one too: the program marks no phase itself."""
+    told = "boundaries.reached(boundaries.Boundary((phase,)))\n            if True:"
+    source = RAY.replace("with rltrace.phase(phase):", told)
     done = run(tmp_path, source)
     for rank in range(2):
         assert [part.args["step"] for part in kept(named(done.recording, f"rank {rank} worker"))] == [2]
