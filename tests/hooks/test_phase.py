@@ -38,7 +38,8 @@ def ledger(folder: Path) -> Iterator[CudaLedger]:
     undo()
 
 
-def test_both_of_its_edges_are_told_outside_of_it(folder: Path, told: list[Boundary]) -> None:
+def test_boundaries_outside(folder: Path, told: list[Boundary]) -> None:
+    """Both of its boundaries are told outside of it."""
     rltrace.start(folder)
     with rltrace.phase("think", tokens=3) as phase:
         assert told == [Boundary(("think",), is_end=False, is_own=True)]
@@ -58,13 +59,15 @@ def test_both_of_its_edges_are_told_outside_of_it(folder: Path, told: list[Bound
     assert (rest.name, rest.is_phase) == ("rest", True)
 
 
-def test_nobody_is_told_where_nothing_is_recorded(told: list[Boundary]) -> None:
+def test_nothing_recorded(told: list[Boundary]) -> None:
+    """Nobody is told where nothing is recorded."""
     with rltrace.phase("think"):
         pass
     assert told == []
 
 
-def test_a_ledger_of_its_device_is_at_each_edge_whatever_it_is_called(folder: Path, ledger: CudaLedger) -> None:
+def test_ledger_at_boundaries(folder: Path, ledger: CudaLedger) -> None:
+    """A ledger of its device is at each boundary whatever it is called."""
     with rltrace.phase("think"):
         pass
     rltrace.stop()
@@ -77,7 +80,8 @@ def test_a_ledger_of_its_device_is_at_each_edge_whatever_it_is_called(folder: Pa
     assert device.residual is not None and device.residual.edges_over_allowed == 0
 
 
-def test_memory_that_runs_out_in_it_is_told(folder: Path, ledger: CudaLedger) -> None:
+def test_out_of_memory(folder: Path, ledger: CudaLedger) -> None:
+    """Memory that runs out in it is told."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with pytest.raises(torch.OutOfMemoryError), rltrace.phase("think"):
         raise error
@@ -87,7 +91,9 @@ def test_memory_that_runs_out_in_it_is_told(folder: Path, ledger: CudaLedger) ->
     assert failure.moment is not None and failure.moment.bytes["actor.optimizer"] == 600 * MIB
 
 
-def test_who_fails_at_an_edge_disturbs_nobody_and_is_said_once(folder: Path) -> None:
+def test_failing_watcher(folder: Path) -> None:
+    """Who fails at a boundary disturbs nobody and is said once."""
+
     def fail(_edge: Boundary) -> None:
         raise ValueError("no such device")
 
