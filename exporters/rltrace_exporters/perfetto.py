@@ -499,6 +499,8 @@ class _ProcessWriter:
         if span.name == MEMORY_EDGE:  # looked for here, not in the loop over all events: its bytes are never kept
             self.devices.add_edge(self.process, span, self.offset_ns)
         track, follows_from_key = self._track_of(span)
+        if _has_phase_row(span):  # which says so already
+            span.args.pop("phase", None)
         event = _TYPE_BEGIN + track.uuid + b"\x50" + self.names.number(_EVENT_NAMES, span.name)
         begin = _Begin(track, track.sequence, event, *track.around(event), track.end_head, track.end_tail)
         if follows_from_key:
@@ -507,8 +509,7 @@ class _ProcessWriter:
 
     def _track_of(self, span: Span) -> tuple[_Track, bool]:
         """The row of a span, and whether every span of its thread, task, lane and name is on it."""
-        if span.is_phase or span.name == STEP:
-            span.args.pop("phase", None)
+        if _has_phase_row(span):
             name = tracks.phases(self.process, span.name, is_clock_known=self.is_clock_known)
             return self._placed(span, name, NestedRow, name), False
         if span.name == REQUEST:
@@ -564,3 +565,8 @@ class _ProcessWriter:
 
     def _track(self, descriptor: Callable[[int], bytes]) -> _Track:
         return _Track(self.trace.track(descriptor), self.sequence)
+
+
+def _has_phase_row(span: Span) -> bool:
+    """Whether a span is on the row of its rank's phases, or on that of the steps."""
+    return span.is_phase or span.name == STEP

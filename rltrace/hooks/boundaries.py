@@ -12,33 +12,33 @@ from typing import NamedTuple
 from rltrace.events import MEMORY_MOVES, PHASES
 
 NAMES = PHASES | MEMORY_MOVES
-"""Spans whose beginning and end are edges."""
+"""The beginning and the end of a span with one of these names is a boundary."""
 
 
-class Edge(NamedTuple):
+class Boundary(NamedTuple):
     """The beginning or the end of a span."""
 
     names: tuple[str, ...] = ()
-    """That the span may have; none where an engine has just become idle."""
+    """The names that the span may have; there is none where an engine has just become idle."""
     is_end: bool = True
     error: BaseException | None = None
-    """What ended it, if anything did."""
+    """The error that ended the span, if one did."""
     is_own: bool = False
-    """Of a phase that the program marks itself, by whatever name."""
+    """Whether the program marks this phase itself, by whatever name."""
 
     @property
     def is_phase(self) -> bool:
-        """Whether it is the edge of a phase."""
+        """Whether it is the boundary of a phase."""
         return self.is_own or not PHASES.isdisjoint(self.names)
 
 
-Watcher = Callable[[Edge], None]
+Watcher = Callable[[Boundary], None]
 
 WATCHERS: list[Watcher] = []
 
 
 def watch(watcher: Watcher, *, is_last: bool = False) -> Callable[[], None]:
-    """Have every edge of this process told to `watcher`; returns what undoes it.
+    """Have `watcher` called at every boundary of this process; return what undoes it.
 
     Args:
         watcher: Called with each.
@@ -49,7 +49,7 @@ def watch(watcher: Watcher, *, is_last: bool = False) -> Callable[[], None]:
     return lambda: WATCHERS.remove(watcher)
 
 
-def reached(edge: Edge) -> None:
-    """Tell everybody who watches; those that may take their time last behind a span, and first before one."""
-    for watcher in WATCHERS if edge.is_end else reversed(WATCHERS):
-        watcher(edge)
+def reached(boundary: Boundary) -> None:
+    """Tell every watcher. Those that may take their time are told first before a span, and last behind it."""
+    for watcher in WATCHERS if boundary.is_end else reversed(WATCHERS):
+        watcher(boundary)

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def flow_key(bucket: str) -> str:
-    """The arrow from a bucket sent to the same bucket loaded, by the bucket's key."""
+    """Return the key of the arrow from the place where a bucket is sent to the place where it is loaded."""
     return f"bucket:{bucket}"

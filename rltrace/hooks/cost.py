@@ -11,24 +11,24 @@ from statistics import median
 from typing import Any
 
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure
 from rltrace.record import spans
-from rltrace.record.interruption import own_failure
 from rltrace.record.segment import NEXT_BYTES, Segment
 
 BLOCKS = 40
 EVENTS = 50
-"""Of one block: long enough for the clock, short enough that most blocks are not interrupted."""
+"""A block of so many events is long enough for the clock, and short enough that most blocks are not interrupted."""
 
 _ARGS = {"bytes": 4096, "tensors": 3}
 
 Event = Callable[[], Any]
 
 OTHER_EVENTS: dict[str, Callable[[], Event]] = {}
-"""What an instrumentation records in another way, by name: makes what is called for one of them."""
+"""Events that an instrumentation records in another way, by name. Each function returns what records one."""
 
 
 def measure_cost() -> dict[str, float]:
-    """Measure, and leave the figures in this process's part of the Recording.
+    """Measure what an event costs, and leave the figures in this process's part of the Recording.
 
     Returns:
         Nanoseconds of one event, the median of many blocks: `span` (the hook that opens it and two arguments included),
@@ -76,11 +76,11 @@ def _block_ns(event: Event) -> int:
 
 
 def _nothing() -> None:
-    """The call itself, which the program makes with or without us."""
+    """Do nothing: the program makes this call with or without us."""
 
 
 def hooked(open_span: Event, *, live: bool = True) -> Event:
-    """A function that is hooked as a framework's is, with a span around it; dormant if not live."""
+    """Return a function with a span around it, hooked as a framework's is; the hook is dormant if it is not live."""
     from rltrace.hooks.patching import Hook, wrap_function
 
     hook = Hook("cost", "cost:nothing")

@@ -12,16 +12,16 @@ STARTUP = Path(__file__).parent / "startup"
 """Holds the `sitecustomize` that joins every Python process to the Recording."""
 
 RAY_HOOK_VARIABLE = "RAY_RUNTIME_ENV_HOOK"
-"""Ray calls the function that it names with the runtime environment of every job."""
+"""Ray calls the function that this variable names with the runtime environment of every job."""
 
 RAY_HOOK = "rltrace.instrument.ray.runtime_env_hook"
 
 NEXT_RAY_HOOK_VARIABLE = "RLTRACE_NEXT_RAY_RUNTIME_ENV_HOOK"
-"""Names the function that `RAY_RUNTIME_ENV_HOOK` named without us; ours calls it first."""
+"""This variable names the function that `RAY_RUNTIME_ENV_HOOK` would name without us; ours calls it first."""
 
 
 def traced_environment(recording: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment whose Python processes join the Recording.
+    """Return an environment whose Python processes join the Recording.
 
     Args:
         recording: Its folder.
@@ -34,7 +34,7 @@ def traced_environment(recording: Path, environment: Mapping[str, str]) -> dict[
 
 
 def with_startup(python_path: str) -> str:
-    """A PYTHONPATH that begins with our start-up folder; an empty entry of it is the working folder, to Python."""
+    """Return a PYTHONPATH that begins with our start-up folder. To Python, an empty entry is the working folder."""
     others = [entry for entry in python_path.split(os.pathsep) if entry != str(STARTUP)] if python_path else []
     return os.pathsep.join([str(STARTUP), *others])
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from rltrace import plugins
 from rltrace.hooks.environment import reach_others, with_startup
 from rltrace.hooks.patching import HookRegister, PatchSet
+from rltrace.host.interruption import own_failure
 from rltrace.record import cluster, lifecycle, spans
 from rltrace.record.announcement import announce, complain
-from rltrace.record.interruption import own_failure
 from rltrace.record.process import UNSAID_ROLE
 
 DISABLE_VARIABLE = "RLTRACE_DISABLE"
@@ -24,7 +24,7 @@ DISABLE_VARIABLE = "RLTRACE_DISABLE"
 
 
 class Instrumentation(Protocol):
-    """A framework's hooks."""
+    """An instrumentation names the hooks of one framework."""
 
     name: str
     """Its name in `plugins.INSTRUMENTATIONS`."""
@@ -37,16 +37,15 @@ class Instrumentation(Protocol):
 
 
 class Installed:
-    """The instrumentations of this process."""
+    """The instrumentations that are installed in this process."""
 
     def __init__(self) -> None:
         self.patch_sets: dict[str, PatchSet] = {}
 
     def switch(self, on: bool) -> None:
-        """While recording is paused, let every hook pass its calls through."""
+        """Let every hook pass its calls through while recording is paused."""
         for patches in self.patch_sets.values():
-            for hook in patches.hooks:
-                hook.hold(not on)
+            patches.hold(not on)
 
     def undo(self) -> list[str]:
         """Take every hook back, the last first.
@@ -95,12 +94,12 @@ def install(register: HookRegister, names: Iterable[str] | None = None) -> Insta
 
 
 def installed() -> Installed:
-    """What is installed in this process."""
+    """Return what is installed in this process."""
     return _installed
 
 
 def warning_of_disabled() -> str | None:
-    """One line if `RLTRACE_DISABLE` names an instrumentation that there is not, for who starts the run."""
+    """Return one line for who starts the run if `RLTRACE_DISABLE` names an unknown instrumentation."""
     known = _known()
     unknown = [name for name in _disabled() if name not in known]
     if not unknown:

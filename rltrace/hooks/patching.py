@@ -21,9 +21,9 @@ from rltrace.dependencies import own
 from rltrace.hooks import boundaries
 from rltrace.hooks.versions import unmet_support
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure
 from rltrace.record import spans
 from rltrace.record.announcement import complain
-from rltrace.record.interruption import own_failure
 
 if TYPE_CHECKING:
     from wrapt import register_post_import_hook
@@ -47,18 +47,18 @@ ChangeArguments = Callable[["Hook", tuple[Any, ...], dict[str, Any]], Call]
 
 
 class HookRow(Protocol):
-    """A hook's place in `counts.u64`."""
+    """A hook's counters in `counts.u64`."""
 
     @property
     def fired(self) -> Callable[[], object]:
-        """Called each time that the hook ran."""
+        """A function to call each time that the hook runs."""
 
     def spent(self, spent_ns: int, /) -> None:
-        """Add how long it took; called where hooks are timed."""
+        """Add the time that the hook took; only timed hooks call this."""
 
 
 class Nobody:
-    """Counts nothing: the row of a hook that reports to nobody."""
+    """The counters of a hook that reports to nobody count nothing."""
 
     def fired(self) -> None:
         """Do nothing."""
@@ -71,7 +71,7 @@ NOBODY = Nobody()
 
 
 class HookRegister(Protocol):
-    """Where hooks report to; the Recorder is one."""
+    """Hooks report to a register; the Recorder is one."""
 
     def hook(
         self, instrumentation: str, target: str, state: str, reason: str | None = None, emits: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class HookRegister(Protocol):
 
 
 class Hook:
-    """One hook: whether it is live, and what it reports.
+    """A hook knows whether it is live, and reports its state.
 
     A wrapper that Ray sends to another process by value takes its hook along; there it is inert, because that
     process counts its own hooks.
@@ -121,7 +121,7 @@ class Hook:
             self.row = self._register.hook(self.instrumentation, self.target, state, reason, self.emits)
 
     def bind(self, on: bool) -> None:
-        """Say whether it is in place: only then it can be live."""
+        """Say whether the hook is in place; only then it can be live."""
         self.bound = on
         self._decide()
 
@@ -131,7 +131,7 @@ class Hook:
         self._decide()
 
     def hold(self, on: bool) -> None:
-        """Let it pass its calls through while recording is paused, wanted or not."""
+        """Let the hook pass its calls through while recording is paused, wanted or not."""
         self._held = on
         self._decide()
 
@@ -139,7 +139,7 @@ class Hook:
         self.live = self.bound and self._wanted and not self._held
 
     def timed(self, function: Function) -> Function:
-        """The same, and where that is asked for the time that it takes is kept."""
+        """Return the function; where hooks are timed, return one that also keeps the time that it takes."""
         if os.environ.get(TIME_VARIABLE) != "1":
             return function
 
@@ -165,7 +165,7 @@ class Hook:
             pass
 
     def enter(self, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `before`; the token for `leave`, or `_NOT_ENTERED`."""
+        """Run `before`, and return the token for `leave`, or `_NOT_ENTERED`."""
         if not self.live:
             return _NOT_ENTERED
         try:
@@ -183,6 +183,20 @@ class Hook:
             after(token, result, error)
         except own_failure() as failure:
             self.failed(failure)
+
+
+class AwaitedImport(Hook):
+    """Something to do once a module is imported. It replaces nothing, and is reported only if it cannot be done."""
+
+    __slots__ = ()
+
+    def report(self, state: str, reason: str | None = None) -> None:
+        """Set the state, and put it into the Recording if it is "skipped" or "failed"."""
+        if state in ("skipped", "failed"):
+            super().report(state, reason)
+        else:
+            self.state = state
+            self.bind(state == "installed")
 
 
 _NOT_ENTERED = object()
@@ -409,7 +423,7 @@ def wrap_same_kind(original: Function, hook: Hook, before: Before, after: After)
 
 
 def wrap_borrowed(original: Function, hook: Hook, before: Before, after: After) -> Function:
-    """The same, and its reference is counted here, once, for good.
+    """Choose the wrapper in the same way, and count a reference to it here, once, for good.
 
     When the interpreter ends, the collector empties what nobody refers to: an extension may call it even then, and a
     method without a closure survives that, where one of ours is a SIGSEGV.
@@ -425,7 +439,7 @@ def wrap_borrowed(original: Function, hook: Hook, before: Before, after: After) 
 
 
 class UntouchableError(Exception):
-    """The target is not something that a hook can be put around; the text says why."""
+    """No hook can be put around the target; the text says why."""
 
 
 class Patch:
@@ -457,7 +471,7 @@ class Patch:
 
 
 def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
-    """The replacement of `raw`, in the same descriptor."""
+    """Return the replacement of `raw`, in the same kind of descriptor."""
     if isinstance(raw, staticmethod | classmethod):
         return type(raw)(make(raw.__func__))
     if isinstance(raw, property):
@@ -470,7 +484,7 @@ def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
 
 
 def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
-    """The object that holds the attribute at the end of `path`, and the attribute's name."""
+    """Return the object that holds the attribute at the end of `path`, and the attribute's name."""
     *parents, attr = path.split(".")
     owner: Any = module
     where = module.__name__
@@ -489,7 +503,7 @@ def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
 def _span_hooks(
     name: str, args: Describe | None, late_args: Describe | None, flow_out: Key | None, flow_in: Key | None
 ) -> tuple[Before, After]:
-    """What opens the span of a call, and what closes it."""
+    """Return what opens the span of a call, and what closes it."""
     begin_span = _begin(name, args)
     if late_args is None and flow_out is None and flow_in is None:
         return begin_span, end_span
@@ -520,11 +534,11 @@ def _span_hooks(
     return begin, end
 
 
-def _at_edges(before: Before, after: After, emits: tuple[str, ...]) -> tuple[Before, After]:
-    """With whoever watches the edges told of this one, outside of its span."""
+def _at_boundaries(before: Before, after: After, emits: tuple[str, ...]) -> tuple[Before, After]:
+    """Return a `before` and an `after` that also tell the watchers of this boundary, outside of its span."""
     if boundaries.NAMES.isdisjoint(emits):
         return before, after
-    beginning = boundaries.Edge(emits, is_end=False)
+    beginning = boundaries.Boundary(emits, is_end=False)
 
     def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         boundaries.reached(beginning)
@@ -534,13 +548,13 @@ def _at_edges(before: Before, after: After, emits: tuple[str, ...]) -> tuple[Bef
         try:
             after(token, result, error)
         finally:
-            boundaries.reached(boundaries.Edge(emits, is_end=True, error=error))
+            boundaries.reached(boundaries.Boundary(emits, is_end=True, error=error))
 
     return begin, end
 
 
 def _begin(name: str, args: Describe | None) -> Before:
-    """Open a span; of a call that `args` calls no span, None."""
+    """Return a `before` that opens a span, or returns None for a call that `args` calls no span."""
     if args is None:
         return lambda _args, _kwargs: spans.span(name).__enter__()
 
@@ -552,15 +566,15 @@ def _begin(name: str, args: Describe | None) -> Before:
 
 
 def nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """A `before`: all is done afterwards."""
+    """Do nothing: a `before` where all is done afterwards."""
 
 
 def nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """An `after`: all was done before."""
+    """Do nothing: an `after` where all was done before."""
 
 
 def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:
-    """An `after`: close the span that the `before` opened; of a call that is none it returned None."""
+    """Close the span that the `before` opened, if it opened one: an `after`."""
     if opened is not None:
         opened.__exit__(None if error is None else type(error))
 
@@ -578,6 +592,7 @@ class PatchSet:
     def __init__(self, instrumentation: str, register: HookRegister, supports: tuple[str, ...] = ()) -> None:
         self.instrumentation = instrumentation
         self.hooks: list[Hook] = []
+        self._awaited: list[AwaitedImport] = []
         self._register = register
         self.supports = supports
         self._patches: list[Patch] = []
@@ -586,8 +601,17 @@ class PatchSet:
         self._closed = False
 
     def refuse(self, reason: str) -> None:
-        """Bind none of the hooks that are named from here on; each reports the reason."""
+        """Bind no hook that is named from here on; each reports the reason."""
         self._refused = reason
+
+    def modules(self) -> list[str]:
+        """Return the modules that something here waits for, each once."""
+        return list(dict.fromkeys(hook.target.partition(":")[0] for hook in (*self._awaited, *self.hooks)))
+
+    def hold(self, on: bool) -> None:
+        """Let every hook pass its calls through while recording is paused."""
+        for hook in (*self._awaited, *self.hooks):
+            hook.hold(on)
 
     @contextlib.contextmanager
     def dormant(self) -> Iterator[Callable[[bool], None]]:
@@ -614,22 +638,22 @@ class PatchSet:
         after: After,
         emits: tuple[str, ...] = (),
         *,
-        at_edges: bool = True,
+        at_boundaries: bool = True,
         is_borrowed: bool = False,
     ) -> None:
-        """Call `before` and `after` around every call of `target`, of whatever kind it is.
+        """Call `before` and `after` around every call of `target`, whatever kind of function it is.
 
         Args:
             target: "module:Class.attr".
             before: Called with the call's (args, kwargs); returns a token.
             after: Called with the token, the result (None after an error) and the error (None without one).
             emits: Names of the spans that the two write.
-            at_edges: What emits a phase, a sleep or a wake-up is an edge of memory on both sides; False: the two tell
-                of edges themselves, because not every call is one.
+            at_boundaries: Both sides of what emits a phase, a sleep or a wake-up are boundaries. False: the two tell of
+                boundaries themselves, because not every call has them.
             is_borrowed: An extension calls it by a reference that it does not count.
         """
-        if at_edges:
-            before, after = _at_edges(before, after, emits)
+        if at_boundaries:
+            before, after = _at_boundaries(before, after, emits)
         self._wrap(wrap_borrowed if is_borrowed else wrap_same_kind, target, before, after, emits)
 
     def span(
@@ -656,7 +680,7 @@ class PatchSet:
         """
 
         wrap = wrap_each_item if each_item else wrap_same_kind
-        before, after = _at_edges(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
+        before, after = _at_boundaries(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
         self._wrap(wrap, target, before, after, (name,))
 
     def _wrap(
@@ -683,32 +707,53 @@ class PatchSet:
             owner, attr = _find_owner(module, target.partition(":")[2])
             self._patches.append(Patch(owner, attr, hook, lambda original: make(original, hook)))
 
-        self._when_imported(target, bind, emits)
+        self._hook(target, bind, emits)
 
     def use(self, target: str, register: Callable[[Hook], Callable[[], None]], emits: tuple[str, ...] = ()) -> None:
-        """Call a framework's own registration once its module is imported.
+        """Register with a public hook of a framework once its module is imported.
 
         Args:
-            target: "module:function" of the public hook, for the report.
+            target: "module:function" of the public hook.
             register: Registers, and returns the function that takes it back.
-            emits: The span names that the hook writes.
+            emits: The names of the spans that the hook writes.
         """
 
         def bind(module: ModuleType, hook: Hook) -> None:
             _find_owner(module, target.partition(":")[2])
             self._undos.append((hook, register(hook)))
 
-        self._when_imported(target, bind, emits)
+        self._hook(target, bind, emits)
 
-    def _when_imported(self, target: str, bind: Callable[[ModuleType, Hook], None], emits: tuple[str, ...]) -> None:
+    def when_imported(self, module: str, function: Callable[[Hook], Callable[[], None] | None]) -> None:
+        """Call `function` once `module` is imported: to name hooks that depend on the release, or to watch something.
+
+        It is no hook itself. The Recording names it, by its module, only if it was skipped or failed.
+
+        Args:
+            module: Full name.
+            function: Called with what its own wrappers are gated by; returns what takes back what it did, or None.
+        """
+
+        def bind(_module: ModuleType, awaited: Hook) -> None:
+            if (take_back := function(awaited)) is not None:
+                self._undos.append((awaited, take_back))
+
+        awaited = AwaitedImport(self.instrumentation, module, register=self._register)
+        self._awaited.append(awaited)
+        self._when_imported(awaited, bind)
+
+    def _hook(self, target: str, bind: Callable[[ModuleType, Hook], None], emits: tuple[str, ...]) -> None:
         if any(hook.target == target for hook in self.hooks):
             return
         hook = Hook(self.instrumentation, target, emits, self._register)
         self.hooks.append(hook)
+        self._when_imported(hook, bind)
+
+    def _when_imported(self, hook: Hook, bind: Callable[[ModuleType, Hook], None]) -> None:
         if self._refused is not None:
             hook.report("skipped", self._refused)
             return
-        register_post_import_hook(functools.partial(self._bind, bind, hook), target.partition(":")[0])
+        register_post_import_hook(functools.partial(self._bind, bind, hook), hook.target.partition(":")[0])
 
     def _bind(self, bind: Callable[[ModuleType, Hook], None], hook: Hook, module: ModuleType) -> None:
         """Bind one hook to the module that was just imported; never raises into the import."""
@@ -738,7 +783,7 @@ class PatchSet:
         left = [patch.hook.target for patch in reversed(self._patches) if not patch.undo()]
         for _, take_back in reversed(self._undos):
             take_back()
-        for hook in self.hooks:
+        for hook in (*self._awaited, *self.hooks):
             if hook.bound:
                 hook.report("undone", "patched again since: left in place, inert" if hook.target in left else None)
         self._patches.clear()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans
-from rltrace.record.interruption import own_failure
-from rltrace.record.spans import NoSpan, OpenSpan
+from rltrace.record.spans import LiveSpan, NoSpan
 
 
-def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
-    """A span that partitions its rank's step: phases of one rank do not overlap.
+def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
+    """Return a span that partitions its rank's step: the phases of one rank do not overlap.
 
     Args:
         name: `subject.action`.
@@ -21,28 +21,28 @@ def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
 
 
 _said: set[str] = set()
-"""Reasons that are in the Recording already."""
+"""Reasons that the Recording already has."""
 
 
-class OwnPhase(OpenSpan):
-    """Tells whoever watches memory before it begins and behind its end: what that takes is not its time."""
+class OwnPhase(LiveSpan):
+    """A phase tells the watchers of memory before it begins and after it ends; what they take is not its time."""
 
     def __enter__(self) -> OwnPhase:
         _reached(self.name, is_end=False)
-        OpenSpan.__enter__(self)
+        LiveSpan.__enter__(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object = None, traceback: object = None, /) -> None:
-        OpenSpan.__exit__(self, kind, error, traceback)
+        LiveSpan.__exit__(self, kind, error, traceback)
         _reached(self.name, error=error if isinstance(error, BaseException) else None)
 
 
 def _reached(name: str, *, is_end: bool = True, error: BaseException | None = None) -> None:
-    """Tell who watches, if anybody does; nothing of ours raises into the program."""
+    """Tell the watchers of a boundary, if there are any; nothing of ours raises into the program."""
     if not boundaries.WATCHERS:
         return
     try:
-        boundaries.reached(boundaries.Edge((name,), is_end, error, is_own=True))
+        boundaries.reached(boundaries.Boundary((name,), is_end, error, is_own=True))
     except own_failure() as failure:
         reason = f"{type(failure).__name__}: {failure}"
         if reason not in _said:

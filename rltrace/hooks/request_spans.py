@@ -12,23 +12,23 @@ from rltrace.record import spans
 
 
 class Lanes:
-    """Numbers from 1, each held by one thing at a time, the smallest free one first."""
+    """Hands out numbers from 1, the smallest free one first; one thing holds a number at a time."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
         self._numbers = itertools.count(1)
 
     def take(self) -> int:
-        """A number that nobody holds."""
+        """Take a number that nobody holds."""
         return heapq.heappop(self._free) if self._free else next(self._numbers)
 
     def give_back(self, lane: int) -> None:
-        """Let the next one have it."""
+        """Let somebody else have the number."""
         heapq.heappush(self._free, lane)
 
 
 class Requests:
-    """The requests in flight, each on a lane that no other uses meanwhile."""
+    """The requests in flight, each on a lane that no other request uses meanwhile."""
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[int, int]] = {}
@@ -36,7 +36,7 @@ class Requests:
 
     @property
     def in_flight(self) -> int:
-        """How many have begun and not ended."""
+        """The number of requests that have begun and not ended."""
         return len(self._begun)
 
     def begin(self, request_id: str) -> None:

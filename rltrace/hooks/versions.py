@@ -10,7 +10,7 @@ from collections.abc import Callable
 Release = tuple[int, ...]
 
 PYTHON = "Python"
-"""Of which hooks on the standard library are."""
+"""The name under which hooks on the standard library say which versions they know."""
 
 _COMPARE: dict[str, Callable[[Release, Release], bool]] = {
     ">=": operator.ge,
@@ -62,7 +62,7 @@ def _parse(requirement: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def installed_version(package: str) -> str | None:
-    """Version of a package, or of this Python; None if it is not installed."""
+    """Return the version of a package, or of this Python; None if it is not installed."""
     if package == PYTHON:
         return ".".join(map(str, sys.version_info[:3]))
     # Imported here: it takes 24 ms, and every framework has imported it before a hook asks.
@@ -77,7 +77,7 @@ def installed_version(package: str) -> str | None:
 
 
 def _release(version: str) -> Release:
-    """The numbers of a version: "2.13.0+cpu" is (2, 13, 0); pre-releases count as the release."""
+    """Return the numbers of a version: "2.13.0+cpu" is (2, 13, 0). Pre-releases count as the release."""
     numbers = re.match(r"[0-9]+(\.[0-9]+)*", version)
     return tuple(int(part) for part in numbers[0].split(".")) if numbers else ()
 

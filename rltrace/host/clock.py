@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 now_ns = time.monotonic_ns
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 
 def has_used_gpu() -> bool:

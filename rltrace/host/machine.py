@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 _CPUS = Path("/proc/cpuinfo")
 

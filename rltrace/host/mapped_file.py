@@ -14,7 +14,7 @@ import resource
 import sys
 from pathlib import Path
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 _MAP_FIXED = 0x10
 """What Python's `mmap` has no name for."""

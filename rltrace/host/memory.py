@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rltrace.record.interruption import own_failure, suppress_own
+from rltrace.host.interruption import own_failure, suppress_own
 
 PAGE_BYTES = mmap.PAGESIZE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 
 def parent_of(pid: int) -> int | None:

@@ -1,11 +1,12 @@
-"""Instrumentations: which places of a framework are spans. One file or folder a framework, one line in `plugins.py`.
+"""Instrumentations: which places of a framework are spans. There is one file or folder for each framework.
 
 In: what a framework calls, at the targets ("module:Class.method") that its file names. Out: spans, counters, arrows and
-memory of the Recording, by the names of `events.py`, the same for every framework. `torch/` and `memory/` serve the
-others: sharded models and streams, and who holds which bytes. `docs/versions.md` says which versions are known.
+memory of the Recording, by the names of `events.py`, which are the same for every framework. `torch/` and `memory/`
+serve the others: sharded models and streams, and who holds which bytes. `docs/versions.md` says which versions are
+known.
 
-None of these files imports its framework: hooks wait for the program to do that, and `hooks/` has what makes and holds
-them. The package itself can be called: `rltrace.instrument()` traces the program that calls it.
+None of these files imports its framework: hooks wait until the program does that, and `hooks/` makes and holds them.
+The package itself can be called: `rltrace.instrument()` traces the program that calls it.
 
 To add a framework, write one file like `trl.py`, a line in `rltrace/plugins.py`, and a row in `docs/versions.md`.
 """
@@ -40,7 +41,7 @@ __all__ = [
 
 
 class _CallablePackage(ModuleType):
-    """`rltrace.instrument` is both: importing any file of the package would put the package in a function's place."""
+    """A package that can be called: importing any of its files would replace a function of the same name."""
 
     def __call__(self, folder: str | os.PathLike[str] | None = None, **who: Any) -> Path | None:
         return instrument(folder, **who)

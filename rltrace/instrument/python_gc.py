@@ -5,7 +5,7 @@ A full collection looks at every container there is. With torch and Ray loaded t
 
 No bytecode of ours runs at the end of a collection. It would be the first since a signal came, so that Python would run
 the program's signal handler inside of it, and what a callback of `gc` raises is printed and forgotten: a Ctrl-C, or the
-timeout of a reward, would be lost. Times are kept by functions in C, and read at the next edge of a phase.
+timeout of a reward, would be lost. Times are kept by functions in C, and read at the next boundary of a phase.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rltrace.events import COLLECTION
 from rltrace.hooks import boundaries
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans
-from rltrace.record.interruption import own_failure
 
 WORTH_NS = 5_000_000
-"""Shorter ones, as of young objects while packages are imported, are not told."""
+"""Shorter collections, as of young objects while packages are imported, are not recorded."""
 TIMES = 4
-"""Of a collection."""
+"""So many times are kept of each collection."""
 MOST_COLLECTIONS = 16_384
-"""Whose times are kept until they are read: the last ones."""
+"""Times of so many collections, the last ones, are kept until they are read."""
 
 
 class PythonGc:
-    """Collections that take 5 ms or more."""
+    """Records collections that take 5 ms or more."""
 
     name = "python_gc"
     supports = ("Python >= 3.10",)
@@ -47,11 +47,11 @@ class PythonGc:
 
 
 def watch_collections(hook: Hook) -> Callable[[], None]:
-    """Make each long collection a span; returns what undoes it."""
+    """Make each long collection a span; return what undoes it."""
     times_ns: deque[int] = deque(maxlen=MOST_COLLECTIONS * TIMES)
     reading = threading.Lock()
 
-    def read(_edge: boundaries.Edge | None = None) -> None:
+    def read(_boundary: boundaries.Boundary | None = None) -> None:
         if len(times_ns) < TIMES or not reading.acquire(blocking=False):
             return
         try:
@@ -83,14 +83,14 @@ def watch_collections(hook: Hook) -> Callable[[], None]:
 
 
 def two_times(times_ns: deque[int]) -> Callable[[Any, Any], Any]:
-    """What appends the time twice when it is called with two arguments, as callbacks of `gc` are; all of it is in C."""
+    """Return a function, all in C, that appends the time twice when it is called as callbacks of `gc` are."""
     appended = itertools.filterfalse(times_ns.append, iter(clock.now_ns, None))
     # `max` asks its key of both arguments, and `next` of `partial` takes each of them for what to return at an end.
     return functools.partial(max, key=functools.partial(next, appended))
 
 
 def each_collection(times_ns: deque[int]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each collection, taken out: it was told of twice, each time with two times."""
+    """Take out the begin and the end of each collection: it was told of twice, each time with two times."""
     if len(times_ns) == times_ns.maxlen and is_collecting(times_ns):  # two of the first one's are gone
         return
     for _ in range(len(times_ns) // TIMES):  # others may come meanwhile, and are behind these
@@ -99,14 +99,14 @@ def each_collection(times_ns: deque[int]) -> Iterator[tuple[int, int]]:
 
 
 def is_collecting(times_ns: deque[int]) -> bool:
-    """Whether this runs in the middle of a collection, in a finalizer or beside one: then no other begins."""
+    """Tell whether this runs in the middle of a collection, in a finalizer or beside one: then no other begins."""
     last_ns = times_ns[-1]
     gc.collect(0)
     return times_ns[-1] == last_ns
 
 
 def write_if_long(hook: Hook, start_ns: int, end_ns: int) -> None:
-    """On a row of its own; a process gets none for that alone."""
+    """Write a long collection on a row of its own; no process joins the Recording for that alone."""
     if hook.live and end_ns - start_ns >= WORTH_NS and spans.has_recorded():
         hook.row.fired()
         spans.span_at(COLLECTION, start_ns, end_ns, lane=1)

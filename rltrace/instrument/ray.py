@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.events import RAY_CALL
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.hooks.patching import (
     Function,
@@ -30,9 +31,9 @@ from rltrace.hooks.patching import (
     wrap_generator_function,
 )
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure
 from rltrace.record import cluster, lifecycle, spans
 from rltrace.record.announcement import complain
-from rltrace.record.interruption import own_failure
 from rltrace.record.process import UNSAID_ROLE, running_processes
 
 
@@ -44,7 +45,7 @@ class Ray:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        patches.around("ray._private.worker:init", keep_address, become_driver)
+        patches.around("ray._private.worker:init", remember_address, become_driver)
         patches.around("ray._private.worker:disconnect", say_left, nothing_after)
         for target, attribute in (
             ("ray.actor:ActorMethod._remote", "_method_name"),
@@ -65,14 +66,14 @@ class Ray:
             patches.around(f"{context}.{method}", now, functools.partial(write_if_long, name, args_of), (name,))
 
 
-def keep_address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def remember_address(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Remember where `ray.init` is told to connect to, for `runtime_env_hook`, which it calls."""
-    _init.address = args[0] if args else kwargs.get("address")
+    _init.address = argument("address", 0, args, kwargs, None)
     _init.temp_dir = kwargs.get("_temp_dir")
 
 
 def become_driver(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """The process that starts or joins a cluster is its driver; one that was there before may have other hosts."""
+    """Make the process that starts or joins a cluster its driver; a cluster that it joins may have other hosts."""
     _init.__dict__.clear()
     if error is not None:
         return
@@ -83,7 +84,7 @@ def become_driver(_token: Any, _result: Any, error: BaseException | None) -> Non
 
 
 def say_left(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """The driver leaves its cluster: Ray ends its workers now, and kills those that take longer than it likes."""
+    """Say that the driver leaves its cluster: Ray ends its workers now, and kills those that take too long."""
     import ray
 
     recording = spans.current()
@@ -92,7 +93,7 @@ def say_left(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
 
 
 def address_of_joined_cluster() -> str | None:
-    """`host:port` of the cluster that this process joined; None if it started the cluster itself."""
+    """Return `host:port` of the cluster that this process joined; None if it started the cluster itself."""
     import ray
 
     node = ray._private.worker._global_node  # None where a Ray client runs its tasks through a server
@@ -102,7 +103,7 @@ def address_of_joined_cluster() -> str | None:
 # ---- a cluster that others started ------------------------------------------------------------------------------
 
 _init = threading.local()
-"""Arguments of the `ray.init` that this thread is in."""
+"""The arguments of the `ray.init` that this thread is in."""
 
 
 def runtime_env_hook(runtime_env: Any) -> Any:
@@ -120,7 +121,7 @@ def runtime_env_hook(runtime_env: Any) -> Any:
 
 
 def traced_runtime_env(runtime_env: Any) -> dict[str, Any]:
-    """A copy of a runtime environment whose workers join the Recording of this process, on whatever host."""
+    """Return a copy of a runtime environment whose workers join this process's Recording, on whatever host."""
     traced: dict[str, Any] = copy.copy(runtime_env) if runtime_env is not None else {}
     theirs = traced.get("env_vars") or {}
     # Ray puts the value that its own processes have in the place of ${PYTHONPATH}.
@@ -138,7 +139,7 @@ def _next_hook(runtime_env: Any) -> Any:
 
 
 def _starts_cluster() -> bool:
-    """Whether the `ray.init` that we are called from finds no cluster to connect to; asks what Ray will ask."""
+    """Tell whether the `ray.init` that called us finds no cluster to connect to; this asks what Ray will ask."""
     from ray._private import services
 
     if not hasattr(_init, "address") or _init.address not in (None, "local"):
@@ -162,19 +163,19 @@ def now(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
 def write_if_long(
     name: str, args_of: Callable[[Any], dict[str, int]], start_ns: int, result: Any, error: BaseException | None
 ) -> None:
-    """How long it took to pack or unpack, if that is worth it."""
+    """Write how long it took to pack or unpack, if that is long enough."""
     end_ns = clock.now_ns()
     if error is None and end_ns - start_ns >= WORTH_NS:
         spans.span_at(name, start_ns, end_ns, **args_of(result))
 
 
 def packed_args(packed: Any) -> dict[str, int]:
-    """Bytes of an argument or a result; arrays are copied later, by Ray's own code."""
+    """Return the bytes of an argument or a result; Ray's own code copies arrays later."""
     return {"bytes": packed.total_bytes}
 
 
 def unpacked_args(unpacked: list[Any]) -> dict[str, int]:
-    """How many arguments or results arrive."""
+    """Return how many arguments or results arrive."""
     return {"objects": len(unpacked)}
 
 
@@ -182,12 +183,12 @@ def unpacked_args(unpacked: list[Any]) -> dict[str, int]:
 
 
 def get_args(_worker: Any, object_refs: list[Any], timeout: float | None = None, *_: Any, **__: Any) -> Any:
-    """How many results somebody waits for; who only looks whether they are there waits for none."""
+    """Return how many results the caller waits for; one that only looks whether they are there waits for none."""
     return None if timeout == 0 else {"objects": len(object_refs)}
 
 
 def wait_args(ray_waitables: Any = None, *, num_returns: int = 1, timeout: float | None = None, **_: Any) -> Any:
-    """How many results somebody waits for, and of how many; Ray refuses what is no list."""
+    """Return how many results the caller waits for, and out of how many; Ray refuses what is no list."""
     looks = timeout == 0 or not isinstance(ray_waitables, list)
     return None if looks else {"objects": num_returns, "of": len(ray_waitables)}
 
@@ -214,7 +215,7 @@ def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
 
 
 def task_of(result: Any) -> str | None:
-    """The id of the task that a call started; None for one of no results, which has no reference."""
+    """Return the id of the task that a call started; None if the call has no results, and so no reference."""
     reference = result[0] if isinstance(result, list) and result else result
     reference = getattr(reference, "_generator_ref", reference)
     if getattr(reference, "_id_future", None) is not None:  # of a Ray client: to ask would wait for its server
@@ -224,7 +225,7 @@ def task_of(result: Any) -> str | None:
 
 
 def flow_key(task_id: str) -> str:
-    """The arrow of one call."""
+    """Return the key of the arrow of one call."""
     return f"ray:{task_id}"
 
 
@@ -296,7 +297,7 @@ def wrap_task(function: Function, hook: Hook) -> Function:
 
 
 def wrapper_of(function: Function) -> Callable[..., Function]:
-    """What keeps the kind of a call that Ray executes; the executor of a coroutine method returns the coroutine."""
+    """Return the wrapper for a kind of call; the executor of a coroutine method returns the coroutine."""
     if inspect.isgeneratorfunction(function):
         return wrap_generator_function
     if inspect.isasyncgenfunction(function):
@@ -313,7 +314,7 @@ def open_call(method: str, *, has_arrow: bool) -> Any:
 
 
 def current_task() -> str:
-    """The id of the task that this thread or coroutine runs."""
+    """Return the id of the task that this thread or coroutine runs."""
     import ray
 
     return str(ray.get_runtime_context().get_task_id())

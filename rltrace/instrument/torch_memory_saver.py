@@ -12,17 +12,18 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import PatchSet, nothing_after
+from rltrace.host.interruption import own_failure
 from rltrace.host.memory import OnHost
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.pools import OWNERS, Pools
-from rltrace.record.interruption import own_failure
 
 SAVER = "torch_memory_saver.entrypoint:TorchMemorySaver"
 
 
 class TorchMemorySaver:
-    """Memory paused and resumed."""
+    """Records memory that is paused and resumed."""
 
     name = "torch_memory_saver"
     supports = ("torch_memory_saver >= 0.0.10, < 0.0.11",)
@@ -47,13 +48,13 @@ class TorchMemorySaver:
 
 
 def tags_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str] | None:
-    """The tag that a call names; None for all."""
-    tag = kwargs.get("tag", args[1] if len(args) > 1 else None)
+    """Return the tag that a call names; None for all."""
+    tag = argument("tag", 1, args, kwargs, None)
     return None if tag is None else {tag}
 
 
 def bytes_by_tag() -> dict[str, int]:
-    """Bytes of every pool, paused or not: segments of torch's allocator, not tensors. CUDA graphs are in none."""
+    """Return the bytes of every pool, paused or not: segments of torch's allocator. CUDA graphs are in none."""
     sizes: dict[str, int] = {}
     for (tag, *_), pool in _memory_pools().items():
         sizes[tag] = sizes.get(tag, 0) + _size_bytes(pool)
@@ -61,12 +62,12 @@ def bytes_by_tag() -> dict[str, int]:
 
 
 def addresses() -> Collection[int]:
-    """Where the segments of all pools begin."""
+    """Return where the segments of all pools begin."""
     return segments().keys()
 
 
 def segments() -> dict[int, tuple[int, str]]:
-    """Bytes and tag of every segment of a pool, asleep or awake, by its address."""
+    """Return the bytes and the tag of every segment of a pool, asleep or awake, by its address."""
     return {
         segment["address"]: (segment["total_size"], tag)
         for (tag, *_), pool in _memory_pools().items()
@@ -75,7 +76,7 @@ def segments() -> dict[int, tuple[int, str]]:
 
 
 def snapshot(pool: Any) -> Any:
-    """The segments of a pool, without the history of its allocations where torch can leave it out."""
+    """Return the segments of a pool, without the history of its allocations where torch can leave it out."""
     try:
         return pool.snapshot(include_traces=False)
     except own_failure(TypeError):
@@ -83,14 +84,14 @@ def snapshot(pool: Any) -> Any:
 
 
 class Copies:
-    """What of the pools lies in the host's memory; with `retain_cpu_backup` it stays there when they are resumed."""
+    """Knows which pools have copies in the host's memory; with `retain_cpu_backup` they outlast a resumption."""
 
     def __init__(self) -> None:
         self._there: set[Any] = set()
         """Keys of pools."""
 
     def __call__(self, asleep: Collection[str]) -> dict[str, OnHost]:
-        """By tag, behind a pause or a resumption."""
+        """Return the copies by tag, behind a pause or a resumption."""
         pools = {key: pool for key, pool in _memory_pools().items() if key[1]}
         kept = self._there if self._there and _is_retained() else set()
         self._there = {key for key in pools if key[0] in asleep or key in kept}
@@ -103,7 +104,7 @@ class Copies:
 
 
 def _pinned(key: Any, size_bytes: int) -> int | None:
-    """What of a pool's copy is pinned; None if the key does not say how it is copied."""
+    """Return how much of a pool's copy is pinned; None if the key does not say how it is copied."""
     return {"pinned": size_bytes, "mmap": 0}.get(str(key[3])) if len(key) > 3 else None
 
 
@@ -122,11 +123,11 @@ def _size_bytes(pool: Any) -> int:
 
 
 def kept_tags() -> set[str]:
-    """Tags with a pool whose bytes are copied to the host when they are paused."""
+    """Return the tags of pools whose bytes are copied to the host when they are paused."""
     return {tag for tag, cpu_backup, *_ in _memory_pools() if cpu_backup}
 
 
 def _memory_pools() -> dict[Any, Any]:
-    """torch's pools by (tag, whether it is copied to the host, ...); empty before the first region."""
+    """Return torch's pools by (tag, whether it is copied to the host, ...); empty before the first region."""
     saver = getattr(sys.modules.get("torch_memory_saver"), "torch_memory_saver", None)
     return dict(getattr(getattr(saver, "_impl", None), "_mem_pools", {}))

@@ -11,6 +11,7 @@ from typing import Any
 
 from rltrace.events import STEP
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.record import lifecycle, spans
 
@@ -25,7 +26,7 @@ GENERATIONS = ("transformers.generate", "transformers.generate_batch", "vLLM.gen
 
 
 class Trl:
-    """Phases, from TRL's own profiling contexts where it has one."""
+    """Records phases, from TRL's own profiling contexts where it has one."""
 
     name = "trl"
     supports = ("trl >= 1.16, < 1.17",)
@@ -33,7 +34,7 @@ class Trl:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         step = StepPhases()
-        around = functools.partial(patches.around, at_edges=False)  # most profiles and log-probs are no phase
+        around = functools.partial(patches.around, at_boundaries=False)  # most profiles and log-probs are no phase
         patches.around(f"{TRAINER}.__init__", keep_self, identify_rank)
         patches.around(f"{CALLBACKS}.on_step_begin", step.begin, nothing_after, (STEP,))
         patches.around(f"{CALLBACKS}.on_step_end", nothing_before, step.end)
@@ -57,11 +58,6 @@ class Trl:
 # ---- a rank -----------------------------------------------------------------------------------------------------
 
 
-def keep_self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The trainer that is being made."""
-    return args[0]
-
-
 def identify_rank(trainer: Any, _result: Any, error: BaseException | None) -> None:
     """Say which rank this process is, and on which device."""
     if error is not None:
@@ -72,7 +68,7 @@ def identify_rank(trainer: Any, _result: Any, error: BaseException | None) -> No
 
 
 def device_uuid(device: Any, rank: int) -> str:
-    """UUID of a rank's GPU as NVML writes it; on a laptop a device of its own that is the CPU."""
+    """Return the UUID of a rank's GPU as NVML writes it; on a laptop the rank has a CPU device of its own."""
     if device.type != "cuda":
         return f"cpu-{rank}"
     import torch
@@ -81,7 +77,7 @@ def device_uuid(device: Any, rank: int) -> str:
 
 
 def tensor_args(item: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Name and bytes of the parameter that comes out, gathered; the last `next` finds none."""
+    """Return the name and the bytes of the gathered parameter that comes out; the last `next` finds none."""
     if item is None:
         return {}
     name, tensor = item
@@ -107,71 +103,71 @@ class StepPhases:
         """Whether the actor stands in for the ref: with adapters there is no other."""
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A step begins; what an exception left open of the last one is closed."""
+        """Begin a step, and close what an exception left open of the last one."""
         self._close("actor.micro_batch", "actor.update", "advantage", STEP)
-        state = kwargs["state"] if "state" in kwargs else args[2]
+        state = argument("state", 2, args, kwargs)
         self._begin(STEP, spans.span(STEP, step=state.global_step))
 
     def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
-        """The optimizer has stepped."""
+        """End the step: the optimizer has stepped."""
         self._close("actor.micro_batch", "actor.update", STEP)
 
     def begin_generate(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """TRL begins to profile something; a generation is a phase."""
+        """Begin a phase if what TRL begins to profile is a generation."""
         if args[0].name.partition(".")[2] in GENERATIONS:
             self._begin("rollout.generate", spans.phase("rollout.generate"))
 
     def end_generate(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """It has profiled it."""
+        """End the phase of a generation that TRL has profiled."""
         if args[0].name.partition(".")[2] in GENERATIONS:
             self._close("rollout.generate")
 
     def begin_batch(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """A batch is generated and scored; where that happens between two micro-batches, the update is interrupted."""
+        """Begin a batch, which is generated and scored; between two micro-batches this interrupts the update."""
         self._close("actor.update")
         self._makes_batch = True
         return args[0]
 
     def end_batch(self, trainer: Any, _result: Any, error: BaseException | None) -> None:
-        """Its advantages are known."""
+        """End a batch: its advantages are known."""
         self._close("advantage", error=error)
         self._makes_batch = False
         if error is None and trainer.model.training:
             spans.counter("reward_mean", trainer._metrics["train"]["reward"][-1])
 
     def begin_adapter(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """The actor is made the ref, by leaving its adapter out."""
+        """Note that the actor stands in for the ref, without its adapter."""
         self._is_ref = True
 
     def end_adapter(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
-        """It is the actor again."""
+        """Note that it is the actor again."""
         self._is_ref = False
 
     def begin_log_prob(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Log-probs of a batch are a phase, of the actor or of the ref; those of a loss belong to the update."""
+        """Begin the phase of a batch's log-probs, of the actor or of the ref; those of a loss belong to the update."""
         if self._makes_batch:
-            trainer, model = args[0], kwargs["model"] if "model" in kwargs else args[1]
+            trainer, model = args[0], argument("model", 1, args, kwargs)
             is_ref = self._is_ref or (trainer.ref_model is not None and model is trainer.ref_model)
             name = "ref.log_prob" if is_ref else "actor.old_log_prob"
             self._begin(name, spans.phase(name))
 
     def end_log_prob(self, _token: Any, _result: Any, error: BaseException | None) -> None:
-        """They are known."""
+        """End the phase of log-probs."""
         self._close("ref.log_prob", "actor.old_log_prob", error=error)
 
     def begin_reward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The answers of a batch are scored."""
-        inputs = kwargs["inputs"] if "inputs" in kwargs else args[1]
+        """Begin the phase in which the answers of a batch are scored."""
+        inputs = argument("inputs", 1, args, kwargs)
         self._begin("reward", spans.phase("reward", sequences=len(inputs)))
 
     def end_reward(self, _token: Any, _result: Any, error: BaseException | None) -> None:
-        """What follows until the end of the batch makes advantages of the rewards."""
+        """End the rewards; what follows until the end of the batch makes advantages of them."""
         self._close("reward", error=error)
         if error is None:
             self._begin("advantage", spans.phase("advantage"))
 
     def begin_update(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """A loss is computed; the first one of a step begins the update, an evaluation's is none."""
+        """Begin a micro-batch with its loss; the first one of a step begins the update, and an evaluation has none."""
         if not args[0].model.training or STEP not in self._open:
             return
         if "actor.update" not in self._open:
@@ -179,12 +175,12 @@ class StepPhases:
         self._begin("actor.micro_batch", spans.span("actor.micro_batch"))
 
     def end_micro_batch(self, _token: Any, _result: Any, error: BaseException | None) -> None:
-        """Its backward is over."""
+        """End a micro-batch: its backward is over."""
         self._close("actor.micro_batch", error=error)
 
     def _begin(self, name: str, span: Any) -> None:
         if name in boundaries.NAMES:
-            boundaries.reached(boundaries.Edge((name,), is_end=False))
+            boundaries.reached(boundaries.Boundary((name,), is_end=False))
         self._open[name] = span.__enter__()
 
     def _close(self, *names: str, error: BaseException | None = None) -> None:
@@ -193,4 +189,4 @@ class StepPhases:
             if opened is not None:
                 end_span(opened, None, error)
                 if name in boundaries.NAMES:
-                    boundaries.reached(boundaries.Edge((name,), is_end=True, error=error))
+                    boundaries.reached(boundaries.Boundary((name,), is_end=True, error=error))

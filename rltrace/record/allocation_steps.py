@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 VARIABLE = "RLTRACE_ALLOCATIONS"
 """Environment variable with the numbers of these steps, separated by commas."""

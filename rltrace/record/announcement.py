@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rltrace.host import regular_file
 from rltrace.host.control_characters import visible
+from rltrace.host.interruption import own_failure, suppress_own
 from rltrace.record import manifest
-from rltrace.record.interruption import own_failure, suppress_own
 
 QUIET_VARIABLE = "RLTRACE_QUIET"
 """Environment variable that keeps what is no error from being said."""

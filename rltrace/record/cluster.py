@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rltrace.host import regular_file
+from rltrace.host.interruption import own_failure
 from rltrace.record import manifest
-from rltrace.record.interruption import own_failure
 
 DIR_VARIABLE = "RLTRACE_DIR"
 """Environment variable naming the Recording that a process joins."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.dependencies import msgspec
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 MOST_LETTERS = 256
 """Of a text that stands for something else."""

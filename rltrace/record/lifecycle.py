@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure, suppress_own
 from rltrace.record import cluster, manifest, spans
 from rltrace.record.announcement import complain, say, say_once
 from rltrace.record.cluster import DIR_VARIABLE, HOOKS_VARIABLE, PARENT_VARIABLE
-from rltrace.record.interruption import own_failure, suppress_own
 from rltrace.record.process import process_key
 from rltrace.record.writer import Recorder
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from rltrace.events import VERSION
 from rltrace.host import clock, regular_file
+from rltrace.host.interruption import own_failure
 from rltrace.host.mapped_file import require_size
 from rltrace.record import checksum
-from rltrace.record.interruption import own_failure
 
 FILE = "manifest.json"
 PROCESSES = "processes"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rltrace.host.interruption import own_failure
 from rltrace.host.mapped_file import map_new_file
-from rltrace.record.interruption import own_failure
 
 FIRST_BYTES = 64 * 1024
 """A thread's first segment: three hundred threads of one span each must not cost 300 MiB."""

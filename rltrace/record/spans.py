@@ -17,8 +17,8 @@ from typing import Any, Literal, cast
 
 from rltrace.dependencies import msgspec
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
-from rltrace.record.interruption import own_failure
 from rltrace.record.segment import Segment
 from rltrace.record.writer import Held, Recorder, typed_spans
 
@@ -185,7 +185,7 @@ class _Enterable:
         self.args = late_args if self.args is None else {**self.args, **late_args}
 
 
-class OpenSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
+class LiveSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
     """A span whose arguments are keywords. On the wire: `[name, task, start_ns, args, true]`."""
 
     name: str
@@ -195,7 +195,7 @@ class OpenSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
     ok: Literal[True] = True
 
 
-_make_span: Callable[..., OpenSpan] = OpenSpan
+_make_span: Callable[..., LiveSpan] = LiveSpan
 """What `span` makes; something else in a process where somebody watches spans of a name."""
 
 
@@ -236,7 +236,7 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
     return cast("Callable[..., TypedSpan]", declared)
 
 
-def span(name: str, /, **args: Any) -> OpenSpan | NoSpan:
+def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
     """A named interval of this thread or asyncio task, for `with` and `async with`.
 
     Args:
@@ -246,9 +246,9 @@ def span(name: str, /, **args: Any) -> OpenSpan | NoSpan:
     return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, args)
 
 
-def phase(name: str, /, **args: Any) -> OpenSpan | NoSpan:
+def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
     """A span that partitions its rank's step: phases of one rank do not overlap."""
-    return _NO_SPAN if _recorder is None else OpenSpan(name, 0, 0, {**args, "phase": True})
+    return _NO_SPAN if _recorder is None else LiveSpan(name, 0, 0, {**args, "phase": True})
 
 
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
@@ -266,22 +266,22 @@ def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Calla
     """
     global _make_span
 
-    class WatchedSpan(OpenSpan, dict=True, gc=True):
+    class WatchedSpan(LiveSpan, dict=True, gc=True):
         def __enter__(self) -> Any:
             self.token = begin(self.args or {})
-            return OpenSpan.__enter__(self)
+            return LiveSpan.__enter__(self)
 
         def __exit__(self, *error: Any) -> None:
-            OpenSpan.__exit__(self, *error)
+            LiveSpan.__exit__(self, *error)
             end(self.token)
 
-    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> OpenSpan:
-        return (WatchedSpan if name == watched else OpenSpan)(name, task, start_ns, args)
+    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> LiveSpan:
+        return (WatchedSpan if name == watched else LiveSpan)(name, task, start_ns, args)
 
     def undo() -> None:
         global _make_span
         if _make_span is make:
-            _make_span = OpenSpan
+            _make_span = LiveSpan
 
     _make_span = make
     return undo

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure
 from rltrace.record import checksum
 from rltrace.record.announcement import complain, complain_once
 from rltrace.record.cluster import DIR_VARIABLE, PARENT_VARIABLE
 from rltrace.record.encoding import encode, plain_text
-from rltrace.record.interruption import own_failure
 from rltrace.record.process import (
     COUNT_SLOTS,
     COUNTS_BYTES,

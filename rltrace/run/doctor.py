@@ -285,14 +285,17 @@ def framework_finding(
     """Whether an instrumentation's hooks bind to the framework that is installed."""
     if version is None:
         return Finding(about=name, state="not here", said=f"{package} is not installed")
-    if not hooks:
+    errors: dict[str, str] = answer.value["errors"].get(name, {})
+    if not hooks and not errors:
         return Finding(about=name, state="not here", said="nothing to hook on this machine, or not asked for")
     bound = sum(hook.state == "installed" for hook in hooks)
     reasons = dict.fromkeys(
-        answer.value["errors"].get(hook.target.partition(":")[0]) or hook.reason or hook.state
+        errors.get(hook.target.partition(":")[0]) or hook.reason or hook.state
         for hook in hooks
         if hook.state != "installed"
     )
+    # A module that cannot be imported may be one behind which hooks are only named.
+    reasons |= dict.fromkeys(errors.values())
     said = f"{package} {version}: {bound} of {len(hooks)} hooks bind"
     if not reasons:
         return Finding(about=name, state="ok", said=said)

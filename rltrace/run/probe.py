@@ -69,11 +69,12 @@ def hooks() -> dict[str, Any]:
     """Import every module that has hooks; what becomes of the hooks is in the Recording.
 
     Returns:
-        `frameworks`: package and its version by instrumentation, null where it is not installed. `errors`: by module.
+        `frameworks`: package and its version by instrumentation, null where it is not installed. `errors`: by
+        instrumentation and module.
     """
     join_run()
     frameworks: dict[str, tuple[str, str | None]] = {}
-    errors: dict[str, str] = {}
+    errors: dict[str, dict[str, str]] = {}
     patch_sets = installed().patch_sets
     for name, reference in plugins.instrumentations().items():
         supports = plugins.load(reference).supports
@@ -82,7 +83,7 @@ def hooks() -> dict[str, Any]:
         package = supports[0].split()[0]
         frameworks[name] = package, versions.installed_version(package)
         if frameworks[name][1] is not None and name in patch_sets:
-            errors |= import_targets(patch_sets[name])
+            errors[name] = import_targets(patch_sets[name])
     return {"frameworks": frameworks, "errors": errors}
 
 
@@ -91,7 +92,7 @@ def import_targets(patches: PatchSet) -> dict[str, str]:
     errors: dict[str, str] = {}
     tried: set[str] = set()
     # Which hooks there are may be known only once the framework itself is imported.
-    while waiting := [module for module in target_modules(patches) if module not in tried]:
+    while waiting := [module for module in patches.modules() if module not in tried]:
         tried.update(waiting)
         for module in waiting:
             try:
@@ -99,11 +100,6 @@ def import_targets(patches: PatchSet) -> dict[str, str]:
             except Exception as error:
                 errors[module] = f"{type(error).__name__}: {error}"
     return errors
-
-
-def target_modules(patches: PatchSet) -> list[str]:
-    """Modules that an instrumentation's hooks wait for, each once."""
-    return list(dict.fromkeys(hook.target.partition(":")[0] for hook in patches.hooks))
 
 
 def children() -> dict[str, Any]:

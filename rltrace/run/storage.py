@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 from rltrace.record.segment import FIRST_BYTES, Segment
 
 SMALL_BYTES = 1 << 30

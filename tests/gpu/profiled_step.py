@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import rltrace
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.torch.cuda_time import CudaDevice, CudaPairs, CudaTime, name_hooks
+from rltrace.instrument.torch.cuda_time import CudaEvents, CudaPairs, CudaTime, name_hooks
 from rltrace.instrument.torch.device_time import DeviceSpan, DeviceTimes
 from rltrace.record import spans
 
@@ -70,7 +70,7 @@ class MarkedPairs(CudaPairs):
 
     def __init__(self, written: list[DeviceSpan]) -> None:
         super().__init__()
-        self.times = self._times = DeviceTimes(CudaDevice(torch), written.append)
+        self.times = self._times = DeviceTimes(CudaEvents(torch), written.append)
         self.are_wanted = False
         self.count = 0
 

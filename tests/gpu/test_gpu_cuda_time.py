@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rltrace.host import clock
-from rltrace.instrument.torch.cuda_time import CudaDevice
+from rltrace.instrument.torch.cuda_time import CudaEvents
 from rltrace.instrument.torch.device_time import DeviceSpan, DeviceTimes
 
 pytestmark = pytest.mark.in_this_process
@@ -26,7 +26,7 @@ SHARE, ABSOLUTE_NS = 0.05, 20_000
 def measured() -> tuple[DeviceTimes, list[DeviceSpan]]:
     torch.cuda.init()
     written: list[DeviceSpan] = []
-    return DeviceTimes(CudaDevice(torch), written.append), written
+    return DeviceTimes(CudaEvents(torch), written.append), written
 
 
 def matrices(size: int) -> tuple[torch.Tensor, torch.Tensor]:

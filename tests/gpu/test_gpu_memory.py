@@ -92,7 +92,7 @@ batch = torch.ones(2048, 4096, device="cuda")
 model(batch)  # what the libraries keep for its size
 torch.cuda.empty_cache()
 torch.empty(GIB, dtype=torch.uint8, device="cuda")  # freed at once, and kept by the allocator
-boundaries.reached(boundaries.Edge())  # the forwards so far have left nothing
+boundaries.reached(boundaries.Boundary())  # the forwards so far have left nothing
 edge("a worker")
 
 for hidden in list(LEDGER._outside):
@@ -120,7 +120,7 @@ edge_without("driver.reserved", patch.object(device, "card", as_version_1))
 loss = model(batch).square().mean()
 edge("a forward")
 del loss
-boundaries.reached(boundaries.Edge())
+boundaries.reached(boundaries.Boundary())
 with patch.object(LEDGER, "end_forward", lambda: None):
     loss = model(batch).square().mean()  # the same once more, and nobody measures what it leaves
 edge("without actor.activations")

@@ -15,12 +15,12 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import rltrace
-from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.hooks.patching import Function, PatchSet
 from rltrace.record.spans import is_recording
 
 VARIABLE = "VERL_PAIRS"
@@ -50,13 +50,12 @@ class Pairs:
         count, _, file = os.environ[VARIABLE].partition(":")
         threading.Thread(target=follow, args=(Path(file),), daemon=True).start()
         gc.callbacks.append(Collections(Path(file).parent))
-        patches.use("verl:__version__", functools.partial(name_timer, patches, int(count), Path(file)))
+        patches.when_imported("verl", lambda _: name_timer(patches, int(count), Path(file)))
 
 
-def name_timer(patches: PatchSet, count: int, file: Path, _hook: Hook) -> Callable[[], None]:
+def name_timer(patches: PatchSet, count: int, file: Path) -> None:
     """Hook the generator beneath verl's timers."""
     patches.wrap("verl.utils.profiler.performance:_timer", lambda original, _: before_steps(original, count, file))
-    return lambda: None
 
 
 def before_steps(original: Function, count: int, file: Path) -> Function:

@@ -78,15 +78,18 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     return {kind: (count - without) / spans for kind, count in json.loads(hooked.out).items()}
 
 
-def test_a_span_is_two_dozen_calls_with_all_that_its_hooks_find_out(calls: dict[str, float]) -> None:
+def test_calls_of_a_span(calls: dict[str, float]) -> None:
+    """A span is two dozen calls with all that its hooks find out."""
     assert 8 < calls["recorded"] < 24
 
 
-def test_a_paused_hook_is_a_few_calls(calls: dict[str, float]) -> None:
+def test_calls_of_a_paused_hook(calls: dict[str, float]) -> None:
+    """A paused hook is a few calls."""
     assert 0 < calls["paused"] < 4
 
 
-def test_how_long_each_hook_holds_its_program_up_is_said_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_timed_hooks(tmp_path: Path) -> None:
+    """How long each hook holds its program up is said where that is asked for."""
     run = train(tmp_path, "fsdp2", ranks=2, RLTRACE_TIME_HOOKS="1")
     hooks = {hook.target.rpartition(":")[2]: hook for hook in summarize(run.recording).hooks if hook.fired}
     for target in ("foreach_all_gather", "foreach_reduce", "FSDPState.init", "FSDPState._pre_backward"):
@@ -99,6 +102,7 @@ def test_how_long_each_hook_holds_its_program_up_is_said_where_that_is_asked_for
     )
 
 
-def test_nobody_times_hooks_unasked(tmp_path: Path) -> None:
+def test_untimed_hooks(tmp_path: Path) -> None:
+    """Nobody times hooks unasked."""
     run = train(tmp_path, "fsdp2", ranks=1)
     assert {hook.seconds for hook in summarize(run.recording).hooks} == {None}

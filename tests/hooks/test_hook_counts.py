@@ -40,14 +40,16 @@ def counts(run, target="module:function"):
     }
 
 
-def test_counts_are_exact_when_a_process_ends_and_a_forked_child_has_its_own(tmp_path):
+def test_counts_at_end(tmp_path):
+    """Counts are exact when a process ends and a forked child has its own."""
     run = run_traced(tmp_path, PROGRAM % ("", "(lifecycle.stop(), os._exit(0)) if child == 0 else None"))
     assert run.returncode == 0, run.err
     assert counts(run) == {"parent": [5], "child": [3]}
     assert counts(run, "module:other") == {"parent": [0], "child": [0]}
 
 
-def test_after_a_kill_a_hook_that_fired_is_not_said_to_have_never_fired(tmp_path):
+def test_fired_before_kill(tmp_path):
+    """After a kill a hook that fired is not said to have never fired."""
     run = run_traced(tmp_path, PROGRAM % ("", KILL))
     assert run.returncode == -signal.SIGKILL, run.err
     found = counts(run)
@@ -55,7 +57,8 @@ def test_after_a_kill_a_hook_that_fired_is_not_said_to_have_never_fired(tmp_path
     assert counts(run, "module:other") == {"parent": [0], "child": [0]}
 
 
-def test_after_a_kill_a_count_is_no_older_than_the_last_segment(tmp_path):
+def test_counts_after_kill(tmp_path):
+    """After a kill a count is no older than the last segment."""
     run = run_traced(tmp_path, PROGRAM % (FILL, KILL))
     assert run.returncode == -signal.SIGKILL, run.err
     assert counts(run) == {"parent": [4], "child": [2]}

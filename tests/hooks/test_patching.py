@@ -158,7 +158,8 @@ def watch(patches, attr, log):
     )
 
 
-def test_a_function_returns_the_same_object_and_keeps_its_face(module, patches, log):
+def test_function_keeps_face(module, patches, log):
+    """A function returns the same object and keeps its face."""
     original = module.add
     watch(patches, "add", log)
     assert module.add(2, b=5) == 7
@@ -168,7 +169,8 @@ def test_a_function_returns_the_same_object_and_keeps_its_face(module, patches, 
     assert inspect.signature(module.add) == inspect.signature(original)
 
 
-def test_a_function_raises_the_same_error(module, patches, log):
+def test_function_error(module, patches, log):
+    """A function raises the same error."""
     watch(patches, "fail", log)
     error = KeyError("x")
     with pytest.raises(KeyError) as caught:
@@ -178,7 +180,8 @@ def test_a_function_raises_the_same_error(module, patches, log):
     assert error.__context__ is None
 
 
-def test_a_coroutine_function_stays_one_and_is_watched_until_it_ends(module, patches, log):
+def test_coroutine_function(module, patches, log):
+    """A coroutine function stays one and is watched until it ends."""
     watch(patches, "add_later", log)
     assert inspect.iscoroutinefunction(module.add_later)
     coroutine = module.add_later(1)
@@ -187,7 +190,8 @@ def test_a_coroutine_function_stays_one_and_is_watched_until_it_ends(module, pat
     assert log[1] == ("after", 2, None)
 
 
-def test_a_plain_function_that_returns_a_coroutine_is_watched_until_that_ends(module, patches, log):
+def test_returned_coroutine(module, patches, log):
+    """A plain function that returns a coroutine is watched until that ends."""
     watch(patches, "returns_coroutine", log)
     assert not inspect.iscoroutinefunction(module.returns_coroutine)
     coroutine = module.returns_coroutine(1)
@@ -197,7 +201,9 @@ def test_a_plain_function_that_returns_a_coroutine_is_watched_until_that_ends(mo
     assert log[1] == ("after", 2, None)
 
 
-def test_a_cancelled_coroutine_is_seen_as_cancelled(module, patches, log):
+def test_cancelled_coroutine(module, patches, log):
+    """A cancelled coroutine is seen as cancelled."""
+
     async def forever():
         await asyncio.Event().wait()
 
@@ -215,7 +221,8 @@ def test_a_cancelled_coroutine_is_seen_as_cancelled(module, patches, log):
     assert isinstance(log[1][2], asyncio.CancelledError)
 
 
-def test_a_generator_passes_what_is_sent_and_returned(module, patches, log):
+def test_generator(module, patches, log):
+    """A generator passes what is sent and returned."""
     watch(patches, "count", log)
     assert inspect.isgeneratorfunction(module.count)
     generator = module.count(2)
@@ -227,8 +234,11 @@ def test_a_generator_passes_what_is_sent_and_returned(module, patches, log):
 
 
 @pytest.mark.parametrize("each_item", [False, True])
-def test_what_a_generator_raises_in_closing_reaches_who_closes_it(module, patches, each_item):
-    """A generator that is left to the garbage collector would be closed too, and nobody would hear of the error."""
+def test_generator_raises_in_closing(module, patches, each_item):
+    """What a generator raises in closing reaches who closes it.
+
+    A generator that is left to the garbage collector would be closed too, and nobody would hear of the error.
+    """
     patches.span("traced_program:closes_badly", "work", each_item=each_item)
     generator = module.closes_badly()
     next(generator)
@@ -236,7 +246,8 @@ def test_what_a_generator_raises_in_closing_reaches_who_closes_it(module, patche
         generator.close()
 
 
-def test_what_an_asynchronous_generator_raises_in_closing_reaches_who_closes_it(module, patches, log):
+def test_async_generator_raises_in_closing(module, patches, log):
+    """What an asynchronous generator raises in closing reaches who closes it."""
     watch(patches, "closes_badly_later", log)
 
     async def close():
@@ -248,7 +259,8 @@ def test_what_an_asynchronous_generator_raises_in_closing_reaches_who_closes_it(
         asyncio.run(close())
 
 
-def test_a_generator_closed_early_is_no_error(module, patches, log):
+def test_generator_closed_early(module, patches, log):
+    """A generator closed early is no error."""
     watch(patches, "count", log)
     generator = module.count(2)
     next(generator)
@@ -256,7 +268,9 @@ def test_a_generator_closed_early_is_no_error(module, patches, log):
     assert log[1] == ("after", None, None)
 
 
-def test_each_item_of_a_generator_can_be_watched_alone(module, log):
+def test_each_item(module, log):
+    """Each item of a generator can be watched alone."""
+
     def note(args, kwargs):
         log.append("before")
 
@@ -284,7 +298,8 @@ def test_each_item_of_a_generator_can_be_watched_alone(module, log):
 
 
 @pytest.mark.parametrize("attr", ["add", "add_later", "returns_coroutine"])
-def test_an_argument_can_be_replaced_whatever_the_kind_of_the_function(module, patches, attr):
+def test_replaced_argument(module, patches, attr):
+    """An argument can be replaced whatever the kind of the function."""
     original = getattr(module, attr)
     patches.arguments(f"{module.__name__}:{attr}", lambda _hook, args, kwargs: ((args[0] + 100,), kwargs))
     replacement = getattr(module, attr)
@@ -294,7 +309,9 @@ def test_an_argument_can_be_replaced_whatever_the_kind_of_the_function(module, p
     assert (asyncio.run(result) if inspect.iscoroutine(result) else result) == 102
 
 
-def test_arguments_that_cannot_be_replaced_are_passed_on(module, patches, rows, capfd):
+def test_irreplaceable_arguments(module, patches, rows, capfd):
+    """Arguments that cannot be replaced are passed on."""
+
     def change(_hook, args, kwargs):
         raise LookupError("ours")
 
@@ -305,7 +322,8 @@ def test_arguments_that_cannot_be_replaced_are_passed_on(module, patches, rows, 
     assert module.add(1, b=5) == 6
 
 
-def test_each_item_of_an_iterable_that_is_passed_on_can_be_watched(log):
+def test_each_item_passed_on(log):
+    """Each item of an iterable that is passed on can be watched."""
     hook = Hook("test", "somewhere:passed")
     hook.bind(True)
     items = {"a": 1, "b": 2}.items()
@@ -315,7 +333,8 @@ def test_each_item_of_an_iterable_that_is_passed_on_can_be_watched(log):
     assert log == ["asked", ("a", 1), "asked", ("b", 2), "asked", None]
 
 
-def test_an_asynchronous_generator_passes_what_is_sent_and_thrown(module, patches, log):
+def test_async_generator(module, patches, log):
+    """An asynchronous generator passes what is sent and thrown."""
     watch(patches, "count_later", log)
     assert inspect.isasyncgenfunction(module.count_later)
     error = KeyError("x")
@@ -330,7 +349,8 @@ def test_an_asynchronous_generator_passes_what_is_sent_and_thrown(module, patche
     assert [entry for entry in log if entry[0] == "after"] == [("after", None, None)] * 2
 
 
-def test_a_context_manager_is_watched_for_the_length_of_its_block(module, patches, log):
+def test_context_manager(module, patches, log):
+    """A context manager is watched for the length of its block."""
     kind = type(module.opened([]))
     watch(patches, "opened", log)
     notes = []
@@ -345,7 +365,8 @@ def test_a_context_manager_is_watched_for_the_length_of_its_block(module, patche
     assert log[1][0] == "after"
 
 
-def test_an_asynchronous_context_manager_is_watched_for_the_length_of_its_block(module, patches, log):
+def test_async_context_manager(module, patches, log):
+    """An asynchronous context manager is watched for the length of its block."""
     watch(patches, "opened_later", log)
 
     async def use():
@@ -357,7 +378,8 @@ def test_an_asynchronous_context_manager_is_watched_for_the_length_of_its_block(
     assert len(log) == 2
 
 
-def test_methods_stay_in_their_descriptors(module, patches, log):
+def test_descriptors(module, patches, log):
+    """Methods stay in their descriptors."""
     for attr in ("method", "static", "of_class"):
         watch(patches, f"Thing.{attr}", log)
     thing = module.Thing()
@@ -380,7 +402,8 @@ def test_methods_stay_in_their_descriptors(module, patches, log):
         ("Gone.method", "not in this release: traced_program has no Gone"),
     ],
 )
-def test_what_cannot_be_hooked_is_left_alone_with_the_reason(module, patches, rows, log, attr, reason):
+def test_untouchable(module, patches, rows, log, attr, reason):
+    """What cannot be hooked is left alone with the reason."""
     before = dict(vars(module)), dict(vars(module.Thing))
     watch(patches, attr, log)
     row = rows.rows[f"traced_program:{attr}"]
@@ -389,13 +412,15 @@ def test_what_cannot_be_hooked_is_left_alone_with_the_reason(module, patches, ro
     assert (dict(vars(module)), dict(vars(module.Thing))) == before
 
 
-def test_a_type_written_in_c_is_left_alone(patches, rows):
+def test_type_in_c(patches, rows):
+    """A type written in C is left alone."""
     patches.around("builtins:str.upper", lambda args, kwargs: None, lambda token, result, error: None)
     assert rows.rows["builtins:str.upper"].state == "skipped"
     assert "a".upper() == "A"
 
 
-def test_an_inherited_method_is_hooked_on_the_subclass_only(module, patches, log):
+def test_inherited_method(module, patches, log):
+    """An inherited method is hooked on the subclass only."""
     base = vars(module.Base)["inherited"]
     watch(patches, "Thing.inherited", log)
     thing = module.Thing()
@@ -406,7 +431,8 @@ def test_an_inherited_method_is_hooked_on_the_subclass_only(module, patches, log
     assert "inherited" not in vars(module.Thing)
 
 
-def test_undo_puts_the_same_objects_back(module, patches, log):
+def test_undo(module, patches, log):
+    """Undo puts the same objects back."""
     targets = ["Thing.method", "Thing.static", "Thing.of_class"]
     before = dict(vars(module.Thing)), module.add
     for attr in [*targets, "add"]:
@@ -418,7 +444,8 @@ def test_undo_puts_the_same_objects_back(module, patches, log):
         assert vars(module.Thing)[name] is before[0][name]
 
 
-def test_undo_leaves_a_later_foreign_patch_alone(module, patches, rows, log):
+def test_undo_spares_later_patch(module, patches, rows, log):
+    """Undo leaves a later foreign patch alone."""
     watch(patches, "add", log)
     ours = module.add
 
@@ -435,7 +462,8 @@ def test_undo_leaves_a_later_foreign_patch_alone(module, patches, rows, log):
     assert "patched again since" in rows.rows["traced_program:add"].reason
 
 
-def test_what_is_left_in_place_is_inert_whatever_its_kind(module, patches, log):
+def test_left_in_place_is_inert(module, patches, log):
+    """What is left in place is inert whatever its kind."""
     attrs = ["add", "add_later", "returns_coroutine", "count", "count_later", "opened", "opened_later"]
     for attr in attrs:
         watch(patches, attr, log)
@@ -453,7 +481,8 @@ def test_what_is_left_in_place_is_inert_whatever_its_kind(module, patches, log):
     assert log == []
 
 
-def test_a_method_hooked_by_two_names_of_its_class_is_put_back(module, patches, log):
+def test_two_names_undone(module, patches, log):
+    """A method hooked by two names of its class is put back."""
     original = vars(module.Thing)["method"]
     module.Alias = module.Thing
     for attr in ("Thing.method", "Alias.method"):
@@ -464,7 +493,8 @@ def test_a_method_hooked_by_two_names_of_its_class_is_put_back(module, patches, 
     assert vars(module.Thing)["method"] is original
 
 
-def test_installing_twice_changes_nothing(module, patches, log):
+def test_installed_twice(module, patches, log):
+    """Installing twice changes nothing."""
     watch(patches, "add", log)
     once = module.add
     watch(patches, "add", log)
@@ -473,7 +503,8 @@ def test_installing_twice_changes_nothing(module, patches, log):
     assert len(log) == 2
 
 
-def test_two_instrumentations_share_a_function(module, rows, log):
+def test_shared_function(module, rows, log):
+    """Two instrumentations share a function."""
     original = module.add
     first, second = PatchSet("first", rows), PatchSet("second", rows)
     watch(first, "add", log)
@@ -484,7 +515,8 @@ def test_two_instrumentations_share_a_function(module, rows, log):
     assert module.add is original
 
 
-def test_a_hook_waits_for_its_module(tmp_path, monkeypatch, patches, rows, log):
+def test_waiting_hook(tmp_path, monkeypatch, patches, rows, log):
+    """A hook waits for its module."""
     (tmp_path / "traced_program.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "traced_program", raising=False)
@@ -499,7 +531,8 @@ def test_a_hook_waits_for_its_module(tmp_path, monkeypatch, patches, rows, log):
     sys.modules.pop("traced_program")
 
 
-def test_after_undo_an_import_binds_nothing(tmp_path, monkeypatch, patches, log):
+def test_import_after_undo(tmp_path, monkeypatch, patches, log):
+    """After undo an import binds nothing."""
     (tmp_path / "traced_program.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "traced_program", raising=False)
@@ -516,7 +549,8 @@ def break_down(*args):
 
 
 @pytest.mark.parametrize(("before", "after"), [(break_down, break_down), (lambda args, kwargs: None, break_down)])
-def test_a_hook_that_raises_never_reaches_the_program(module, patches, rows, capfd, before, after):
+def test_failing_hook(module, patches, rows, capfd, before, after):
+    """A hook that raises never reaches the program."""
     attrs = ["add", "fail", "add_later", "count", "count_later", "opened", "opened_later", "Thing.method"]
     for attr in [*attrs, "returns_coroutine"]:
         patches.around(f"traced_program:{attr}", before, after)
@@ -550,7 +584,8 @@ def test_a_hook_that_raises_never_reaches_the_program(module, patches, rows, cap
     assert min(hook.failures for hook in patches.hooks) == 2
 
 
-def test_what_did_not_begin_is_not_ended(module, patches, log):
+def test_never_begun(module, patches, log):
+    """What did not begin is not ended."""
     attrs = ["add", "add_later", "returns_coroutine", "count", "fail"]
     for attr in attrs:
         patches.around(f"traced_program:{attr}", break_down, lambda token, result, error: log.append(token))
@@ -563,9 +598,8 @@ def test_what_did_not_begin_is_not_ended(module, patches, log):
     assert log == []
 
 
-def test_a_call_that_is_no_span_has_no_arrow_and_one_that_raises_no_late_arguments(
-    module, patches, rows, folder, spans_of
-):
+def test_no_span_no_arrow(module, patches, rows, folder, spans_of):
+    """A call that is no span has no arrow and one that raises no late arguments."""
     rltrace.start(folder)
     patches.span(
         "traced_program:add",
@@ -587,7 +621,9 @@ def test_a_call_that_is_no_span_has_no_arrow_and_one_that_raises_no_late_argumen
     assert rows.rows["traced_program:add"].state == "installed"
 
 
-def test_an_interrupt_in_a_hook_is_the_programs_own(module, patches):
+def test_interrupt_in_hook(module, patches):
+    """An interrupt in a hook is the program's own."""
+
     def interrupt(args, kwargs):
         raise KeyboardInterrupt
 
@@ -596,7 +632,8 @@ def test_an_interrupt_in_a_hook_is_the_programs_own(module, patches):
         module.add(1)
 
 
-def test_a_framework_of_another_version_is_skipped_with_the_reason(module, rows, log):
+def test_unknown_version(module, rows, log):
+    """A framework of another version is skipped with the reason."""
     original = module.add
     patches = PatchSet("test", rows, supports=("pytest >= 1.0, < 2",))
     watch(patches, "add", log)
@@ -608,7 +645,8 @@ def test_a_framework_of_another_version_is_skipped_with_the_reason(module, rows,
     assert row.state == "skipped", "what was never there is not taken back"
 
 
-def test_a_public_hook_is_registered_once_and_taken_back(module, patches, rows):
+def test_public_hook(module, patches, rows):
+    """A public hook is registered once and taken back."""
     registered = []
 
     def register(hook):
@@ -625,7 +663,55 @@ def test_a_public_hook_is_registered_once_and_taken_back(module, patches, rows):
     assert rows.rows["traced_program:add"].state == "undone"
 
 
-def test_a_dormant_hook_passes_calls_through_until_it_is_wanted(module, patches, rows, log):
+def test_awaited_import_is_no_hook(module, patches, rows):
+    """What waits for an import is no hook.
+
+    It runs once, is live while recording is on, is taken back, and leaves no row among the hooks.
+    """
+    told = []
+    patches.when_imported("traced_program", lambda awaited: told.append(awaited) or told.clear)
+    (awaited,) = told
+    assert awaited.live
+    patches.hold(True)
+    assert not awaited.live
+    patches.undo()
+    assert told == []
+    assert rows.rows == {}
+    assert patches.hooks == []
+
+
+def test_awaited_import_failed(module, rows, capfd):
+    """What waits for an import says why it was not done.
+
+    By its module's name: skipped, with the versions that it knows, or failed.
+    """
+    PatchSet("old", rows, supports=("pytest >= 1.0, < 2",)).when_imported("traced_program", break_down)
+    row = rows.rows["traced_program"]
+    assert (row.state, row.reason) == (
+        "skipped",
+        f"pytest {pytest.__version__} is outside of what this hook knows: pytest >= 1.0, < 2",
+    )
+    patches = PatchSet("broken", rows)
+    patches.when_imported("traced_program", break_down)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+    patches.undo()
+    assert rows.rows["traced_program"].state == "failed"
+
+
+def test_hooks_named_behind_import(module, patches, rows, log):
+    """Hooks may be named behind an import.
+
+    Which hooks there are may depend on the release: `modules` names those to import, as they become known.
+    """
+    patches.when_imported("traced_program", lambda _: watch(patches, "add", log))
+    assert module.add(1, 1) == 2
+    assert len(log) == 2
+    assert list(rows.rows) == ["traced_program:add"]
+    assert patches.modules() == ["traced_program"]
+
+
+def test_dormant_hook(module, patches, rows, log):
+    """A dormant hook passes calls through until it is wanted."""
     with patches.dormant() as switch:
         watch(patches, "add", log)
         assert module.add(1, 1) == 2  # its module is there already: it is bound at once
@@ -646,7 +732,8 @@ def test_a_dormant_hook_passes_calls_through_until_it_is_wanted(module, patches,
     assert row.state == "undone"
 
 
-def test_a_dormant_hook_whose_module_comes_later_sleeps_too(tmp_path, monkeypatch, patches, log):
+def test_dormant_hook_waits(tmp_path, monkeypatch, patches, log):
+    """A dormant hook whose module comes later sleeps too."""
     with patches.dormant() as switch:
         watch(patches, "add", log)
     (tmp_path / "traced_program.py").write_text(textwrap.dedent(SOURCE))
@@ -662,8 +749,8 @@ def test_a_dormant_hook_whose_module_comes_later_sleeps_too(tmp_path, monkeypatc
         del sys.modules["traced_program"]
 
 
-def test_a_hook_that_failed_goes_on_and_is_undone_all_the_same(module, patches, rows, log):
-    """Also one that was told to sleep in between."""
+def test_failed_hook_goes_on(module, patches, rows, log):
+    """A hook that failed goes on and is undone all the same. Also one that was told to sleep in between."""
     failures = iter([True])
 
     def begin(args, _kwargs):
@@ -685,14 +772,16 @@ def test_a_hook_that_failed_goes_on_and_is_undone_all_the_same(module, patches, 
     assert (add(1, 1), log) == (2, [(1, 1)])
 
 
-def test_a_public_hook_that_cannot_be_registered_is_said_to_have_failed_to_the_end(module, patches, rows, capfd):
+def test_public_hook_failed(module, patches, rows, capfd):
+    """A public hook that cannot be registered is said to have failed to the end."""
     patches.use("traced_program:add", break_down)
     assert "ZeroDivisionError" in capfd.readouterr().err
     patches.undo()
     assert rows.rows["traced_program:add"].state == "failed"
 
 
-def test_a_wrapper_that_is_sent_by_value_works_and_is_inert(module, patches, log):
+def test_wrapper_by_value(module, patches, log):
+    """A wrapper that is sent by value works and is inert."""
     watch(patches, "add", log)
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -704,7 +793,8 @@ def test_a_wrapper_that_is_sent_by_value_works_and_is_inert(module, patches, log
     assert log == []
 
 
-def test_a_hook_travels_without_its_register(rows):
+def test_pickled_hook(rows):
+    """A hook travels without its register."""
     hook = Hook("test", "a:b", ("x",), rows)
     copy = pickle.loads(pickle.dumps(hook))
     assert (copy.target, copy.emits, copy.live) == ("a:b", ("x",), False)

@@ -13,14 +13,14 @@ from test_cuda_ledger import MIB, Simulated, actor, of_device
 import rltrace
 from rltrace.analysis import summarize
 from rltrace.hooks import boundaries
-from rltrace.hooks.boundaries import Edge
+from rltrace.hooks.boundaries import Boundary
 from rltrace.instrument.memory.cuda_ledger import CudaLedger
 from rltrace.read.recording import Recording
 
 
 @pytest.fixture
-def told() -> Iterator[list[Edge]]:
-    edges_told: list[Edge] = []
+def told() -> Iterator[list[Boundary]]:
+    edges_told: list[Boundary] = []
     undo = boundaries.watch(edges_told.append)
     yield edges_told
     undo()
@@ -38,12 +38,13 @@ def ledger(folder: Path) -> Iterator[CudaLedger]:
     undo()
 
 
-def test_both_of_its_edges_are_told_outside_of_it(folder: Path, told: list[Edge]) -> None:
+def test_boundaries_outside(folder: Path, told: list[Boundary]) -> None:
+    """Both of its boundaries are told outside of it."""
     rltrace.start(folder)
     with rltrace.phase("think", tokens=3) as phase:
-        assert told == [Edge(("think",), is_end=False, is_own=True)]
+        assert told == [Boundary(("think",), is_end=False, is_own=True)]
         phase.set(thoughts=2)
-    assert told[1:] == [Edge(("think",), is_end=True, is_own=True)]
+    assert told[1:] == [Boundary(("think",), is_end=True, is_own=True)]
 
     async def later() -> None:
         async with rltrace.phase("rest"):
@@ -58,13 +59,15 @@ def test_both_of_its_edges_are_told_outside_of_it(folder: Path, told: list[Edge]
     assert (rest.name, rest.is_phase) == ("rest", True)
 
 
-def test_nobody_is_told_where_nothing_is_recorded(told: list[Edge]) -> None:
+def test_nothing_recorded(told: list[Boundary]) -> None:
+    """Nobody is told where nothing is recorded."""
     with rltrace.phase("think"):
         pass
     assert told == []
 
 
-def test_a_ledger_of_its_device_is_at_each_edge_whatever_it_is_called(folder: Path, ledger: CudaLedger) -> None:
+def test_ledger_at_boundaries(folder: Path, ledger: CudaLedger) -> None:
+    """A ledger of its device is at each boundary whatever it is called."""
     with rltrace.phase("think"):
         pass
     rltrace.stop()
@@ -77,7 +80,8 @@ def test_a_ledger_of_its_device_is_at_each_edge_whatever_it_is_called(folder: Pa
     assert device.residual is not None and device.residual.edges_over_allowed == 0
 
 
-def test_memory_that_runs_out_in_it_is_told(folder: Path, ledger: CudaLedger) -> None:
+def test_out_of_memory(folder: Path, ledger: CudaLedger) -> None:
+    """Memory that runs out in it is told."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with pytest.raises(torch.OutOfMemoryError), rltrace.phase("think"):
         raise error
@@ -87,8 +91,10 @@ def test_memory_that_runs_out_in_it_is_told(folder: Path, ledger: CudaLedger) ->
     assert failure.moment is not None and failure.moment.bytes["actor.optimizer"] == 600 * MIB
 
 
-def test_who_fails_at_an_edge_disturbs_nobody_and_is_said_once(folder: Path) -> None:
-    def fail(_edge: Edge) -> None:
+def test_failing_watcher(folder: Path) -> None:
+    """Who fails at a boundary disturbs nobody and is said once."""
+
+    def fail(_edge: Boundary) -> None:
         raise ValueError("no such device")
 
     undo = boundaries.watch(fail)

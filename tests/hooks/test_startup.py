@@ -333,7 +333,7 @@ BREAK_ALL_AND_RUN = """
 from rltrace.record import spans as recorder
 def broken(*args, **kwargs):
     raise ZeroDivisionError("a bug of ours")
-recorder.OpenSpan.__enter__ = recorder.flow = recorder.identify = broken
+recorder.LiveSpan.__enter__ = recorder.flow = recorder.identify = broken
 {program}
 """
 

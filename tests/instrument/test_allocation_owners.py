@@ -16,7 +16,7 @@ from traced_runs import run_traced
 from rltrace.hooks.patching import Hook
 from rltrace.instrument.memory import allocation_owners as instrument
 from rltrace.instrument.memory.allocation_owners import Having
-from rltrace.instrument.torch.fsdp2 import Forwards
+from rltrace.instrument.torch.modules import Forwards
 from rltrace.record.torch import allocations
 
 pytestmark = pytest.mark.run
@@ -271,7 +271,7 @@ def test_behind_a_backward_nobody_looks_for_owners_while_no_history_is_kept(monk
 
 def test_hooks_that_cannot_be_on_all_modules_are_on_none() -> None:
     first, frozen = torch.nn.Linear(2, 2), object()
-    forwards = Forwards(Hook("allocations", "torch:nothing"))
+    forwards = Forwards(Hook("allocations", "torch:nothing"), lambda *_: None)
     with pytest.raises(AttributeError):
         forwards.attach([first, frozen], str)
     assert not first._forward_hooks and not first._forward_pre_hooks

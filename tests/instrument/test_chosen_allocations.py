@@ -431,7 +431,7 @@ RAY = """
         def nothing(self):
             pass
         def hooked(self):
-            boundaries.reached(boundaries.Edge(("rollout.generate",)))
+            boundaries.reached(boundaries.Boundary(("rollout.generate",)))
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     rltrace.start(role="driver", name="trainer")
@@ -606,8 +606,10 @@ def test_a_step_that_somebody_runs_again_is_not_kept_twice(tmp_path: Path) -> No
         assert len(kept(named(done.recording, f"rank {rank} worker"))) == 1
 
 
-def test_an_edge_that_only_hooks_tell_of_is_one(tmp_path: Path) -> None:
-    source = RAY.replace("with rltrace.phase(phase):", "edges.reached(edges.Edge((phase,)))\n            if True:")
+def test_boundary_of_hooks_alone(tmp_path: Path) -> None:
+    """A boundary that only hooks tell of is one too: the program marks no phase itself."""
+    told = "boundaries.reached(boundaries.Boundary((phase,)))\n            if True:"
+    source = RAY.replace("with rltrace.phase(phase):", told)
     done = run(tmp_path, source)
     for rank in range(2):
         assert [part.args["step"] for part in kept(named(done.recording, f"rank {rank} worker"))] == [2]
@@ -712,7 +714,7 @@ def test_where_no_step_is_chosen_nothing_is_watched(tmp_path: Path) -> None:
         from rltrace.record import lifecycle, spans
         with rltrace.span("step", step=2) as step:
             watchers = [watcher for watcher in boundaries.WATCHERS if "Follower" in repr(watcher)]
-            print(type(step) is spans.OpenSpan, lifecycle._endings, watchers)
+            print(type(step) is spans.LiveSpan, lifecycle._endings, watchers)
     """
     done = run(tmp_path, source, "")
     assert done.out == "True [] []\n", done.err
@@ -755,4 +757,4 @@ def test_a_watched_span_is_written_as_any_other(folder: Path) -> None:
     found = [event for event in Recording.open(folder).processes[0].events() if isinstance(event, Span)]
     assert [(one.name, one.args) for one in found] == [("step", {"step": 1, "tokens": 5}), ("other", {})]
     assert told == [{"step": 1}]
-    assert spans._make_span is spans.OpenSpan
+    assert spans._make_span is spans.LiveSpan

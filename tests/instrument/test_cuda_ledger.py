@@ -30,7 +30,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.cli import main
 from rltrace.events import ALLOCATED_PEAK, Counter, Span
 from rltrace.hooks import boundaries
-from rltrace.hooks.boundaries import Edge
+from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host.nvml import Gpu, Memory, UnavailableError
 from rltrace.instrument.memory import cuda_ledger, cuda_memory
@@ -224,11 +224,11 @@ def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
     folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
 ) -> None:
     def phase(name: str, transient_bytes: int) -> None:
-        ledger.reached(Edge((name,)))
+        ledger.reached(Boundary((name,)))
         with rltrace.phase(name):
             gpu.allocate(transient_bytes)
             gpu.free(transient_bytes)
-        ledger.reached(Edge((name,), is_end=True))
+        ledger.reached(Boundary((name,), is_end=True))
 
     def work() -> None:
         ledger.sample()
@@ -260,10 +260,10 @@ def test_what_was_handed_out_before_a_phase_is_not_that_phases(
         with rltrace.span("step", step=3):
             gpu.allocate(900 * MIB)
             gpu.free(900 * MIB)
-            ledger.reached(Edge(("rollout.generate",), is_end=False))
+            ledger.reached(Boundary(("rollout.generate",), is_end=False))
             with rltrace.phase("rollout.generate"):
                 pass
-            ledger.reached(Edge(("rollout.generate",)))
+            ledger.reached(Boundary(("rollout.generate",)))
 
     recorded(folder, work)
     (peak,) = of_device(folder).allocated_peaks
@@ -483,13 +483,13 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
     def forward() -> None:
         ledger.sample()
         actor(gpu, ledger)
-        ledger.reached(Edge())
+        ledger.reached(Boundary())
         gpu.allocate(90 * MIB)
         ledger.end_forward()
 
     def backward() -> None:
         gpu.allocate(-90 * MIB)
-        ledger.reached(Edge(("actor.update",)))
+        ledger.reached(Boundary(("actor.update",)))
 
     assert without_free(recorded(folder, forward)) == ACTOR | {"actor.activations": 90 * MIB}
     assert without_free(recorded(folder.with_name("second"), backward)) == ACTOR
@@ -500,7 +500,7 @@ def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
 ) -> None:
     def forward(acting: str | None, size_bytes: int) -> None:
         before = ROLES.act(acting)
-        ledger.reached(Edge())
+        ledger.reached(Boundary())
         gpu.allocate(size_bytes)
         ledger.end_forward()
         gpu.allocate(-size_bytes)
@@ -510,7 +510,7 @@ def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
     ledger.sample()
     forward("critic", 90 * MIB)
     forward(None, 70 * MIB)
-    ledger.reached(Edge(("actor.update",)))
+    ledger.reached(Boundary(("actor.update",)))
     rltrace.stop()
     (found,) = ledgers(Observations(Recording.open(folder))).values()
     assert [size for size in found.row("critic.activations") if size] == [90 * MIB]
@@ -524,7 +524,7 @@ def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
 ) -> None:
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
-    ledger.reached(Edge())
+    ledger.reached(Boundary())
     for size_bytes in (90 * MIB, 90 * MIB, 95 * MIB):
         gpu.allocate(size_bytes)
         ledger.end_forward()
@@ -536,10 +536,10 @@ def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
 
 def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
     rltrace.start(folder, role="worker", rank=0)
-    ledger.reached(Edge(("actor.old_log_prob",)))
-    ledger.reached(Edge(("ref.log_prob",), is_end=False))
+    ledger.reached(Boundary(("actor.old_log_prob",)))
+    ledger.reached(Boundary(("ref.log_prob",), is_end=False))
     gpu.allocate(MIB)
-    ledger.reached(Edge(("ref.log_prob",), is_end=False))
+    ledger.reached(Boundary(("ref.log_prob",), is_end=False))
     rltrace.stop()
     (found,) = ledgers(Observations(Recording.open(folder))).values()
     assert list(found.row("unattributed")) == [0, MIB]
@@ -582,10 +582,10 @@ def test_memory_that_moves_within_a_phase_is_said_once_with_the_cards_total_befo
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
     gpu.other_bytes += 10 * MIB
     asked, used_bytes = gpu.asked, gpu.card().used_bytes
-    ledger.reached(Edge(("cumem.unmap",), is_end=False))
-    ledger.reached(Edge(("cumem.unmap",), is_end=False))  # nothing has changed
+    ledger.reached(Boundary(("cumem.unmap",), is_end=False))
+    ledger.reached(Boundary(("cumem.unmap",), is_end=False))  # nothing has changed
     pools.sleep()
-    ledger.reached(Edge(("cumem.unmap",)))
+    ledger.reached(Boundary(("cumem.unmap",)))
     rltrace.stop()
     assert gpu.asked == asked
     (process,) = Recording.open(folder).processes
@@ -601,11 +601,11 @@ def test_a_phase_of_the_engines_own_process_ends_with_the_cards_total_though_its
     monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
     rltrace.start(folder, role="engine")
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
-    ledger.reached(Edge(("rollout.sleep",), is_end=False))
+    ledger.reached(Boundary(("rollout.sleep",), is_end=False))
     pools.sleep()
-    ledger.reached(Edge(("cumem.unmap",)))
-    ledger.reached(Edge(("rollout.sleep",)))
-    ledger.reached(Edge(("rollout.sleep",)))  # nothing has changed
+    ledger.reached(Boundary(("cumem.unmap",)))
+    ledger.reached(Boundary(("rollout.sleep",)))
+    ledger.reached(Boundary(("rollout.sleep",)))  # nothing has changed
     used_bytes = gpu.card().used_bytes
     rltrace.stop()
     begin, moved, end = edges_of(folder)
@@ -709,7 +709,7 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
     free_bytes = gpu.card().free_bytes
     gpu.context_bytes += 50 * MIB  # a wake-up maps what it can, and so less is free when it fails
     ledger.out_of_memory(error, free_bytes + 9 * MIB, free_bytes, ["rollout.kv_cache"])
-    ledger.reached(Edge(error=error))
+    ledger.reached(Boundary(error=error))
     rltrace.stop()
     (failure,) = summarize(Recording.open(folder)).out_of_memory
     assert (failure.asked_bytes, failure.free_bytes) == (free_bytes + 9 * MIB, free_bytes)
@@ -724,7 +724,7 @@ def test_an_error_that_ends_a_phase_says_itself_what_was_asked_for(
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
     for error in (KeyError("of no concern"), RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")):
-        ledger.reached(Edge(("actor.update",), error=error))
+        ledger.reached(Boundary(("actor.update",), error=error))
     rltrace.stop()
     (failure,) = summarize(Recording.open(folder)).out_of_memory
     assert (failure.asked_bytes, failure.free_bytes) == (20 * MIB, gpu.card().free_bytes)
@@ -743,14 +743,14 @@ def test_where_the_engine_moves_nobody_asks_who_holds_what_and_behind_it_the_nex
     monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
     gpu.other_bytes = 50 * MIB
     rltrace.start(folder, role="worker", rank=0)
-    ledger.reached(Edge(("actor.update",)))
+    ledger.reached(Boundary(("actor.update",)))
     asked = gpu.asked
     gpu.other_bytes = 900 * MIB
     gpu.allocate(MIB)  # so that it is an edge of its own
-    ledger.reached(Edge(("rollout.wake_weights",)))
+    ledger.reached(Boundary(("rollout.wake_weights",)))
     assert gpu.asked == asked
-    ledger.reached(Edge(("actor.old_log_prob",), is_end=False))
-    ledger.reached(Edge(("actor.old_log_prob",), is_end=False))  # nothing has changed since
+    ledger.reached(Boundary(("actor.old_log_prob",), is_end=False))
+    ledger.reached(Boundary(("actor.old_log_prob",), is_end=False))  # nothing has changed since
     rltrace.stop()
     assert gpu.asked == asked + 1
     held = [edge.get("held_bytes", {}).get(str(ENGINE_PID)) for edge in edges_of(folder)]
@@ -765,7 +765,7 @@ def test_an_edge_is_looked_at_again_once_the_last_look_is_old(
     rltrace.start(folder, role="worker", rank=0)
     for passed_ns in (0, cuda_ledger.SAME_NS - 1, cuda_ledger.SAME_NS):
         at_ns[0] += passed_ns
-        ledger.reached(Edge(("actor.update",)))
+        ledger.reached(Boundary(("actor.update",)))
     rltrace.stop()
     assert len(edges_of(folder)) == 2
 
@@ -952,9 +952,9 @@ def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begi
         ledger.sample()
         for name, is_end in (("rollout.generate", False), ("rollout.generate", False), ("rollout.sleep", True)):
             server._engines_card.next_ns = 0
-            server.reached(Edge((name,), is_end=is_end))
-        server.reached(Edge(("actor.update",), is_end=True))
-        server.reached(Edge(("cumem.unmap",), is_end=True))
+            server.reached(Boundary((name,), is_end=is_end))
+        server.reached(Boundary(("actor.update",), is_end=True))
+        server.reached(Boundary(("cumem.unmap",), is_end=True))
 
     rltrace.start(folder, role="worker", rank=0)
     work()
@@ -1015,7 +1015,7 @@ def test_a_first_collective_that_fails_raises_what_it_raised(gpu: Simulated, led
 
 
 def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:
-    told: list[Edge] = []
+    told: list[Boundary] = []
     undo = boundaries.watch(told.append)
     rltrace.start(folder)
     patches = PatchSet("test", rltrace.record.spans.current())
@@ -1031,7 +1031,7 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
         undo()
         rltrace.stop()
     ends = [(False, None), (True, None), (False, None), (True, raised.value)]
-    assert told == [Edge(("actor.update",), is_end, error) for is_end, error in ends]
+    assert told == [Boundary(("actor.update",), is_end, error) for is_end, error in ends]
 
 
 def test_those_that_sample_are_told_of_an_edge_closest_to_its_phase_and_who_may_take_time_is_not() -> None:
@@ -1042,8 +1042,8 @@ def test_those_that_sample_are_told_of_an_edge_closest_to_its_phase_and_who_may_
         boundaries.watch(lambda _: told.append("slow too"), is_last=True),
     ]
     try:
-        boundaries.reached(Edge(is_end=False))
-        boundaries.reached(Edge())
+        boundaries.reached(Boundary(is_end=False))
+        boundaries.reached(Boundary())
     finally:
         for take_back in undo:
             take_back()
@@ -1095,7 +1095,7 @@ def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_n
 
     def work() -> None:
         actor(gpu, ledger)
-        ledger.reached(Edge(("actor.update",)))
+        ledger.reached(Boundary(("actor.update",)))
         with rltrace.span("actor.update"):
             pass
         with ledger.growth("nccl"):
@@ -1122,7 +1122,7 @@ def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(folder: Path, s
     gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
 
     def work() -> None:
-        ledger.reached(Edge(("actor.update",)))
+        ledger.reached(Boundary(("actor.update",)))
         with rltrace.span("actor.update"):
             pass
 
@@ -1298,7 +1298,7 @@ def test_a_server_says_nothing_of_an_engines_card_whose_totals_it_cannot_have(
     monkeypatch.setattr(Gpu, "_is_certain", lambda *_: True)
     ledger = CudaLedger(lambda: None, open_engines_card)
     rltrace.start(folder, role="server")
-    ledger.reached(Edge(("rollout.generate",)))
+    ledger.reached(Boundary(("rollout.generate",)))
     rltrace.stop()
     (process,) = Recording.open(folder).processes
     assert process.unavailable == {}

@@ -1,7 +1,7 @@
 """The pairs are where the work is: real FSDP2 on gloo, on a device whose events fire as they are recorded.
 
 On a CPU what is submitted is done on the spot, so the host's clock is the device's: every hook, pair and span is the
-one of a GPU, and only `CudaDevice` is replaced.
+one of a GPU, and only `CudaEvents` is replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from traced_runs import TracedRun, run_traced
 
 from rltrace.analysis import summarize
 from rltrace.events import Span
-from rltrace.hooks.boundaries import Edge
+from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import NOBODY, Nobody, PatchSet
 from rltrace.instrument.torch import cuda_time
 from rltrace.read.recording import Process
@@ -249,7 +249,7 @@ def test_the_device_is_asked_where_something_has_ended_and_not_where_it_begins()
     pairs = cuda_time.CudaPairs()
     pairs._times = cast(Any, SimpleNamespace(poll=lambda: asked.append("poll")))
     for is_end in (False, True):
-        pairs.reached(Edge(("actor.update",), is_end=is_end))
+        pairs.reached(Boundary(("actor.update",), is_end=is_end))
     assert asked == ["poll"]
 
 
@@ -362,7 +362,7 @@ def test_where_cuda_is_initialized_and_nothing_was_allocated_no_event_of_ours_ma
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
     made = []
-    monkeypatch.setattr(cuda_time, "CudaDevice", made.append)
+    monkeypatch.setattr(cuda_time, "CudaEvents", made.append)
     pairs = cuda_time.CudaPairs()
     with pairs.span("x"):
         assert made == []

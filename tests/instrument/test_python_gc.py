@@ -58,7 +58,7 @@ def by_hand() -> Iterator[None]:
 
 def told(folder: Path) -> list[tuple[int, int]]:
     """Begin and end of what was told so far."""
-    boundaries.reached(boundaries.Edge())
+    boundaries.reached(boundaries.Boundary())
     (process,) = (one for one in Recording.open(folder).processes if one.pid == os.getpid())
     spans = [event for event in process.events() if isinstance(event, Span) and event.name == COLLECTION]
     assert (process.torn, process.orphans, process.lost_events) == (0, 0, 0)
@@ -115,7 +115,7 @@ def test_a_forked_child_tells_its_own_and_not_its_parents(folder: Path) -> None:
         with rltrace.span("mine"):
             pass
         collect()
-        boundaries.reached(boundaries.Edge())
+        boundaries.reached(boundaries.Boundary())
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert [ours[0] <= start_ns < end_ns <= ours[1] for start_ns, end_ns in told(folder)] == [True]
@@ -138,7 +138,7 @@ def test_what_is_told_is_collections_however_many_there_were_and_whoever_reads_i
             self.itself = self
 
         def __del__(self) -> None:
-            boundaries.reached(boundaries.Edge())
+            boundaries.reached(boundaries.Boundary())
 
     ours = []
     for number in range(12):

@@ -19,9 +19,9 @@ from rltrace.instrument.sglang.scheduler import IN_FLIGHT, Batches, scheduler_na
 
 
 @pytest.fixture
-def idle() -> Iterator[list[boundaries.Edge]]:
+def idle() -> Iterator[list[boundaries.Boundary]]:
     """Every edge of an engine that has nothing to do."""
-    found: list[boundaries.Edge] = []
+    found: list[boundaries.Boundary] = []
     unwatch = boundaries.watch(lambda edge: None if edge.names else found.append(edge))
     yield found
     unwatch()
@@ -75,7 +75,7 @@ def process(batches: Batches, scheduler: Scheduler, batch: Batch, result: Result
     batches.end(token, None, None)
 
 
-def test_an_engine_is_idle_behind_its_last_batch_alone(idle: list[boundaries.Edge]) -> None:
+def test_an_engine_is_idle_behind_its_last_batch_alone(idle: list[boundaries.Boundary]) -> None:
     batches, scheduler, last = Batches(), Scheduler(), Request(2)
     batch = Batch([last])
     process(batches, scheduler, batch, run(batches, scheduler, batch))
@@ -85,7 +85,9 @@ def test_an_engine_is_idle_behind_its_last_batch_alone(idle: list[boundaries.Edg
 
 
 @pytest.mark.parametrize("elsewhere", ["waiting", "decoding", "in flight"])
-def test_an_engine_is_not_idle_while_another_request_is_anywhere(elsewhere: str, idle: list[boundaries.Edge]) -> None:
+def test_an_engine_is_not_idle_while_another_request_is_anywhere(
+    elsewhere: str, idle: list[boundaries.Boundary]
+) -> None:
     batches, other = Batches(), Request(1)
     scheduler = Scheduler([other] if elsewhere == "waiting" else [])
     if elsewhere == "decoding":

@@ -14,7 +14,7 @@ from traced_runs import TracedRun, run_traced
 
 import rltrace
 from rltrace.analysis import summarize
-from rltrace.hooks.boundaries import Edge
+from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import NOBODY, HookRow, PatchSet
 from rltrace.instrument.memory.cuda_ledger import CudaLedger
 from rltrace.instrument.memory.uncaught_errors import watch_uncaught
@@ -114,7 +114,7 @@ def test_a_gpus_error_that_a_phase_has_told_of_is_not_told_again(
     watch(ledger)
     error = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
     if is_told_by_a_phase:
-        ledger.reached(Edge(("actor.update",), error=error))
+        ledger.reached(Boundary(("actor.update",), error=error))
     sys.excepthook(RuntimeError, error, None)
     sys.excepthook(KeyError, KeyError("actor"), None)
     rltrace.stop()

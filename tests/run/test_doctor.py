@@ -61,10 +61,9 @@ LATE = """
 class Extra:
     name, supports = "late", ("msgspec > 0.1",)
     def install(self, patches):
-        patches.use("json:loads", lambda hook: self.name_more(patches))
+        patches.when_imported("json", lambda _: self.name_more(patches))
     def name_more(self, patches):
         patches.span("json.later:loads", "extra.later")
-        return lambda: None
 """
 
 
@@ -98,7 +97,7 @@ def test_what_would_be_missing_is_named_with_the_reason(environment: installed.E
     assert state == "missing"
     assert said.startswith("no_such_module.of: No module named 'no_such_module'; install it for ")
     assert found["late"][0] == "missing"
-    assert found["late"][1].endswith(": 1 of 2 hooks bind; ModuleNotFoundError: No module named 'json.later'")
+    assert found["late"][1].endswith(": 0 of 1 hooks bind; ModuleNotFoundError: No module named 'json.later'")
     assert found["fsdp2"][0] == "ok"
     assert "disabled by RLTRACE_DISABLE" in found["fsdp2"][1]
     hooks = {hook["instrumentation"]: hook for hook in json.loads(done.stdout)["hooks"]}

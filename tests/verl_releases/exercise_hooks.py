@@ -61,14 +61,15 @@ class CountedRow:
 
 
 def import_targets(patches):
-    """Import every module that a hook waits for; what fails, by target."""
+    """Import every module that a hook waits for; what fails, by module."""
     failures = {}
-    for hook in patches.hooks:  # grows when the first one finds out which release it is
+    importlib.import_module("verl")  # only then it is known which release it is, and which hooks there are
+    for module in patches.modules():
         try:
-            importlib.import_module(hook.target.partition(":")[0])
+            importlib.import_module(module)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            failures[hook.target] = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+            failures[module] = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
     return failures
 
 

@@ -27,7 +27,7 @@ NOT_YET = sys.stdlib_module_names | {"sitecustomize", "usercustomize", "apport_p
 
 
 def is_traced(command: list[str]) -> bool:
-    """Whether a process started by this command line is one to trace: its arguments may be named like anything."""
+    """Tell whether to trace a process that was started by this command line; its arguments may have any name."""
     program = next((word for word in command[1:] if not word.startswith("-")), "")  # a script, a module or a code
     return not (program.endswith(HELPERS) or program.startswith(TRACKER) or is_service_of_ray(program))
 
@@ -59,7 +59,7 @@ class FirstImport:
 
 
 def first_spec(finders, name, path, target):
-    """What the first of the finders that knows the module says of it."""
+    """Return what the first finder that knows the module says of it."""
     for finder in list(finders):
         find_spec = getattr(finder, "find_spec", None)  # importlib passes over older finders too
         spec = None if find_spec is None else find_spec(name, path, target)

@@ -6,8 +6,9 @@ against the other; on chosen steps, an owner for every allocation. No row is mad
 
 `sharded_models.py` knows which tensors are whose. `cuda_ledger.py` and `process_ledger.py` are the ledgers of a GPU and
 of a CPU's process; `cuda_memory.py` tells the first when to look; `pools.py` are pools that sleep; `uncaught_errors.py`
-looks once more before a process dies of an error about memory. `allocation_owners.py` names allocations,
-`chosen_allocations.py` and `engine_allocations.py` keep those of `RLTRACE_ALLOCATIONS`.
+looks once more before a process dies of an error about memory. `allocation_owners.py` names allocations.
+`chosen_allocations.py` finds out in which of the steps of `RLTRACE_ALLOCATIONS` a process is, `kept_step.py` says what
+becomes of its allocations there, and `engine_allocations.py` does the same for engines.
 
 To add an owner, name it in `events.py` and measure it where its bytes come into being.
 """

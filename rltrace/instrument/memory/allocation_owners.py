@@ -14,8 +14,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import memory
+from rltrace.host.interruption import own_failure
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.memory.sharded_models import (
     MODELS,
@@ -27,9 +29,9 @@ from rltrace.instrument.memory.sharded_models import (
     watch_models,
 )
 from rltrace.instrument.torch.fsdp1 import HANDLE, RUNTIME
-from rltrace.instrument.torch.fsdp2 import PACKAGE, Forwards, remove
+from rltrace.instrument.torch.fsdp2 import PACKAGE
+from rltrace.instrument.torch.modules import Forwards, remove
 from rltrace.instrument.torch.optim import watch_optimizer_steps
-from rltrace.record.interruption import own_failure
 from rltrace.record.torch import allocations
 
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
@@ -44,7 +46,7 @@ SCOPES = {
     "rltrace_reference.cuda_ipc:CudaIpc.create": BUCKET,
     "rltrace_reference.host_staging:HostStaging.create": BUCKET,
 }
-"""Calls of the reference run whose allocations are an owner's, as far as no call inside says otherwise."""
+"""Allocations during these calls of the reference run belong to the owner, unless a call inside says otherwise."""
 
 
 class Allocations:
@@ -54,7 +56,7 @@ class Allocations:
     supports = ("torch >= 2.11, < 2.14",)
 
     def install(self, patches: PatchSet) -> None:
-        """Name the hooks; without a driver there are none."""
+        """Name the hooks; there are none without a driver."""
         if DRIVER.exists():
             name_hooks(patches)
 
@@ -86,12 +88,12 @@ def name_hooks(patches: PatchSet) -> None:
 
 
 def enter(owner: str, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-    """From here on allocations are the owner's."""
+    """Let this thread's allocations belong to the owner from here on."""
     return allocations.enter(owner)
 
 
 def leave(before: str | None, _result: Any, _error: BaseException | None) -> None:
-    """They are again whose they were."""
+    """Let this thread's allocations belong to the owner of before."""
     allocations.leave(before)
 
 
@@ -99,12 +101,12 @@ def leave(before: str | None, _result: Any, _error: BaseException | None) -> Non
 
 
 def owners() -> dict[int, str]:
-    """Owners by address of what this process's models hold now."""
+    """Return the owners, by address, of what this process's models hold now."""
     return {address: owner for owner, tensors in MODELS.tensors() for address in addresses(tensors)}
 
 
 def addresses(tensors: Iterable[Any]) -> Iterator[int]:
-    """Where each tensor's memory begins; of a DTensor, that of this rank's shard.
+    """Return where each tensor's memory begins; for a DTensor, where this rank's shard begins.
 
     Of the host's tensors too: no GPU has memory at the same addresses.
     """
@@ -112,35 +114,35 @@ def addresses(tensors: Iterable[Any]) -> Iterator[int]:
 
 
 def enter_params(params_of: Callable[[Any], Params], args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-    """What is sharded together is about to be gathered."""
+    """Begin the scope of parameters that are about to be gathered."""
     return allocations.enter(params_owner(params_of(args[0])))
 
 
 def params_owner(params: Params) -> str:
-    """As everywhere in this process."""
+    """Return the owner that these parameters have everywhere in this process."""
     return f"{ROLES.subject_of(params)}.params"
 
 
 def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-    """A group's gradients are computed; what their reduction allocates are gradients too."""
+    """Begin the scope of a group's gradients, which are computed; what their reduction allocates are gradients too."""
     return enter_reduction(Fsdp2Params(args[0]), gradients_of(args[0]))
 
 
-def enter_flat_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-    """The same of a flat parameter."""
-    params = Fsdp1Params(args[1])
+def enter_flat_grads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Begin the scope of a flat parameter's gradients."""
+    params = Fsdp1Params(argument("handle", 1, args, kwargs))
     return enter_reduction(params, params.grads())
 
 
 def enter_reduction(params: Params, gradients: Iterable[Any]) -> str | None:
-    """These are gradients, whoever allocated them, and so is all from here on."""
+    """Name these as gradients, whoever allocated them, and let allocations from here on be gradients too."""
     owner = grads_owner(ROLES.subject_of(params))
     allocations.name(dict.fromkeys(addresses(gradients), owner))
     return allocations.enter(owner)
 
 
 def gradients_of(group: Any) -> Iterator[Any]:
-    """Gradients of whole parameters, which backward has just computed or added to."""
+    """Return the gradients of whole parameters, which backward has just computed or added to."""
     for param in group.fsdp_params:
         for grad in (getattr(getattr(param, "_unsharded_param", None), "grad", None), param.unsharded_accumulated_grad):
             if grad is not None:
@@ -158,7 +160,7 @@ class ModelForwards:
         self._handles: list[Any] = []
 
     def use(self, hook: Hook) -> Callable[[], None]:
-        """Have hooks on modules report as this one; returns what undoes it."""
+        """Have the hooks on modules report as this one; return what undoes it."""
         self._hook = hook
         return self._forget
 
@@ -167,7 +169,7 @@ class ModelForwards:
         remove(self._handles)
 
     def switch(self, on: bool) -> None:
-        """From here on what a forward allocates are activations, or not any more; never raises."""
+        """Say whether what a forward allocates from here on are activations; this never raises."""
         remove(self._handles)
         hook = self._hook
         if not on or hook is None:
@@ -205,13 +207,13 @@ class Having:
 
 def watch_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Let the thread on which backward begins know that its allocations are activations, until it is through."""
-    tensors = kwargs["tensors"] if "tensors" in kwargs else args[0]
+    tensors = argument("tensors", 0, args, kwargs)
     roots = [tensors] if hasattr(tensors, "register_hook") else list(tensors)
     return [root.register_hook(enter_backward) for root in roots if root.requires_grad]
 
 
 def enter_backward(_grad: Any) -> None:
-    """Called by autograd, on the thread that computes this device's gradients."""
+    """Begin the scope of activations: autograd calls this on the thread that computes this device's gradients."""
     from torch.autograd import Variable
 
     before = allocations.enter(ROLES.acting_owner(ACTIVATIONS))

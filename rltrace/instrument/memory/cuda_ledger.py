@@ -23,49 +23,49 @@ from rltrace.events import (
     WAKE_UPS,
     pinned_of,
 )
-from rltrace.hooks.boundaries import Edge
+from rltrace.hooks.boundaries import Boundary
 from rltrace.host import memory
 from rltrace.host.clock import now_ns
+from rltrace.host.interruption import own_failure
 from rltrace.host.nvml import Memory, UnavailableError
 from rltrace.instrument.memory.sharded_models import ROLES, Rows, add
 from rltrace.record import lifecycle, spans
-from rltrace.record.interruption import own_failure
 
 SAME_NS = 2_000_000
-"""An edge this soon after a sample, with nothing allocated or freed between, is the same edge."""
+"""A boundary this soon after a sample, with nothing allocated or freed between, is the same boundary."""
 
 RETRY_NS = 1_000_000_000
 
 ENGINES_PHASES = frozenset({*WAKE_UPS, "weight_sync", "rollout.generate", SLEEP})
-"""Where the engine's memory moves."""
+"""The engine's memory moves in these phases."""
 
 CONTEXT = "cuda.context"
-"""Of which the kernels that a process has loaded are a part."""
+"""The kernels that a process has loaded are a part of it."""
 GRAPHS = "rollout.graphs"
 """CUDA graphs, and what the driver needs for them."""
 OUTSIDE = (CONTEXT, "nccl", GRAPHS)
 """Rows that torch's allocator does not know of, or not all of."""
 
 OF_HOST = (HOST_BYTES, PINNED_BYTES)
-"""Endings of rows that are no part of the card."""
+"""Rows whose names end like this are no part of the card."""
 REGISTERED = (f"weight_sync.bucket{PINNED_BYTES}",)
 """Rows of memory that was pinned where it lay: torch's allocator of pinned memory has none of it."""
 
 
 class Reserved(NamedTuple):
-    """Memory that torch's allocator has from the driver, in bytes."""
+    """The memory that torch's allocator has from the driver, in bytes."""
 
     reserved_bytes: int
     allocated_bytes: int
-    """Of it, handed out and not yet freed."""
+    """The part that is handed out and not yet freed."""
     changes: int = 0
-    """How often it has handed out and got back any: while that is the same, every tensor is where it was."""
+    """How often the allocator has handed out memory or got it back: while that is the same, no tensor has moved."""
     peak_bytes: int = 0
-    """The most that it has handed out at once since the process began, or its program set that back."""
+    """The most that was handed out at once since the process began, or since its program reset that figure."""
 
 
 class State(NamedTuple):
-    """What changes whenever the rows of a process do."""
+    """The state changes whenever the rows of a process change."""
 
     torch: Reserved
     engine: Rows | None
@@ -73,40 +73,40 @@ class State(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What processes held of the card when they were asked for."""
+    """The bytes of the card that processes held when somebody last looked."""
 
     by_pid: dict[int, int]
     mine_bytes: int
-    """What this process's rows said then."""
+    """The sum of this process's rows at that time."""
     others_bytes: int
-    """What was used besides."""
+    """What was used besides these processes."""
 
 
 class Card(Protocol):
-    """A GPU, as anybody sees it."""
+    """A GPU as any process sees it."""
 
     def card(self) -> Memory:
-        """What the driver says now.
+        """Return what the driver says now.
 
         Raises:
             UnavailableError: NVML is not there.
         """
 
     def held(self) -> dict[int, int]:
-        """Bytes of each process, by pid, which takes much longer; empty where it cannot be told.
+        """Return the bytes of each process by pid, which takes much longer; empty where they cannot be told.
 
         Raises:
             UnavailableError: The same, with the reason.
         """
 
 
-class Device(Card, Protocol):
-    """The GPU that this process uses."""
+class OwnCard(Card, Protocol):
+    """The GPU that this process uses, as the process itself sees it."""
 
     uuid: str
 
     def torch(self) -> Reserved:
-        """All that torch's allocator has, pools included, whether they have memory behind them or not."""
+        """Return all that torch's allocator has, including pools, whether they have memory behind them or not."""
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
         """Of it, what lies in segments at these addresses, and in the private pools besides, which are graphs'."""
@@ -119,21 +119,21 @@ class Device(Card, Protocol):
         """
 
 
-class Pools(Protocol):
+class SleepingMemory(Protocol):
     """An engine's pools that sleep."""
 
     def bytes_by_owner(self) -> Rows:
-        """Bytes with memory behind them now."""
+        """Return the bytes that have memory behind them now, by owner."""
 
     def addresses(self) -> Collection[int]:
-        """Where the segments of all pools begin, asleep or awake."""
+        """Return where the segments of all pools begin, asleep or awake."""
 
 
 Found = TypeVar("Found")
 
 
 class Sought(Generic[Found]):
-    """What may come later, and is looked for once a second until it is there: to look may take long."""
+    """Something that may come later: it is looked for once a second until it is there, because a look may take long."""
 
     def __init__(self, look: Callable[[], Found | None]) -> None:
         self._look = look
@@ -142,7 +142,7 @@ class Sought(Generic[Found]):
         """When to look again."""
 
     def get(self, *, now: bool = False) -> Found | None:
-        """What was found, now or before; None where it is not there, or the last look was less than a second ago.
+        """Return what was found, now or before; None if it is not there, or the last look was less than a second ago.
 
         Args:
             now: Look however short a time ago that was.
@@ -157,7 +157,7 @@ class CudaLedger:
     """The sources of this process's rows."""
 
     def __init__(
-        self, open_device: Callable[[], Device | None], open_engines_card: Callable[[], Card | None] = lambda: None
+        self, open_device: Callable[[], OwnCard | None], open_engines_card: Callable[[], Card | None] = lambda: None
     ) -> None:
         """A ledger of one device.
 
@@ -168,7 +168,7 @@ class CudaLedger:
         """
         self.tensors: dict[object, Callable[[], Rows]] = {}
         """Sources whose bytes come from torch's allocator; rows of one name add up."""
-        self.engine: Pools | None = None
+        self.engine: SleepingMemory | None = None
         """In an engine's process."""
         self.activations: Rows = {"actor.activations_bytes": 0}
         """What the last forward has left for its backward, by whose forward it was."""
@@ -197,8 +197,8 @@ class CudaLedger:
         """Whether this process was seen to use a GPU."""
         return self._device.found is not None
 
-    def device(self, *, is_sure: bool = False) -> Device | None:
-        """The device; at the first look, what this process has outside of torch's allocator is its context.
+    def device(self, *, is_sure: bool = False) -> OwnCard | None:
+        """Return the device. At the first look, what this process has outside of torch's allocator is its context.
 
         Args:
             is_sure: Whether this process uses one by now; else it is looked for once a second, which may take long.
@@ -213,24 +213,24 @@ class CudaLedger:
         return device
 
     def rest_is_context(self) -> None:
-        """Give the context what this process holds outside of torch's allocator and no row has."""
+        """Give the context what this process holds outside of torch's allocator and has no row of its own."""
         rest_bytes = self.ownerless_bytes()
         if rest_bytes is not None:  # else it is unknown, which is not 0
             self.give(CONTEXT, max(0, rest_bytes))
 
-    def reached(self, edge: Edge) -> None:
-        """Sample at an edge; if an error about memory ended the span, say so first."""
+    def reached(self, boundary: Boundary) -> None:
+        """Sample at a boundary; if an error about memory ended the span, say so first."""
         if not spans.is_recording():
             return
-        if edge.error is not None:
-            self.out_of_memory(edge.error)
+        if boundary.error is not None:
+            self.out_of_memory(boundary.error)
         self.activations, self._most_forward_bytes = dict.fromkeys(self.activations, 0), 0
-        device, is_phase = self.device(), edge.is_phase
-        is_engines = not ENGINES_PHASES.isdisjoint(edge.names)
+        device, is_phase = self.device(), boundary.is_phase
+        is_engines = not ENGINES_PHASES.isdisjoint(boundary.names)
         # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
-        of_processes = is_phase and (not is_engines or (not edge.is_end and self._knows_holders))
+        of_processes = is_phase and (not is_engines or (not boundary.is_end and self._knows_holders))
         # Before pools move: whether what is held now was held too where another process has just ended a phase.
-        of_card = is_phase or not edge.is_end
+        of_card = is_phase or not boundary.is_end
         if device is not None:
             state = self.state(device)
             if not self._is_known(state, is_phase, of_processes):
@@ -240,33 +240,33 @@ class CudaLedger:
                 self._set_totals(sampled, card, {}, of_processes)
 
     def engines_card(self) -> Card | None:
-        """The card of the engine below this process; looked for once a second until there is one."""
+        """Return the card of the engine below this process; it is looked for once a second until there is one."""
         return self._engines_card.get()
 
     def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
-        """Whether the last sample has said it all: one phase ends where the next begins, and asleep nothing changes."""
+        """Tell whether the last sample still holds: phases end where others begin, and asleep nothing changes."""
         known, end_ns, of_card = self._sampled
         is_old = not of_card or now_ns() - end_ns >= SAME_NS
         is_late = is_phase and (is_old or (of_processes and not self._knows_holders))
         return not is_late and known == state
 
-    def state(self, device: Device) -> State:
-        """What changes whenever the rows do, as it is now."""
+    def state(self, device: OwnCard) -> State:
+        """Return the state of the rows as it is now."""
         return State(device.torch(), None if self.engine is None else self.engine.bytes_by_owner())
 
     def sample(self, *, of_card: bool = True, of_processes: bool = True) -> None:
         """Write every row, then the totals.
 
         Args:
-            of_card: Whether the card's total is read too; else these rows are for other processes' edges.
+            of_card: Whether the card's total is read too; else these rows are for other processes' boundaries.
             of_processes: Whether to ask what each process holds, if that can have changed (2 ms on a busy machine).
         """
         device = self.device() if spans.is_recording() else None
         if device is not None:
             self._sample(device, self.state(device), of_card=of_card, of_processes=of_processes)
 
-    def _sample(self, device: Device, state: State, *, of_card: bool = True, of_processes: bool = True) -> None:
-        with spans.span(MEMORY_EDGE) as edge:
+    def _sample(self, device: OwnCard, state: State, *, of_card: bool = True, of_processes: bool = True) -> None:
+        with spans.span(MEMORY_EDGE) as sampled:
             rows = self.rows(device, state)
             for name, size in rows.items():
                 spans.counter(name, size)
@@ -274,13 +274,13 @@ class CudaLedger:
             self._say_pinned(device, rows)
             self._say_peak(state)
             if of_card:
-                self._set_totals(edge, device, rows, of_processes)
+                self._set_totals(sampled, device, rows, of_processes)
             else:
-                edge.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
+                sampled.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
         self._sampled = state, now_ns(), of_card
 
-    def _say_pinned(self, device: Device, rows: Rows) -> None:
-        """What torch has pinned and no owner: tensors that nobody names, what it rounds up by, and what it keeps."""
+    def _say_pinned(self, device: OwnCard, rows: Rows) -> None:
+        """Sample what torch has pinned for no owner: unnamed tensors, what it rounds up by, and what it keeps."""
         if pinned_of(UNATTRIBUTED) in self._unavailable:
             return
         try:
@@ -293,12 +293,12 @@ class CudaLedger:
         spans.counter(f"{UNATTRIBUTED}{PINNED_BYTES}", pinned_bytes - named_bytes)
 
     def _say_peak(self, state: State) -> None:
-        """What was handed out between two looks; not of an engine, whose pools count asleep as awake."""
+        """Sample the peak between two looks; an engine has none, because its pools count asleep as awake."""
         if state.engine is None and state.torch.peak_bytes != self._peak_bytes:
             self._peak_bytes = state.torch.peak_bytes
             spans.counter(ALLOCATED_PEAK, self._peak_bytes)
 
-    def _set_totals(self, edge: Any, device: Card, rows: Rows, of_processes: bool) -> None:
+    def _set_totals(self, sampled: Any, device: Card, rows: Rows, of_processes: bool) -> None:
         try:
             card = device.card()
         except UnavailableError as reason:
@@ -307,7 +307,7 @@ class CudaLedger:
         spans.counter("used_bytes", card.used_bytes + card.reserved_bytes)
         mine_bytes = on_card(rows)
         others_bytes = card.used_bytes - mine_bytes
-        edge.set(
+        sampled.set(
             totals={"used": card.used_bytes, "driver.reserved": card.reserved_bytes},
             free_bytes=card.free_bytes,
             others_bytes=others_bytes,
@@ -320,11 +320,11 @@ class CudaLedger:
             by_pid = dict(known.by_pid)
             if os.getpid() in by_pid:
                 by_pid[os.getpid()] += mine_bytes - known.mine_bytes
-            edge.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
-        edge.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
+            sampled.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
+        sampled.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
 
-    def rows(self, device: Device, state: State) -> Rows:
-        """Bytes of every owner in this process, in the state that it is in."""
+    def rows(self, device: OwnCard, state: State) -> Rows:
+        """Return the bytes of every owner in this process, in the state that it is in."""
         torch = state.torch
         pools, graphs = self._in_pools(device, torch.reserved_bytes)
         rows = self._named_rows(torch.changes)
@@ -348,7 +348,7 @@ class CudaLedger:
         return self._without_never_used(rows)
 
     def _named_rows(self, changes: int) -> Rows:
-        """Bytes of the tensors that have an owner; asked for anew when any has come or gone."""
+        """Return the bytes of the tensors that have an owner; they are counted anew when any has come or gone."""
         key = changes, tuple(self.tensors.values())
         if self._named[0] != key:
             rows: Rows = {}
@@ -358,13 +358,13 @@ class CudaLedger:
         return dict(self._named[1])
 
     def _without_never_used(self, rows: Rows) -> Rows:
-        """Without the host's rows of owners that have had nothing there so far, as most never do."""
+        """Return the rows without the host's rows of owners that have had nothing there so far, as most never do."""
         owners = {name: name.rsplit("_", 2)[0] for name in rows if name.endswith(OF_HOST)}
         self._on_host |= {owner for name, owner in owners.items() if rows[name]}
         return {name: size for name, size in rows.items() if name not in owners or owners[name] in self._on_host}
 
     def end_forward(self) -> None:
-        """Sample where activations are most: what was allocated for nobody since the last edge is theirs."""
+        """Sample where activations peak: what was allocated for no owner since the last boundary is theirs."""
         device = self.device() if spans.is_recording() else None
         if device is None:
             return
@@ -382,7 +382,7 @@ class CudaLedger:
         return Growth(self, owner)
 
     def ownerless_bytes(self) -> int | None:
-        """What this process holds outside of torch's allocator and no row has; None where it cannot be told."""
+        """Return what this process holds outside of torch's allocator and in no row; None where it cannot be told."""
         device = self.device(is_sure=True)
         outside_bytes = None if device is None else self._outside_bytes(device)
         return None if outside_bytes is None else outside_bytes - sum(self._outside.values())
@@ -392,7 +392,7 @@ class CudaLedger:
         self._outside[owner] = self._outside.get(owner, 0) + size_bytes
 
     def free_bytes(self) -> int | None:
-        """What is free of the card; None where nobody says."""
+        """Return the free bytes of the card; None where nobody says."""
         device = self.device() if spans.is_recording() else None
         try:
             return None if device is None else device.card().free_bytes
@@ -430,8 +430,8 @@ class CudaLedger:
         with spans.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
-    def _outside_bytes(self, device: Device) -> int | None:
-        """What the driver counts of this process and torch's allocator does not; None where it cannot be told."""
+    def _outside_bytes(self, device: OwnCard) -> int | None:
+        """Return what the driver counts for this process and torch's allocator does not; None if unknown."""
         by_pid, reason = self._holders(device)
         held_bytes = by_pid.get(os.getpid())
         if held_bytes is None:
@@ -444,13 +444,13 @@ class CudaLedger:
         return held_bytes - (state.torch.reserved_bytes - pools.reserved_bytes) - awake_bytes
 
     def _holders(self, device: Card) -> tuple[dict[int, int], str]:
-        """Bytes of each process by pid, and why one is not among them."""
+        """Return the bytes of each process by pid, and why one is missing."""
         try:
             return device.held(), "NVML does not say what this process holds"
         except UnavailableError as reason:
             return {}, str(reason)
 
-    def _in_pools(self, device: Device, reserved_bytes: int) -> tuple[Reserved, Reserved]:
+    def _in_pools(self, device: OwnCard, reserved_bytes: int) -> tuple[Reserved, Reserved]:
         """What lies in an engine's pools and graphs; they are made once, so a new one shows in the most ever reserved.
 
         To look takes 2 ms, as torch lists every block, and an engine's cache comes and goes with each rollout.
@@ -485,7 +485,7 @@ class Growth:
 
 
 def on_card(rows: Rows) -> int:
-    """Bytes of all rows, those of the host's memory apart."""
+    """Return the bytes of all rows, without those of the host's memory."""
     return sum(size for name, size in rows.items() if not name.endswith(OF_HOST))
 
 

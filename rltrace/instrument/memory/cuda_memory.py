@@ -1,4 +1,4 @@
-"""A GPU's bytes by owner, at every phase edge of any framework: sharded models, their optimizers, communicators.
+"""A GPU's bytes by owner, at every phase boundary of any framework: sharded models, their optimizers, communicators.
 
 What an engine holds is said by its own instrumentation.
 
@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
 from rltrace.host import nvml
 from rltrace.host.gpu_use import has_used_gpu
@@ -25,7 +26,8 @@ from rltrace.instrument.memory import cuda_ledger
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
 from rltrace.instrument.memory.sharded_models import MODELS, ROLES, watch_models
 from rltrace.instrument.memory.uncaught_errors import watch_uncaught
-from rltrace.instrument.torch.fsdp2 import outside_graphs, remove
+from rltrace.instrument.torch.dynamo import outside_graphs
+from rltrace.instrument.torch.modules import remove
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 from rltrace.record import spans
 
@@ -56,7 +58,7 @@ class CudaMemory:
     supports = ("torch >= 2.6, < 2.14",)
 
     def install(self, patches: PatchSet) -> None:
-        """Name the hooks; without a driver there are none."""
+        """Name the hooks; there are none without a driver."""
         if DRIVER.exists():
             name_hooks(patches, LEDGER)
 
@@ -66,7 +68,7 @@ OnDevice = Callable[[Any], AbstractContextManager[None]]
 
 @contextmanager
 def on_device(device: Any) -> Iterator[None]:
-    """On a device that has its context: NCCL would make it first, and it would be taken for the communicator's."""
+    """Enter a device that has its context: else NCCL would make it, and it would count as the communicator's."""
     import torch
 
     with torch.cuda.device(device):
@@ -75,10 +77,10 @@ def on_device(device: Any) -> Iterator[None]:
 
 
 def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_device) -> None:
-    """Meet models, optimizers and communicators where they are made; look at every edge."""
+    """Meet models, optimizers and communicators where they are made; look at every boundary."""
     ledger.tensors[MODELS] = MODELS
     ledger.trains = lambda: MODELS.met
-    patches.use("torch.cuda:is_initialized", lambda _hook: boundaries.watch(ledger.reached))
+    patches.when_imported("torch.cuda", lambda _: boundaries.watch(ledger.reached))
     watch_uncaught(patches, ledger.out_of_memory)
     loading = Loading(ledger)
     watch_models(patches, functools.partial(watch_root, ledger, loading))
@@ -98,17 +100,17 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_d
 
 
 class Growing:
-    """Each call gives an owner what the process grows in it outside of torch's allocator."""
+    """Each call gives an owner what the process grows meanwhile outside of torch's allocator."""
 
     def __init__(self, ledger: CudaLedger, owner: str) -> None:
         self._ledger, self._owner = ledger, owner
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Growth | None:
-        """Look before."""
+        """Look before the call."""
         return self._ledger.growth(self._owner).__enter__()
 
     def end(self, growth: Growth | None, _result: Any, _error: BaseException | None) -> None:
-        """And after."""
+        """Look after the call."""
         if growth is not None:
             growth.__exit__()
 
@@ -152,7 +154,7 @@ class EagerConnections(Growing):
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Look before; a process that has no context yet gets it first."""
-        device = kwargs["device"] if "device" in kwargs else args[1]
+        device = argument("device", 1, args, kwargs)
         if device is None or device.type != "cuda":
             return None
         with nullcontext() if self._ledger.in_use else self._on_device(device):
@@ -182,7 +184,7 @@ class Loading:
         self._calls: dict[Any, int] = {}
 
     def span(self, kind: str, /, **args: Any) -> Growth | spans.NoSpan:
-        """What to enter and leave around a call; arguments tell kinds apart, and so does whose model it is about."""
+        """Return what to enter and leave around a call; its kind is told by the arguments and the model's owner."""
         if not self._ledger.in_use:
             return spans.NoSpan()
         key = kind, ROLES.acting, *args.items()
@@ -194,17 +196,17 @@ class Loading:
         return self.span("forward", gradients=args[0]).__enter__()
 
     def begin_backward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Look before."""
+        """Look before the call."""
         return self.span("backward").__enter__()
 
 
 def leave(opened: Any, _result: Any, _error: BaseException | None) -> None:
-    """Look after."""
+    """Look after the call: an `after`."""
     opened.__exit__(None)
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Whether a tensor, or the first one of nested lists, lies on a GPU, or a barrier's options name one."""
+    """Tell whether a tensor, or the first one of nested lists, lies on a GPU, or a barrier's options name one."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return getattr(getattr(value, "device", None), "type", None) == "cuda"
@@ -246,7 +248,7 @@ def watch_root(ledger: CudaLedger, loading: Loading, state: Any, hook: Hook) -> 
 # ---- the device -------------------------------------------------------------------------------------------------
 
 
-class Card:
+class NvmlCard:
     """A GPU that others use, as `cuda_ledger.Card` says."""
 
     def __init__(self, gpu: nvml.Gpu) -> None:
@@ -272,8 +274,8 @@ class UnseenCard:
         raise nvml.UnavailableError(self._reason)
 
 
-class CudaDevice:
-    """The current CUDA device, as `cuda_ledger.Device` says."""
+class TorchCard:
+    """The current CUDA device, as `cuda_ledger.OwnCard` says."""
 
     def __init__(self, torch: Any, uuid: str, card: cuda_ledger.Card) -> None:
         self._cuda = torch.cuda
@@ -328,7 +330,7 @@ def pinned_bytes(stats: dict[str, Any]) -> int:
     return int(whole["current"])
 
 
-def open_device() -> CudaDevice | None:
+def open_device() -> TorchCard | None:
     """The device on which this process has a context; None while it has none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -337,12 +339,12 @@ def open_device() -> CudaDevice | None:
     try:
         gpu = nvml.whole_gpu(uuid)
     except nvml.UnavailableError as reason:  # torch knows its own rows all the same
-        return CudaDevice(torch, uuid, UnseenCard(str(reason))) if has_used_gpu() else None
+        return TorchCard(torch, uuid, UnseenCard(str(reason))) if has_used_gpu() else None
     # NVML's list may be empty, in a container too: who has had memory of torch's has a context.
-    return CudaDevice(torch, uuid, Card(gpu)) if has_used_gpu() or is_listed(gpu) else None
+    return TorchCard(torch, uuid, NvmlCard(gpu)) if has_used_gpu() or is_listed(gpu) else None
 
 
-def open_engines_card() -> Card | None:
+def open_engines_card() -> NvmlCard | None:
     """The one GPU that processes below this one use; None where there are several, or NVML does not say.
 
     Nor of a part of one: the engine itself says why its card's totals are unknown.
@@ -351,7 +353,7 @@ def open_engines_card() -> Card | None:
         used = [gpu for gpu in nvml.gpus() if any(is_below(pid, os.getpid()) for pid in gpu.bytes_by_pid())]
     except nvml.UnavailableError:
         return None
-    return Card(used[0]) if len(used) == 1 and not used[0].is_divided() else None
+    return NvmlCard(used[0]) if len(used) == 1 and not used[0].is_divided() else None
 
 
 def is_listed(gpu: nvml.Gpu) -> bool:
@@ -363,4 +365,4 @@ def is_listed(gpu: nvml.Gpu) -> bool:
 
 
 LEDGER = CudaLedger(open_device, open_engines_card)
-"""Of this process."""
+"""The one of this process."""

@@ -17,11 +17,11 @@ from rltrace.record.torch import allocations
 ACTIVATIONS = "rollout.activations"
 
 
-class EnginePools(allocations.Pools, Protocol):
-    """Memory of an engine that torch's history does not tell of rightly."""
+class EnginePools(allocations.ForeignPools, Protocol):
+    """The memory of an engine about which torch's history is wrong."""
 
     def owners(self) -> dict[int, str]:
-        """Owners by address of every segment, asleep or awake."""
+        """Return the owner of every segment, asleep or awake, by address."""
 
 
 def keep_pools(pools: EnginePools) -> None:
@@ -31,7 +31,7 @@ def keep_pools(pools: EnginePools) -> None:
 
 
 def name_executions(patches: PatchSet, target: str) -> None:
-    """Hooks on what executes the engine's model once: what it allocates is its own."""
+    """Hook what executes the engine's model once: what it allocates belongs to the engine."""
     if os.environ.get(allocation_steps.VARIABLE):
         patches.around(target, enter_execution, leave)
         return
@@ -41,11 +41,11 @@ def name_executions(patches: PatchSet, target: str) -> None:
 
 
 def enter_execution(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Where steps are chosen, an engine looks for one here: its server's generations are no phases of its own."""
+    """Look for a chosen step, and begin the engine's scope: its server's generations are no phases of its own."""
     chosen_allocations.look()
     return enter(ACTIVATIONS, args, kwargs)
 
 
 def owner_of(tag: str) -> str:
-    """Whose a pool with this tag is."""
+    """Return the owner of a pool with this tag."""
     return OWNERS.get(tag, UNATTRIBUTED)

@@ -14,7 +14,7 @@ OWNERS = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache", "cuda_gr
 """Owner of a pool's bytes by its tag."""
 
 NOT_SAID = "its allocator does not say how it copied them"
-"""Why nobody can tell what of a copy is pinned, if that is so."""
+"""The reason where nobody can tell how much of a copy is pinned."""
 
 
 class Pools:
@@ -61,7 +61,7 @@ class Pools:
         return opened.__enter__(), set(going)
 
     def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
-        """Close it; what it named sleeps now."""
+        """Close the span; the pools that it named sleep now."""
         opened, going = token
         if error is None:
             self._asleep |= going
@@ -77,7 +77,7 @@ class Pools:
         return opened.__enter__(), coming, self._free_bytes()
 
     def end_map(self, token: Any, _result: Any, error: BaseException | None) -> None:
-        """Close it; what it named is awake now."""
+        """Close the span; the pools that it named are awake now."""
         opened, coming, free_bytes = token
         if error is None:
             self._asleep -= set(coming)
@@ -88,14 +88,14 @@ class Pools:
         self._sample_anew()
 
     def _sample_anew(self) -> None:
-        """Behind a sleep or a wake-up, the copies that it made or freed with it; the rest if they cannot be told."""
+        """Sample behind a sleep or a wake-up, with the copies that it made or freed if they can be told."""
         try:
             self._look_for_copies()
         finally:
             self.sample()
 
     def _look_for_copies(self) -> None:
-        """Here alone, not at each edge: a copy is made by a sleep, and goes with a wake-up."""
+        """Look for copies only here, not at each boundary: a sleep makes them, and a wake-up frees them."""
         found = self._copies(self._asleep)
         for tag in found.keys() & OWNERS.keys() - self._on_host.keys():
             if found[tag].pinned_bytes is None:
@@ -104,7 +104,7 @@ class Pools:
         self._on_host = gone | found
 
     def arrived(self, tag: str, size_bytes: int) -> None:
-        """A segment has memory behind it again, in the middle of a wake-up."""
+        """Note that a segment has memory behind it again, in the middle of a wake-up."""
         if tag in self._arrived:
             self._arrived[tag] += size_bytes
 
@@ -119,7 +119,7 @@ class Pools:
         return sizes
 
     def bytes_by_owner(self) -> dict[str, int]:
-        """Bytes of each owner that have memory behind them now, and of the copies in the host's memory."""
+        """Return the bytes of each owner that have memory behind them now, and of the copies in the host's memory."""
         return self._rows(self._bytes_by_tag())
 
     def _rows(self, sizes: dict[str, int]) -> dict[str, int]:
@@ -132,5 +132,5 @@ class Pools:
         return rows
 
     def _held_bytes(self, tag: str, size_bytes: int) -> int:
-        """What of a pool has memory behind it: asleep, what a wake-up that failed has mapped of it."""
+        """Return how much of a pool has memory behind it: if it sleeps, what a failed wake-up has mapped."""
         return self._arrived.get(tag, 0) if tag in self._asleep else size_bytes

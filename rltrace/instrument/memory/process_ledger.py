@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
 from rltrace.host import memory
+from rltrace.host.interruption import own_failure
 from rltrace.record import spans
-from rltrace.record.interruption import own_failure
 
 Rows = dict[str, int]
-"""Bytes by counter: `actor.params_bytes`."""
+"""The bytes by the name of the counter, such as `actor.params_bytes`."""
 
 SAME_CPU_NS = 2_000_000
 SAME_BYTES = 128 << 10
@@ -26,15 +26,15 @@ holds what it held then: asking costs 0.3 to 2 ms, for the C library counts ever
 
 
 class Asked(NamedTuple):
-    """What the allocator said when it was asked, and what shows whether that still holds."""
+    """The allocator's last answer, and what shows whether it still holds."""
 
     heap: memory.Heap
     in_heap: Rows
-    """What the owners had of it."""
+    """The owners' part of it."""
     loose_bytes: int
     """Pages that were not of an owner's mapping when the heaps' pages were counted."""
     cpu_ns: int
-    """CPU time that this process had used."""
+    """The CPU time that this process had used."""
 
 
 class ProcessLedger:
@@ -44,11 +44,11 @@ class ProcessLedger:
         self.in_heap: dict[str, Callable[[], Rows]] = {}
         """Sources whose bytes come from the C library's allocator, as torch's CPU tensors do."""
         self.mapped: dict[str, Callable[[], Rows]] = {}
-        """Sources whose bytes are mappings of their own."""
+        """Sources with mappings of their own."""
         self.on_gpu = False
-        """The run's device is a GPU, whose bytes `cuda_ledger` counts; nothing is sampled here."""
+        """Whether the run's device is a GPU: `cuda_ledger` counts its bytes, and nothing is sampled here."""
         self.on_cpu = True
-        """The totals can be measured."""
+        """Whether the totals can be measured."""
         self.activation_bytes: int | None = None
         """What the last forward has left in the heap for its backward; None where nothing is trained."""
         self._peers: dict[int, memory.ProcessMemory] = {}
@@ -62,11 +62,11 @@ class ProcessLedger:
 
     @property
     def has_heap(self) -> bool:
-        """Whether the bytes are the allocator's, and it tells of them."""
+        """Whether the bytes come from an allocator that says what it holds."""
         return self._frozen is not None and not self.on_gpu
 
     def meet_peer(self, pid: int) -> None:
-        """Another process is on this one's device."""
+        """Note that another process is on this one's device."""
         self._peers.setdefault(pid, memory.ProcessMemory(pid))
 
     def freeze(self) -> None:
@@ -98,7 +98,7 @@ class ProcessLedger:
         """
         if spans.current() is None or self.on_gpu:
             return
-        with spans.span(MEMORY_EDGE) as edge:
+        with spans.span(MEMORY_EDGE) as sampled:
             if moved and self._asked is not None:
                 moving_ns = time.process_time_ns() - self._sampled_cpu_ns
                 self._asked = self._asked._replace(cpu_ns=self._asked.cpu_ns + moving_ns)
@@ -111,19 +111,19 @@ class ProcessLedger:
             spans.counter("resident_bytes", self._process.resident_bytes())
             self._sampled_cpu_ns = time.process_time_ns()
             if self.on_cpu:
-                self._set_totals(edge)
+                self._set_totals(sampled)
 
-    def _set_totals(self, edge: Any) -> None:
+    def _set_totals(self, sampled: Any) -> None:
         totals = self.totals()
         spans.counter("used_bytes", sum(totals.values()))
-        edge.set(
+        sampled.set(
             totals={str(pid): total for pid, total in totals.items()},
             cpu_ns={str(pid): memory.cpu_ns(pid) for pid in totals},
             age_ns=0 if self._asked is None else self._sampled_cpu_ns - self._asked.cpu_ns,
         )
 
     def unnamed_heap_bytes(self) -> int:
-        """What the allocator has handed out to no tensor with a name."""
+        """Return what the allocator has handed out to no tensor with a name."""
         asked = self._ask(self._process.resident(), _measure(self.in_heap), _measure(self.mapped))
         return asked.heap.used_bytes - sum(asked.in_heap.values())
 
@@ -146,7 +146,7 @@ class ProcessLedger:
             self.sample()
 
     def rows(self) -> Rows:
-        """Bytes of every owner in this process now."""
+        """Return the bytes of every owner in this process now."""
         in_heap, mapped = _measure(self.in_heap), _measure(self.mapped)
         rows = in_heap | mapped
         if self.activation_bytes is not None:
@@ -167,7 +167,7 @@ class ProcessLedger:
         }
 
     def _ask(self, here: memory.Resident, in_heap: Rows, mapped: Rows) -> Asked:
-        """What the allocator holds; what it said last where that still holds."""
+        """Return what the allocator holds; if its last answer still holds, return that."""
         loose_bytes, cpu_ns = sum(here) - sum(mapped.values()), time.process_time_ns()
         asked = self._asked
         if asked is None or abs(asked.loose_bytes - loose_bytes) > SAME_BYTES:
@@ -180,7 +180,7 @@ class ProcessLedger:
         return self._asked
 
     def totals(self) -> dict[int, int]:
-        """What the kernel counts for each process of the device, shared memory once; those that are gone have none."""
+        """Return what the kernel counts for each process of the device; shared memory counts once."""
         counts = {os.getpid(): self._process.resident()}
         for pid, peer in list(self._peers.items()):
             try:
@@ -191,7 +191,7 @@ class ProcessLedger:
         return {pid: count.anonymous_bytes + count.file_bytes + shared[pid] for pid, count in counts.items()}
 
     def _shared_bytes(self, mapped: dict[int, int]) -> dict[int, int]:
-        """Each process's part of the shared memory, so that a page that several map is counted once.
+        """Return each process's part of the shared memory, so that a page that several map is counted once.
 
         Dividing costs a walk of all pages: it is done when more than one maps any, and again when that changes.
         """
@@ -208,12 +208,12 @@ class _Frozen:
 
     def __init__(self, anonymous_bytes: int, heap_bytes: int) -> None:
         self.anonymous_bytes = anonymous_bytes
-        """Without what its allocator had free."""
+        """The bytes without what its allocator had free."""
         self.heap_bytes = heap_bytes
 
 
 def _on_one_memory(rows: Rows) -> Rows:
-    """With what lies in host memory in the owner's row: on a CPU the host's memory is the device's."""
+    """Add what lies in host memory to the owner's row: on a CPU the host's memory is the device's."""
     merged: Rows = {}
     for name, size in rows.items():
         owner = name.replace("_host_bytes", "_bytes")

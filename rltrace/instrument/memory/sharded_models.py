@@ -1,7 +1,7 @@
 """The models of this process and their optimizers: which tensors are whose, and how many bytes on the GPU and the host.
 
 Models that FSDP shards, those that DDP wraps, and what else an optimizer holds. A model that nobody shards, wraps or
-trains is not met: its bytes are `unattributed`. The samples at edges and the history of every allocation both ask here.
+trains is not met: its bytes are `unattributed`. The samples at boundaries and the history of allocations ask here.
 
 Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_param.py.
 """
@@ -13,20 +13,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rltrace.events import HOST_BYTES, PINNED_BYTES
+from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import After, Function, Hook, PatchSet, wrap_function
 from rltrace.host import memory
 from rltrace.instrument.torch.fsdp1 import WRAPPER
 from rltrace.instrument.torch.fsdp2 import PACKAGE, groups_of
 
 Rows = dict[str, int]
-"""Bytes by counter: `actor.params_bytes`."""
+"""The bytes by the name of the counter, such as `actor.params_bytes`."""
 
 MOST_KEPT = 64
 """States of all groups: a step goes through fewer than ten."""
 
 
 ACTOR, REF, CRITIC = "actor", "ref", "critic"
-"""Whose a model can be: what owners of its bytes begin with."""
+"""A model can belong to one of these; the owners of its bytes begin with that word."""
 
 
 class Roles:
@@ -38,47 +39,47 @@ class Roles:
 
     def __init__(self) -> None:
         self.acting: str | None = None
-        """Whose models are made and used now, where a framework's hook says so; a worker does one thing at a time."""
+        """The owner of the models that are made and used now, where a framework's hook says so."""
         self._named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        """What was made while somebody was acting: optimizers, and holders of parameters."""
+        """Optimizers and holders of parameters that were made while somebody was acting."""
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.met = 0
-        """How many optimizers were met: until there is another one, whose parameters are does not change."""
+        """How many optimizers were met: while that is the same, no parameter changes its owner."""
         self._decided: weakref.WeakKeyDictionary[Any, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
     def meet_optimizer(self, optimizer: Any) -> None:
-        """An optimizer; whose parameters it has is asked when it is used."""
+        """Meet an optimizer; the owner of its parameters is asked when it is used."""
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self.name(optimizer, self.acting)
             self.met += 1
 
     def name(self, made: Any, subject: str | None) -> None:
-        """Say whose an optimizer or a holder of parameters is, where that is known."""
+        """Set the owner of an optimizer or of a holder of parameters, where it is known."""
         if made is not None and subject is not None:
             self._named[made] = subject
 
     def act(self, subject: str | None) -> str | None:
-        """What is made from here on is this one's, and so are activations; returns who acted before."""
+        """Let what is made from here on belong to this one, activations too; return who acted before."""
         before, self.acting = self.acting, subject
         return before
 
     def optimizers(self) -> list[Any]:
-        """Those that there are."""
+        """Return the optimizers that there are."""
         return list(self._optimizers)
 
     def subject_of(self, params: Params) -> str:
-        """`actor`, `ref`, or whose it was said to be."""
+        """Return `actor`, `ref`, or the owner that somebody has set."""
         holder = params.holder()
         named = self._named.get(holder) if holder is not None and self._named else None
         return named or (ACTOR if self._is_trained(params) else REF)
 
     def states_owner(self, optimizer: Any) -> str:
-        """Owner of an optimizer's states."""
+        """Return the owner of an optimizer's states."""
         return f"{trained_subject(self._named.get(optimizer))}.optimizer"
 
     def acting_owner(self, what: str) -> str:
-        """Owner of what comes into being now: `activations` of a forward, `optimizer`."""
+        """Return the owner of what comes into being now: `activations` of a forward, or `optimizer`."""
         return f"{trained_subject(self.acting)}.{what}"
 
     def _is_trained(self, params: Params) -> bool:
@@ -98,11 +99,11 @@ class Roles:
 
 
 ROLES = Roles()
-"""Of this process."""
+"""The one of this process."""
 
 
 def trained_subject(subject: str | None) -> str:
-    """Whose rows are those that only a model which is trained has: the ref's would be the actor's."""
+    """Return who has the rows that only a trained model has: those of the ref would be the actor's."""
     return ACTOR if subject in (None, REF) else str(subject)
 
 
@@ -117,7 +118,7 @@ class Models:
         """States and modules: several instrumentations tell of each."""
         self._units: list[Unit] = []
         self._wrapped: list[weakref.ref[Any]] = []
-        """By DDP."""
+        """The modules that DDP wraps."""
         self._known: tuple[Any, list[tuple[str, Params]]] = None, []
         self._rows: dict[Any, Rows] = {}
         """By the marks of all groups: a step goes through a few of them, the next step through the same."""
@@ -125,21 +126,21 @@ class Models:
 
     @property
     def met(self) -> bool:
-        """Whether there is any."""
+        """Whether any model was met."""
         return bool(self._units or self._wrapped or ROLES.met)
 
     def meet_state(self, state: Any) -> None:
-        """An FSDP2 state; its parameters are in groups that are made after it."""
+        """Meet an FSDP2 state; its parameters are in groups that are made after it."""
         if self._is_new(state):
             self._units.append(Unit(state, fsdp2_params, lambda state: state._modules))
 
     def meet_fsdp1(self, module: Any) -> None:
-        """A module that FSDP1 wraps."""
+        """Meet a module that FSDP1 wraps."""
         if self._is_new(module):
             self._units.append(Unit(module, fsdp1_params, lambda module: [module]))
 
     def meet_ddp(self, wrapper: Any) -> None:
-        """A module that DDP wraps, its frozen parameters too."""
+        """Meet a module that DDP wraps, with its frozen parameters."""
         if self._is_new(wrapper):
             self._wrapped.append(weakref.ref(wrapper.module))
             ROLES.name(wrapper.module, ROLES.acting)
@@ -150,14 +151,14 @@ class Models:
         return is_new
 
     def tensors(self) -> Iterator[tuple[str, Iterable[Any]]]:
-        """Owners, each with tensors that are its own now."""
+        """Return the owners, each with the tensors that are its own now."""
         for subject, params in self._groups():
             yield from by_owner(subject, params)
         for optimizer in ROLES.optimizers():
             yield ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer)
 
     def modules(self) -> list[Any]:
-        """Modules in whose forwards models compute: the sharded ones, and what DDP wraps.
+        """Return the modules that compute in their forwards: the sharded ones, and what DDP wraps.
 
         Not DDP's own, whose forward may make the buckets of its gradients anew. What has only the parameters of
         `unwrapped` is not met: nothing leads from a parameter to its modules.
@@ -165,7 +166,7 @@ class Models:
         return [*(module for unit in self._units for module in unit.modules()), *self._wrapped_modules()]
 
     def unwrapped(self) -> list[Any]:
-        """Parameters that an optimizer holds, and that no sharded module and none that DDP wraps has."""
+        """Return the parameters that an optimizer holds and no module has that is sharded or wrapped by DDP."""
         wrapped = {id(module) for module in self._wrapped_modules()}
         plain = [params for _, params in self._groups() if isinstance(params, PlainParams)]
         return [one for params in plain if id(params.holder()) not in wrapped for one in params.trained()]
@@ -182,7 +183,7 @@ class Models:
         return rows
 
     def _groups(self) -> list[tuple[str, Params]]:
-        """Whose each group of parameters is; looked up again when there may be others, or others'."""
+        """Return the owner of each group of parameters, looked up again when that may have changed."""
         held = sum(len(group["params"]) for optimizer in ROLES.optimizers() for group in optimizer.param_groups)
         key = len(self._units), len(self._wrapped), ROLES.met, held
         if self._known[0] != key or not ROLES.met:
@@ -193,7 +194,7 @@ class Models:
         return self._known[1]
 
     def _holders(self) -> Iterator[tuple[Any, list[Any]]]:
-        """Who may have parameters that are not sharded, and which."""
+        """Return who may have parameters that are not sharded, and which these are."""
         for wrapped in self._wrapped:
             if (module := wrapped()) is not None:
                 yield module, list(module.parameters())
@@ -201,7 +202,7 @@ class Models:
             yield optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def _count(self, groups: list[tuple[str, Params]], marks: Any) -> Rows:
-        """Bytes of parameters, sharded and gathered, and of gradients, kept for when all groups are so again."""
+        """Return the bytes of parameters and gradients, kept for when all groups are in the same state again."""
         if len(self._rows) >= MOST_KEPT:
             self._rows.clear()
         rows = self._rows[marks] = {}
@@ -211,7 +212,7 @@ class Models:
         return rows
 
     def _state_rows(self, optimizer: Any) -> Rows:
-        """Bytes of an optimizer's state, counted anew when it has grown or moved."""
+        """Return the bytes of an optimizer's state, which are counted anew when it has grown or moved."""
         tensors: Iterable[Any] = next(iter(optimizer.state.values()), {}).values()
         first = next((memory.local(tensor) for tensor in tensors if memory.has_storage(tensor) and tensor.ndim), None)
         key = len(optimizer.state), 0 if first is None else first.data_ptr()
@@ -223,7 +224,7 @@ class Models:
 
 
 MODELS = Models()
-"""Of this process."""
+"""The one of this process."""
 
 
 def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None = None) -> None:
@@ -240,7 +241,7 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
             if on_state is not None:
                 on_state(state, hook)
 
-        return wrap_function(original, hook, keep_first, when_made(met))
+        return wrap_function(original, hook, keep_self, when_made(met))
 
     patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_states)
     for target, meet in (
@@ -248,16 +249,11 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
         ("torch.nn.parallel.distributed:DistributedDataParallel.__init__", MODELS.meet_ddp),
         ("torch.optim.optimizer:Optimizer.__init__", ROLES.meet_optimizer),
     ):
-        patches.around(target, keep_first, when_made(meet))
-
-
-def keep_first(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """What the call is about."""
-    return args[0]
+        patches.around(target, keep_self, when_made(meet))
 
 
 def when_made(meet: Callable[[Any], None]) -> After:
-    """Meet what a call was about, if it went well."""
+    """Return an `after` that meets what a call was about, if it went well."""
 
     def made(subject: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -267,7 +263,7 @@ def when_made(meet: Callable[[Any], None]) -> After:
 
 
 class Unit:
-    """What is sharded together: modules, and the groups of their parameters; whose they are if somebody acts now."""
+    """Modules that are sharded together, the groups of their parameters, and their owner if somebody acts now."""
 
     def __init__(
         self, holder: Any, params_of: Callable[[Any], list[Params]], modules_of: Callable[[Any], Iterable[Any]]
@@ -277,7 +273,7 @@ class Unit:
         self._params: list[Params] = []
 
     def params(self) -> list[Params]:
-        """The groups of parameters; none once the model is gone."""
+        """Return the groups of parameters; none once the model is gone."""
         holder = self._holder()
         if holder is None:
             return []
@@ -288,7 +284,7 @@ class Unit:
         return self._params
 
     def modules(self) -> Iterable[Any]:
-        """The modules; none once the model is gone."""
+        """Return the modules; none once the model is gone."""
         holder = self._holder()
         return () if holder is None else self._modules_of(holder)
 
@@ -297,23 +293,23 @@ class Params:
     """Parameters that are sharded together: those that an optimizer may hold, and tensors that hold them now."""
 
     def holder(self) -> Any:
-        """What has them as long as it lives; None once it is gone."""
+        """Return what holds them as long as it lives; None once it is gone."""
         raise NotImplementedError
 
     def trained(self) -> list[Any]:
-        """What an optimizer may hold."""
+        """Return what an optimizer may hold."""
         raise NotImplementedError
 
     def held(self) -> Iterable[Any]:
-        """Tensors behind the parameters: the shards, and what is gathered now."""
+        """Return the tensors behind the parameters: the shards, and what is gathered now."""
         raise NotImplementedError
 
     def grads(self) -> Iterable[Any]:
-        """Tensors of the gradients."""
+        """Return the tensors of the gradients."""
         raise NotImplementedError
 
     def mark(self) -> Any:
-        """Something that is the same whenever they hold as many bytes at the same place, all of them alike."""
+        """Return something that stays the same while they hold as many bytes at the same places."""
         raise NotImplementedError
 
 
@@ -351,7 +347,7 @@ class Fsdp2Params(Params):
                     yield grad
 
     def mark(self) -> Any:
-        # At an edge all of this lies cold in memory, which is what looking costs: 100 ns an object, of 70 groups.
+        # At a boundary all of this lies cold in memory, which is what looking costs: 100 ns an object, of 70 groups.
         param = self._last()
         if param is None:
             return None
@@ -437,7 +433,7 @@ class PlainParams(Params):
 
 
 def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[Any]]]) -> Iterator[PlainParams]:
-    """The parameters of each holder that nothing shards, each parameter once.
+    """Return the parameters of each holder that nothing shards, each parameter once.
 
     Args:
         sharded: What FSDP has.
@@ -454,29 +450,29 @@ def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[An
 
 
 def fsdp2_params(state: Any) -> list[Params]:
-    """Groups of an FSDP2 state."""
+    """Return the groups of an FSDP2 state."""
     return [Fsdp2Params(group) for group in groups_of(state)]
 
 
 def fsdp1_params(module: Any) -> list[Params]:
-    """The flat parameter of an FSDP1 module, if it has one of its own."""
+    """Return the flat parameter of an FSDP1 module, if it has one of its own."""
     handle = getattr(module, "_handle", None)
     return [] if handle is None else [Fsdp1Params(handle)]
 
 
 def by_owner(subject: str, params: Params) -> Iterator[tuple[str, Iterable[Any]]]:
-    """Owners of what parameters hold."""
+    """Return the owners of what parameters hold."""
     yield f"{subject}.params", params.held()
     yield grads_owner(subject), params.grads()
 
 
 def grads_owner(subject: str) -> str:
-    """Owner of the gradients of parameters that are this one's."""
+    """Return the owner of the gradients of parameters that belong to this one."""
     return f"{trained_subject(subject)}.grads"
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
-    """Bytes of tensors by where they lie: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in the host's memory.
+    """Return the bytes of tensors by where they lie: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in the host's memory.
 
     Of the latter, `OWNER_pinned_bytes` are page-locked: each storage was asked.
     """
@@ -487,12 +483,12 @@ def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
 
 
 def host_rows(owner: str, held: memory.OnHost) -> Rows:
-    """Bytes of an owner in the host's memory; what of them is pinned has no row where nobody can tell."""
+    """Return the rows of an owner in the host's memory; pinned bytes have no row where nobody can tell them."""
     rows = {f"{owner}{HOST_BYTES}": held.size_bytes}
     return rows if held.pinned_bytes is None else rows | {f"{owner}{PINNED_BYTES}": held.pinned_bytes}
 
 
 def add(rows: Rows, more: Rows) -> None:
-    """Rows of one name add up."""
+    """Add up the rows of one name."""
     for name, size in more.items():
         rows[name] = rows.get(name, 0) + size

@@ -15,17 +15,17 @@ from rltrace.host import memory
 
 Tell = Callable[[BaseException], None]
 
-TARGET = "torch:OutOfMemoryError"
-"""Only processes that use torch are watched, from the end of its import on."""
-
 
 def watch_uncaught(patches: PatchSet, tell: Tell) -> None:
-    """Have `tell` called with every error about memory that ends a thread or this process, before it is printed."""
-    patches.use(TARGET, lambda hook: _watch(hook, tell))
+    """Have `tell` called with every error about memory that ends a thread or this process, before it is printed.
+
+    Only processes that use torch are watched, from the end of its import on.
+    """
+    patches.when_imported("torch", lambda hook: _watch(hook, tell))
 
 
 def _watch(hook: Hook, tell: Tell) -> Callable[[], None]:
-    """Wrap what Python calls then; whatever the program has put there before is called as it was."""
+    """Wrap what Python calls for an error that nobody catches; what the program has put there is still called."""
     from multiprocessing.process import BaseProcess  # torch has imported it; this process may never have otherwise
 
     def of_main(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def _watch(hook: Hook, tell: Tell) -> Callable[[], None]:
 
 
 def _wrap(owner: Any, attr: str, hook: Hook, before: Before, after: After) -> Callable[[], None]:
-    """Put the two around whatever can be called there, a function or not; returns what undoes it."""
+    """Put the two around whatever can be called there, a function or not; return what undoes it."""
     original = getattr(owner, attr)
     replacement = wrap_function(original, hook, before, after)
     setattr(owner, attr, replacement)
@@ -65,14 +65,14 @@ def _wrap(owner: Any, attr: str, hook: Hook, before: Before, after: After) -> Ca
 
 
 def _tell_of(error: BaseException | None, tell: Tell) -> None:
-    """Tell of an error, or of the one behind it, that is about memory."""
+    """Tell of an error about memory, or of one behind the error."""
     about_memory = next(filter(memory.is_out_of_memory, _causes(error)), None)
     if about_memory is not None:
         tell(about_memory)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those behind it as its traceback would show them."""
+    """Return an error, and the errors behind it as its traceback would show them."""
     met: set[int] = set()
     while error is not None and id(error) not in met:
         met.add(id(error))
@@ -81,8 +81,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _nothing_before(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """All is done after."""
+    """Do nothing: all is done afterwards."""
 
 
 def _nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """All was done before."""
+    """Do nothing: all was done before."""

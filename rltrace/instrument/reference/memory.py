@@ -1,4 +1,4 @@
-"""Memory by owner in the reference run: on a GPU its buckets, on a CPU everything, at every phase's edges."""
+"""Memory by owner in the reference run: on a GPU its buckets, on a CPU everything, at every phase boundary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rltrace.hooks.patching import PatchSet, nothing_after
+from rltrace.hooks.arguments import keep_self
+from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
 from rltrace.host import memory
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.process_ledger import ProcessLedger
@@ -18,7 +19,7 @@ from rltrace.record import spans
 
 RUN = "rltrace_reference"
 
-EDGES = (
+BOUNDARIES = (
     f"{RUN}.actor:Actor.build",
     f"{RUN}.actor:Actor.shard",
     f"{RUN}.actor:Actor.broadcast",
@@ -43,28 +44,28 @@ EDGES = (
     f"{RUN}.engine.engine:Engine.wake_up",
     f"{RUN}.engine.engine:Engine.generate",
 )
-"""Before and after each of these a process samples what it owns."""
+"""A process samples what it owns before and after each of these calls."""
 
 MOVES = (f"{RUN}.engine.engine:Engine.sleep", f"{RUN}.engine.engine:Engine.wake_up")
-"""Of them those that take owners' mappings from memory and back; the allocator has no part in it."""
+"""These calls take owners' mappings from memory and bring them back; the allocator has no part in it."""
 
 INNER = (f"{RUN}.actor:Actor._optimizer_step",)
-"""Of them those that a phase makes several times, each like the first, which alone is sampled."""
+"""A phase makes these calls several times, each like the first; only the first is sampled."""
 
 
 def of_tokens(args: tuple[Any, ...]) -> Any:
-    """Shape of a batch's tokens."""
+    """Return the shape of a batch's tokens."""
     return tuple(args[1].tokens_BT.shape)
 
 
 def of_new_tokens(args: tuple[Any, ...]) -> Any:
-    """Shape of an engine step: its sequences, their new tokens, and how far back they look."""
+    """Return the shape of an engine step: its sequences, their new tokens, and how far back they look."""
     requests, new = args[1], args[2]
     return len(requests), max(map(len, new)), max(len(known.prompt) + len(known.tokens) for known in requests)
 
 
 def always(_args: tuple[Any, ...]) -> Any:
-    """One shape."""
+    """Return the one shape that there is."""
     return ()
 
 
@@ -87,18 +88,18 @@ class ReferenceMemory:
     supports = ()
 
     def install(self, patches: PatchSet) -> None:
-        """Sample at every edge."""
+        """Sample at every boundary."""
         sampler = Sampler()
         steps = FirstCallsInside(sampler.ledger, of_new_tokens)
         patches.around(ENGINE_STEP, steps.meet, nothing_after)
         kernels = {target: FirstCalls(sampler.ledger, shape_of) for target, shape_of in KERNELS.items()}
         kernels[GENERATE] = steps
-        for target in EDGES:
-            edge = Edge(sampler, target, kernels.get(target))
-            patches.around(target, edge.before, edge.after)
+        for target in BOUNDARIES:
+            calls = SampledCalls(sampler, target, kernels.get(target))
+            patches.around(target, calls.before, calls.after)
         patches.around(f"{RUN}.weight_sync:Sender.send", sampler.sample_buckets, nothing_after)
-        patches.around(f"{RUN}.weight_sync:Receiver.finish", keep, sampler.sample_after)
-        patches.around(f"{RUN}.rollout:Rollout.__init__", keep, sampler.meet_engine)
+        patches.around(f"{RUN}.weight_sync:Receiver.finish", nothing_before, sampler.sample_after)
+        patches.around(f"{RUN}.rollout:Rollout.__init__", keep_self, sampler.meet_engine)
         patches.around(f"{RUN}.engine.engine:Engine.__init__", sampler.meet_worker, nothing_after)
         micro_batch = MicroBatch(sampler)
         patches.around(f"{RUN}.actor:Actor.micro_batch", micro_batch.begin, micro_batch.end)
@@ -107,7 +108,7 @@ class ReferenceMemory:
 
 
 class Sampler:
-    """What this process owns, as far as the edges have shown it."""
+    """Knows what this process owns, as far as the boundaries have shown it."""
 
     def __init__(self) -> None:
         self.ledger = ProcessLedger()
@@ -115,7 +116,7 @@ class Sampler:
         """Size of the largest call of each kind that was sampled inside the open phase."""
 
     def meet(self, owner: Any) -> None:
-        """Remember whose edge this is; before the first model exists, what the process holds is its interpreter."""
+        """Remember who reaches this boundary; before the first model exists, the process holds only its interpreter."""
         kind = type(owner).__name__
         sources = self.ledger.mapped if kind in MAPPED else self.ledger.in_heap
         if kind not in MEASURES or kind in sources:  # what it measures is known
@@ -126,7 +127,7 @@ class Sampler:
         self._begin_ledger(owner)
 
     def is_more(self, what: str, size: int) -> bool:
-        """Whether a call is larger than all of its kind in this phase so far: what it holds is worth a sample."""
+        """Tell whether a call is larger than all of its kind in this phase so far: then it is worth a sample."""
         is_more = size > self.most_inside.get(what, 0)
         if is_more:
             self.most_inside[what] = size
@@ -138,7 +139,7 @@ class Sampler:
             self.ledger.out_of_memory(error)
 
     def _begin_ledger(self, owner: Any) -> None:
-        """Here, before the model exists, what the process holds is its interpreter."""
+        """Begin the ledger before the model exists: what the process holds now is its interpreter."""
         config = getattr(owner, "config", None)
         if config is None:  # a sender's: whose device it is was said by its actor
             return
@@ -163,36 +164,36 @@ class Sampler:
         for name, value in BucketMemory(args[0])().items():
             spans.counter(name, value)
 
-    def sample_after(self, _args: Any, _result: Any, _error: BaseException | None) -> None:
-        """Sample where only the end is an edge: before it shared memory is mapped twice, which takes long to divide."""
+    def sample_after(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
+        """Sample where only the end is a boundary: before it, memory is mapped twice, which takes long to divide."""
         self.ledger.on_gpu |= LEDGER.in_use  # an engine's process meets nobody who says so
         self.ledger.sample(moved=True)
 
-    def meet_engine(self, args: Any, _result: Any, error: BaseException | None) -> None:
-        """The worker's device is its engine's too."""
+    def meet_engine(self, rollout: Any, _result: Any, error: BaseException | None) -> None:
+        """Note the engine's process: it is on the worker's device too."""
         if error is None:
-            self.ledger.meet_peer(args[0].process.pid)
+            self.ledger.meet_peer(rollout.process.pid)
 
     def meet_worker(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """The engine's device is that of the worker that started it."""
+        """Note the worker's process: the engine is on its device."""
         self.ledger.meet_peer(os.getppid())
 
 
 class Began(NamedTuple):
-    """What an edge's end needs of its beginning."""
+    """What the sample behind a call needs to know of the sample before it."""
 
     unnamed_bytes: int | None
     """The heap's bytes without an owner, where what libraries keep is measured."""
 
 
-class Edge:
-    """Before and after the calls of one function."""
+class SampledCalls:
+    """Samples before and after the calls of one function."""
 
     def __init__(self, sampler: Sampler, target: str, kernels: FirstCalls | None) -> None:
         self._sampler, self._target, self._kernels = sampler, target, kernels
 
     def before(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Began | None:
-        """Sample; of the calls inside of a phase the first."""
+        """Sample before a call; among the calls inside of a phase, only before the first."""
         if self._target not in INNER:
             self._sampler.most_inside.clear()
         elif not self._sampler.is_more(self._target, 1):
@@ -202,7 +203,7 @@ class Edge:
         return Began(self._kernels.begin(args) if self._kernels is not None else None)
 
     def after(self, began: Began | None, _result: Any, error: BaseException | None) -> None:
-        """Sample; a process that ran out of memory says so first."""
+        """Sample behind a call; a process that ran out of memory says so first."""
         if error is not None:
             self._sampler.ledger.out_of_memory(error)
         if began is None:
@@ -220,16 +221,16 @@ class FirstCalls:
         self._shape_of = shape_of
         self._known: set[Any] = set()
         self.met_first = False
-        """Since `begin` there was one."""
+        """Whether there was a first call since `begin`."""
 
     def begin(self, args: tuple[Any, ...]) -> int | None:
-        """The heap's bytes without an owner, before the first call of a shape."""
+        """Return the heap's bytes without an owner, before the first call of a shape."""
         self.met_first = False
         self.meet(args)
         return self._ledger.unnamed_heap_bytes() if self._ledger.has_heap and self.met_first else None
 
     def meet(self, args: tuple[Any, ...], _kwargs: object = None) -> None:
-        """A call."""
+        """Note a call."""
         if not self._ledger.has_heap:  # nothing will be measured, and the shape of an engine's step takes 7 µs
             return
         shape = self._shape_of(args)
@@ -241,7 +242,7 @@ class FirstCallsInside(FirstCalls):
     """The same of calls that are made inside of another one, which is what is measured."""
 
     def begin(self, _args: tuple[Any, ...]) -> int | None:
-        """The heap's bytes without an owner, before any of them."""
+        """Return the heap's bytes without an owner, before any of the calls."""
         self.met_first = False
         return self._ledger.unnamed_heap_bytes() if self._ledger.has_heap else None
 
@@ -255,21 +256,21 @@ class MicroBatch:
         self._is_sampled = False
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
-        """A forward will come, and a backward."""
+        """Look before a forward and its backward."""
         self._is_sampled = self._sampler.ledger.has_heap and self._sampler.is_more("forward", args[1].tokens_BT.numel())
         return self._kernels.begin(args)
 
     def begin_forward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
-        """The heap before; None for a forward without a backward."""
+        """Return the heap's bytes before a forward; None for a forward without a backward."""
         return self._sampler.ledger.unnamed_heap_bytes() if self._is_sampled else None
 
     def end_forward(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
-        """Now there are most of them."""
+        """Sample behind the forward: now there are the most activations."""
         if unnamed_bytes is not None and error is None:
             self._sampler.ledger.sample(before_forward=unnamed_bytes)
 
     def end(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
-        """The backward has used them up; or there was no room for it."""
+        """End the micro-batch: its backward has used the activations up, or found no room."""
         ledger = self._sampler.ledger
         if error is not None:
             ledger.out_of_memory(error)
@@ -278,11 +279,6 @@ class MicroBatch:
         self._is_sampled = False
         if unnamed_bytes is not None and error is None:
             ledger.add_kernels(ledger.unnamed_heap_bytes() - unnamed_bytes)
-
-
-def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Keep the call's arguments for its end."""
-    return args
 
 
 class PolicyMemory:
@@ -314,28 +310,28 @@ class PolicyMemory:
         return self._rows
 
     def shards(self) -> list[Any]:
-        """This rank's shards; none before the model is built."""
+        """Return this rank's shards; none before the model is built."""
         model = getattr(self._policy(), "model", None)
         if self._shards is None and model is not None:
             self._shards = Shards(model)
         return [] if self._shards is None else self._shards()
 
     def count(self, policy: Any, shards: list[Any], full: list[Any]) -> dict[str, int]:
-        """Bytes by owner."""
+        """Return the bytes by owner."""
         raise NotImplementedError
 
 
 def address(tensor: Any) -> int:
-    """Of a tensor's memory; 0 for what is none, or lies nowhere."""
+    """Return the address of a tensor's memory; 0 for what is no tensor, or lies nowhere."""
     local = memory.local(tensor)
     return local.data_ptr() if hasattr(local, "data_ptr") else 0
 
 
 class ActorMemory(PolicyMemory):
-    """The actor's."""
+    """The actor's memory."""
 
     def count(self, policy: Any, shards: list[Any], full: list[Any]) -> dict[str, int]:
-        """Bytes by owner."""
+        """Return the bytes by owner."""
         optimizer = getattr(policy, "optimizer", None)
         return {
             "actor.params_bytes": memory.storage_bytes((*shards, *full)),
@@ -347,10 +343,10 @@ class ActorMemory(PolicyMemory):
 
 
 class RefMemory(PolicyMemory):
-    """The ref's, which never learns."""
+    """The memory of the ref, which never learns."""
 
     def count(self, _policy: Any, shards: list[Any], full: list[Any]) -> dict[str, int]:
-        """Bytes by owner."""
+        """Return the bytes by owner."""
         return {"ref.params_bytes": memory.storage_bytes((*shards, *full))}
 
 
@@ -412,4 +408,4 @@ MEASURES: dict[str, Callable[[Any], Callable[[], dict[str, int]]]] = {
 """Class of the reference run -> what measures its object."""
 
 MAPPED = frozenset({"Sender", "Engine"})
-"""Those whose bytes are mappings of their own; the others' come from the C library's allocator."""
+"""The bytes of these are mappings of their own; those of the others come from the C library's allocator."""

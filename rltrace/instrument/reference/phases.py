@@ -6,8 +6,9 @@ import socket
 from typing import Any
 
 from rltrace.events import LOG_PROBS
+from rltrace.hooks.arguments import argument, keep
 from rltrace.hooks.bucket_flow import flow_key
-from rltrace.hooks.patching import PatchSet, nothing_after
+from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Requests
 from rltrace.instrument.torch.devices import gpu_uuid
 from rltrace.record import lifecycle
@@ -71,34 +72,34 @@ def install_worker(patches: PatchSet) -> None:
 
 def identify_worker(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say which rank this process works for."""
-    rank = kwargs["rank"] if "rank" in kwargs else args[1]
-    config = kwargs["config"] if "config" in kwargs else args[2]
+    rank = argument("rank", 1, args, kwargs)
+    config = argument("config", 2, args, kwargs)
     lifecycle.identify(role="worker", rank=rank, device=device_of(rank, config))
 
 
 def device_of(rank: int, config: Any) -> dict[str, str]:
-    """The device of a rank: the GPU that this process sees; on a laptop a device of its own that is the CPU."""
+    """Return the device of a rank: the GPU that this process sees, or on a laptop a CPU device of its own."""
     uuid = gpu_uuid() if getattr(config, "device", "cpu") == "cuda" else f"cpu-{rank}"
     return {"host": socket.gethostname(), "uuid": uuid}
 
 
 def batch_args(_self: Any, batch: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Sequences of a batch."""
+    """Return the number of a batch's sequences."""
     return {"sequences": len(batch)}
 
 
 def generate_args(_rollout: Any, prompts: list[Any], seed: int, step: int) -> dict[str, Any]:
-    """Prompts of this rank."""
+    """Return the number of this rank's prompts."""
     return {"prompts": len(prompts), "step": step}
 
 
 def tensor_name(item: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Name of the parameter that comes out; the last `next` finds none."""
+    """Return the name of the parameter that comes out; the last `next` finds none."""
     return {} if item is None else {"tensor": item[0]}
 
 
 def sync_stats(stats: Any, *_: Any) -> dict[str, Any]:
-    """What a sync moved."""
+    """Return what a sync moved."""
     return {"bytes": stats.bytes, "tensors": stats.tensors, "buckets": stats.buckets}
 
 
@@ -121,12 +122,12 @@ def install_sender(patches: PatchSet) -> None:
 
 
 def gather_args(_self: Any, bucket: Any) -> dict[str, Any] | None:
-    """A bucket whose other parts come from the other ranks; alone there is none to gather from."""
+    """Describe a bucket that is gathered from other ranks; a single rank has none to gather from."""
     return None if bucket.ranks == 1 else bucket_args(_self, bucket) | {"dtype": "bfloat16"}
 
 
 def bucket_args(_self: Any, bucket: Any, *_: Any) -> dict[str, Any]:
-    """A packed bucket."""
+    """Describe a packed bucket."""
     return {"bucket": bucket.key, "bytes": bucket.used_bytes, "tensors": len(bucket.entries)}
 
 
@@ -149,8 +150,8 @@ def install_engine(patches: PatchSet) -> None:
     patches.span(f"{engine}.restore_rng", "rng.restore")
     patches.span(f"{engine}.step", "engine.step", late_args=step_stats)
     requests = EngineRequests()
-    patches.around(f"{engine}.add_request", keep, requests.begin)
-    patches.around(f"{engine}.finish_request", keep, requests.end, ("rollout.request",))
+    patches.around(f"{engine}.add_request", nothing_before, requests.begin)
+    patches.around(f"{engine}.finish_request", keep("request", 1), requests.end, ("rollout.request",))
     pool = f"{RUN}.engine.memory:MappedPool"
     patches.span(f"{pool}.map", "cumem.map", map_args, lambda moved, *_: {"bytes": moved})
     patches.span(
@@ -160,13 +161,13 @@ def install_engine(patches: PatchSet) -> None:
 
 def identify_engine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say whose engine this process is."""
-    rank = kwargs["rank"] if "rank" in kwargs else args[2]
-    config = kwargs["config"] if "config" in kwargs else args[1]
+    rank = argument("rank", 2, args, kwargs)
+    config = argument("config", 1, args, kwargs)
     lifecycle.identify(role="engine", rank=rank, device=device_of(rank, config))
 
 
 def step_stats(stats: Any, *_: Any) -> dict[str, Any]:
-    """What a step of the engine worked on."""
+    """Return what a step of the engine worked on."""
     return {
         "running": stats.running,
         "waiting": stats.waiting,
@@ -176,18 +177,13 @@ def step_stats(stats: Any, *_: Any) -> dict[str, Any]:
 
 
 def map_args(pool: Any, tag: str) -> dict[str, Any] | None:
-    """Tag of memory that gets pages; of memory that has them already, no span."""
+    """Return the tag of memory that gets pages; memory that has them already makes no span."""
     return None if tag in pool.awake else {"tag": tag}
 
 
 def unmap_args(pool: Any, tag: str) -> dict[str, Any] | None:
-    """Tag of memory that loses its pages; of memory that has none, no span."""
+    """Return the tag of memory that loses its pages; memory that has none makes no span."""
     return {"tag": tag} if tag in pool.awake else None
-
-
-def keep(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Keep the call's arguments for its end."""
-    return args
 
 
 class EngineRequests:
@@ -196,12 +192,11 @@ class EngineRequests:
     def __init__(self) -> None:
         self._requests = Requests()
 
-    def begin(self, _args: Any, request: Any, error: BaseException | None) -> None:
-        """A request was queued."""
+    def begin(self, _token: Any, request: Any, error: BaseException | None) -> None:
+        """Begin a request that was queued."""
         if error is None:
             self._requests.begin(request.request_id)
 
-    def end(self, args: Any, _result: Any, _error: BaseException | None) -> None:
-        """A request is done."""
-        request = args[1]
+    def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
+        """End a request that is done."""
         self._requests.end(request.request_id, prompt_tokens=len(request.prompt), tokens=len(request.tokens))

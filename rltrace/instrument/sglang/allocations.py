@@ -25,7 +25,7 @@ class SglangAllocations:
     supports = ("sglang >= 0.4.6, < 0.5.24", "torch_memory_saver >= 0.0.10, < 0.0.11")
 
     def install(self, patches: PatchSet) -> None:
-        """Name the hooks; without a driver there are none."""
+        """Name the hooks; there are none without a driver."""
         if DRIVER.exists():
             name_hooks(patches)
 
@@ -45,7 +45,7 @@ class SaverPools:
     def __init__(self) -> None:
         self._changes: list[Change] = []
         self._asleep: set[str] = set()
-        """Tags, whether a history is kept or not."""
+        """The tags of paused pools, whether a history is kept or not."""
         self._is_kept = False
 
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class SaverPools:
         self._changes, self._is_kept = [], True
 
     def end(self) -> allocations.PoolHistory:
-        """What has happened."""
+        """Return what has happened."""
         self._is_kept = False
         known = segments()
         alive = {address: size for address, (size, tag) in known.items() if tag not in self._asleep}
@@ -62,26 +62,26 @@ class SaverPools:
         return allocations.PoolHistory(changes, alive, ranges)
 
     def has_segments(self) -> bool:
-        """Whether there are any, asleep or awake."""
+        """Tell whether there are any segments, asleep or awake."""
         return bool(segments())
 
     def owners(self) -> dict[int, str]:
-        """Owners by address of every segment, asleep or awake."""
+        """Return the owner of every segment, asleep or awake, by address."""
         return {address: owner_of(tag) for address, (_, tag) in segments().items()}
 
     def named_tags(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-        """The tags that a call is about."""
+        """Return the tags that a call is about."""
         named = tags_of(args, kwargs)
         return {tag for _, tag in segments().values()} if named is None else named
 
     def paused(self, tags: set[str], _result: Any, error: BaseException | None) -> None:
-        """They have no memory any more."""
+        """Note that these pools have no memory any more."""
         if error is None:
             self._change(tags - self._asleep, is_mapped=False)
             self._asleep |= tags
 
     def resumed(self, tags: set[str], _result: Any, error: BaseException | None) -> None:
-        """They have memory again."""
+        """Note that these pools have memory again."""
         if error is None:
             self._change(tags & self._asleep, is_mapped=True)
             self._asleep -= tags

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 REMEMBERED = 10_000
-"""Buckets after which counting begins anew, on both sides alike."""
+"""Counting begins anew after so many buckets, on both sides alike."""
 
 
 def handles_of(request: Any) -> bytes | str | None:
@@ -20,13 +20,13 @@ def handles_of(request: Any) -> bytes | str | None:
 
 
 class Keys:
-    """Names each bucket by what its request holds, the handles of its tensors; sender and receiver name it alike."""
+    """Names each bucket by the handles of its tensors, which its request holds; sender and receiver name it alike."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, int] = {}
 
     def of(self, serialized: bytes | str) -> str:
-        """Key of the next bucket.
+        """Return the key of the next bucket.
 
         Args:
             serialized: `serialized_named_tensors` for one rank of the engine; text where it went over HTTP.

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.instrument.sglang.buckets import Keys, handles_of
@@ -21,13 +22,13 @@ WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updat
 UNWRAP = "_unwrap_tensor"
 """Of the model runner, from some release behind 0.5.14 on of its weight updater: gives the tensor of a handle."""
 LOAD_FLATTENED = "_update_weights_from_flattened_bucket"
-"""Of the same class as the methods that load: one tensor that holds a bucket."""
+"""A method of the class that loads: it gets one tensor that holds a bucket."""
 LOAD_ADAPTER = "load_lora_adapter_from_tensors"
-"""Of the model runner."""
+"""A method of the model runner."""
 
 
 def place_of_loads() -> tuple[str, str]:
-    """Module and class of what loads an update in the release that is installed."""
+    """Return the module and the class of what loads an update in the release that is installed."""
     has_moved = not hasattr(importlib.import_module(MODEL_RUNNER), UNWRAP)
     return (WEIGHT_UPDATER, "WeightUpdater") if has_moved else (MODEL_RUNNER, "ModelRunner")
 
@@ -38,12 +39,12 @@ class ControlRequests:
     def __init__(self) -> None:
         self._keys = Keys()
         self._arrived: list[int] | None = None
-        """Bytes of each tensor of the update under way."""
+        """The bytes of each tensor of the update under way."""
         self.is_scheduler = False
-        """This process is one: a controller of several, and the server, have dispatchers too."""
+        """Whether this process is a scheduler: the server, and a controller of several, have dispatchers too."""
 
     def name_loads(self, patches: PatchSet) -> None:
-        """Name the hooks on what brings an update's tensors, of those that this release has."""
+        """Name the hooks on what brings an update's tensors in this release."""
         module, owner = place_of_loads()
         patches.around(f"{module}:{UNWRAP}", nothing_before, self.count_unwrapped)
         for place, class_name, method, count in (
@@ -54,10 +55,10 @@ class ControlRequests:
                 patches.around(f"{place}:{class_name}.{method}", count, nothing_after)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Open the span of a control request, with its edge if it is one; of any other request, none."""
+        """Open the span of a control request, telling of its boundary if it is a phase; other requests have none."""
         if not self.is_scheduler:
             return None
-        request = kwargs["obj"] if "obj" in kwargs else args[1]
+        request = argument("obj", 1, args, kwargs)
         kind = type(request).__name__
         source = source_of(kind)
         if source is not None:
@@ -66,11 +67,11 @@ class ControlRequests:
         name = phase_of(kind, tags)
         if name is None:
             return None
-        boundaries.reached(boundaries.Edge((name,), is_end=False))
+        boundaries.reached(boundaries.Boundary((name,), is_end=False))
         return (name,), spans.phase(name, tags=tags).__enter__()
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
-        """Close it."""
+        """Close the span."""
         if token is None:
             return
         names, opened = token
@@ -79,22 +80,22 @@ class ControlRequests:
             opened.set(bytes=sum(arrived), tensors=len(arrived))
         end_span(opened, None, error)
         if names:
-            boundaries.reached(boundaries.Edge(names, error=error))
+            boundaries.reached(boundaries.Boundary(names, error=error))
 
     def count_unwrapped(self, _token: Any, tensor: Any, error: BaseException | None) -> None:
-        """A tensor of the update has come."""
+        """Count a tensor of the update that has come."""
         if error is None:
             self._count([size_of(tensor)])
 
     def count_flattened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A bucket has come as one tensor, with what is in it."""
-        bucket = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        """Count a bucket that has come as one tensor, with a list of what is in it."""
+        bucket = argument("flattened_tensor_bucket_dict", 1, args, kwargs)
         element_bytes = bucket["flattened_tensor"].element_size()
         self._count(part.numel * element_bytes for part in bucket["metadata"])
 
     def count_adapter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The tensors of a LoRA adapter have come."""
-        tensors = kwargs["tensors"] if "tensors" in kwargs else args[2]
+        """Count the tensors of a LoRA adapter that have come."""
+        tensors = argument("tensors", 2, args, kwargs)
         self._count([size_of(tensor) for tensor in tensors.values()])
 
     def _count(self, sizes: Iterable[int]) -> None:
@@ -102,7 +103,7 @@ class ControlRequests:
             self._arrived += sizes
 
     def _begin_update(self, request: Any, source: str) -> Any:
-        """The span of an update; one of tensors is a bucket, which somebody sent."""
+        """Open the span of an update; an update of tensors is a bucket, which somebody sent."""
         self._arrived = announced_bytes(request)
         handles = handles_of(request)
         if handles is None:
@@ -114,7 +115,7 @@ class ControlRequests:
 
 
 def phase_of(request: str, tags: list[str]) -> str | None:
-    """The phase that a request of this class is; `tags` are the pools that it names, none for all."""
+    """Return the phase that a request of this class begins; `tags` are the pools that it names, none for all."""
     if request == "ReleaseMemoryOccupationReqInput":
         return "rollout.sleep"
     if request == "ResumeMemoryOccupationReqInput":
@@ -123,7 +124,7 @@ def phase_of(request: str, tags: list[str]) -> str | None:
 
 
 def source_of(request: str) -> str | None:
-    """Where the weights of a request of this class come from: "tensor", "disk", "lora" ...; None if it has none."""
+    """Return where the weights of a request come from: "tensor", "disk", "lora" ...; None if it brings none."""
     kind = request.removesuffix("ReqInput")
     if kind == request:  # an answer to one, which the server hands on
         return None
@@ -133,7 +134,7 @@ def source_of(request: str) -> str | None:
 
 
 def announced_bytes(request: Any) -> list[int]:
-    """Bytes of each tensor of an update that is broadcast, whose request says shapes and dtypes; of any other, none."""
+    """Return the bytes of each tensor of a broadcast update, by the shapes and dtypes in its request; else none."""
     import torch
 
     dtypes, shapes = getattr(request, "dtypes", None) or (), getattr(request, "shapes", None) or ()
@@ -142,5 +143,5 @@ def announced_bytes(request: Any) -> list[int]:
 
 
 def size_of(tensor: Any) -> int:
-    """Bytes of a tensor."""
+    """Return the bytes of a tensor."""
     return int(tensor.numel() * tensor.element_size())

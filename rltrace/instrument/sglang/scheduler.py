@@ -14,15 +14,16 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.hooks import boundaries
-from rltrace.hooks.patching import Hook, PatchSet, end_span, nothing_after, nothing_before
+from rltrace.hooks.arguments import argument
+from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Lanes
 from rltrace.host.clock import now_ns
+from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.cuda_ledger import GRAPHS
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.sglang.control import MODEL_RUNNER, ControlRequests
 from rltrace.instrument.torch.devices import on_cpu, on_gpu
 from rltrace.record import lifecycle, spans
-from rltrace.record.interruption import own_failure
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
@@ -59,13 +60,13 @@ class Sglang:
             requests.begin,
             requests.end,
             ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache", "weight_sync.load"),
-            at_edges=False,  # every request of the scheduler passes, and every answer in the server
+            at_boundaries=False,  # every request of the scheduler passes, and every answer in the server
         )
-        patches.use(f"{MODEL_RUNNER}:ModelRunner", functools.partial(name_moved, patches, requests))
+        patches.when_imported(MODEL_RUNNER, lambda _: name_moved(patches, requests))
 
 
 def become_scheduler(requests: ControlRequests, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What begins in this process is a scheduler, and nothing else that hands requests on."""
+    """Note that this process is a scheduler, and nothing else that hands requests on."""
     requests.is_scheduler = True
     identify_scheduler(args, kwargs)
 
@@ -84,7 +85,7 @@ def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def scheduler_name(server_args: Any, ranks: dict[str, Any]) -> str:
-    """The scheduler's rank in its tensor-parallel group, and where an engine has several such groups, in which."""
+    """Return the scheduler's rank in its tensor-parallel group, and the group if an engine has several."""
     of_groups = (("DP", "dp"), ("PP", "pp"))
     groups = [
         f" {said}{ranks[f'{name}_rank']}" for said, name in of_groups if getattr(server_args, f"{name}_size", 1) > 1
@@ -98,32 +99,26 @@ def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Non
 
 
 def is_ready(_token: Any, result: Any, error: BaseException | None) -> None:
-    """Until then kernels are loaded, which are part of the context."""
+    """Give the context the kernels that were loaded until the engine was ready."""
     if error is None:
         LEDGER.rest_is_context()
     is_idle(None, result, error)
 
 
 def is_idle(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """What an engine holds that has nothing to do stays until it sleeps."""
+    """Tell of the boundary at which an engine becomes idle: what it holds then stays until it sleeps."""
     if error is None:
-        boundaries.reached(boundaries.Edge())
+        boundaries.reached(boundaries.Boundary())
 
 
-def name_moved(patches: PatchSet, requests: ControlRequests, hook: Hook) -> Callable[[], None]:
-    """Name the hooks on what this release has at another place, or by another name, than others.
-
-    Returns:
-        What takes that back: nothing, the hooks are the PatchSet's own.
-    """
+def name_moved(patches: PatchSet, requests: ControlRequests) -> None:
+    """Name the hooks on what this release has at another place, or by another name, than others."""
     runner = importlib.import_module(MODEL_RUNNER).ModelRunner
     requests.name_loads(patches)
     for phase, names in STARTUP:
         for method in [name for name in names if hasattr(runner, name)][:1]:
             target, startup = f"{MODEL_RUNNER}:ModelRunner.{method}", StartupPhase(phase)
-            patches.around(target, startup.begin, startup.end, (phase,), at_edges=False)
-    hook.row.fired()
-    return lambda: None
+            patches.around(target, startup.begin, startup.end, (phase,), at_boundaries=False)
 
 
 class StartupPhase:
@@ -133,22 +128,22 @@ class StartupPhase:
         self._name = name
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Open it, with its edge; of CUDA graphs torch's allocator knows a part alone."""
+        """Open the phase, and tell of its boundary; torch's allocator knows only a part of CUDA graphs."""
         LEDGER.rest_is_context()
-        boundaries.reached(boundaries.Edge((self._name,), is_end=False))
+        boundaries.reached(boundaries.Boundary((self._name,), is_end=False))
         growth = LEDGER.growth(GRAPHS).__enter__() if self._name == "rollout.capture" else None
         return growth, spans.phase(self._name).__enter__()
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
-        """Close it."""
+        """Close the span."""
         growth, opened = token
         end_span(opened, None, error)
-        # One look of either kind: what the edge samples shall not be old.
+        # One look of either kind: what is sampled at the boundary shall not be old.
         if growth is not None:
             growth.__exit__()
         else:
             LEDGER.rest_is_context()
-        boundaries.reached(boundaries.Edge((self._name,), error=error))
+        boundaries.reached(boundaries.Boundary((self._name,), error=error))
 
 
 # ---- batches ----------------------------------------------------------------------------------------------------
@@ -159,15 +154,15 @@ class Batches:
 
     def __init__(self) -> None:
         self._begun: dict[int, tuple[Callable[[], Any], int, int, dict[str, Any]]] = {}
-        """What gives the result while it is there, start, lane and arguments, by the result's id."""
+        """By the result's id: what gives the result while it is there, start, lane and arguments."""
         self._lanes = Lanes()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """When the batch began, and what it computes."""
-        return now_ns(), batch_args(args[0], kwargs["batch"] if "batch" in kwargs else args[1])
+        """Return when the batch began, and what it computes."""
+        return now_ns(), batch_args(args[0], argument("batch", 1, args, kwargs))
 
     def keep_result(self, token: tuple[int, dict[str, Any]], result: Any, error: BaseException | None) -> None:
-        """It runs until its result is processed."""
+        """Keep the batch until its result is processed."""
         if error is not None or result is None:
             return
         self._forget(id(result))
@@ -176,9 +171,9 @@ class Batches:
         self._begun[id(result)] = (reference(result), token[0], self._lanes.take(), token[1])
 
     def find_result(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Scheduler and batch of the call, and which batch it is about to end."""
-        batch = kwargs["batch"] if "batch" in kwargs else args[1]
-        result = kwargs["result"] if "result" in kwargs else args[2]
+        """Return the scheduler and the batch of the call, and which batch it is about to end."""
+        batch = argument("batch", 1, args, kwargs)
+        result = argument("result", 2, args, kwargs)
         begun = self._begun.get(id(result))
         if begun is None or begun[0]() is not result:
             return args[0], batch, None
@@ -197,7 +192,7 @@ class Batches:
             is_idle(None, None, error)
 
     def _forget(self, key: int) -> None:
-        """Whatever began by this id has ended where nobody looks."""
+        """Forget the batch with this id: it has ended where nobody looks."""
         begun = self._begun.pop(key, None)
         if begun is not None:
             self._lanes.give_back(begun[2])
@@ -214,7 +209,7 @@ IN_FLIGHT = 64
 
 
 def reference(result: Any) -> Callable[[], Any]:
-    """What gives a result without keeping it: its tensors are the engine's memory."""
+    """Return what gives a result without keeping it: its tensors are the engine's memory."""
     try:
         return weakref.ref(result)
     except own_failure(TypeError):  # of a kind that knows no references; there are few of them at once
@@ -222,12 +217,12 @@ def reference(result: Any) -> Callable[[], Any]:
 
 
 def running(scheduler: Any) -> Any:
-    """Requests that decode while others are in their first batch."""
+    """Return the requests that decode while others are in their first batch."""
     return getattr(getattr(scheduler, "running_batch", None), "reqs", None) or ()
 
 
 def batch_args(scheduler: Any, batch: Any) -> dict[str, Any]:
-    """Requests that run and wait, and tokens: those of the prompts in an extend batch, one a request else."""
+    """Return how many requests run and wait, and the tokens: an extend batch's prompts, else one for each request."""
     running = batch.batch_size()
     is_extend = batch.forward_mode is not None and batch.forward_mode.is_extend()
     return {

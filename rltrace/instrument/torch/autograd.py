@@ -10,16 +10,16 @@ import functools
 from typing import Any
 
 from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
-from rltrace.instrument.torch.fsdp2 import outside_graphs, skip_frames
+from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.record import spans
 
 TARGET = "torch:autograd.backward"
-"""What `Tensor.backward` calls; named from torch, which has all of its dynamo only when it is imported itself."""
+"""`Tensor.backward` calls this. It is named from torch, whose dynamo is complete only when torch is imported."""
 NAME = "autograd.backward"
 
 
 class TorchAutograd:
-    """Backwards."""
+    """Makes each backward a span."""
 
     name = "torch_autograd"
     supports = ("torch >= 2.6, < 2.14",)
@@ -30,12 +30,12 @@ class TorchAutograd:
 
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Open the span; none within another backward, whose part it is: a layer that is computed again may call it."""
+    """Open the span; a backward within another one, as of a layer that is computed again, has none."""
     return None if is_in_backward() else spans.span(NAME).__enter__()
 
 
 def is_in_backward() -> bool:
-    """Whether this thread works for a backward right now."""
+    """Tell whether this thread works for a backward right now."""
     import torch
 
     return bool(torch._C._current_graph_task_id() != -1)

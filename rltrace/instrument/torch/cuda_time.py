@@ -22,11 +22,20 @@ from typing import Any
 
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME, LOG_PROBS
 from rltrace.hooks import boundaries, cost
-from rltrace.hooks.patching import Hook, PatchSet, end_span
+from rltrace.hooks.arguments import argument
+from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.gpu_use import has_used_gpu
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.torch import autograd
-from rltrace.instrument.torch.device_time import CAPTURING, OTHER_DEVICE, Device, DeviceSpan, DeviceTimes, Missed, Work
+from rltrace.instrument.torch.device_time import (
+    CAPTURING,
+    OTHER_DEVICE,
+    DeviceEvents,
+    DeviceSpan,
+    DeviceTimes,
+    Missed,
+    Work,
+)
 from rltrace.instrument.torch.fsdp2 import PACKAGE, Backwards, watch_forwards
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 from rltrace.record import lifecycle, spans
@@ -34,7 +43,7 @@ from rltrace.record import lifecycle, spans
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
-"""The last of each is torch 2.13's."""
+"""The last class of each is torch 2.13's."""
 
 
 FORWARD, BACKWARD = f"{DEVICE_TIME}fsdp.forward", f"{DEVICE_TIME}fsdp.backward"
@@ -50,14 +59,14 @@ class CudaTime:
     supports = ("torch >= 2.11, < 2.14",)
 
     def install(self, patches: PatchSet) -> None:
-        """Name the hooks; without a driver there are none."""
+        """Name the hooks; there are none without a driver."""
         if DRIVER.exists():
             name_hooks(patches, CudaPairs(), of_layers=os.environ.get(VARIABLE) == LAYERS)
 
 
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
-    """Name every place that a pair is around; at the end of a phase the device is asked which are done."""
-    patches.use("torch.cuda:is_initialized", functools.partial(follow, pairs))
+    """Name every place that a pair is around, and ask the device at the end of a phase which pairs are done."""
+    patches.when_imported("torch.cuda", lambda _: follow(pairs))
     for kind, whole, classes in ((GATHER, "output_tensor", GATHERS), (SCATTER, "input_tensor", SCATTERS)):
         for class_name in classes:
             patches.around(
@@ -106,11 +115,11 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
 
 
 FOLLOWED: list[CudaPairs] = []
-"""Those of this process whose hooks are in place; the first one takes what other instrumentations see."""
+"""The pairs of this process whose hooks are in place; the first one takes what other instrumentations see."""
 
 
-def follow(pairs: CudaPairs, _hook: Hook) -> Callable[[], None]:
-    """Look at the end of every phase what is done, and let other hooks make pairs; returns what undoes it."""
+def follow(pairs: CudaPairs) -> Callable[[], None]:
+    """Look at the end of every phase what is done, and let other hooks make pairs; return what undoes it."""
     FOLLOWED.append(pairs)
     unwatch = boundaries.watch(pairs.reached, is_last=True)
 
@@ -122,12 +131,12 @@ def follow(pairs: CudaPairs, _hook: Hook) -> Callable[[], None]:
 
 
 def begin_work(name: str) -> Any:
-    """What to leave behind work that another instrumentation's hook sees begin now; None where nothing is measured."""
+    """Return what to leave behind work that another hook sees begin now; None where nothing is measured."""
     return FOLLOWED[0].begin(DEVICE_TIME + name, {}) if FOLLOWED else None
 
 
 def begin_whole_backward(pairs: CudaPairs, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Open the pair of a backward, from the loss on; one within another is a part of that."""
+    """Open the pair of a backward, from the loss on; a backward within another one is a part of it."""
     return None if autograd.is_in_backward() else pairs.begin(DEVICE_TIME + autograd.NAME, {})
 
 
@@ -139,7 +148,7 @@ def begin_collective(
     At one rank nothing moves. An asynchronous one ends on NCCL's stream, which an event on this one does not wait for.
     NCCL has one stream a group, so that a gather also waits for a reduce-scatter that was launched before it.
     """
-    group = kwargs.get("group", args[3] if len(args) > 3 else None)
+    group = argument("group", 3, args, kwargs, None)
     ranks = 1 if group is None else group.size()
     if ranks == 1 or kwargs.get("async_op"):
         return None
@@ -154,27 +163,27 @@ def begin_bucket(pairs: CudaPairs, name: str, args: tuple[Any, ...], _kwargs: di
 
 
 class CudaPairs:
-    """Makes pairs on the GPU that the process uses; before it uses one, nothing."""
+    """Makes pairs on the GPU that the process uses, and none before it uses one."""
 
     def __init__(self) -> None:
         self._times: DeviceTimes | None = None
         self._lock = threading.Lock()
 
     def begin(self, name: str, args: dict[str, Any], queue: int = 0) -> Any:
-        """What to leave behind work that begins now, as `DeviceTimes.begin`; None where nothing is measured."""
+        """Return what to leave behind work that begins now, as `DeviceTimes.begin`; None where nothing is measured."""
         times = self._times or self._open()
         return None if times is None else times.begin(name, args, queue)
 
     def span(self, name: str, /, **args: Any) -> Work:
-        """What to enter and leave around the work."""
+        """Return what to enter and leave around the work."""
         return Work(lambda: self.begin(DEVICE_TIME + name, args))
 
     def open_forward(self, path: str, is_repeated: bool) -> Any:
-        """What to leave behind a forward of the module at a path; the whole model is the module ""."""
+        """Return what to leave behind a forward of the module at a path; the whole model is the module ""."""
         return (None if is_repeated else self.begin(FORWARD, {"module": path})) or NOTHING
 
     def open_backward(self, path: str) -> Any:
-        """What to leave behind its backward."""
+        """Return what to leave behind its backward."""
         return self.begin(BACKWARD, {"module": path}) or NOTHING
 
     def close(self) -> None:
@@ -184,9 +193,9 @@ class CudaPairs:
             if reason := why_missed(self._times.missed):
                 lifecycle.unavailable(GPU_TIME, reason)
 
-    def reached(self, edge: boundaries.Edge) -> None:
-        """Resolve what the device has done, where a phase is over."""
-        if self._times is not None and edge.is_end:
+    def reached(self, boundary: boundaries.Boundary) -> None:
+        """Resolve what the device has done when a phase is over."""
+        if self._times is not None and boundary.is_end:
             self._times.poll()
 
     def _open(self) -> DeviceTimes | None:
@@ -196,10 +205,10 @@ class CudaPairs:
 
         with self._lock:
             if self._times is None:
-                self.measure(CudaDevice(torch))
+                self.measure(CudaEvents(torch))
         return self._times
 
-    def measure(self, device: Device) -> None:
+    def measure(self, device: DeviceEvents) -> None:
         """Make pairs on this device from now on."""
         self._times = DeviceTimes(device, write)
         atexit.register(self.close)
@@ -212,7 +221,7 @@ class CudaPairs:
 
 
 def why_missed(missed: Missed) -> str | None:
-    """In words, what was not measured."""
+    """Say in words what was not measured."""
     reasons = {
         "captured into a graph, whose replays nobody times": missed.capturing,
         "on another GPU than the process's first": missed.other_device,
@@ -226,7 +235,7 @@ def why_missed(missed: Missed) -> str | None:
 
 
 def one_pair(times: DeviceTimes) -> Callable[[], None]:
-    """What records one pair in a hook, and resolves as many as a measured block has at its end."""
+    """Return what records one pair in a hook, and resolves the pairs of a measured block at its end."""
     pair = cost.hooked(lambda: times.pair(f"{DEVICE_TIME}cost", bytes=4096, ranks=2))
     numbers = itertools.count(1)
 
@@ -239,14 +248,14 @@ def one_pair(times: DeviceTimes) -> Callable[[], None]:
 
 
 def write(span: DeviceSpan) -> None:
-    """Into the Recording, with how far off it may be."""
+    """Write a span into the Recording, with how far off it may be."""
     spans.span_at(
         span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, stream=span.stream, error_ns=span.error_ns
     )
 
 
-class CudaDevice:
-    """The current CUDA device, as `device_time.Device` says.
+class CudaEvents:
+    """The current CUDA device, as `device_time.DeviceEvents` says.
 
     Through torch's bindings where its Python functions around them take longer than the call to CUDA.
     """
@@ -261,7 +270,7 @@ class CudaDevice:
         self._idle = torch.cuda.Stream()
         self._device: int = torch.cuda.current_device()
         self._streams: dict[int, tuple[int, Any]] = {}
-        """By address: numbered as they are met, a row of the timeline each."""
+        """Streams by address, numbered as they are met; each has a row of the timeline."""
 
     def new_event(self) -> Any:
         return self._event(enable_timing=True)

@@ -3,7 +3,7 @@
 An event is recorded where work is submitted and fires when the stream gets there; the host asks later, and never waits
 for it. A device's clock is related to the host's by anchors: an event on an idle stream, with the host's clock read
 before it was recorded and after it was seen to have fired. Each pair lies between two anchors, so neither the two
-clocks' offset nor their drift enters. What depends on CUDA is behind `Device`, in `cuda_time.py`.
+clocks' offset nor their drift enters. What depends on CUDA is behind `DeviceEvents`, in `cuda_time.py`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Protocol
 
 from rltrace.dependencies import msgspec
 from rltrace.host import clock
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 POLL_NS = 1_000_000_000
-"""When a pair resolves those before it, if nobody has asked for that."""
+"""A pair resolves the pairs before it after so long, if nobody has asked for that."""
 ANCHOR_NS = 1_000_000_000
-"""How long an anchor is used: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
+"""An anchor is used for so long: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
-"""That wait for the device; further ones are counted and not measured."""
+"""So many pairs may wait for the device; further ones are counted and not measured."""
 ANCHOR_TRIES = 3
 NARROW_NS = 30_000
 """Half width of an anchor that is not tried for again; on a busy device the first one has 22 µs, on an idle one 5."""
@@ -36,14 +36,14 @@ TICK_NS = 500
 Event = Any
 
 
-class Device(Protocol):
-    """The seam: everything that depends on the device."""
+class DeviceEvents(Protocol):
+    """The seam to the device: everything that depends on it."""
 
     def new_event(self) -> Event:
-        """An event that keeps its time."""
+        """Return an event that keeps its time."""
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph: nothing may be asked of the device then."""
+        """Tell whether the current stream is being captured into a graph: then nothing may be asked of the device."""
 
     def record(self, event: Event) -> int:
         """Let the event fire when the current stream gets here.
@@ -56,16 +56,16 @@ class Device(Protocol):
         """Let the event fire at once, on a stream that nothing else is submitted to."""
 
     def has_fired(self, event: Event) -> bool:
-        """Whether the device has got there; does not wait."""
+        """Tell whether the device has got there; this does not wait."""
 
     def elapsed_ms(self, earlier: Event, later: Event) -> float:
-        """Between two events that have fired: single precision."""
+        """Return the time between two events that have fired, in single precision."""
 
 
 OTHER_DEVICE = 0
-"""Instead of a stream: it is none of this device."""
+"""The number of a stream of another device."""
 CAPTURING = -1
-"""It is being captured into a graph: an event recorded there would fire at every replay."""
+"""The number of a stream that is being captured into a graph, where an event would fire at every replay."""
 
 
 @dataclass(eq=False)
@@ -77,18 +77,18 @@ class Anchor:
     half_width_ns: int
     """The event fired within that much of `host_ns`."""
     pairs: int = 0
-    """That are measured from here and not resolved yet."""
+    """The pairs that are measured from here and not resolved yet."""
 
 
 class Pair(msgspec.Struct, gc=False, eq=False):
-    """Work on one stream that has begun, and when it has ended the two events around it."""
+    """Work on one stream that has begun; once it has ended, the two events around it."""
 
     name: str
     args: dict[str, Any]
     times: DeviceTimes
     queue: int
     number: int
-    """Counts what was submitted."""
+    """The pair's place in what was submitted."""
     anchor: Anchor
     stream: int
     start: Event
@@ -126,12 +126,12 @@ class DeviceSpan(NamedTuple):
     start_ns: int
     end_ns: int
     error_ns: int
-    """Start and end are that far off at most."""
+    """The start and the end are at most that far off."""
     args: dict[str, Any]
 
 
 class Scale(NamedTuple):
-    """From a device's clock to the host's, between two anchors."""
+    """Converts a device's clock to the host's, between two anchors."""
 
     host_ns_per_ms: float
     """0 if the two anchors are one moment of the device."""
@@ -139,7 +139,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def between(cls, opening: Anchor, closing: Anchor, between_ms: float) -> Scale:
-        """The scale of what lies between them, as far apart as the device says."""
+        """Return the scale between two anchors that are as far apart as the device says."""
         if between_ms <= 0:
             return cls(0.0, 0)
         return cls((closing.host_ns - opening.host_ns) / between_ms, error_bound_ns(opening, closing, between_ms))
@@ -168,13 +168,13 @@ class Missed:
 class DeviceTimes:
     """Measures pairs on one device. Autograd's threads use it too, so each step of a pair holds a lock."""
 
-    device: Device
+    device: DeviceEvents
     write: Callable[[DeviceSpan], None]
     now_ns: Callable[[], int] = clock.now_ns
     missed: Missed = field(default_factory=Missed)
     _pool: list[Event] = field(default_factory=list)
     _waiting: dict[int, list[Pair]] = field(default_factory=dict)
-    """By stream, in the order in which the device gets to their ends."""
+    """Pairs by stream, in the order in which the device gets to their ends."""
     _count: int = 0
     _submitted: int = 0
     _queue_end_ns: dict[int, int] = field(default_factory=dict)
@@ -182,17 +182,17 @@ class DeviceTimes:
     _anchor: Anchor | None = None
     _polled_ns: int = 0
     _look_ns: int = -1
-    """Behind this something is due: to resolve, or to renew the anchor."""
+    """After this time something is due: resolving pairs, or renewing the anchor."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def pair(self, name: str, /, queue: int = 0, **args: Any) -> Work:
-        """Work between entering and leaving this, on the current stream."""
+        """Measure the work between entering and leaving this, on the current stream."""
         return Work(lambda: self.begin(name, args, queue))
 
     # A step has a thousand pairs, each between calls that leave nothing of this in the processor's caches: no function
     # and no object here that is not needed.
     def begin(self, name: str, args: dict[str, Any], queue: int = 0) -> Pair | None:
-        """Record the first event; None where it cannot be, which is counted.
+        """Record the first event, and return the pair; None where it cannot be measured, which is counted.
 
         Args:
             name: Of the span.
@@ -218,7 +218,7 @@ class DeviceTimes:
             return Pair(name, args, self, queue, self._submitted, anchor, stream, event)
 
     def _look(self) -> bool:
-        """Do what is due: resolve what is done, renew the anchor; false where there is none, which is counted."""
+        """Do what is due: resolve what is done, and renew the anchor; return false, and count it, without one."""
         now_ns = self.now_ns()
         is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
         if is_anchor_due and self.device.is_capturing():
@@ -257,7 +257,7 @@ class DeviceTimes:
             return 0 if self.device.is_capturing() else self._poll()
 
     def end(self) -> None:
-        """Resolve what the device has done, and count what it has not, or does not say: there will be no other call."""
+        """Resolve what the device has done, and count what is not done or not known: there will be no other call."""
         with self._lock:
             try:
                 self.poll()
@@ -278,11 +278,11 @@ class DeviceTimes:
         return len(done)
 
     def _fired(self, pairs: list[Pair]) -> int:
-        """How many of a stream's pairs the device is through with: with all up to one that it is not."""
+        """Return how many of a stream's pairs the device has done, up to the first that it has not."""
         return bisect.bisect_left(pairs, True, key=lambda pair: not self.device.has_fired(pair.end))
 
     def _take(self, fired: dict[int, int]) -> list[Pair]:
-        """The first of each stream's pairs, in the order in which they were submitted."""
+        """Take the first pairs of each stream, in the order in which they were submitted."""
         done = [pair for stream, count in fired.items() for pair in self._waiting[stream][:count]]
         for stream, count in fired.items():
             del self._waiting[stream][:count]
@@ -340,12 +340,12 @@ class DeviceTimes:
             self._free(old)
 
     def _free(self, anchor: Anchor) -> None:
-        """Its event can be used again once nothing is measured from it."""
+        """Let an anchor's event be used again once nothing is measured from it."""
         if anchor.pairs == 0 and anchor is not self._anchor:
             self._pool.append(anchor.event)
 
     def _new_anchor(self) -> Anchor | None:
-        """The narrowest of a few tries; None if the device did not answer, as one whose queues are full does not."""
+        """Return the narrowest of a few tries; None if the device did not answer, as one with full queues does not."""
         best: Anchor | None = None
         for _ in range(ANCHOR_TRIES):
             found = self._try_anchor()
@@ -373,14 +373,14 @@ class DeviceTimes:
 
 
 def error_bound_ns(opening: Anchor, closing: Anchor, between_ms: float) -> int:
-    """How far off a time between two anchors is at most: their own width, single precision, and the event's tick."""
+    """Return how far off a time between two anchors may be: their width, single precision, and the event's tick."""
     width_ns = max(opening.half_width_ns, closing.half_width_ns)
     # Two elapsed times are rounded, each at most by half the spacing at the longer one, and two ticks differ.
     return width_ns + math.ceil(2 * coarseness_ns(between_ms)) + 2 * TICK_NS
 
 
 def coarseness_ns(elapsed_ms: float) -> float:
-    """Spacing of single-precision milliseconds at a length, in ns: 61 at a second, 62,500 at ten minutes."""
+    """Return the spacing of single-precision milliseconds at a length, in ns: 61 at a second, 62,500 at ten minutes."""
     if elapsed_ms <= 0:
         return 0.0
     return float(2.0 ** (math.floor(math.log2(elapsed_ms)) - 23)) * 1e6

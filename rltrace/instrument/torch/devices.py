@@ -7,11 +7,11 @@ import os
 import socket
 from typing import Any
 
-from rltrace.record.interruption import own_failure
+from rltrace.host.interruption import own_failure
 
 
 def device_of(without_gpu: str, place: int = 0) -> dict[str, Any]:
-    """`device` of this process, for `identify`; nothing where NVML cannot be asked.
+    """Return the `device` of this process for `identify`; nothing where NVML cannot be asked.
 
     Args:
         without_gpu: Name of the device where CUDA shows none.
@@ -21,12 +21,12 @@ def device_of(without_gpu: str, place: int = 0) -> dict[str, Any]:
 
 
 def on_cpu(name: str) -> dict[str, Any]:
-    """The same of a process that uses no GPU, by a name of its own."""
+    """Return the `device` of a process that uses no GPU, by a name of its own."""
     return {"device": {"host": socket.gethostname(), "uuid": name}}
 
 
 def on_gpu(place: int = 0) -> dict[str, Any]:
-    """The same of one that uses a GPU, `place` of those that CUDA shows it."""
+    """Return the `device` of a process that uses a GPU; `place` counts the GPUs that CUDA shows it."""
     try:
         return {"device": {"host": socket.gethostname(), "uuid": gpu_uuid(place)}}
     except own_failure():  # a rank without a device is still a rank
@@ -34,7 +34,7 @@ def on_gpu(place: int = 0) -> dict[str, Any]:
 
 
 def gpu_uuid(place: int = 0) -> str:
-    """UUID of one of the GPUs that CUDA shows this process, the first by default, without waking CUDA up."""
+    """Return the UUID of one of the GPUs that CUDA shows this process, without waking CUDA up."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     name = str(place) if visible is None else visible.split(",")[place]
     return _uuid_of(int(name)) if name.isdigit() else name
@@ -42,7 +42,7 @@ def gpu_uuid(place: int = 0) -> str:
 
 @functools.cache
 def _uuid_of(index: int) -> str:
-    """UUID of a GPU by its number in the machine, asked for once: verl's engines say theirs at each sync."""
+    """Return the UUID of a GPU by its number in the machine, asked for once: verl's engines say theirs at each sync."""
     import pynvml
 
     pynvml.nvmlInit()

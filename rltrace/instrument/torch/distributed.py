@@ -16,13 +16,13 @@ from rltrace.record import spans
 from rltrace.record.process import UNSAID_ROLE
 
 LAUNCHED, RANK = "TORCHELASTIC_RUN_ID", "RANK"
-"""Environment variables of torchrun's."""
+"""The environment variables that torchrun sets."""
 TAKEN = "RLTRACE_RANK_TAKEN"
-"""Environment variable: the pid of the process above, or of this one, that is the rank."""
+"""This environment variable has the pid of the process, this one or one above it, that is the rank."""
 
 
 class TorchDistributed:
-    """Ranks."""
+    """Says which rank a process is."""
 
     name = "torch_distributed"
     supports = ("torch >= 2.6, < 2.14",)

@@ -10,10 +10,12 @@ import functools
 import weakref
 from typing import Any
 
-from rltrace.hooks.patching import Function, Hook, PatchSet
-from rltrace.instrument.torch.fsdp2 import Forwards, tensor_args, without_wrappers
+from rltrace.hooks.arguments import argument, keep
+from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_before
+from rltrace.host.interruption import own_failure
+from rltrace.instrument.torch.fsdp2 import open_forward, tensor_args
+from rltrace.instrument.torch.modules import Forwards, without_wrappers
 from rltrace.record import spans
-from rltrace.record.interruption import own_failure
 
 PACKAGE = "torch.distributed.fsdp"
 RUNTIME = f"{PACKAGE}._runtime_utils"
@@ -22,7 +24,7 @@ WRAPPER = f"{PACKAGE}.fully_sharded_data_parallel:FullyShardedDataParallel"
 
 
 class Fsdp1:
-    """Collectives, forward and backward."""
+    """Records collectives, forwards and backwards."""
 
     name = "fsdp1"
     supports = ("torch >= 2.6, < 2.14",)
@@ -30,20 +32,20 @@ class Fsdp1:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         paths, backwards = Paths(), Backwards()
-        patches.around(f"{RUNTIME}:_share_state_and_init_handle_attrs", keep_subject, paths.learn)
+        patches.around(f"{RUNTIME}:_share_state_and_init_handle_attrs", keep("root_module", 1), paths.learn)
         patches.span(f"{HANDLE}._all_gather_flat_param", "fsdp.all_gather", paths.gather_args, gather_bytes)
         patches.span(f"{RUNTIME}:_reduce_grad", "fsdp.reduce_scatter", paths.reduce_args)
         patches.wrap(f"{WRAPPER}.__init__", functools.partial(watch_forwards, paths), ("fsdp.forward",))
         patches.around(
             f"{RUNTIME}:_pre_backward_hook", functools.partial(backwards.begin, paths), leave_open, ("fsdp.backward",)
         )
-        patches.around(f"{RUNTIME}:_post_backward_hook", keep_subject, backwards.end)
+        patches.around(f"{RUNTIME}:_post_backward_hook", keep("handle", 1), backwards.end)
         # A module without trainable parameters never reduces gradients: its backward ends with the whole one.
-        patches.around(f"{RUNTIME}:_post_backward_final_callback", keep_subject, backwards.end_all)
+        patches.around(f"{RUNTIME}:_post_backward_final_callback", nothing_before, backwards.end_all)
 
 
 class Paths:
-    """Where in its model each wrapped module lies; known from the root's first forward on."""
+    """Knows where in its model each wrapped module lies, from the root's first forward on."""
 
     def __init__(self) -> None:
         self._by_handle: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -57,26 +59,26 @@ class Paths:
                 self._by_handle[module._handle] = without_wrappers(path)
 
     def of(self, handle: Any) -> str:
-        """The path of the module that a handle holds the parameters of; "" is the root, and what has none."""
+        """Return the path of the module whose parameters a handle holds; "" is the root, and a module without any."""
         return "" if handle is None else self._by_handle.get(handle, "")
 
     def gather_args(self, handle: Any, *_: Any, **__: Any) -> dict[str, Any]:
-        """Arguments of an all-gather; at one rank there is none, FSDP shards nothing then."""
+        """Return the arguments of an all-gather; at one rank FSDP shards nothing, and there is none."""
         return {"module": self.of(handle), "tensors": handle.flat_param._num_params, "ranks": handle.world_size}
 
     def reduce_args(self, _state: Any, handle: Any) -> dict[str, Any]:
-        """Arguments of a reduce-scatter, with the size of the unsharded gradients that go in."""
+        """Return the arguments of a reduce-scatter, with the size of the unsharded gradients that go in."""
         return self.gather_args(handle) | tensor_args(handle.flat_param.grad)
 
 
 def gather_bytes(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Size of the gathered parameters, all ranks' shards together."""
+    """Return the size of the gathered parameters, all ranks' shards together."""
     return tensor_args(result)
 
 
 def watch_forwards(paths: Paths, original: Function, hook: Hook) -> Function:
     """Wrap the constructor, so that each wrapped module gets a hook before and one after its forward."""
-    forwards = Forwards(hook)
+    forwards = Forwards(hook, open_forward)
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:
@@ -97,9 +99,9 @@ class Backwards:
     def __init__(self) -> None:
         self._open: dict[int, Any] = {}
 
-    def begin(self, paths: Paths, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def begin(self, paths: Paths, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open the span of a module about to unshard for its backward; FSDP asks once per output of its forward."""
-        handle = args[2]
+        handle = argument("handle", 2, args, kwargs)
         if handle is None or getattr(handle, "_ran_pre_backward_hook", False):
             return
         if (unfinished := self._open.pop(id(handle), None)) is not None:
@@ -112,17 +114,12 @@ class Backwards:
         if opened is not None:
             opened.__exit__(None)
 
-    def end_all(self, _root: Any, _result: Any, error: BaseException | None) -> None:
+    def end_all(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """Close what is open at the end of a whole backward."""
         while self._open:
             _, opened = self._open.popitem()
             opened.__exit__(None if error is None else type(error))
 
 
-def keep_subject(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The module or the handle that a call is about; all of these functions take its state first."""
-    return args[1]
-
-
 def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """The span goes on until the gradients are reduced."""
+    """Do nothing: the span goes on until the gradients are reduced."""

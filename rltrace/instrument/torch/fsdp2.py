@@ -6,25 +6,23 @@ itself, on a GPU its launch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os.path
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.patching import Function, Hook, PatchSet
+from rltrace.host.interruption import own_failure
+from rltrace.instrument.torch.modules import Forwards, OpenForward, without_wrappers
 from rltrace.record import spans
-from rltrace.record.interruption import own_failure
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
 
-OpenForward = Callable[[str, bool], Any]
-"""Opens what is around a forward of the module at a path, maybe one that is repeated for its backward."""
 OpenBackward = Callable[[str], Any]
-"""Opens what is around a backward of the module at a path."""
+"""A function that opens what is around a backward of the module at a path."""
 
 _forward = spans.typed_span("fsdp.forward", module=str)
 _repeated_forward = spans.typed_span("fsdp.forward", module=str, recompute=bool)
@@ -32,17 +30,17 @@ _backward = spans.typed_span("fsdp.backward", module=str)
 
 
 def open_forward(path: str, is_repeated: bool) -> Any:
-    """A span of the host."""
+    """Open a span of the host."""
     return (_repeated_forward(path, True) if is_repeated else _forward(path)).__enter__()
 
 
 def open_backward(path: str) -> Any:
-    """A span of the host."""
+    """Open a span of the host."""
     return _backward(path).__enter__()
 
 
 class Fsdp2:
-    """Collectives, forward and backward."""
+    """Records collectives, forwards and backwards."""
 
     name = "fsdp2"
     supports = ("torch >= 2.6, < 2.14",)
@@ -73,7 +71,7 @@ class Gathers:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], tuple[str, int, int, int, str]]] = {}
-        """By the list of parameters, which belongs to a parameter group: its first one, and the span's arguments."""
+        """By the id of a group's list of parameters: its first parameter, and the span's arguments."""
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Open the span; none at one rank, where nothing moves."""
@@ -81,11 +79,11 @@ class Gathers:
         known = self._known.get(id(fsdp_params))
         if known is not None and known[0]() is fsdp_params[0]:
             return _all_gather(*known[1]).__enter__()
-        group = args[1] if len(args) > 1 else kwargs["group"]
+        group = argument("group", 1, args, kwargs)
         return FirstGather.begin(fsdp_params, group.size()) if group.size() > 1 else None
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
-        """Close it, the first one with the size of the gathered tensors, all ranks' shards together."""
+        """Close the span; the first one learns the size of the gathered tensors, all ranks' shards together."""
         if opened is None:
             return
         if isinstance(opened, FirstGather):
@@ -127,7 +125,7 @@ def begin_reduce(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def open_reduce(
     fsdp_params: list[Any], unsharded_grads: list[Any], reduce_scatter_group: Any, *_: Any, **__: Any
 ) -> Any:
-    """The same, of the arguments of the call."""
+    """Open the span of a reduce-scatter from the arguments of its call."""
     ranks = 1 if reduce_scatter_group is None else reduce_scatter_group.size()
     return _reduce_scatter(module_of(fsdp_params), len(unsharded_grads), ranks).__enter__() if ranks > 1 else None
 
@@ -136,7 +134,7 @@ _reduce_scatter = spans.typed_span("fsdp.reduce_scatter", module=str, tensors=in
 
 
 def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
-    """Close it with the size of the unsharded gradients that went in, of which a backward need not have all."""
+    """Close the span with the size of the unsharded gradients that went in; a backward need not have all of them."""
     if opened is None:
         return
     if error is None:
@@ -145,18 +143,18 @@ def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
 
 
 def tensor_args(tensor: Any) -> dict[str, Any]:
-    """Bytes and dtype of a tensor."""
+    """Return the bytes and the dtype of a tensor."""
     return {"bytes": tensor.numel() * tensor.element_size(), "dtype": dtype_name(tensor.dtype)}
 
 
 @functools.cache
 def dtype_name(dtype: Any) -> str:
-    """`bfloat16` of `torch.bfloat16`."""
+    """Return `bfloat16` for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def module_of(fsdp_params: list[Any]) -> str:
-    """The path that the parameters' names have in common, which is the module that was sharded; "" is the root.
+    """Return the path that the parameters' names share: the module that was sharded; "" is the root.
 
     Looked up by what tells one group of a model from all others, because to compare all names takes 13 µs, and a step
     has a thousand collectives.
@@ -172,32 +170,23 @@ _paths: dict[tuple[str | None, str | None, int], str] = {}
 
 
 def common_path(names: list[str]) -> str:
-    """Of parameters, the innermost module that holds them all."""
+    """Return the path of the innermost module that holds all these parameters."""
     folders = [os.path.dirname(name.replace(".", "/")) for name in names]
     return without_wrappers(os.path.commonpath(folders).replace("/", "."))
 
 
-@functools.cache
-def without_wrappers(path: str) -> str:
-    """A module's path as the model's author knows it, without checkpoint and compile wrappers."""
-    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
-
-
-WRAPPERS = frozenset({"_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"})
-
-
 def module_of_state(state: Any) -> str:
-    """The path of the module that a state shards; "" is the root, and what has no parameters of its own."""
+    """Return the path of the module that a state shards; "" is the root, and what has no parameters of its own."""
     return module_of_groups(groups_of(state))
 
 
 def module_of_groups(groups: list[Any]) -> str:
-    """The same of a state's groups."""
+    """Return the path of the module that a state's groups belong to."""
     return without_wrappers(groups[0]._module_fqn or "") if groups else ""
 
 
 def groups_of(state: Any) -> list[Any]:
-    """Parameter groups of a state: one up to torch 2.11, any number in 2.13."""
+    """Return the parameter groups of a state: one up to torch 2.11, any number in 2.13."""
     groups = getattr(state, "_fsdp_param_groups", None)
     return list(groups) if groups is not None else [group for group in [state._fsdp_param_group] if group is not None]
 
@@ -241,155 +230,6 @@ def watch_forwards(
     return init
 
 
-class Forwards:
-    """The open forward spans of each thread, innermost last.
-
-    A step has a thousand of them and may wait for its host, so the hooks are written out.
-    """
-
-    def __init__(
-        self, hook: Hook, opens: OpenForward = open_forward, *, root_only: bool = False, waits: bool = True
-    ) -> None:
-        self._hook = hook
-        self._opens = opens
-        self._root_only = root_only
-        self._waits = waits
-        self._of_thread = OpenForwards()
-
-    def attach(self, modules: Iterable[Any], path: Callable[[], str]) -> list[Any]:
-        """Register the hooks on modules that are sharded together; returns what removes them.
-
-        Args:
-            modules: All of them.
-            path: Says where in their model they lie, from their first forward on.
-        """
-        handles: list[Any] = []
-        before, after = self._hooks(handles, path)
-        with undone_on_error(handles):
-            for module in modules:
-                # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
-                handles.append(module.register_forward_pre_hook(before, prepend=self._waits))
-                handles.append(module.register_forward_hook(after, always_call=True))
-        return handles
-
-    def attach_to_all(self, chosen: Callable[[Any], bool]) -> list[Any]:
-        """Register the hooks on all modules of the process, for those that are chosen; returns what removes them.
-
-        Args:
-            chosen: Asked in front of each forward of any module.
-        """
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-
-        handles: list[Any] = []
-        before, after = self._hooks(handles, str, chosen)
-        with undone_on_error(handles):
-            handles.append(register_module_forward_pre_hook(before))
-            handles.append(register_module_forward_hook(after, always_call=True))
-        return handles
-
-    def _hooks(
-        self, handles: list[Any], path: Callable[[], str], chosen: Callable[[Any], bool] | None = None
-    ) -> tuple[Function, Function]:
-        """What is called in front of a forward, and behind it."""
-        import torch
-
-        hook, of_thread, in_backward = self._hook, self._of_thread, torch._C._current_graph_task_id
-        known = ""
-
-        def before(module: Any, _args: Any) -> None:
-            nonlocal known
-            if not hook.live:
-                return
-            try:
-                if chosen is not None and not chosen(module):
-                    return
-                hook.row.fired()
-                known = known or path()
-                if known and self._root_only:
-                    remove(handles)
-                else:
-                    of_thread.stack.append((module, self._opens(known, in_backward() != -1)))
-            except own_failure() as error:
-                hook.failed(error)
-
-        def after(module: Any, _args: Any, _result: Any) -> None:
-            if of_thread.stack:
-                try:
-                    close(of_thread.stack, module)
-                except own_failure() as error:
-                    hook.failed(error)
-
-        return outside_graphs(hook.timed(before)), outside_graphs(hook.timed(after))
-
-
-class OpenForwards(threading.local):
-    """Each thread's."""
-
-    def __init__(self) -> None:
-        self.stack: list[tuple[Any, Any]] = []
-
-
-def close(stack: list[tuple[Any, Any]], module: Any) -> None:
-    """End the span of a module, and those inside it that an exception left open."""
-    if stack[-1][0] is not module and all(entry[0] is not module for entry in stack):
-        return
-    inner = None
-    while inner is not module:
-        inner, opened = stack.pop()
-        opened.__exit__(None)
-
-
-def outside_graphs(hook: Function) -> Function:
-    """A hook, as on modules, that a compiled model does not trace into.
-
-    `torch._disable_dynamo` takes 3 µs a call, which only what runs under dynamo has to pay.
-    """
-    import torch
-
-    of_compiled: Function = torch._disable_dynamo(hook)
-    dynamo = torch._C._dynamo.eval_frame
-    compiles = getattr(dynamo, "get_eval_frame_callback", None)
-    if compiles is None:
-        return of_compiled
-
-    def call(*args: Any) -> Any:
-        return hook(*args) if compiles() is None else of_compiled(*args)
-
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # a graph ends here, as at `of_compiled`
-    return call if skip_frames(dynamo, call.__code__) else of_compiled
-
-
-def skip_frames(dynamo: Any, code: Any) -> bool:
-    """Have dynamo run frames of this code as they are; false where this torch has no word for that.
-
-    Source: torch/csrc/dynamo/eval_frame.c and torch/_dynamo/eval_frame.py, of torch 2.6 and 2.13.
-    """
-    if hasattr(dynamo, "set_code_exec_strategy"):
-        action = dynamo._FrameAction
-        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
-    elif hasattr(dynamo, "skip_code"):
-        dynamo.skip_code(code)
-    else:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def undone_on_error(handles: list[Any]) -> Iterator[None]:
-    """Take hooks away if not all of them can be registered: who asked for them gets none to remove."""
-    try:
-        yield
-    except BaseException:
-        remove(handles)
-        raise
-
-
-def remove(handles: list[Any]) -> None:
-    """Take hooks on modules away."""
-    while handles:
-        handles.pop().remove()
-
-
 # ---- backward ---------------------------------------------------------------------------------------------------
 
 
@@ -406,7 +246,7 @@ class Backwards:
         self._begin(self.look(args, kwargs))
 
     def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool] | None:
-        """The state, and whether it is told a second time: a module with several outputs is told once per output."""
+        """Return the state, and whether it is told again: a module with several outputs is told once per output."""
         state = args[0]
         return None if self._root_only and not state._is_root else (state, _is_told_again(state))
 
@@ -437,7 +277,7 @@ class Backwards:
                 return original(*args, **kwargs)
             finally:
                 if is_open and hook.live:
-                    hook.leave(end, hook.enter(keep_group, args, kwargs), None, None)
+                    hook.leave(end, hook.enter(keep_self, args, kwargs), None, None)
 
         return post_backward
 
@@ -463,13 +303,8 @@ class UnfinishedBackward:
     groups: int
 
 
-def keep_group(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Remember whose backward ends."""
-    return args[0]
-
-
 def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """The span goes on until the gradients are reduced."""
+    """Do nothing: the span goes on until the gradients are reduced."""
 
 
 # ---- memory -----------------------------------------------------------------------------------------------------
@@ -487,7 +322,7 @@ class Shards:
         self._fsdp_params: list[weakref.ref[Any]] = []
 
     def __call__(self) -> list[Any]:
-        """The shards as they are now."""
+        """Return the shards as they are now."""
         model = self._model()
         if model is None:
             return []

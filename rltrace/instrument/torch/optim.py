@@ -11,7 +11,7 @@ from rltrace.record import spans
 
 
 class TorchOptim:
-    """Optimizer steps."""
+    """Makes each optimizer step a span."""
 
     name = "torch_optim"
     supports = ("torch >= 2.6, < 2.14",)
@@ -24,7 +24,7 @@ class TorchOptim:
 
 
 def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = spans.span) -> Callable[[], None]:
-    """Make every optimizer's step a span, or what measures it on the device; returns what undoes it."""
+    """Make every optimizer's step a span, or what measures it on the device; return what undoes it."""
     from torch.optim import optimizer as torch_optimizer
 
     steps = threading.local()

@@ -6,44 +6,31 @@ table, `hook_points.py`; what a hook does is in the file named for the part of v
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
-from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.hooks.patching import PatchSet
 from rltrace.instrument.verl.hook_points import HOOK_POINTS
 
 
 class Verl:
-    """Driver, workers, weight sync and rollout of the release that is installed."""
+    """Records the driver, workers, weight sync and rollout of the release that is installed."""
 
     name = "verl"
     supports = ("verl >= 0.4.1, < 0.10",)
 
     def install(self, patches: PatchSet) -> None:
         """Wait for verl: only then is it known which release it is. None of its parts is imported before that."""
-        patches.use("verl:__version__", functools.partial(install_release, patches))
+        patches.when_imported("verl", lambda _: name_hooks(patches))
 
 
-def install_release(patches: PatchSet, hook: Hook) -> Callable[[], None]:
-    """Name the hooks of the release that was just imported.
-
-    Returns:
-        What takes that back: nothing, the hooks are the PatchSet's own.
-    """
+def name_hooks(patches: PatchSet) -> None:
+    """Name the hooks of the release that was just imported."""
     import verl
 
     line = release_line(verl.__version__)
     for point in HOOK_POINTS:
         if point.is_in(line):
             point.name_hook(patches, point.target)
-    hook.row.fired()
-    return nothing
 
 
 def release_line(version: str) -> int:
-    """The line of a release: 9 for "0.9.1"."""
+    """Return the line of a release: 9 for "0.9.1"."""
     return int(version.split(".")[1])
-
-
-def nothing() -> None:
-    """There is nothing to take back."""

@@ -9,21 +9,21 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import Function, Hook, PatchSet
 
 
 def watch_calls(patches: PatchSet, target: str) -> None:
-    """A hook on `func_generator`, which makes the callables."""
+    """Hook `func_generator`, which makes the callables."""
     patches.wrap(target, watch_callable, ("ray.dispatch", "ray.execute", "ray.collect"))
 
 
 class Call:
-    """One call of a worker group: the part of it that is open now."""
+    """One call of a worker group, and the part of it that is open now."""
 
     def __init__(self, method: str, blocking: bool) -> None:
         self._blocking = blocking
-        self._open = OpenSpan()
+        self._open = HeldSpan()
         self._open.open("ray.dispatch", method=method, blocking=blocking)
 
     def submitted(self, references: Any) -> None:
@@ -59,7 +59,7 @@ def arrived(call: Call, _result: Any, _error: BaseException | None) -> None:
 
 
 def end_call(call: Call, _result: Any, error: BaseException | None) -> None:
-    """Close what is open."""
+    """Close the part that is open."""
     call.end(error)
 
 

@@ -16,12 +16,12 @@ from rltrace.record import lifecycle, spans
 
 
 def span_named(name: str) -> Callable[[PatchSet, str], None]:
-    """A hook that makes every call a span of this name."""
+    """Return a hook that makes every call a span of this name."""
     return lambda patches, target: patches.span(target, name)
 
 
 def auto_awaited(name: str) -> Callable[[PatchSet, str], None]:
-    """A hook on a coroutine function behind verl's `@auto_await`, which looks at the frame that calls it.
+    """Return a hook on a coroutine function behind verl's `@auto_await`, which looks at the frame that calls it.
 
     A wrapper around the decorated function would be that frame, and the coroutine would run in another thread: the
     function beneath is wrapped, and decorated again.
@@ -49,11 +49,11 @@ def wrap_auto_awaited(name: str, original: Function, hook: Hook) -> Function:
 
 
 NUMBER = "global_steps"
-"""Attribute of a trainer: the number of its step."""
+"""This attribute of a trainer has the number of its step."""
 
 
 def trainer_above(frame: FrameType | None) -> Any:
-    """The trainer whose code called this; None if none did.
+    """Return the trainer whose code called this; None if none did.
 
     A trainer that is part of a script, as that of verl 0.8's `main_ppo_sync`, is sent to its process by value: there no
     hook is on its class.
@@ -76,12 +76,12 @@ class Trainer:
         self._trainer: weakref.ref[Any] | None = None
 
     def remember(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """The process that makes a trainer is the driver; the one that joined Ray first only started it."""
+        """Remember the trainer; the process that makes it is the driver, one that joined Ray before only began it."""
         self._trainer = weakref.ref(args[0])
         lifecycle.identify(role="driver", name="trainer")
 
     def step_args(self, name: str, *_: Any, **__: Any) -> dict[str, Any] | None:
-        """Of a timer's block: its step, or None if it is not one."""
+        """Return the step of a timer's block, or None if the block is not one."""
         if name != STEP:
             return None
         trainer = self._trainer() if self._trainer is not None else None
@@ -95,12 +95,12 @@ _trainer = Trainer()
 
 
 def remember_trainer(patches: PatchSet, target: str) -> None:
-    """A hook on a trainer's `__init__`."""
+    """Hook a trainer's `__init__`."""
     patches.around(target, _trainer.remember, nothing_after)
 
 
 def step(patches: PatchSet, target: str) -> None:
-    """A hook on the generator beneath all of verl's timers: the block named `step` is a step."""
+    """Hook the generator beneath all of verl's timers: the block named `step` is a step."""
     patches.span(target, STEP, _trainer.step_args)
 
 
@@ -108,7 +108,7 @@ def step(patches: PatchSet, target: str) -> None:
 
 
 def reward(patches: PatchSet, target: str) -> None:
-    """A hook on what gives the batch's rewards: a phase of the driver, and their mean."""
+    """Hook what gives the batch's rewards: a phase of the driver, and their mean."""
     patches.span(target, "reward", late_args=reward_args)
 
 
@@ -121,7 +121,7 @@ def reward_args(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
 
 
 def advantage(patches: PatchSet, target: str) -> None:
-    """A hook on what computes the advantages: a phase of the driver, and the tokens of the step."""
+    """Hook what computes the advantages: a phase of the driver, and the tokens of the step."""
     patches.span(target, "advantage", advantage_args)
 
 

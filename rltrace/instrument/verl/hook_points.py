@@ -16,23 +16,23 @@ from rltrace.instrument.verl import dispatch, driver, rollout, sglang_sync, weig
 NameHook = Callable[[PatchSet, str], None]
 
 FIRST, LAST = 4, 9
-"""Lines of releases whose source was read."""
+"""The lines of releases whose source was read."""
 
 
 @dataclass(frozen=True)
 class HookPoint:
-    """One place of verl."""
+    """One place of verl that is hooked."""
 
     target: str
     """ "module:Class.attr"."""
     name_hook: NameHook
     since: int = FIRST
-    """First line of releases that has it."""
+    """The first line of releases that has the place."""
     until: int = LAST
-    """Last line of releases that has it."""
+    """The last line of releases that has the place."""
 
     def is_in(self, line: int) -> bool:
-        """Whether the releases of this line have the place."""
+        """Tell whether the releases of this line have the place."""
         return self.since <= line <= self.until
 
 
@@ -68,7 +68,7 @@ DRIVER = (
     HookPoint(f"{TRAINER_V1}.__init__", driver.remember_trainer, since=9),
     HookPoint(f"{TRAINER}.init_workers", driver.span_named("trainer.init_workers")),
     HookPoint(f"{TRAINER_V1}._setup", driver.span_named("trainer.init_workers"), since=9),
-    # No release has a function that is one step: of verl's timer only the edges of `step` are used, not its reading.
+    # No release has a function that is one step: of verl's timer the boundaries of `step` are used, not its reading.
     HookPoint("verl.utils.debug.performance:_timer", driver.step, until=4),
     HookPoint("verl.utils.profiler.performance:_timer", driver.step, since=5),
     HookPoint("verl.trainer.ppo.reward:compute_reward", driver.reward, until=6),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.torch.devices import device_of
-from rltrace.instrument.verl.worker import keep_self
 from rltrace.record import lifecycle, spans
 
 # ---- server -----------------------------------------------------------------------------------------------------
 
 
 def identify_server(patches: PatchSet, target: str) -> None:
-    """A hook on a server's `__init__`."""
+    """Hook a server's `__init__`."""
     patches.around(target, keep_self, become_server)
 
 
@@ -28,7 +28,7 @@ def become_server(server: Any, _result: Any, error: BaseException | None) -> Non
 
 
 def first_rank(server: Any) -> int:
-    """The first of the trainer's ranks whose GPUs a server runs on; replicas are laid out one after the other."""
+    """Return the first of the trainer's ranks whose GPUs a server runs on; replicas lie one after the other."""
     config = server.config
     ranks = config.tensor_model_parallel_size * config.data_parallel_size
     ranks *= getattr(config, "pipeline_model_parallel_size", 1)
@@ -36,7 +36,7 @@ def first_rank(server: Any) -> int:
 
 
 def gpus_per_node(server: Any, ranks: int) -> int:
-    """Of a replica with so many ranks: a server of SGLang's knows only on how many nodes it is."""
+    """Return the GPUs per node of a replica with so many ranks: SGLang's server knows only its number of nodes."""
     return int(getattr(server, "gpus_per_node", None) or ranks // server.nnodes)
 
 
@@ -46,7 +46,7 @@ GENERATE = "rollout.generate"
 class Generation:
     """The phase `rollout.generate` of a server: while at least one request is in flight.
 
-    Of the requests the first and the last are edges of memory, and no other: a server answers hundreds in one thread.
+    Only the first and the last request are boundaries: a server answers hundreds in one thread.
     """
 
     def __init__(self) -> None:
@@ -54,16 +54,16 @@ class Generation:
         self._phase: Any = None
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A request arrives."""
+        """Begin a request; the first one begins the phase."""
         known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
         if not self._in_flight:
-            boundaries.reached(boundaries.Edge((GENERATE,), is_end=False))
+            boundaries.reached(boundaries.Boundary((GENERATE,), is_end=False))
             self._phase = spans.span(GENERATE).__enter__()
         self._in_flight += 1
         return spans.span("server.request", **known).__enter__()
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
-        """Its tokens leave, or it is cancelled."""
+        """End a request whose tokens leave, or that is cancelled; the last one ends the phase."""
         self._in_flight -= 1
         try:
             opened.set(**token_args(result))
@@ -71,17 +71,17 @@ class Generation:
             end_span(opened, result, error)
             if self._in_flight == 0:
                 self._phase.__exit__(None)
-                boundaries.reached(boundaries.Edge((GENERATE,), error=error))
+                boundaries.reached(boundaries.Boundary((GENERATE,), error=error))
 
 
 def serve(patches: PatchSet, target: str) -> None:
-    """A hook on a server's `generate`, which is called once per request."""
+    """Hook a server's `generate`, which is called once per request."""
     generation = Generation()
-    patches.around(target, generation.begin, generation.end, (GENERATE, "server.request"), at_edges=False)
+    patches.around(target, generation.begin, generation.end, (GENERATE, "server.request"), at_boundaries=False)
 
 
 def request_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """What a request is, as far as its call names it; verl passes its arguments by name."""
+    """Describe a request as far as its call names it; verl passes its arguments by name."""
     known: dict[str, Any] = {}
     if "request_id" in kwargs:
         known["request_id"] = str(kwargs["request_id"])
@@ -91,7 +91,7 @@ def request_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def token_args(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Tokens that a request came back with: a list of them, or what holds one."""
+    """Return how many tokens a request came back with: a list of them, or what holds one."""
     tokens = getattr(result, "token_ids", result)
     return {"tokens": len(tokens)} if isinstance(tokens, (list, tuple)) else {}
 
@@ -100,7 +100,7 @@ def token_args(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
 
 
 def receive_weights(patches: PatchSet, target: str) -> None:
-    """A hook on what the engine's worker does in a sync; by then it sees its device."""
+    """Hook what the engine's worker does in a sync; by then it sees its device."""
     patches.around(target, begin_receive, end_span, ("weight_sync.receive",))
 
 
@@ -115,35 +115,35 @@ def begin_receive(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def trajectory(patches: PatchSet, target: str) -> None:
-    """A hook on one trajectory: its agent loop, and the scoring behind it."""
+    """Hook one trajectory: its agent loop, and the scoring behind it."""
     patches.span(target, "agent_loop.trajectory", trajectory_args)
 
 
 def trajectory_args(_worker: Any, _sampling_params: Any = None, trajectory: Any = None, **_: Any) -> dict[str, Any]:
-    """Step, sample and repetition of a trajectory, as verl numbers them."""
+    """Return the step, the sample and the repetition of a trajectory, as verl numbers them."""
     return {} if not isinstance(trajectory, dict) else {k: v for k, v in trajectory.items() if isinstance(v, int)}
 
 
 def agent_loop(patches: PatchSet, target: str) -> None:
-    """A hook on the agent loops that verl brings along."""
+    """Hook the agent loops that verl brings along."""
     patches.span(target, "agent_loop.run", loop_args)
 
 
 def loop_args(loop: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Which loop it is."""
+    """Say which loop it is."""
     return {"loop": type(loop).__name__}
 
 
 def tool_call(patches: PatchSet, target: str) -> None:
-    """A hook on one call of a tool."""
+    """Hook one call of a tool."""
     patches.span(target, "agent_loop.tool_call", tool_args)
 
 
 def tool_args(_loop: Any, call: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Name of the tool; its arguments are the model's text and are not recorded."""
+    """Return the name of the tool; its arguments are the model's text and are not recorded."""
     return {"tool": str(getattr(call, "name", ""))}
 
 
 def request(patches: PatchSet, target: str) -> None:
-    """A hook on one request as an agent loop sees it, with its way to the server and back."""
+    """Hook one request as an agent loop sees it, with its way to the server and back."""
     patches.span(target, "agent_loop.request", request_args, token_args)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rltrace.hooks.arguments import argument
 from rltrace.hooks.bucket_flow import flow_key
-from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.instrument.sglang.buckets import Keys, handles_of
+from rltrace.instrument.verl.worker import first
 from rltrace.record import spans
 
 
@@ -16,21 +18,21 @@ class Sending:
 
     def __init__(self) -> None:
         self._keys = Keys()
-        self._open = OpenSpan()
+        self._open = HeldSpan()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The bucket is together; what follows makes handles of its tensors."""
-        tensors = kwargs["params_batch"] if "params_batch" in kwargs else args[1]
+        """Begin sending: the bucket is together, and what follows makes handles of its tensors."""
+        tensors = argument("params_batch", 1, args, kwargs)
         size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         self._open.open("weight_sync.send", bytes=size_bytes, tensors=len(tensors))
 
     def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
-        """Of a rank that does not speak to the server, without a request."""
+        """End the sending of a rank that makes no request to the server."""
         self._open.close(error)
 
     def begin_wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The request goes to the server."""
-        request = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        """End the sending and begin the wait: the request goes to the server."""
+        request = first(args[1:], kwargs)
         handles = handles_of(request)
         known = {} if handles is None else {"bucket": self._keys.of(handles)}
         is_sent_here = not self._open  # by who asks the engine without SGLang's function
@@ -48,20 +50,20 @@ _sending = Sending()
 
 
 def send(patches: PatchSet, target: str) -> None:
-    """A hook on SGLang's function that sends one bucket, by the name under which verl calls it."""
+    """Hook SGLang's function that sends one bucket, by the name under which verl calls it."""
     patches.around(target, _sending.begin, _sending.end, ("weight_sync.send",))
 
 
 def wait(patches: PatchSet, target: str) -> None:
-    """A hook on the request to the server."""
+    """Hook the request to the server."""
     patches.around(target, _sending.begin_wait, end_span, ("weight_sync.wait",))
 
 
 def hand_over(patches: PatchSet, target: str) -> None:
-    """A hook on the engine in the worker's own process, which makes the handles and waits for the answer."""
+    """Hook the engine in the worker's own process, which makes the handles and waits for the answer."""
     patches.span(target, "weight_sync.send", tensors_args)
 
 
 def tensors_args(_engine: Any, named_tensors: Any = (), *_: Any, **__: Any) -> dict[str, Any]:
-    """Tensors of a bucket; they are handles already, and do not say their bytes."""
+    """Return the number of a bucket's tensors; they are handles already, and do not say their bytes."""
     return {"tensors": len(named_tensors or ())}

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from rltrace.hooks.arguments import argument, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
-from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items
 from rltrace.record import spans
 
@@ -22,28 +23,28 @@ class Switch:
 
     def __init__(self) -> None:
         self.is_on = False
-        """Between its beginning and its end."""
-        self._open = OpenSpan()
+        """Whether the switch has begun and not ended."""
+        self._open = HeldSpan()
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """The worker turns to the rollout."""
+        """Begin the switch: the worker turns to the rollout."""
         self.is_on = True
         self._open.open("weight_sync")
 
     def end(self, _token: Any, _result: Any, error: BaseException | None) -> None:
-        """The engine has the weights, or something raised."""
+        """End the switch: the engine has the weights, or something raised."""
         self.is_on = False
         self._open.close(error)
 
     def begin_wake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The engine wakes: no part of the sync."""
+        """Begin a wake-up of the engine, which is no part of the sync."""
         self._open.close()
-        tags = kwargs["tags"] if "tags" in kwargs else args[1] if len(args) > 1 else None
+        tags = argument("tags", 1, args, kwargs, None)
         name = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
         return spans.span(name, tags=None if tags is None else list(tags)).__enter__()
 
     def end_wake(self, opened: Any, result: Any, error: BaseException | None) -> None:
-        """It is awake; the sync goes on if there is one."""
+        """End the wake-up; the sync goes on if there is one."""
         end_span(opened, result, error)
         if self.is_on:
             self._open.open("weight_sync")
@@ -53,12 +54,12 @@ _switch = Switch()
 
 
 def enter(patches: PatchSet, target: str) -> None:
-    """A hook on a worker's switch to its rollout."""
+    """Hook a worker's switch to its rollout."""
     patches.around(target, _switch.begin, _switch.end, ("weight_sync",))
 
 
 def wake(patches: PatchSet, target: str) -> None:
-    """A hook on what wakes the engine, by tags where it knows them."""
+    """Hook what wakes the engine, by tags where it knows them."""
     patches.around(target, _switch.begin_wake, _switch.end_wake, ("rollout.wake_weights", "rollout.wake_kv_cache"))
 
 
@@ -66,43 +67,41 @@ def wake(patches: PatchSet, target: str) -> None:
 
 
 def gather_tensor(patches: PatchSet, target: str) -> None:
-    """A hook on the gathering of one tensor, which other code uses too: a span during a sync only."""
+    """Hook the gathering of one tensor: other code uses it too, so it is a span only during a sync."""
     patches.span(target, "weight_sync.gather", gather_args)
 
 
 def gather_args(tensor: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
-    """Size of a tensor that is gathered in a sync."""
+    """Return the size of a tensor that is gathered in a sync."""
     return tensor_args(tensor) if _switch.is_on else None
 
 
 def tensor_args(tensor: Any) -> dict[str, Any]:
-    """Bytes and dtype of a whole tensor."""
+    """Return the bytes and the dtype of a whole tensor."""
     return {"bytes": tensor.numel() * tensor.element_size(), "dtype": str(tensor.dtype).removeprefix("torch.")}
 
 
 def gather_items(patches: PatchSet, target: str) -> None:
-    """A hook on what is given the parameters one by one: each is gathered when it is asked for."""
+    """Hook what is given the parameters one by one: each is gathered when it is asked for."""
     patches.arguments(target, watch_weights, ("weight_sync.gather",))
 
 
 def watch_weights(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace the iterable of (name, tensor); an asynchronous one stays as it is."""
-    weights = kwargs["weights"] if "weights" in kwargs else args[1]
+    weights = argument("weights", 1, args, kwargs)
     if not hasattr(weights, "__iter__"):
         return args, kwargs
     watched = watch_items(weights, hook, begin_gather, end_gather)
-    if "weights" in kwargs:
-        return args, {**kwargs, "weights": watched}
-    return (args[0], watched, *args[2:]), kwargs
+    return with_argument("weights", 1, args, kwargs, watched)
 
 
 def begin_gather(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Somebody asks for the next parameter."""
+    """Open the span: somebody asks for the next parameter."""
     return spans.span("weight_sync.gather").__enter__()
 
 
 def end_gather(opened: Any, item: Any, error: BaseException | None) -> None:
-    """It is whole; the last `next` finds none."""
+    """Close the span: the parameter is whole; the last `next` finds none."""
     try:
         if item is not None:
             opened.set(tensor=item[0], **tensor_args(item[1]))
@@ -120,7 +119,7 @@ class Transfers:
         self._begun: dict[str, int] = {}
 
     def begin(self, handle: str) -> Buckets:
-        """The next transfer over this handle."""
+        """Begin the next transfer over this handle."""
         self._begun[handle] = self._begun.get(handle, 0) + 1
         return Buckets(f"{handle.rpartition('/')[2]}:{self._begun[handle]}")
 
@@ -133,7 +132,7 @@ class Buckets:
         self._number = 0
 
     def next_key(self) -> str:
-        """Key of the next bucket."""
+        """Return the key of the next bucket."""
         self._number += 1
         return f"{self._transfer}:{self._number}"
 
@@ -142,7 +141,7 @@ _sent, _received = Transfers(), Transfers()
 
 
 def watch_sender(patches: PatchSet, target: str) -> None:
-    """A hook on the opening of the sender's socket: verl has no function that sends one bucket."""
+    """Hook the opening of the sender's socket: verl has no function that sends one bucket."""
     patches.wrap(target, watch_socket, ("weight_sync.send", "weight_sync.wait"))
 
 
@@ -152,7 +151,7 @@ def watch_socket(original: Function, hook: Hook) -> Function:
     @functools.wraps(original)
     def init_socket(sender: Any) -> None:
         original(sender)
-        token = hook.enter(lambda args, _kwargs: args[0], (sender,), {})
+        token = hook.enter(keep_self, (sender,), {})
         hook.leave(replace_socket, token, hook, None)
 
     return init_socket
@@ -171,7 +170,7 @@ class BucketSocket:
         self._buckets = buckets
         self._hook = hook
         self._awaited: str | None = None
-        """Key of the bucket that is not acknowledged."""
+        """The key of the bucket that is not acknowledged."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
@@ -209,15 +208,14 @@ class BucketSocket:
 
 
 def watch_receiver(patches: PatchSet, target: str) -> None:
-    """A hook on the receiver: what it calls with each bucket loads it."""
+    """Hook the receiver: what it calls with each bucket loads it."""
     patches.arguments(target, watch_loads, ("weight_sync.load",))
 
 
 def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Replace the callback."""
-    receiver = args[0]
-    load = kwargs["on_bucket_received"] if "on_bucket_received" in kwargs else args[1]
-    buckets = _received.begin(receiver.zmq_handle)
+    """Replace the callback that loads each bucket."""
+    load = argument("on_bucket_received", 1, args, kwargs)
+    buckets = _received.begin(args[0].zmq_handle)
 
     def begin_load(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, weights = buckets.next_key(), args[0]
@@ -236,6 +234,4 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         hook.leave(end_span, token, result, None)
         return result
 
-    if "on_bucket_received" in kwargs:
-        return args, {**kwargs, "on_bucket_received": watched}
-    return (receiver, watched), kwargs
+    return with_argument("on_bucket_received", 1, args, kwargs, watched)

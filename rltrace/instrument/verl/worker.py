@@ -7,28 +7,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace.hooks import boundaries
-from rltrace.hooks.open_span import OpenSpan
+from rltrace.hooks.arguments import argument, keep_self
+from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
 from rltrace.host import memory
+from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, Growth
 from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.memory.sharded_models import ACTOR, CRITIC, REF, ROLES
 from rltrace.instrument.torch import cuda_time
 from rltrace.instrument.torch.devices import device_of
 from rltrace.record import lifecycle, spans
-from rltrace.record.interruption import own_failure
 
 # ---- identity ---------------------------------------------------------------------------------------------------
 
 
 def identify(patches: PatchSet, target: str) -> None:
-    """A hook on a worker's `__init__`, behind which it knows its rank and sees its device alone."""
+    """Hook a worker's `__init__`: afterwards it knows its rank and sees only its device."""
     patches.around(target, keep_self, become_worker)
-
-
-def keep_self(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Remember whose method is called."""
-    return args[0]
 
 
 def become_worker(worker: Any, _result: Any, error: BaseException | None) -> None:
@@ -41,12 +37,12 @@ def become_worker(worker: Any, _result: Any, error: BaseException | None) -> Non
 
 
 def span_of_batch(name: str) -> Callable[[PatchSet, str], None]:
-    """A hook that makes every call a span with the sequences of its batch."""
+    """Return a hook that makes every call a span with the sequences of its batch."""
     return lambda patches, target: patches.span(target, name, batch_args)
 
 
 def batch_args(_worker: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Sequences of a batch, which is the first argument whatever its name."""
+    """Return the number of a batch's sequences; the batch is the first argument whatever its name."""
     try:
         return {"sequences": len(first(args, kwargs))}
     except own_failure(TypeError):
@@ -54,17 +50,17 @@ def batch_args(_worker: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first argument of a call, whatever its name; releases pass the same one by place or by name."""
+    """Return the first argument of a call, whatever its name; releases pass the same one by place or by name."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
 def old_log_prob(patches: PatchSet, target: str) -> None:
-    """A hook on the actor's log-probs; without its LoRA adapter the actor is its own reference."""
+    """Hook the actor's log-probs; without its LoRA adapter the actor is its own reference."""
     patches.around(target, begin_log_prob, end_span, ("actor.old_log_prob",))
 
 
 def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Open the phase; none where `compute_ref_log_prob` has opened it and calls on."""
+    """Open the phase, unless `compute_ref_log_prob` has opened it and calls on."""
     data = first(args[1:], kwargs)
     if getattr(data, "meta_info", {}).get("is_lora"):
         return None
@@ -73,7 +69,7 @@ def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def says(data: Any, key: str) -> bool:
-    """Whether a batch of the engine worker carries a flag: a TensorDict, or what stands for one in TransferQueue."""
+    """Tell whether an engine worker's batch carries a flag: a TensorDict, or what stands for one in TransferQueue."""
     extra = getattr(data, "extra_info", None)
     value = extra.get(key) if isinstance(extra, dict) else data.get(key, None) if hasattr(data, "get") else None
     return bool(getattr(value, "data", value))
@@ -89,14 +85,14 @@ def begin_startup(name: str) -> tuple[Any, Growth]:
 
 
 def end_startup(opened: tuple[Any, Growth], result: Any, error: BaseException | None) -> None:
-    """Close it."""
+    """Close the span."""
     span, growth = opened
     end_span(span, result, error)
     growth.__exit__()
 
 
 def build_model(patches: PatchSet, target: str) -> None:
-    """A hook on what builds a worker's model, shards it and makes its optimizer, in one function."""
+    """Hook what builds a worker's model, shards it and makes its optimizer, in one function."""
     patches.around(target, begin_build, end_startup, ("actor.build", "ref.build"))
 
 
@@ -106,7 +102,7 @@ def begin_build(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def build_critic(patches: PatchSet, target: str) -> None:
-    """The same of a worker that has a critic alone."""
+    """Hook what builds the model of a worker that has only a critic."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         return begin_startup("critic.build"), ROLES.act(CRITIC)
@@ -120,7 +116,7 @@ def build_critic(patches: PatchSet, target: str) -> None:
 
 
 def engine_phase(action: str) -> Callable[[PatchSet, str], None]:
-    """A hook on a part of an engine's start-up."""
+    """Return a hook on a part of an engine's start-up."""
 
     def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         return begin_startup(f"{subject_of(args[0])}.{action}")
@@ -138,7 +134,7 @@ SubjectOf = Callable[[Any], str]
 
 
 def subject_of(holder: Any) -> str:
-    """Whose an engine's model is, or that of a worker with an engine: only a reference is never trained."""
+    """Return the owner of an engine's model, or of a worker's with an engine: only a reference is never trained."""
     engine = getattr(holder, "engine", holder)
     if any(kind.__name__.endswith("ValueHead") for kind in type(engine).__mro__):
         return CRITIC
@@ -146,12 +142,12 @@ def subject_of(holder: Any) -> str:
 
 
 def of_critic(_holder: Any) -> str:
-    """Whose the model is of what only critics are made of."""
+    """Return the owner of a model that only critics have."""
     return CRITIC
 
 
 def make_engine(patches: PatchSet, target: str, subject_of: SubjectOf = subject_of) -> None:
-    """A hook on what makes an engine's model and optimizer: they are of whom the engine is."""
+    """Hook what makes an engine's model and optimizer: they belong to the engine's owner."""
 
     def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         return LEDGER.growth(CONTEXT).__enter__(), ROLES.act(subject_of(args[0]))
@@ -174,15 +170,15 @@ class CriticsTurn:
         self._phase, self._subject_of = phase, subject_of
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str | None] | None:
-        """It is the critic's turn, if the call is about one."""
+        """Begin the critic's turn, if the call is about a critic."""
         if self._subject_of(args[0]) != CRITIC:
             return None
         known = batch_args(*args, **kwargs)
-        boundaries.reached(boundaries.Edge((self._phase,), is_end=False))
+        boundaries.reached(boundaries.Boundary((self._phase,), is_end=False))
         return spans.span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
 
     def end(self, turn: tuple[Any, str | None] | None, result: Any, error: BaseException | None) -> None:
-        """It is again whose it was."""
+        """End the turn: activations belong to the owner of before."""
         if turn is None:
             return
         opened, before = turn
@@ -190,15 +186,15 @@ class CriticsTurn:
         try:
             end_span(opened, result, error)
         finally:
-            boundaries.reached(boundaries.Edge((self._phase,), error=error))
+            boundaries.reached(boundaries.Boundary((self._phase,), error=error))
 
 
 def critics_turn(phase: str, subject_of: SubjectOf = subject_of) -> Callable[[PatchSet, str], None]:
-    """A hook on what is a critic's phase, or may be."""
+    """Return a hook on what is a critic's phase, or may be."""
 
     def name_hook(patches: PatchSet, target: str) -> None:
         turn = CriticsTurn(phase, subject_of)
-        patches.around(target, turn.begin, turn.end, (phase,), at_edges=False)
+        patches.around(target, turn.begin, turn.end, (phase,), at_boundaries=False)
 
     return name_hook
 
@@ -214,27 +210,27 @@ class MicroBatches:
 
     def __init__(self) -> None:
         self._trained: str | None = None
-        """Whose update it is; None: it is none."""
-        self._open = OpenSpan()
+        """The owner of the model that is updated; None outside of an update."""
+        self._open = HeldSpan()
 
     def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any], subject_of: SubjectOf = subject_of) -> None:
         """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
-        is_forward_only = kwargs.get("forward_only", args[3] if len(args) > 3 else False)
+        is_forward_only = argument("forward_only", 3, args, kwargs, False)
         self._trained = None if is_forward_only else subject_of(args[0])
 
     def end_update(self, _token: Any, _result: Any, error: BaseException | None) -> None:
-        """Whatever follows is not of this update."""
+        """End the update: what follows is not a part of it."""
         self._trained = None
         self._open.close(error)
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """The next micro-batch's forward begins."""
+        """Begin a micro-batch with its forward."""
         self._open.close()
         if self._trained is not None:
             self._open.open(f"{self._trained}.micro_batch")
 
     def stop(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """The last backward of a mini-batch is over."""
+        """End the last micro-batch of a mini-batch: its backward is over."""
         self._open.close()
 
 
@@ -244,23 +240,23 @@ MICRO_BATCHES = f"{ACTOR}.micro_batch", f"{CRITIC}.micro_batch"
 
 
 def end_micro_batches(patches: PatchSet, target: str, subject_of: SubjectOf = subject_of) -> None:
-    """A hook on the function that goes through the micro-batches."""
+    """Hook the function that goes through the micro-batches."""
     begin = functools.partial(_micro_batches.begin_update, subject_of=subject_of)
     patches.around(target, begin, _micro_batches.end_update)
 
 
 def begin_micro_batch(patches: PatchSet, target: str) -> None:
-    """A hook on the forward of a micro-batch."""
+    """Hook the forward of a micro-batch."""
     patches.around(target, _micro_batches.begin, nothing_after, MICRO_BATCHES)
 
 
 def stop_micro_batch(patches: PatchSet, target: str) -> None:
-    """A hook on what follows the last backward of a mini-batch."""
+    """Hook what follows the last backward of a mini-batch."""
     patches.around(target, _micro_batches.stop, nothing_after)
 
 
 def timed_span(name: str) -> Callable[[PatchSet, str], None]:
-    """A hook that makes every call a span, and what it launches one on the GPU's stream."""
+    """Return a hook that makes every call a span, and what it launches a span of the GPU's stream."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any]:
         span = spans.span(name).__enter__()
@@ -281,19 +277,19 @@ def timed_span(name: str) -> Callable[[PatchSet, str], None]:
 
 
 def offload(name: str) -> Callable[[PatchSet, str], None]:
-    """A hook on what moves a model or an optimizer between the device and the host."""
+    """Return a hook on what moves a model or an optimizer between the device and the host."""
     return lambda patches, target: patches.span(target, name, moved_args)
 
 
 def moved_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Bytes of this rank's share of a model's parameters or of an optimizer's state."""
+    """Return the bytes of this rank's share of a model's parameters or of an optimizer's state."""
     holder = first(args, kwargs)
     what = "model" if hasattr(holder, "parameters") else "optimizer"
     return {"what": what, "bytes": sum(map(local_bytes, tensors_of(holder)))}
 
 
 def tensors_of(holder: Any) -> Iterable[Any]:
-    """The parameters of a model, or the tensors of an optimizer's state."""
+    """Return the parameters of a model, or the tensors of an optimizer's state."""
     if hasattr(holder, "parameters"):
         return list(holder.parameters())
     states = getattr(holder, "state", {}).values()
@@ -301,5 +297,5 @@ def tensors_of(holder: Any) -> Iterable[Any]:
 
 
 def local_bytes(tensor: Any) -> int:
-    """Bytes of a tensor on this rank: of a sharded one, its shard."""
+    """Return the bytes of a tensor on this rank; of a sharded one, those of its shard."""
     return int(memory.local(tensor).nbytes)

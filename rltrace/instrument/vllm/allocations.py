@@ -30,7 +30,7 @@ class VllmAllocations:
     supports = ("vllm >= 0.12, < 0.27",)
 
     def install(self, patches: PatchSet) -> None:
-        """Name the hooks; without a driver there are none."""
+        """Name the hooks; there are none without a driver."""
         if DRIVER.exists():
             name_hooks(patches)
 
@@ -52,7 +52,7 @@ def name_hooks(patches: PatchSet) -> None:
 
 
 Handle = tuple[int, int, int, int]
-"""Device, bytes, address, and the driver's own handle."""
+"""A segment's device, bytes, address, and the driver's own handle."""
 
 
 class CumemPools:
@@ -61,7 +61,7 @@ class CumemPools:
     def __init__(self) -> None:
         self._changes: list[Change] = []
         self._is_mapped: dict[int, bool] = {}
-        """By address, of those that were mapped or unmapped since the history began."""
+        """Whether a segment is mapped, by address, for those that were mapped or unmapped since the history began."""
 
     def begin(self) -> None:
         """Forget what was before."""
@@ -81,34 +81,34 @@ class CumemPools:
         return allocations.PoolHistory(changes, alive, ranges)
 
     def has_segments(self) -> bool:
-        """Whether the allocator has any, asleep or awake."""
+        """Tell whether the allocator has any segments, asleep or awake."""
         return bool(_pool_data())
 
     def owners(self) -> dict[int, str]:
-        """Owners by address of every segment, asleep or awake."""
+        """Return the owner of every segment, asleep or awake, by address."""
         return {address: owner_of(data.tag) for address, data in _pool_data().items()}
 
     def handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle:
-        """Whose call it is."""
+        """Return the segment that a call is about."""
         handle: Handle = args[0]
         return handle
 
     def new_handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle:
-        """The segment that the allocator was asked for."""
+        """Return the segment that the allocator was asked for."""
         handle: Handle = args[1]
         return handle
 
     def freed_handle(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Handle | None:
-        """The segment that torch gives back; one that is asleep has nothing to give."""
+        """Return the segment that torch gives back; one that is asleep has nothing to give."""
         data = _pool_data().get(args[1])
         return None if data is None or getattr(data, "is_asleep", False) else data.handle
 
     def mapped(self, handle: Handle | None, _result: Any, error: BaseException | None) -> None:
-        """It has memory behind it now."""
+        """Note that a segment has memory behind it now."""
         self._change(handle, error, is_mapped=True)
 
     def unmapped(self, handle: Handle | None, _result: Any, error: BaseException | None) -> None:
-        """It has none any more."""
+        """Note that a segment has no memory behind it any more."""
         self._change(handle, error, is_mapped=False)
 
     def _change(self, handle: Handle | None, error: BaseException | None, *, is_mapped: bool) -> None:
@@ -123,7 +123,7 @@ class CumemPools:
 
 
 def _pool_data() -> dict[int, Any]:
-    """Segments by address; none before the program has made the allocator."""
+    """Return the segments by address; none before the program has made the allocator."""
     allocator = getattr(sys.modules.get(CUMEM), "CuMemAllocator", None)
     instance = getattr(allocator, "instance", None)
     return {} if instance is None else segments(instance)

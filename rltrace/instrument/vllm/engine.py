@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import argument, keep, keep_self
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Lanes, Requests
 from rltrace.host import memory
@@ -45,7 +46,7 @@ class Vllm:
 
 
 def install_startup(patches: PatchSet, pools: Pools) -> None:
-    """The phases before the first request; memory that they reserve is sampled behind them."""
+    """Name the hooks on the phases before the first request; the memory that they reserve is sampled behind them."""
 
     def meet_worker(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         LEDGER.engine = pools
@@ -59,44 +60,39 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     ):
         patches.around(f"{WORKER}.{method}", *phase(name, pools), (name,))
     runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-    patches.around(f"{runner}.load_model", keep_runner, meet_weights)
-    patches.around(f"{runner}.initialize_kv_cache", keep_runner, meet_kv_cache)
+    patches.around(f"{runner}.load_model", keep_self, meet_weights)
+    patches.around(f"{runner}.initialize_kv_cache", keep_self, meet_kv_cache)
     graphs = Growing(LEDGER, GRAPHS)
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
 
 
-def keep_runner(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """The model runner that the call is about."""
-    return args[0]
-
-
 def meet_weights(runner: Any, _result: Any, error: BaseException | None) -> None:
-    """Without sleep mode the weights are tensors like any others."""
+    """Meet the weights, which without sleep mode are tensors like any others."""
     if error is None and not bytes_by_tag():
         model = weakref.ref(runner.model)
         LEDGER.tensors["vllm.weights"] = lambda: by_place("rollout.weights", tensors_of(model()))
 
 
 def tensors_of(model: Any) -> list[Any]:
-    """Parameters and buffers of a model; none of one that is gone."""
+    """Return the parameters and buffers of a model; none if the model is gone."""
     return [] if model is None else [*model.parameters(), *model.buffers()]
 
 
 def meet_kv_cache(runner: Any, _result: Any, error: BaseException | None) -> None:
-    """As the weights."""
+    """Meet the KV cache, which without sleep mode consists of tensors like any others."""
     if error is None and not bytes_by_tag().get("kv_cache"):
         known = weakref.ref(runner)
         LEDGER.tensors["vllm.kv_cache"] = lambda: by_place("rollout.kv_cache", getattr(known(), "kv_caches", ()))
 
 
 def install_sleep(patches: PatchSet, pools: Pools) -> None:
-    """Pages taken from the pools and given to them."""
+    """Name the hooks on pages that are taken from the pools and given to them."""
 
     def begin_sleep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return pools.begin_unmap(kept=kwargs.get("offload_tags", args[1] if len(args) > 1 else ("weights",)) or ())
+        return pools.begin_unmap(kept=argument("offload_tags", 1, args, kwargs, ("weights",)) or ())
 
     def begin_wake_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return pools.begin_map(kwargs.get("tags", args[1] if len(args) > 1 else None))
+        return pools.begin_map(argument("tags", 1, args, kwargs, None))
 
     patches.around(f"{ALLOCATOR}.sleep", begin_sleep, pools.end_unmap, ("cumem.unmap",))
 
@@ -107,21 +103,21 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
     patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
     # Behind the allocator's the worker has some 6 ms of its own to do, which would make the allocator's last word old.
     patches.around(f"{WORKER}.wake_up", nothing_before, sample)
-    patches.around("vllm.device_allocator.cumem:create_and_map", keep_handle, arrived)
+    patches.around("vllm.device_allocator.cumem:create_and_map", keep("allocation_handle", 0), arrived)
     patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_before, meet_never_mapped)
 
 
 def install_steps(patches: PatchSet) -> None:
-    """Engine steps, from a scheduler output to the update by the same output, and requests."""
+    """Name the hooks on engine steps, from a scheduler output to the update by the same output, and on requests."""
     steps, requests = Steps(), SchedulerRequests()
     patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output)
     patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",))
-    patches.around(f"{SCHEDULER}.add_request", requests.keep, requests.begin)
-    patches.around(f"{SCHEDULER}._free_request", requests.keep, requests.end, ("rollout.request",))
+    patches.around(f"{SCHEDULER}.add_request", keep("request", 1), requests.begin)
+    patches.around(f"{SCHEDULER}._free_request", keep("request", 1), requests.end, ("rollout.request",))
 
 
 def install_processes(patches: PatchSet) -> None:
-    """Which process is which; an engine within the program's own process leaves that process its role."""
+    """Name the hooks that say which process is which; an engine within the program's process leaves it its role."""
     patches.around(ENGINE_PROCESS, identify_engine, nothing_after)
     patches.around(WORKER_PROCESS, identify_worker, nothing_after)
 
@@ -142,7 +138,7 @@ def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
 
 
 def phase(name: str, pools: Pools) -> tuple[Any, Any]:
-    """`before` and `after` of a start-up phase, in which kernels are loaded too."""
+    """Return the `before` and the `after` of a start-up phase, in which kernels are loaded too."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         growth = LEDGER.growth(CONTEXT).__enter__()
@@ -179,13 +175,13 @@ def meet_never_mapped(_token: Any, _result: Any, error: BaseException | None) ->
 
 
 def segments(allocator: Any) -> dict[int, Any]:
-    """By address, what is on its list and has had memory behind it; an address may have been given anew."""
+    """Return by address what is on its list and has had memory behind it; an address may have been given anew."""
     listed = list(allocator.pointer_to_data.items())
     return {address: data for address, data in listed if NEVER_MAPPED.get(address) is not data}
 
 
 def bytes_by_tag() -> dict[str, int]:
-    """Bytes of every pool, asleep or awake; segments of the allocator, not tensors."""
+    """Return the bytes of every pool, asleep or awake: segments of the allocator, not tensors."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     sizes: dict[str, int] = {}
@@ -196,7 +192,7 @@ def bytes_by_tag() -> dict[str, int]:
 
 
 def copies(_asleep: Collection[str]) -> dict[str, memory.OnHost]:
-    """What level 1 has copied to the host's memory, by tag; vLLM pins it where it takes that for possible.
+    """Return what level 1 has copied to the host's memory, by tag; vLLM pins it where it takes that for possible.
 
     So each copy is asked itself, once, behind the sleep that made it.
     """
@@ -210,13 +206,8 @@ def copies(_asleep: Collection[str]) -> dict[str, memory.OnHost]:
     return {tag: memory.on_host(held) for tag, held in tensors.items()}
 
 
-def keep_handle(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Device, bytes, address and the driver's own handle of a segment."""
-    return kwargs["allocation_handle"] if "allocation_handle" in kwargs else args[0]
-
-
 def tag_of(handle: Any) -> str:
-    """The pool that a segment belongs to."""
+    """Return the pool of a segment; its handle is device, bytes, address and the driver's own handle."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     assert CuMemAllocator.instance is not None
@@ -224,7 +215,7 @@ def tag_of(handle: Any) -> str:
 
 
 def addresses() -> Collection[int]:
-    """Where the segments of all pools begin."""
+    """Return where the segments of all pools begin."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     allocator = CuMemAllocator.instance
@@ -236,18 +227,18 @@ class Steps:
 
     def __init__(self) -> None:
         self._begun: dict[int, tuple[Any, int, int, int]] = {}
-        """Scheduler output (kept, so that its id stays its own), start, lane and preemptions, by the output's id."""
+        """By the output's id: the output (kept, so that no other gets its id), start, lane and preemptions."""
         self._lanes = Lanes()
         self._are_preempted_named = False
-        """By the scheduler's outputs, from 0.12 on."""
+        """Whether the scheduler's outputs name preempted requests, as from 0.12 on."""
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[int, Any, list[Any] | None]:
-        """When the scheduling began, the scheduler, and the requests that were running then, if that is needed."""
+        """Return when the scheduling began, the scheduler, and if needed the requests that were running then."""
         scheduler = args[0]
         return now_ns(), scheduler, None if self._are_preempted_named else list(scheduler.running)
 
     def keep_output(self, token: tuple[int, Any, list[Any] | None], output: Any, error: BaseException | None) -> None:
-        """A step that computes nothing is none."""
+        """Keep the output of a step, unless the step computes nothing."""
         start_ns, scheduler, running = token
         if error is not None or output.total_num_scheduled_tokens == 0:
             return
@@ -259,8 +250,8 @@ class Steps:
         self._begun[id(output)] = (output, start_ns, self._lanes.take(), preempted)
 
     def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The scheduler, and which step its call is about to end."""
-        output = kwargs["scheduler_output"] if "scheduler_output" in kwargs else args[1]
+        """Return the scheduler, and which step its call is about to end."""
+        output = argument("scheduler_output", 1, args, kwargs)
         return args[0], self._begun.pop(id(output), None)
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
@@ -286,7 +277,7 @@ class Steps:
 
 
 def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:
-    """How many requests a scheduling took the place of.
+    """Return how many requests a scheduling preempted.
 
     Args:
         output: Of the scheduler; from 0.12 on it names them.
@@ -307,19 +298,15 @@ class SchedulerRequests:
     def __init__(self) -> None:
         self._requests = Requests()
 
-    def keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The request that the call is about."""
-        return kwargs["request"] if "request" in kwargs else args[1]
-
     def begin(self, request: Any, _result: Any, error: BaseException | None) -> None:
-        """It was queued."""
+        """Begin a request that was queued."""
         if error is None:
             self._requests.begin(request.request_id)
 
     def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
-        """It is done, or was aborted."""
+        """End a request that is done or was aborted."""
         self._requests.end(
             request.request_id, prompt_tokens=request.num_prompt_tokens, tokens=request.num_output_tokens
         )
         if not self._requests.in_flight:  # the engine has nothing left to do: what it holds now stays until it sleeps
-            boundaries.reached(boundaries.Edge())
+            boundaries.reached(boundaries.Boundary())

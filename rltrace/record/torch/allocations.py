@@ -29,8 +29,8 @@ from rltrace.events import (
 )
 from rltrace.host import clock
 from rltrace.host.gpu_use import has_used_gpu
+from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans
-from rltrace.record.interruption import own_failure
 from rltrace.record.torch.allocation_replay import Change, Naming, Reservation, Reserved, Timeline, replay, reserved
 from rltrace.record.torch.kernels import ClockMap, clock_map
 
@@ -57,10 +57,10 @@ WANDER = 30e-6
 _keeping: _Keeping | None = None
 _sources: list[Callable[[], dict[int, str]]] = []
 _switches: list[Callable[[bool], None]] = []
-_pools: list[Pools] = []
+_pools: list[ForeignPools] = []
 
 
-class Pools(Protocol):
+class ForeignPools(Protocol):
     """Memory that is not torch's own, with an allocator that has no history: each of its changes is told here."""
 
     def begin(self) -> None:
@@ -122,7 +122,7 @@ def name_by(source: Callable[[], dict[int, str]]) -> None:
     _sources.append(source)
 
 
-def keep_beside(pools: Pools) -> None:
+def keep_beside(pools: ForeignPools) -> None:
     """Keep what `pools` do in the same timeline."""
     _pools.append(pools)
 

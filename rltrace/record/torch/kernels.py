@@ -12,8 +12,8 @@ from typing import Any
 
 from rltrace.events import KERNEL, OPERATOR
 from rltrace.host import clock
+from rltrace.host.interruption import own_failure
 from rltrace.record import lifecycle, spans
-from rltrace.record.interruption import own_failure
 
 MARK = "rltrace.clock"
 MARKS = 8

@@ -21,9 +21,10 @@ import pytest
 import rltrace
 from rltrace.events import Span
 from rltrace.hooks import patching
+from rltrace.host import interruption
+from rltrace.host.interruption import is_from_outside, own_failure, suppress_own
 from rltrace.read.recording import Recording
-from rltrace.record import interruption, spans
-from rltrace.record.interruption import is_from_outside, own_failure, suppress_own
+from rltrace.record import spans
 
 OURS = str(Path(rltrace.__file__).parent)
 
@@ -275,7 +276,7 @@ def ring(number, frame):
     depth[0] += 1
     deepest[0] = max(deepest[0], depth[0])
     with rltrace.span("ring") as opened:
-        fired[0] += type(opened).__name__ == "OpenSpan"  # it records already
+        fired[0] += type(opened).__name__ == "LiveSpan"  # it records already
     depth[0] -= 1
 
 signal.signal(signal.SIGALRM, ring)

@@ -8,8 +8,8 @@ from rltrace.hooks.patching import end_span
 from rltrace.record import spans
 
 
-class OpenSpan:
-    """At most one at a time."""
+class HeldSpan:
+    """One hook opens this span and another closes it; at most one is open at a time."""
 
     def __init__(self) -> None:
         self._opened: Any = None
@@ -18,14 +18,14 @@ class OpenSpan:
         return self._opened is not None
 
     def open(self, name: str, **args: Any) -> None:
-        """Begin it."""
+        """Begin the span."""
         self._opened = spans.span(name, **args).__enter__()
 
     def set(self, **args: Any) -> None:
-        """Say more of the open one."""
+        """Add arguments to the open span."""
         self._opened.set(**args)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End it if there is one; `error` is what ended it."""
+        """End the span if one is open; `error` is what ended it."""
         opened, self._opened = self._opened, None
         end_span(opened, None, error)

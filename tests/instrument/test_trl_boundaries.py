@@ -26,7 +26,8 @@ def profile(step: StepPhases, name: str) -> None:
     step.end_generate((context,), {})
 
 
-def test_a_generation_has_an_edge_on_both_sides_and_other_profiles_have_none(told: list[tuple[str, str]]) -> None:
+def test_generation(told: list[tuple[str, str]]) -> None:
+    """A generation has a boundary on both sides and other profiles have none."""
     step = StepPhases()
     profile(step, "_prepare_inputs")
     assert told == []
@@ -34,7 +35,8 @@ def test_a_generation_has_an_edge_on_both_sides_and_other_profiles_have_none(tol
     assert told == [("begin", "rollout.generate"), ("end", "rollout.generate")]
 
 
-def test_log_probs_are_a_phase_of_a_batch_and_a_part_of_a_loss(told: list[tuple[str, str]]) -> None:
+def test_log_probs(told: list[tuple[str, str]]) -> None:
+    """Log probs are a phase of a batch and a part of a loss."""
     step, trainer = StepPhases(), SimpleNamespace(ref_model="ref", model=SimpleNamespace(training=False))
     for model in ("actor", "ref"):
         step.begin_log_prob((trainer, model), {})
@@ -48,7 +50,8 @@ def test_log_probs_are_a_phase_of_a_batch_and_a_part_of_a_loss(told: list[tuple[
     assert told == [(side, phase) for phase in phases for side in ("begin", "end")]
 
 
-def test_an_update_is_one_phase_however_many_losses_it_has(told: list[tuple[str, str]]) -> None:
+def test_update(told: list[tuple[str, str]]) -> None:
+    """An update is one phase however many losses it has."""
     step, trainer = StepPhases(), SimpleNamespace(model=SimpleNamespace(training=True))
     step.begin((None, None, SimpleNamespace(global_step=0)), {})
     for _ in range(3):
@@ -58,7 +61,8 @@ def test_an_update_is_one_phase_however_many_losses_it_has(told: list[tuple[str,
     assert told == [("begin", "actor.update"), ("end", "actor.update")]
 
 
-def test_what_ended_a_phase_is_said_at_its_end() -> None:
+def test_error_at_boundary() -> None:
+    """What ended a phase is said at its end."""
     step, errors = StepPhases(), []
     unwatch = boundaries.watch(lambda edge: errors.append(edge.error))
     step.begin_reward((), {"inputs": []})

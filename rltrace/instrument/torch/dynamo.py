@@ -1,0 +1,42 @@
+"""Hooks that torch.compile leaves alone: dynamo neither traces into them nor compiles them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltrace.hooks.patching import Function
+
+
+def outside_graphs(hook: Function) -> Function:
+    """Return a hook, as on modules, that a compiled model does not trace into.
+
+    `torch._disable_dynamo` takes 3 µs a call, which only what runs under dynamo has to pay.
+    """
+    import torch
+
+    of_compiled: Function = torch._disable_dynamo(hook)
+    dynamo = torch._C._dynamo.eval_frame
+    compiles = getattr(dynamo, "get_eval_frame_callback", None)
+    if compiles is None:
+        return of_compiled
+
+    def call(*args: Any) -> Any:
+        return hook(*args) if compiles() is None else of_compiled(*args)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # a graph ends here, as at `of_compiled`
+    return call if skip_frames(dynamo, call.__code__) else of_compiled
+
+
+def skip_frames(dynamo: Any, code: Any) -> bool:
+    """Have dynamo run frames of this code as they are; return false where this torch cannot be told so.
+
+    Source: torch/csrc/dynamo/eval_frame.c and torch/_dynamo/eval_frame.py, of torch 2.6 and 2.13.
+    """
+    if hasattr(dynamo, "set_code_exec_strategy"):
+        action = dynamo._FrameAction
+        dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    elif hasattr(dynamo, "skip_code"):
+        dynamo.skip_code(code)
+    else:
+        return False
+    return True
