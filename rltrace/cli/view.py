@@ -31,6 +31,7 @@ def view(run: str | None, no_open: bool, online: bool, port: int, limits: Limits
     forwards the port is printed.
     """
     recording = open_run(run, limits)
+    from rltrace.analysis.step_times import first_look, step_times
     from rltrace.read import perfetto_ui
 
     ui = None if online else perfetto_ui.find_ui()
@@ -40,7 +41,9 @@ def view(run: str | None, no_open: bool, online: bool, port: int, limits: Limits
         if ui is None:
             server = perfetto_ui.serve_launcher(trace, port)
         else:
-            server = perfetto_ui.serve(trace, ui, port, perfetto_ui.startup_commands(recording.processes))
+            shown = first_look(recording, step_times(recording))
+            commands = perfetto_ui.startup_commands(recording.processes)
+            server = perfetto_ui.serve(trace, ui, port, commands, shown)
         forward = perfetto_ui.port_forward(server, os.environ)
         echo(f"{recording.path}: {server.url}")
         if forward:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from rltrace.errors import RecordingError
-from rltrace.events import VERSION, Args, Counter, Span, is_of_bytes
+from rltrace.events import SAMPLER, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import alignment, archive, ending, gate
@@ -946,7 +946,7 @@ _ROLES = (*LEADING, "worker", "engine")
 
 
 def in_order(processes: Iterable[Process]) -> list[Process]:
-    """As readers show them: the driver, then rank by rank its worker and its engine, then what has no rank."""
+    """As readers show them: the driver, rank by rank its worker and its engine, what has no rank, samplers last."""
     return sorted(processes, key=_position)
 
 
@@ -954,6 +954,8 @@ def _position(process: Process) -> tuple[int, int, int, int]:
     role = _ROLES.index(process.role) if process.role in _ROLES else len(_ROLES)
     if process.rank is not None:
         return 1, process.rank, role, process.start_ns
+    if process.role == SAMPLER:
+        return 3, 0, role, process.start_ns
     return (0 if process.role in LEADING else 2), 0, role, process.start_ns
 
 
