@@ -75,7 +75,7 @@ class StepWindows:
         self.finished = [True, *map(_is_finished, self.spans)]
         """Of each window, whether its step is over and was not aborted."""
         whole = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
-        later = [place for place in whole if place != FIRST]
+        later = [place for place in whole if place != FIRST or seen.recording.steps_are_chosen]
         self.steady = later or whole
         """Windows of the steps that a mean is made over: the first one warms up kernels, communicators and caches, so
         that a single other one says more than a mean of both."""

@@ -15,9 +15,10 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 from rltrace_exporters.perfetto import Perfetto
 
-from rltrace.analysis.step_times import around, first_look, step_times
+from rltrace.analysis.first_look import first_look
 from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
+from rltrace.read.selection import Selection, numbers
 
 
 def chromium() -> str | None:
@@ -49,10 +50,7 @@ def visible(recording: Recording, number: int | None, *, whole: bool) -> tuple[i
     """What to show: a step, all of it, or what `rltrace view` does."""
     if whole:
         return None
-    steps = step_times(recording)
-    if number is None:
-        return first_look(recording, steps)
-    return around(recording, steps, [step for step in steps if step.number == number])
+    return first_look(recording, Selection() if number is None else Selection(numbers(str(number))))
 
 
 TRACE_LOADED = "document.body.innerText.includes('Phases')"

@@ -506,7 +506,7 @@ def test_slices_say_which_of_many_they_are(importer: Importer, recording: Record
 
 def test_samplers_come_last(importer: Importer, recording: RecordingFile) -> None:
     """And the driver first, whoever began first."""
-    for pid, role in enumerate(("sampler", "worker", "process", "driver"), 1):
+    for pid, role in enumerate(("sampler", "worker", "process", "driver"), 11):
         recording.process(pid, role=role, start_ns=1000 * SECOND + pid).thread().span("work", 10, 20)
     trace = load(importer, recording)
     ordered = [process.role for process in in_order(Recording.open(recording.path).processes)]

@@ -23,7 +23,7 @@ from recording_file import REALTIME_NS, SECOND, RecordingFile
 from rltrace_exporters.perfetto import Perfetto
 from screenshot import browser_page, chromium, show
 
-from rltrace.analysis.step_times import first_look, step_times
+from rltrace.analysis.first_look import first_look
 from rltrace.errors import MissingExtraError, ViewError
 from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
@@ -337,7 +337,7 @@ def test_the_first_look_is_a_steady_step(
     recording = Recording.open(tmp_path / "run")
     with (tmp_path / "trace").open("wb") as out:
         Perfetto().write(recording, out)
-    shown = first_look(recording, step_times(recording))
+    shown = first_look(recording)
     commands = perfetto_ui.startup_commands(recording.processes)
     server = perfetto_ui.serve(
         tmp_path / "trace", perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown
