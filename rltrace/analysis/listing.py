@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
-import msgpack
 import msgspec
 
 from rltrace.analysis.steps import is_whole
 from rltrace.errors import RecordingError
-from rltrace.events import SAMPLER, STEP, Span
+from rltrace.events import SAMPLER, Span
 from rltrace.host import regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import archive
 from rltrace.read.recording import LEADING, Process, Recording, in_order
+from rltrace.read.step_records import StepRecords
 from rltrace.record import manifest
 
 MOST_LOOKED_BYTES = 64 << 20
 """Of a run's segments are looked through for steps, in order."""
 
 State = Literal["running", "ended", "failed", "interrupted", "incomplete"]
-
-_BEGIN = re.compile(re.escape(msgpack.packb(STEP)))
-_LONGEST_RECORD_BYTES = 1 << 20
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +129,7 @@ def _steps(path: Path, folder: Path, processes: Sequence[Process], limits: Limit
     for process in in_order(processes):
         if process.role == SAMPLER:
             continue
-        look = _Look()
+        look = StepRecords()
         for content in _segments(path, folder, process.key, limits):
             if left_bytes <= 0:
                 return look.spans, False
@@ -155,41 +151,3 @@ def _segments(path: Path, folder: Path, key: str, limits: Limits) -> Iterator[by
             yield regular_file.read(file, limits)
         except OSError:  # dropped a moment ago, or refused: the reader of all says so
             continue
-
-
-class _Look:
-    """Finds steps in segments by the bytes that begin and end them: all else is passed over, not decoded."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self._open: dict[int, Span] = {}
-
-    def through(self, content: bytes) -> None:
-        """One more segment, the next of its process."""
-        for found in _BEGIN.finditer(content):
-            match _record(content, found.start() - 1):
-                case [_, int(), int(start_ns), dict() | None as args, True]:
-                    self._open[start_ns] = span = Span(STEP, 0, 0, start_ns, None, args or {})
-                    self.spans.append(span)
-                case [_, int(), int(start_ns), int(end_ns), dict() | None as args, True]:
-                    self.spans.append(Span(STEP, 0, 0, start_ns, end_ns, args or {}))
-        for start_ns, span in list(self._open.items()):
-            at = content.find(b"\x94" + msgpack.packb(start_ns))
-            match _record(content, at):
-                case [_, int(end_ns), dict() | None as late, True]:
-                    span.end_ns = end_ns
-                    span.args |= late or {}
-                    del self._open[start_ns]
-
-
-def _record(content: bytes, at: int) -> list[Any] | None:
-    """The record that begins at a place; None if that is none."""
-    if at < 0 or content[at] not in b"\x94\x95\x96":
-        return None
-    unpacker = msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=_LONGEST_RECORD_BYTES)
-    unpacker.feed(content[at : at + _LONGEST_RECORD_BYTES])
-    try:
-        found = unpacker.unpack()
-    except (ValueError, TypeError, msgpack.UnpackException):
-        return None
-    return found if isinstance(found, list) else None

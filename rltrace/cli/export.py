@@ -56,7 +56,7 @@ def export(
     time: Seconds | None,
     limits: Limits,
 ) -> None:
-    """Write RUN, or a part of it, as a file that other programs read.
+    """Write RUN as a file that other programs read.
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev; memory (.html, .svg, .png) a picture of who
     holds every byte; archive (.zip) the Recording as one small file, which summary, view, diff and export open. RUN is

@@ -36,9 +36,9 @@ def view(
     time: Seconds | None,
     limits: Limits,
 ) -> None:
-    """Show RUN's timeline in the browser, beginning with a steady step.
+    """Show RUN's timeline in the browser.
 
-    It is Perfetto's UI, served from this machine: the internet is not needed, and the page asks no other host. RUN is
+    It begins with a steady step. It is Perfetto's UI, served from this machine: the internet is not needed, and the page asks no other host. RUN is
     the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs. Over SSH the line that
     forwards the port is printed.
     """
