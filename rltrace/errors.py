@@ -18,6 +18,12 @@ class ConfigError(RltraceError):
     exit_code = 2
 
 
+class SelectionError(RltraceError):
+    """A part of a run that does not exist: step 99 of 24."""
+
+    exit_code = 2
+
+
 class RecordingError(RltraceError):
     """A Recording that is missing, damaged, or in the way."""
 

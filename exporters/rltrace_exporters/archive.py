@@ -31,6 +31,7 @@ class Archive:
     """The format of a Recording that is sent or kept."""
 
     suffix = SUFFIX
+    writes_parts = False
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Pack every file of a Recording, alive, dead or complete; the same ones give the same bytes."""

@@ -9,12 +9,14 @@ blocks of whole packets, so a cut file loses its last block and nothing else.
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from hashlib import blake2b
+from time import time_ns
 from typing import Any, BinaryIO, NamedTuple
 
-from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span
+from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span, is_of_bytes
 from rltrace.read.alignment import Domain
 from rltrace.read.gate import plain
 from rltrace.read.recording import Process, Recording, in_order
@@ -58,6 +60,8 @@ class Perfetto:
         devices = DeviceCounters(processes)
         for position, process in enumerate(processes):
             _write_process(trace, process, position, pids[process.key], clocks, devices, is_first=process is first)
+        if any(process.is_alive for process in processes):
+            _write_snapshot(trace, time_ns(), sequence=len(processes) + 3)
         _write_devices(trace, devices, sequence=len(processes) + 2)
         trace.end()
 
@@ -88,7 +92,10 @@ def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> Non
     for name, totals in devices.devices():
         group = trace.track(partial(tracks.group, name=name))
         found: dict[str, _Track] = {}
+        drawn = {total.name for total in totals if total.value}
         for total in totals:
+            if total.name not in drawn:
+                continue
             if total.name not in found:
                 uuid = trace.track(partial(tracks.device_counter, parent=group, name=total.name))
                 found[total.name] = _Track(uuid, trusted)
@@ -96,6 +103,14 @@ def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> Non
             head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value))
             trace.packets.extend((head, *_time_pieces(total.ts_ns), tail))
         trace.flush()
+
+
+def _write_snapshot(trace: _Trace, now_ns: int, sequence: int) -> None:
+    """A row that says of a run that goes on when it was looked at, with an instant there."""
+    uuid = trace.track(partial(tracks.group, name=tracks.snapshot(now_ns)))
+    track = _Track(uuid, integer(10, sequence))
+    head, tail = track.around(_TYPE_INSTANT + track.uuid + text(23, tracks.SNAPSHOT))
+    trace.packets.extend((head, *_time_pieces(now_ns), tail))
 
 
 def _time_pieces(time: int) -> tuple[bytes, bytes, bytes]:
@@ -392,6 +407,8 @@ class _ProcessWriter:
         self.tracks: dict[Hashable, _Track] = {}
         self.rows: dict[Hashable, Rows] = {}
         self.counters: dict[str, _Track] = {}
+        self.zeros: dict[str, array[int]] = {}
+        """When a counter of memory that was never anything else was 0: its row is drawn once it is."""
         self.groups: dict[str, int] = {}
         self.threads: dict[int, int] = {}
         self.times: dict[int, bytes] = {}
@@ -411,7 +428,7 @@ class _ProcessWriter:
         append = packets.extend
         arguments = self.arguments.encode
         pairs, short, heads, times = PAIRS, SHORT, _HEADS, self.times
-        begins, offset_ns, most = self.begins, self.offset_ns, BLOCK_PIECES
+        begins, offset_ns, most, named_by = self.begins, self.offset_ns, BLOCK_PIECES, tracks.NAMED_BY
         for event in self.process.events():
             if len(packets) > most:
                 self._make_room()
@@ -419,7 +436,10 @@ class _ProcessWriter:
                 self._counter(event)
                 continue
             args = event.args
-            begin = begins.get((event.thread, event.task, event.lane, event.name))
+            name = event.name
+            if name in named_by:
+                name = tracks.shown_name(event)
+            begin = begins.get((event.thread, event.task, event.lane, name))
             if begin is None or "phase" in args:
                 begin = self._begin(event)
             end_ns = event.end_ns
@@ -473,10 +493,17 @@ class _ProcessWriter:
         self.trace.packets.extend((head, PAIRS[time & 0x3FFF], PAIRS[time >> 14 & 0x3FFF], rest, tail))
 
     def _counter(self, sample: Counter) -> None:
-        track = self.counters.get(sample.name) or self._counter_track(sample.name)
         time = sample.ts_ns + self.offset_ns
-        self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
         self.devices.add(self.process, sample.name, time, sample.value)
+        track = self.counters.get(sample.name)
+        if track is None:
+            if not sample.value and is_of_bytes(sample.name):
+                self.zeros.setdefault(sample.name, array("q")).append(time)
+                return
+            track = self._counter_track(sample.name)
+            for before in self.zeros.pop(sample.name, ()):
+                self._packet(before, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
+        self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
 
     def _rest(self, high: int) -> bytes:
         rest = self.times[high] = rest_of_nine(high)
@@ -501,10 +528,13 @@ class _ProcessWriter:
         track, follows_from_key = self._track_of(span)
         if _has_phase_row(span):  # which says so already
             span.args.pop("phase", None)
-        event = _TYPE_BEGIN + track.uuid + b"\x50" + self.names.number(_EVENT_NAMES, span.name)
+        shown = tracks.shown_name(span)
+        event = _TYPE_BEGIN + track.uuid + b"\x50" + self.names.number(_EVENT_NAMES, shown)
+        if shown != span.name:
+            event += self.arguments.encode({tracks.BARE_NAME: span.name})
         begin = _Begin(track, track.sequence, event, *track.around(event), track.end_head, track.end_tail)
         if follows_from_key:
-            self.begins[span.thread, span.task, span.lane, span.name] = begin
+            self.begins[span.thread, span.task, span.lane, shown] = begin
         return begin
 
     def _track_of(self, span: Span) -> tuple[_Track, bool]:

@@ -12,6 +12,7 @@ that order (capital letters sort first). Inside a group it does as asked.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 
 from rltrace.analysis.ledger import FREE, INTERPRETER
 from rltrace.events import (
@@ -20,14 +21,17 @@ from rltrace.events import (
     KERNEL,
     OPERATOR,
     OWNERS,
+    RAY_CALL,
     SAMPLER,
     STARTUP_PHASES,
+    STEP,
     Span,
     owner_of_counter,
     owner_of_pinned,
     owner_on_host,
     subjects,
 )
+from rltrace.read.perfetto_ui import LIVE
 from rltrace.read.recording import Process
 from rltrace_exporters.perfetto_devices import TOTALS
 from rltrace_exporters.protobuf import data, integer, text
@@ -44,6 +48,40 @@ REQUESTS = "requests"
 
 STARTS = "recording starts"
 """Name of the instant at which the first process began: the UI, like `rltrace summary`, counts seconds from it."""
+
+
+SNAPSHOT = "snapshot"
+"""Name of the instant at which a run that goes on was looked at."""
+
+BARE_NAME = "rltrace_name"
+"""Argument of a slice that is not called as its span: what the span is called. (The importer allows no dot in it.)"""
+
+_MODULE, _METHOD = "module", "method"
+_OF_MODULE = ("fsdp.forward", "fsdp.backward", "fsdp.all_gather", "fsdp.reduce_scatter")
+NAMED_BY = {
+    STEP: "step",
+    RAY_CALL: _METHOD,
+    "ray.submit": _METHOD,
+    "ray.dispatch": _METHOD,
+    **dict.fromkeys(_OF_MODULE, _MODULE),
+    **dict.fromkeys((DEVICE_TIME + name for name in _OF_MODULE), _MODULE),
+}
+"""Spans that are many things by one name, and the argument that says which: a slice's name has it too."""
+
+_ROOT = "(root)"
+"""The module that has no name inside of itself: the whole model."""
+
+
+def shown_name(span: Span) -> str:
+    """What a span's slice is called: `step 3`, `fsdp.forward model.layers.7`; else as the span."""
+    key = NAMED_BY.get(span.name)
+    value = span.args.get(key) if key is not None else None
+    return span.name if value is None else f"{span.name} {value if value != '' else _ROOT}"
+
+
+def snapshot(now_ns: int) -> str:
+    """Name of the row of a run that goes on."""
+    return f"{LIVE}{datetime.fromtimestamp(now_ns // 10**9, timezone.utc):%H:%M:%S} UTC"
 
 
 def phases(process: Process, phase: str, *, is_clock_known: bool) -> str:

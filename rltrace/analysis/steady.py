@@ -63,8 +63,17 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """One item per rank; also the driver and other processes that have phases."""
 
 
-def steady(windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankStep]) -> Steady | None:
-    """The steady step of a run; None while no step is over."""
+def steady(
+    windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankStep], *, chosen: bool = False
+) -> Steady | None:
+    """The steady step of a run; None while no step is over.
+
+    Args:
+        windows: Of the steps.
+        steps: The steps themselves.
+        phases: Of each step and rank.
+        chosen: The steps were chosen, so that all of them count.
+    """
     having = [own for own in windows.all() if own.steady]
     if not having:
         return None
@@ -73,7 +82,7 @@ def steady(windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankSte
     return Steady(
         steps=sorted({step.step for step in counted}),
         first_step=next((own.numbers[FIRST] for own in apart), None),
-        has_first=not apart and any(FIRST in own.steady for own in having),
+        has_first=not chosen and not apart and any(FIRST in own.steady for own in having),
         unfinished_steps=sum(not finished for own in windows.all() for finished in own.finished),
         seconds=spread([step.seconds for step in counted]),
         lanes=lanes([row for row in phases if row.steady]),

@@ -72,10 +72,10 @@ class StepWindows:
         self.windows: Intervals = np.array(windows, np.int64)
         self.recorded = [True, *map(_is_recorded, self.spans)]
         """Of each window, whether anything in it was recorded."""
-        self.finished = [True, *(span.end_ns is not None and _error(span) is None for span in self.spans)]
+        self.finished = [True, *map(_is_finished, self.spans)]
         """Of each window, whether its step is over and was not aborted."""
         whole = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
-        later = [place for place in whole if place != FIRST]
+        later = [place for place in whole if place != FIRST or seen.recording.steps_are_chosen]
         self.steady = later or whole
         """Windows of the steps that a mean is made over: the first one warms up kernels, communicators and caches, so
         that a single other one says more than a mean of both."""
@@ -147,6 +147,15 @@ def _owners(seen: Observations) -> list[Seen]:
 def _error(span: Span) -> str | None:
     error = span.args.get("error")
     return None if error is None else str(error)
+
+
+def is_whole(span: Span) -> bool:
+    """Whether a step is over, was not aborted, and was recorded."""
+    return _is_finished(span) and _is_recorded(span)
+
+
+def _is_finished(span: Span) -> bool:
+    return span.end_ns is not None and _error(span) is None
 
 
 def _is_recorded(span: Span) -> bool:

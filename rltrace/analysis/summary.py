@@ -191,6 +191,8 @@ def summarize(recording: Recording) -> Summary:
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
+    if recording.steps_are_chosen:
+        phases = [row for row in phases if row.step is not None]  # the start-up is not in it
     of_processes = processes(seen)
     return Summary(
         version=VERSION,
@@ -198,7 +200,7 @@ def summarize(recording: Recording) -> Summary:
         clocks=measured,
         steps=all_steps,
         phases=phases,
-        steady=steady(windows, all_steps, phases),
+        steady=steady(windows, all_steps, phases, chosen=recording.steps_are_chosen),
         idle=idle_gaps(seen, windows),
         own_spans=own_spans(seen, windows),
         hook_spans=hook_spans(seen, windows),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from rltrace.cli.diff import diff
 from rltrace.cli.doctor import doctor
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
+from rltrace.cli.ls import ls
 from rltrace.cli.overhead import overhead
 from rltrace.cli.run import run
 from rltrace.cli.runs import drop_output
@@ -37,7 +39,15 @@ BROKEN_PIPE = 141
 
 
 class Commands(click.Group):
-    """A group whose errors are one line on stderr and an exit code."""
+    """A group whose errors are one line on stderr and an exit code, and whose help has its commands by purpose."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One section for each purpose, its commands in the order in which they are used."""
+        width = max(map(len, self.commands))
+        for purpose, commands in PURPOSES.items():
+            with formatter.section(purpose):
+                about = formatter.width - width - 6  # indent, and what is between the columns
+                formatter.write_dl([(f"{one.name:<{width}}", one.get_short_help_str(about)) for one in commands])
 
     def main(
         self,
@@ -79,7 +89,15 @@ def main() -> None:
     """
 
 
-for command in (run, view, summary, diff, export, exec_, collect, overhead, doctor):
+PURPOSES = {
+    "Run": (exec_, run, doctor),
+    "See": (summary, view, ls),
+    "Compare": (diff, overhead),
+    "Data": (export, collect),
+}
+"""The commands by what they are for, as the help has them."""
+
+for command in itertools.chain.from_iterable(PURPOSES.values()):
     main.add_command(command)
 
 

@@ -6,16 +6,19 @@ import click
 
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.selection import steps_and_ranks
 from rltrace.errors import RecordingError
 from rltrace.limits import Limits
+from rltrace.read.selection import Numbers, Selection
 
 
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
+@steps_and_ranks
 @LIMITS_OPTION
-def diff(a: str, b: str, as_json: bool, limits: Limits) -> None:
+def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits) -> None:
     """Set run B beside run A: seconds by phase, bytes by owner.
 
     What differs between their versions and settings; then the steps after the first of each, and who held the memory.
@@ -24,8 +27,10 @@ def diff(a: str, b: str, as_json: bool, limits: Limits) -> None:
     """
     from rltrace.analysis import summarize
     from rltrace.analysis.difference import difference, same_program, settings
+    from rltrace.analysis.selected import selected
 
-    run_a, run_b = open_run(a, limits), open_run(b, limits)
+    selection = Selection(steps, ranks)
+    run_a, run_b = (selected(open_run(run, limits), selection) for run in (a, b))
     made = run_a.manifest, run_b.manifest
     found = difference(summarize(run_a), summarize(run_b), settings(*made), same_program=same_program(*made))
     if as_json:

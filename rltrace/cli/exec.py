@@ -19,6 +19,7 @@ from rltrace.cli.runs import (
     show,
 )
 from rltrace.events import SAMPLER
+from rltrace.read.selection import numbers
 from rltrace.record import allocation_steps
 from rltrace.record.announcement import complain, say
 
@@ -26,12 +27,18 @@ if TYPE_CHECKING:
     from rltrace.run.supervisor import Outcome
 
 
+MOST_CHOSEN = 1000
+"""Steps whose every allocation is kept; each is some hundred megabytes of a large model."""
+
+
 def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) -> str:
+    """Each step by itself, as every process of the run takes them from the environment."""
+    if not steps.strip():
+        return ""
     try:
-        allocation_steps.parse(steps)
+        return ",".join(map(str, numbers(steps).each(MOST_CHOSEN)))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    return steps
 
 
 @click.command(
@@ -46,7 +53,7 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
     default="",
     envvar=allocation_steps.VARIABLE,
     callback=_chosen,
-    help="Keep every allocation on GPUs of these steps, such as 3 or 3,10; they take a little longer.",
+    help="Keep every allocation on GPUs of these steps, such as 3 or 5-7,10; they take a little longer.",
 )
 @SAMPLE_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

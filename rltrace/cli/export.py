@@ -13,8 +13,10 @@ import click
 from rltrace import plugins
 from rltrace.cli.echo import echo
 from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.selection import steps_ranks_and_time
 from rltrace.errors import MissingExtraError, OutputError
 from rltrace.limits import Limits
+from rltrace.read.selection import ALL, Numbers, Seconds, Selection
 
 if TYPE_CHECKING:
     from rltrace.read.recording import Recording
@@ -50,16 +52,31 @@ class Exporter(Protocol):
     help="File to write; - for standard output.  [default: RUN's name with the format's ending, here]",
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
+@steps_ranks_and_time
 @LIMITS_OPTION
-def export(run: str | None, name: str | None, output: str | None, force: bool, limits: Limits) -> None:
+def export(
+    run: str | None,
+    name: str | None,
+    output: str | None,
+    force: bool,
+    steps: Numbers | None,
+    ranks: Numbers | None,
+    time: Seconds | None,
+    limits: Limits,
+) -> None:
     """Write RUN as a file that other programs read.
 
     The format perfetto (.pftrace) is the timeline for ui.perfetto.dev; memory (.html, .svg, .png) a picture of who
     holds every byte; archive (.zip) the Recording as one small file, which summary, view, diff and export open. RUN is
     the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
-    recording = open_run(run, limits)
+    from rltrace.analysis.selected import selected
+
+    selection = Selection(steps, ranks, time)
     exporter = _by_suffix(output) if name is None and output is not None else load_exporter(name or DEFAULT)
+    if selection != ALL and not getattr(exporter, "writes_parts", True):
+        raise click.UsageError("this format is of the whole Recording; leave --steps, --ranks and --time out")
+    recording = selected(open_run(run, limits), selection)
     output = output or f"{recording.name}{exporter.suffix}"
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
         exporter = exporter.for_file(output)

@@ -6,15 +6,20 @@ import click
 
 from rltrace.cli.as_json import echo_json
 from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.selection import steps_and_ranks
 from rltrace.limits import Limits
+from rltrace.read.selection import Numbers, Selection
 
 
 @click.command()
 @click.argument("run", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every rank, step and hook, the start-up and the host too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
+@steps_and_ranks
 @LIMITS_OPTION
-def summary(run: str | None, whole: bool, as_json: bool, limits: Limits) -> None:
+def summary(
+    run: str | None, whole: bool, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits
+) -> None:
     """Show RUN in figures.
 
     What is wrong with it; then where the seconds and the bytes of a step went. A step is the mean of those after the
@@ -22,8 +27,9 @@ def summary(run: str | None, whole: bool, as_json: bool, limits: Limits) -> None
     in ./rltrace-runs; it may still be going on, or be dead.
     """
     from rltrace.analysis import summarize
+    from rltrace.analysis.selected import selected
 
-    found = summarize(open_run(run, limits))
+    found = summarize(selected(open_run(run, limits), Selection(steps, ranks)))
     if as_json:
         echo_json(found)
         return

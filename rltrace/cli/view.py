@@ -14,7 +14,9 @@ import click
 from rltrace.cli.echo import echo
 from rltrace.cli.export import load_exporter, write_whole
 from rltrace.cli.runs import LIMITS_OPTION, open_run
+from rltrace.cli.selection import steps_ranks_and_time
 from rltrace.limits import Limits
+from rltrace.read.selection import Numbers, Seconds, Selection
 
 
 @click.command()
@@ -22,16 +24,31 @@ from rltrace.limits import Limits
 @click.option("--no-open", is_flag=True, help="Print the address and open no browser.")
 @click.option("--online", is_flag=True, help="Use the public UI at ui.perfetto.dev; the trace stays in your browser.")
 @click.option("--port", type=int, default=0, show_default="any that is free", help="Port of the loopback interface.")
+@steps_ranks_and_time
 @LIMITS_OPTION
-def view(run: str | None, no_open: bool, online: bool, port: int, limits: Limits) -> None:
+def view(
+    run: str | None,
+    no_open: bool,
+    online: bool,
+    port: int,
+    steps: Numbers | None,
+    ranks: Numbers | None,
+    time: Seconds | None,
+    limits: Limits,
+) -> None:
     """Show RUN's timeline in the browser.
 
-    It is Perfetto's UI, served from this machine: the internet is not needed, and the page asks no other host. RUN is
-    the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs. Over SSH the line that
-    forwards the port is printed.
+    It begins with a steady step. It is Perfetto's UI, served from this machine: the internet is not needed, and the
+    page asks no other host. RUN is the folder of a Recording or an archive of it, by default the newest in
+    ./rltrace-runs. Over SSH the line that forwards the port is printed.
     """
-    recording = open_run(run, limits)
+    from rltrace.analysis.first_look import first_look
+    from rltrace.analysis.selected import selected
     from rltrace.read import perfetto_ui
+
+    selection = Selection(steps, ranks, time)
+    whole = open_run(run, limits)
+    recording = selected(whole, selection)
 
     ui = None if online else perfetto_ui.find_ui()
     with tempfile.TemporaryDirectory(prefix="rltrace-view-") as folder:
@@ -40,7 +57,9 @@ def view(run: str | None, no_open: bool, online: bool, port: int, limits: Limits
         if ui is None:
             server = perfetto_ui.serve_launcher(trace, port)
         else:
-            server = perfetto_ui.serve(trace, ui, port, perfetto_ui.startup_commands(recording.processes))
+            shown = first_look(whole, selection)
+            commands = perfetto_ui.startup_commands(recording.processes)
+            server = perfetto_ui.serve(trace, ui, port, commands, shown)
         forward = perfetto_ui.port_forward(server, os.environ)
         echo(f"{recording.path}: {server.url}")
         if forward:

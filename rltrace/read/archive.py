@@ -15,6 +15,7 @@ from rltrace.limits import LIFT, LIMITS, Limits
 from rltrace.record import manifest
 
 SUFFIX = ".zip"
+SEGMENT = ".seg"
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OverflowError, RuntimeError, ValueError)
 """What zipfile raises where the file is cut, altered, encrypted, or compressed in a way that it does not know."""
@@ -23,12 +24,13 @@ _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Others grow by far more, and every decoder is one more that strangers can feed."""
 
 
-def unpack(file: Path, limits: Limits = LIMITS) -> Path:
+def unpack(file: Path, limits: Limits = LIMITS, *, with_segments: bool = True) -> Path:
     """Unpack an archive into a temporary folder of this user's alone, which goes when this process ends.
 
     Args:
         file: The archive.
         limits: To what it unpacks to.
+        with_segments: Without them a reader knows the processes and none of their events.
 
     Returns:
         The Recording's folder.
@@ -44,7 +46,7 @@ def unpack(file: Path, limits: Limits = LIMITS) -> Path:
             _refuse_excess(packed, file, limits)
             folder = _temporary_folder()
             try:
-                _extract(packed, folder)
+                _extract(packed, folder, with_segments=with_segments)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -106,12 +108,14 @@ def _refuse_excess(packed: zipfile.ZipFile, file: Path, limits: Limits) -> None:
         )
 
 
-def _extract(packed: zipfile.ZipFile, folder: Path) -> None:
+def _extract(packed: zipfile.ZipFile, folder: Path, *, with_segments: bool) -> None:
     """Unpack block by block; of a file, zipfile gives no more bytes than the archive's list says, and checks them."""
     for entry in packed.infolist():
         target = folder / entry.filename
         if entry.is_dir():
             target.mkdir(parents=True, exist_ok=True)
+            continue
+        if target.suffix == SEGMENT and not with_segments:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         with packed.open(entry) as content, target.open("wb") as out:

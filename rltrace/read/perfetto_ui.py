@@ -46,6 +46,9 @@ ONLINE_UI = "https://ui.perfetto.dev"
 
 WORKSPACE = "rltrace"
 
+LIVE = " Live run, seen at "
+"""Begins the name of the row that says of a run that goes on when it was looked at; the space sorts it to the top."""
+
 NOTHING_FROM_ELSEWHERE = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; frame-ancestors 'none'"
 """What a page of ours may load, run or ask: the UI would ask a host of Google's whether its user works there. No other
 page may have it in a frame, where its user would click without seeing on what."""
@@ -88,10 +91,12 @@ def startup_commands(processes: Iterable[Process]) -> list[Command]:
         _command("CreateWorkspace", WORKSPACE),
         *(_command("CopyTracksToWorkspaceByRegex", f"^{name} · ", WORKSPACE) for name in names),
         _command("CopyTracksToWorkspaceByRegex", "^ Memory · ", WORKSPACE),  # of each device
+        _command("CopyTracksToWorkspaceByRegex", f"^{LIVE}", WORKSPACE),
         _command("SwitchWorkspace", WORKSPACE),
         *(_command("ExpandTracksByRegex", f"^{name} · ") for name in opened_names),
         _command("ExpandTracksByRegex", "^memory$"),
         _command("ExpandTracksByRegex", f"^ Memory · rank {min(ranks)} · " if ranks else "^ Memory · "),
+        _command("PinTracksByRegex", f"^{LIVE}"),
         *(_command("PinTracksByRegex", f"^Phases · {name}( · CLOCK NOT ALIGNED)?$") for name in names),
     ]
 
@@ -207,7 +212,13 @@ class Server(ThreadingHTTPServer):
         self.server_close()
 
 
-def serve(trace: Path, ui: Path, port: int = 0, commands: Iterable[Command] = ()) -> Server:
+def serve(
+    trace: Path,
+    ui: Path,
+    port: int = 0,
+    commands: Iterable[Command] = (),
+    shown_unix_ns: tuple[int, int] | None = None,
+) -> Server:
     """Listen on the loopback interface; `start()` or `serve_forever()` of the result serves.
 
     Args:
@@ -215,6 +226,7 @@ def serve(trace: Path, ui: Path, port: int = 0, commands: Iterable[Command] = ()
         ui: From `find_ui`.
         port: 0 for any that is free.
         commands: From `startup_commands`.
+        shown_unix_ns: What the page shows first, inside of the trace; None for all of it.
 
     Raises:
         ViewError: the port is taken.
@@ -224,6 +236,8 @@ def serve(trace: Path, ui: Path, port: int = 0, commands: Iterable[Command] = ()
         f"/index.html#!/?url={TRACE_ADDRESS}&hideSidebar=true"
         f"&startupCommands={quote(json.dumps(list(commands)), safe='')}"
     )
+    if shown_unix_ns is not None:
+        page += "&visStart={}&visEnd={}".format(*shown_unix_ns)
     return _listen(trace, ui, port, page)
 
 

@@ -5,11 +5,12 @@ Streaming: a reader holds one segment and the spans that are open, whatever the 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
@@ -18,7 +19,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from rltrace.errors import RecordingError
-from rltrace.events import SAMPLER, VERSION, Args, Counter, Span, is_of_bytes
+from rltrace.events import SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import alignment, archive, ending, gate
@@ -26,6 +27,7 @@ from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
 from rltrace.read.records import records
+from rltrace.read.window import Cut, inside
 from rltrace.record import checksum, manifest
 from rltrace.record.manifest import LINES
 from rltrace.record.process import (
@@ -61,6 +63,8 @@ class Recording:
         """As written by `rltrace.record.manifest.create`, those fields that can be what they say."""
         self.limits = limits
         self._damaged_fields = damaged_fields
+        self.steps_are_chosen = False
+        """It is a part of chosen steps: none of them is left out of a mean as warm-up."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], limits: Limits = LIMITS) -> Recording:
@@ -115,6 +119,19 @@ class Recording:
             if reference and process.clock_domain != reference and process.clock_domain in aligned:
                 process.align(aligned[process.clock_domain], reference)
         return sorted(processes, key=lambda process: (process.host, process.start_ns, process.key))
+
+    def part(self, cuts: Mapping[str, Cut], *, steps_are_chosen: bool) -> Recording:
+        """The same Recording as if it had nothing else.
+
+        Args:
+            cuts: Of each process that is in it, by its key, what of it.
+            steps_are_chosen: It is a part of chosen steps.
+        """
+        _ = self.time_domain  # of the whole
+        part = copy.copy(self)
+        part.steps_are_chosen = steps_are_chosen
+        part.processes = [process.part(cuts[process.key]) for process in self.processes if process.key in cuts]
+        return part
 
     @cached_property
     def unidentified(self) -> list[Unidentified]:
@@ -311,6 +328,7 @@ class Process:
         """What `counts.u64` was when it ended."""
         self._closed_segments: int | None = None
         self._types: dict[int, tuple[str, list[str]]] = {}
+        self._cut = Cut()
         self._read_lines()
         self.life_ns = self._life_ns()
         """From when to when its own clock can have been read."""
@@ -433,7 +451,20 @@ class Process:
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
         events = _EventReader(self, self._types).events()
-        return events if self.alignment is None else map(self._aligned, events)
+        if self.alignment is not None:
+            events = map(self._aligned, events)
+        return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
+
+    def part(self, cut: Cut) -> Process:
+        """The same process with some of its events; see `Recording.part`."""
+        part = copy.copy(self)
+        part._cut = cut
+        return part
+
+    def _numbered(self, event: Event) -> Event:
+        if event.name == STEP and isinstance(event, Span) and event.start_ns in self._cut.step_numbers:
+            event.args.setdefault("step", self._cut.step_numbers[event.start_ns])
+        return event
 
     def _aligned(self, event: Event) -> Event:
         if isinstance(event, Counter):
@@ -943,7 +974,7 @@ _ROLES = (*LEADING, "worker", "engine")
 
 
 def in_order(processes: Iterable[Process]) -> list[Process]:
-    """As readers show them: the driver, then rank by rank its worker and its engine, then what has no rank."""
+    """As readers show them: the driver, rank by rank its worker and its engine, what has no rank, samplers last."""
     return sorted(processes, key=_position)
 
 
@@ -951,6 +982,8 @@ def _position(process: Process) -> tuple[int, int, int, int]:
     role = _ROLES.index(process.role) if process.role in _ROLES else len(_ROLES)
     if process.rank is not None:
         return 1, process.rank, role, process.start_ns
+    if process.role == SAMPLER:
+        return 3, 0, role, process.start_ns
     return (0 if process.role in LEADING else 2), 0, role, process.start_ns
 
 

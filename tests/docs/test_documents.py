@@ -13,7 +13,7 @@ import pytest
 from documents import FOLDERS, ROOT, anchors, blocks, documents, links, paths, prose
 
 SHELL, PYTHON = {"sh"}, {"python"}
-NO_COMMANDS = {"text", "yaml", "json", "toml", "jsonl"}
+NO_COMMANDS = {"text", "yaml", "json", "toml", "jsonl", "sql"}
 VARIABLE = re.compile(r"\bRLTRACE_[A-Z][A-Z_]*\b")
 PROGRAM = """\
 import time

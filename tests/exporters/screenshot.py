@@ -15,9 +15,10 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 from rltrace_exporters.perfetto import Perfetto
 
-from rltrace.events import STEP, Span
+from rltrace.analysis.first_look import first_look
 from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
+from rltrace.read.selection import Selection, numbers
 
 
 def chromium() -> str | None:
@@ -45,14 +46,11 @@ def show(page: Page, url: str) -> None:
     page.wait_for_timeout(3000)  # it draws when it finds time
 
 
-def visible(recording: Recording, step: int) -> str:
-    """The part of the UI's address that zooms to a step, in the trace's time: nanoseconds since 1970."""
-    for process in recording.processes:
-        for event in process.events():
-            if isinstance(event, Span) and event.name == STEP and event.args["step"] == step and event.end_ns:
-                first, last = (at + process.unix_offset_ns for at in (event.start_ns, event.end_ns))
-                return f"&visStart={first}&visEnd={last}"
-    raise SystemExit(f"{recording.path}: no finished step {step}")
+def visible(recording: Recording, number: int | None, *, whole: bool) -> tuple[int, int] | None:
+    """What to show: a step, all of it, or what `rltrace view` does."""
+    if whole:
+        return None
+    return first_look(recording, Selection() if number is None else Selection(numbers(str(number))))
 
 
 TRACE_LOADED = "document.body.innerText.includes('Phases')"
@@ -63,7 +61,8 @@ def main() -> None:
     parser.add_argument("recording", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--size", type=int, nargs=2, default=(1600, 1000), metavar=("WIDTH", "HEIGHT"))
-    parser.add_argument("--step", type=int, help="show this step only")
+    parser.add_argument("--step", type=int, help="show this step; else the one that `rltrace view` begins with")
+    parser.add_argument("--whole", action="store_true", help="show all of the run")
     given = parser.parse_args()
     recording = Recording.open(given.recording)
     with tempfile.TemporaryDirectory() as scratch:
@@ -71,9 +70,10 @@ def main() -> None:
         with trace.open("wb") as out:
             Perfetto().write(recording, out)
         commands = perfetto_ui.startup_commands(recording.processes)
-        server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands).start()
+        shown = visible(recording, given.step, whole=given.whole)
+        server = perfetto_ui.serve(trace, perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown).start()
         with browser_page(*given.size) as page:
-            show(page, server.page_url + ("" if given.step is None else visible(recording, given.step)))
+            show(page, server.page_url)
             page.screenshot(path=given.picture)
         server.close()
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
+import os
 import tracemalloc
 import zlib
+from datetime import datetime, timezone
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import pytest
@@ -19,7 +23,8 @@ from rltrace_exporters.perfetto import Perfetto
 from rltrace_exporters.rows import FlatRow, NestedRow, Rows
 from trace_processor import STARTS, Importer, Trace
 
-from rltrace.read.recording import Recording
+from rltrace.read.recording import Recording, in_order
+from rltrace.record import manifest
 
 
 def export(path: Path) -> bytes:
@@ -63,7 +68,7 @@ def test_spans_nest_as_they_did(importer: Importer, recording: RecordingFile) ->
     trace.check_clean(slices=4, counters=0)
     found = [(s["name"], s["ts"] - REALTIME_NS, s["dur"], s["depth"], s["parent"]) for s in trace.slices()]
     assert found == [
-        ("step", 0, 50, 0, None),
+        ("step 3", 0, 50, 0, None),
         ("outer", 10, 30, 0, None),
         ("inner", 20, 10, 1, "outer"),
         ("inner", 30, 5, 1, "outer"),
@@ -333,7 +338,8 @@ def test_phases_and_steps_have_a_row_of_their_own_that_names_their_process(
     trace = load(importer, recording)
     trace.check_clean(slices=4, counters=0)
     assert [(s["name"], s["track"], s["parent"], s["args"]) for s in trace.slices()] == [
-        ("step", "Phases · driver", None, {"step": 1}), ("reward", "Phases · driver", "step", {}),
+        ("step 1", "Phases · driver", None, {"rltrace_name": "step", "step": 1}),
+        ("reward", "Phases · driver", "step 1", {}),
         ("my.phase", "Phases · rank 0 worker", None, {"bytes": 1}), ("work", "MainThread", None, {}),
     ]  # fmt: skip
 
@@ -468,7 +474,90 @@ def test_any_order_of_beginnings_and_ends_is_imported_exactly(
     }
 
 
+def test_slices_say_which_of_many_they_are(importer: Importer, recording: RecordingFile) -> None:
+    """A step its number, a call its method, FSDP's spans their module; what the span is called is an argument."""
+    thread = recording.process(rank=0).thread()
+    spans = [
+        ("step", {"step": 3}, "step 3"),
+        ("step", {}, "step"),
+        ("ray.call", {"method": "Worker.generate_sequences"}, "ray.call Worker.generate_sequences"),
+        ("ray.submit", {"method": "generate_sequences"}, "ray.submit generate_sequences"),
+        ("fsdp.forward", {"module": "model.layers.7"}, "fsdp.forward model.layers.7"),
+        ("fsdp.forward", {"module": "model.layers.8"}, "fsdp.forward model.layers.8"),
+        ("fsdp.all_gather", {"module": "", "bytes": 5}, "fsdp.all_gather (root)"),
+        ("fsdp.reduce_scatter", {"module": "lm_head"}, "fsdp.reduce_scatter lm_head"),
+        ("fsdp.backward", {"module": "lm_head"}, "fsdp.backward lm_head"),
+        ("gpu.fsdp.forward", {"module": "", "stream": 3}, "gpu.fsdp.forward (root)"),
+        ("gpu.fsdp.all_gather", {"bytes": 5}, "gpu.fsdp.all_gather"),
+        ("work", {"module": "m", "method": "f"}, "work"),
+    ]
+    for again in range(2):
+        for place, (name, args, _) in enumerate(spans):
+            write = thread.span_at if name.startswith("gpu.") else thread.span
+            at = 1000 * again + 10 * place
+            write(name, at, at + 5, **args)
+    trace = load(importer, recording)
+    trace.check_clean(slices=2 * len(spans), counters=0)
+    expected = [(shown, args | ({"rltrace_name": name} if shown != name else {})) for name, args, shown in spans]
+    assert [(s["name"], s["args"]) for s in trace.slices()] == 2 * expected
+    stable = "coalesce(extract_arg(arg_set_id, 'debug.rltrace_name'), name)"
+    assert trace.one(f"select count(*) from slice where {stable} = 'fsdp.forward'") == 4
+
+
+def test_samplers_come_last(importer: Importer, recording: RecordingFile) -> None:
+    """And the driver first, whoever began first."""
+    for pid, role in enumerate(("sampler", "worker", "process", "driver"), 11):
+        recording.process(pid, role=role, start_ns=1000 * SECOND + pid).thread().span("work", 10, 20)
+    trace = load(importer, recording)
+    ordered = [process.role for process in in_order(Recording.open(recording.path).processes)]
+    assert ordered == ["driver", "worker", "process", "sampler"]
+    numbered = trace.query("select name from process where upid > 0 order by upid")
+    assert [name.partition(" ")[0] for (name,) in numbered] == ordered
+
+
+def test_a_run_that_goes_on_says_when_it_was_looked_at(importer: Importer, tmp_path: Path) -> None:
+    """A process of it, this one, is alive: a row is named after the moment."""
+    file = RecordingFile(tmp_path / "run")
+    alive = file.process(os.getpid(), host=manifest.host_name(), start_ticks=manifest.started_ticks(os.getpid()))
+    alive.thread().span("work", 10, 20)
+    before_ns = time_ns()
+    trace = load(importer, file)
+    trace.check_clean(slices=2, counters=0)
+    ((at_ns, row),) = trace.query("""
+        select s.ts as ts, t.name as row from slice s join track t on t.id = s.track_id where s.name = 'snapshot'
+    """)
+    assert before_ns <= at_ns <= time_ns()
+    assert row == f" Live run, seen at {datetime.fromtimestamp(at_ns // SECOND, timezone.utc):%H:%M:%S} UTC"
+
+
 # ---------------------------------------------------------------- counters
+
+
+def test_memory_that_stays_zero_has_no_row(importer: Importer, recording: RecordingFile) -> None:
+    """Of what is something later every sample is there, the zeros before too; other counters may be zero."""
+    device = {"host": "node", "uuid": "GPU-1"}
+    thread = recording.process(role="worker", rank=0, device=device).thread()
+    for ts, params, unknown in ((1, 0, 0), (2, 0, math.nan), (3, 5, 0), (4, 0, 0)):
+        thread.counter("actor.params_bytes", ts, params)
+        thread.counter("actor.grads_bytes", ts, 0)
+        thread.counter("ref.params_bytes", ts, unknown)
+        thread.counter("waiting", ts, 0)
+    trace = load(importer, recording)
+    of_process = "select count(*) from counter c join track t on t.id = c.track_id where t.name = '{}'"
+    assert [trace.one(of_process.format(name)) for name in ("actor.grads_bytes", "waiting")] == [0, 4]
+    values = [
+        value
+        for (value,) in trace.query("""
+            select value from counter c join track t on t.id = c.track_id
+            join track above on above.id = t.parent_id
+            where t.name = 'actor.params_bytes' and above.name = 'memory' order by ts
+        """)
+    ]
+    assert values == [0, 0, 5, 0]
+    assert trace.one(of_process.format("ref.params_bytes")) == 4, "what nobody knows is not zero"
+    assert device_groups(trace) == {
+        " Memory · rank 0 · GPU-1": {"actor.params_bytes": [0, 5, 0], "owned_bytes": [0, 5, 0]}
+    }
 
 
 def test_counters_keep_their_values_units_and_scale(importer: Importer, recording: RecordingFile) -> None:
@@ -649,11 +738,10 @@ def test_what_lies_in_the_hosts_memory_is_a_group_of_its_own_with_what_is_pinned
         thread.counter(name, 1, size)
     thread.counter("resident_bytes", 1, 70)
     trace = load(importer, recording)
-    trace.check_clean(slices=0, counters=6)
+    trace.check_clean(slices=0, counters=5)
     names = row_names(trace, "rank 0 worker")
-    assert names[-6:] == [
-        "resident_bytes",
-        "actor.params_host_bytes", "actor.params_pinned_bytes", "ref.params_host_bytes", "ref.params_pinned_bytes",
+    assert names[-5:] == [
+        "resident_bytes", "actor.params_host_bytes", "ref.params_host_bytes", "ref.params_pinned_bytes",
         "unattributed_pinned_bytes",
     ]  # fmt: skip
     of_group = """
@@ -662,7 +750,7 @@ def test_what_lies_in_the_hosts_memory_is_a_group_of_its_own_with_what_is_pinned
         where above.name = 'memory of the host'
     """
     assert {name: (size, scale) for name, size, scale in trace.query(of_group)} == {
-        name: (size, "owners") for name, size in samples.items()
+        name: (size, "owners") for name, size in samples.items() if size
     }
 
 

@@ -14,14 +14,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, Route
-from recording_file import RecordingFile
+from recording_file import REALTIME_NS, SECOND, RecordingFile
 from rltrace_exporters.perfetto import Perfetto
 from screenshot import browser_page, chromium, show
 
+from rltrace.analysis.first_look import first_look
 from rltrace.errors import MissingExtraError, ViewError
 from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
@@ -301,6 +303,52 @@ def test_the_memory_of_devices_is_above_the_processes_and_the_first_of_several_r
         "Memory rank 0", "Memory rank 1", "driver node 1", "rank 0 worker node 2", "rank 1 worker node 3",
     ]  # fmt: skip
     assert sum(title.startswith("actor.params_bytes") for title in titles) == 2, "of rank 0's device and of its worker"
+
+
+def viewport(page: Page, url: str) -> tuple[int, int]:
+    """From and to when a page shows its trace."""
+    show(page, url)
+    seen = page.evaluate("""(() => { const seen = window.app.trace.timeline.visibleWindow.toTimeSpan();
+                                     return [String(seen.start), String(seen.end)]; })()""")
+    return int(seen[0]), int(seen[1])
+
+
+@pytest.mark.parametrize(
+    ("lengths_s", "shown_s"),
+    [
+        ((90, 10, 30, 20), (130, 150)),  # steps 1 to 3 are steady; of these step 3 has the middle length
+        ((90, 10), (90, 100)),
+        ((90,), (0, 90)),
+        ((), None),
+    ],
+)
+@browser
+def test_the_first_look_is_a_steady_step(
+    tmp_path: Path, lengths_s: tuple[int, ...], shown_s: tuple[int, int] | None
+) -> None:
+    """In the browser, with its margin; without a step that is over, all of the run."""
+    file = RecordingFile(tmp_path / "run")
+    thread = file.process(1, role="driver").thread()
+    ends_s = list(accumulate(lengths_s))
+    for number, (end_s, length_s) in enumerate(zip(ends_s, lengths_s, strict=True)):
+        thread.span("step", (end_s - length_s) * SECOND, end_s * SECOND, step=number)
+    thread.begin("step", 150 * SECOND, step=9)
+    thread.span("my.phase", 160 * SECOND, 200 * SECOND, phase=True)
+    recording = Recording.open(tmp_path / "run")
+    with (tmp_path / "trace").open("wb") as out:
+        Perfetto().write(recording, out)
+    shown = first_look(recording)
+    commands = perfetto_ui.startup_commands(recording.processes)
+    server = perfetto_ui.serve(
+        tmp_path / "trace", perfetto_ui.find_ui(), commands=commands, shown_unix_ns=shown
+    ).start()
+    with browser_page() as page:
+        begin_ns, end_ns = (at_ns - REALTIME_NS for at_ns in viewport(page, server.url))
+    server.close()
+    first_s, last_s = shown_s or (0, 200)
+    margin_ns = 0.03 * (last_s - first_s) * SECOND
+    assert first_s * SECOND - margin_ns <= begin_ns <= first_s * SECOND
+    assert last_s * SECOND <= end_ns <= last_s * SECOND + margin_ns
 
 
 @browser

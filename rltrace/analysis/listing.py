@@ -1,0 +1,153 @@
+"""The runs of a folder, one line each: from manifests and as little else as can be."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+import msgspec
+
+from rltrace.analysis.steps import is_whole
+from rltrace.errors import RecordingError
+from rltrace.events import SAMPLER, Span
+from rltrace.host import regular_file
+from rltrace.limits import LIMITS, Limits
+from rltrace.read import archive
+from rltrace.read.recording import LEADING, Process, Recording, in_order
+from rltrace.read.step_records import StepRecords
+from rltrace.record import manifest
+
+MOST_LOOKED_BYTES = 64 << 20
+"""Of a run's segments are looked through for steps, in order."""
+
+State = Literal["running", "ended", "failed", "interrupted", "incomplete"]
+
+
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in one line."""
+
+    path: str
+    """Its Recording: the folder, or an archive."""
+    created_unix_seconds: float | None
+    """When it began, since 1970."""
+    command: list[str]
+    """Its command line, with secrets redacted."""
+    state: State
+    """`running`; `ended` well, as far as the command's exit code or its driver says; `failed` with an exit code;
+    `interrupted` by the user; `incomplete`: nobody saw how the command ended, and its driver did not end in good
+    order."""
+    exit_code: int | None
+    """Of the command; None while it goes on, and where nobody watched it."""
+    ranks: int
+    """How many ranks it has."""
+    processes: int
+    """How many processes recorded."""
+    steps: int
+    """How many steps have ended or begun, of the driver or the lowest rank that has some."""
+    all_steps_seen: bool
+    """False where the run has more segments than are looked through for steps: there may be more."""
+    mean_step_seconds: float | None
+    """Mean of the steps after the first that ended and were recorded; None without one."""
+    size_bytes: int
+    """What it takes on the disk."""
+
+
+def listed(folder: Path, limits: Limits = LIMITS) -> Iterator[ListedRun | str]:
+    """Every run in a folder, the newest last; a text is why one cannot be read.
+
+    Args:
+        folder: Of runs and archives; or of one run.
+        limits: To what is read.
+    """
+    paths = [folder] if (folder / manifest.FILE).exists() else _paths(folder)
+    found: list[ListedRun | str] = []
+    for path in paths:
+        try:
+            found.append(_listed(path, limits))
+        except RecordingError as error:
+            found.append(str(error))
+    yield from (one for one in found if isinstance(one, str))
+    runs = [one for one in found if isinstance(one, ListedRun)]
+    yield from sorted(runs, key=lambda run: (run.created_unix_seconds or 0, run.path))
+
+
+def _paths(folder: Path) -> list[Path]:
+    runs = [file.parent for file in folder.glob(f"*/{manifest.FILE}")]
+    return runs + [file for file in folder.glob(f"*{archive.SUFFIX}") if file.is_file()]
+
+
+def _listed(path: Path, limits: Limits) -> ListedRun:
+    is_archive = path.is_file()
+    opened = archive.unpack(path, limits, with_segments=False) if is_archive else path
+    recording = Recording.open(opened, limits)
+    processes = recording.processes
+    created_ns = recording.manifest.get("created_unix_ns")
+    ending = recording.ending
+    spans, all_seen = _steps(path, recording.folder, processes, limits)
+    whole = [(span, span.seconds) for span in spans if is_whole(span)]
+    steady = [length for span, length in whole if span is not spans[0]] or [length for _, length in whole]
+    return ListedRun(
+        path=str(path),
+        created_unix_seconds=None if created_ns is None else created_ns / 1e9,
+        command=recording.manifest.get("command") or [],
+        state=_state(recording, processes),
+        exit_code=None if ending is None else ending.exit_code,
+        ranks=len({process.rank for process in processes} - {None}),
+        processes=len(processes),
+        steps=len(spans),
+        all_steps_seen=all_seen,
+        mean_step_seconds=fmean(steady) if steady else None,
+        size_bytes=path.stat().st_size if is_archive else _size_bytes(path),
+    )
+
+
+def _state(recording: Recording, processes: Sequence[Process]) -> State:
+    ending = recording.ending
+    if ending is not None:
+        if ending.interrupted_by is not None:
+            return "interrupted"
+        return "failed" if ending.exit_code else "ended"
+    if recording.is_live or any(process.is_alive for process in processes):
+        return "running"
+    leading = [process for process in processes if process.role in LEADING] or processes
+    has_ended = bool(leading) and all(process.end_ns is not None and not process.killed_by for process in leading)
+    return "ended" if has_ended else "incomplete"
+
+
+def _size_bytes(folder: Path) -> int:
+    """Segments are as large as they may become, with holes where nothing is written yet."""
+    sizes = (file.lstat() for file in folder.rglob("*"))
+    return sum(min(size.st_size, size.st_blocks * 512) for size in sizes)
+
+
+def _steps(path: Path, folder: Path, processes: Sequence[Process], limits: Limits) -> tuple[list[Span], bool]:
+    """Steps of the first process that has some, the driver before ranks, and whether all of them were looked for."""
+    left_bytes = MOST_LOOKED_BYTES
+    for process in in_order(processes):
+        if process.role == SAMPLER:
+            continue
+        look = StepRecords()
+        for content in _segments(path, folder, process.key, limits):
+            if left_bytes <= 0:
+                return look.spans, False
+            left_bytes -= len(content)
+            look.through(content)
+        if look.spans:
+            return look.spans, True
+    return [], True
+
+
+def _segments(path: Path, folder: Path, key: str, limits: Limits) -> Iterator[bytes]:
+    if path.is_file():
+        with zipfile.ZipFile(path) as packed:
+            names = [name for name in packed.namelist() if name.split("/")[-3:-1] == [manifest.PROCESSES, key]]
+            yield from (packed.read(name) for name in sorted(names) if name.endswith(archive.SEGMENT))
+        return
+    for file in sorted((folder / manifest.PROCESSES / key).glob(f"*{archive.SEGMENT}")):
+        try:
+            yield regular_file.read(file, limits)
+        except OSError:  # dropped a moment ago, or refused: the reader of all says so
+            continue

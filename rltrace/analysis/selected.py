@@ -1,0 +1,115 @@
+"""The part of a run that `--steps`, `--ranks` and `--time` choose, as a Recording that has nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rltrace.analysis.clocks import TimeLine
+from rltrace.analysis.lanes import lanes
+from rltrace.analysis.step_times import StepTime, step_times
+from rltrace.errors import SelectionError
+from rltrace.read.gate import MOST_NS
+from rltrace.read.recording import Process, Recording
+from rltrace.read.selection import ALL, Numbers, Seconds, Selection, written
+from rltrace.read.window import Cut, Windows
+
+_ALWAYS: Windows = ((0, MOST_NS),)
+
+
+def selected(recording: Recording, selection: Selection) -> Recording:
+    """The part of a Recording that was asked for; the Recording itself, if that is all of it.
+
+    Whole spans that overlap the part are in it. Processes without a rank, such as the driver, are in it whichever
+    ranks were chosen.
+
+    Raises:
+        SelectionError: there is no such step, rank or time; the message says which there are.
+    """
+    if selection == ALL:
+        return recording
+    processes = recording.processes if selection.ranks is None else _of_ranks(recording, selection.ranks)
+    if selection.steps is None and selection.time is None:
+        return recording.part({process.key: Cut() for process in processes}, steps_are_chosen=False)
+    steps = [] if selection.steps is None else step_times(recording)
+    chosen = [] if selection.steps is None else chosen_steps(recording, steps, selection.steps)
+    limits = _ALWAYS if selection.time is None else (_window(recording, selection.time),)
+    time_line = TimeLine(recording)
+    cuts = {}
+    for process in processes:
+        windows = _cut(_ALWAYS if selection.steps is None else _windows_of(process, chosen), limits)
+        if windows:
+            cuts[process.key] = _own(process, windows, steps, time_line.shift_ns(process))
+    if not cuts:
+        raise SelectionError(f"--steps {selection.steps} and --time {selection.time} have nothing in common")
+    return recording.part(cuts, steps_are_chosen=selection.steps is not None)
+
+
+def chosen_steps(recording: Recording, steps: Sequence[StepTime], numbers: Numbers) -> list[StepTime]:
+    """Those of a run's steps that were asked for.
+
+    Raises:
+        SelectionError: there is none of that number; the message says which there are.
+    """
+    existing = [step.number for step in steps]
+    missing = numbers.without_any(existing)
+    if missing is not None:
+        there = f"there are {written(existing)}" if steps else "the run has no steps"
+        raise SelectionError(f"{recording.path}: --steps {missing}: no such step; {there}")
+    return [step for step in steps if numbers.has(step.number)]
+
+
+def _of_ranks(recording: Recording, numbers: Numbers) -> list[Process]:
+    """By the lane: an engine that does not say its rank is on its device's."""
+    on_lane = lanes(recording.processes)
+    existing = {lane.rank for lane in on_lane.values() if lane.rank is not None}
+    missing = numbers.without_any(existing)
+    if missing is not None:
+        there = f"there are {written(existing)}" if existing else "no process of the run has one"
+        raise SelectionError(f"{recording.path}: --ranks {missing}: no such rank; {there}")
+    ranks = {process.key: on_lane[process.key].rank for process in recording.processes}
+    return [process for process in recording.processes if ranks[process.key] is None or numbers.has(ranks[process.key])]
+
+
+def _window(recording: Recording, time: Seconds) -> tuple[int, int]:
+    """On the `TimeLine`."""
+    time_line = TimeLine(recording)
+    start_ns = min(process.start_ns + time_line.shift_ns(process) for process in recording.processes)
+    last_ns = _last_ns(recording, time_line)
+    begin_ns = start_ns + round(time.begin * 1e9)
+    if begin_ns >= last_ns:
+        seconds = (last_ns - start_ns) / 1e9
+        raise SelectionError(f"{recording.path}: --time {time}: begins after the run's {seconds:.1f} seconds")
+    return begin_ns, MOST_NS if math.isinf(time.end) else start_ns + round(time.end * 1e9)
+
+
+def _last_ns(recording: Recording, time_line: TimeLine) -> int:
+    """When the last process ended; far away where nobody knows without a look at all events."""
+    last_ns = 0
+    for process in recording.processes:
+        end_ns = process.gone_ns if process.end_ns is None else process.end_ns
+        last_ns = max(last_ns, MOST_NS if end_ns is None else end_ns + time_line.shift_ns(process))
+    return last_ns
+
+
+def _windows_of(process: Process, chosen: Sequence[StepTime]) -> Windows:
+    """Of its own steps, where each process has some; else of the run's."""
+    steps = [step for step in chosen if step.key == process.key] or chosen
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted((step.start_ns, MOST_NS if step.end_ns is None else step.end_ns) for step in steps):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return tuple(merged)
+
+
+def _cut(windows: Windows, limits: Windows) -> Windows:
+    pairs = ((max(begin, low), min(end, high)) for begin, end in windows for low, high in limits)
+    return tuple((begin, end) for begin, end in pairs if begin < end)
+
+
+def _own(process: Process, windows: Windows, steps: Sequence[StepTime], shift_ns: int) -> Cut:
+    """In the process's own times."""
+    numbers = {step.start_ns - shift_ns: step.number for step in steps if step.key == process.key}
+    return Cut(tuple((begin - shift_ns, end - shift_ns) for begin, end in windows), numbers)

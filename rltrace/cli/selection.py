@@ -1,0 +1,47 @@
+"""`--steps`, `--ranks` and `--time`: the options by which every reader is asked for a part of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from rltrace.read import selection
+from rltrace.read.selection import Numbers, Seconds
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Text(click.ParamType):  # type: ignore[type-arg]
+    """What a parser of `read/selection.py` makes of a word."""
+
+    def __init__(self, name: str, parse: Callable[[str], Numbers | Seconds]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+STEPS, RANKS = _Text("STEPS", selection.numbers), _Text("RANKS", selection.numbers)
+TIME = _Text("A:B", selection.seconds)
+
+_STEPS = click.option("--steps", type=STEPS, metavar="STEPS", help="These steps alone: 3, 100-110 or 1,5-7.")
+_RANKS = click.option("--ranks", type=RANKS, metavar="RANKS", help="These ranks alone: 0,8-15.")
+_TIME = click.option("--time", type=TIME, metavar="A:B", help="From second A of the run to B; 10: and :20 do too.")
+
+
+def steps_and_ranks(command: Command) -> Command:
+    """Options of a command that works out figures; it gets `steps` and `ranks`."""
+    return _STEPS(_RANKS(command))
+
+
+def steps_ranks_and_time(command: Command) -> Command:
+    """Options of a command that shows events; it gets `time` too."""
+    return _STEPS(_RANKS(_TIME(command)))

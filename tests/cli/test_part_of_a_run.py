@@ -1,0 +1,167 @@
+"""`--steps`, `--ranks` and `--time` give every reader the same part of a run."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+from recordings import Written, span, two_ranks, two_workers
+
+from rltrace.cli import main
+
+RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
+QWEN, VERL = RECORDINGS / "qwen3_8b_4gpu.zip", RECORDINGS / "verl_8b_4gpu.zip"
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="rltrace")
+
+
+def figures(*words: object) -> Any:
+    done = call(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def slices(file: Path) -> list[str]:
+    """Names of the slices in a trace, by Perfetto's own classes; of a sequence's own numbers."""
+    trace = Trace()
+    for packet in Trace.FromString(file.read_bytes()).packet:
+        trace.MergeFromString(zlib.decompress(packet.compressed_packets))
+    names: dict[tuple[int, int], str] = {}
+    found = []
+    for packet in trace.packet:
+        sequence = packet.trusted_packet_sequence_id
+        names |= {(sequence, entry.iid): entry.name for entry in packet.interned_data.event_names}
+        if packet.track_event.type in (1, 3):
+            found.append(packet.track_event.name or names[sequence, packet.track_event.name_iid])
+    return found
+
+
+PLACE = {"steady", "lane"}
+"""What a step says of its place among others."""
+
+
+@pytest.mark.parametrize("run", [QWEN, VERL], ids=lambda path: path.stem)
+def test_figures_of_one_step_are_its_row(run: Path) -> None:
+    """Of real runs: the step, each rank's phases, its weight sync and its sleeps are what the whole says of it."""
+    whole, part = figures("summary", run), figures("summary", run, "--steps", 2)
+    assert part["steady"]["steps"] == [2] and not part["steady"]["has_first"]
+    for section in ("steps", "phases", "weight_sync"):
+        rows = [row for row in whole[section] if row["step"] == 2]
+        assert rows and part[section] == rows, section
+    (step,) = part["steps"]
+    assert part["steady"]["seconds"]["mean_seconds"] == step["seconds"]
+    for lane in part["steady"]["lanes"]:
+        (row,) = (row for row in whole["phases"] if (row["step"], row["lane"]) == (2, lane["lane"]))
+        for name, phase in lane["phases"].items():
+            assert phase["mean_seconds"] == row["phases"][name]["seconds"]
+    for memory in part["memory"]:
+        (other,) = (one for one in whole["memory"] if one["rank"] == memory["rank"])
+        assert 0 < memory["peak_bytes"] <= other["peak_bytes"]
+
+
+def test_chosen_steps_all_count(tmp_path: Path) -> None:
+    """The first one too: whoever names it wants it."""
+    run = two_ranks(tmp_path / "run").folder
+    assert figures("summary", run)["steady"]["steps"] == [1]
+    assert figures("summary", run, "--steps", "0-1")["steady"]["steps"] == [0, 1]
+    only = figures("summary", run, "--steps", 0)["steady"]
+    assert (only["steps"], only["first_step"], only["has_first"]) == ([0], None, False)
+
+
+def test_chosen_ranks_are_the_only_ones(tmp_path: Path) -> None:
+    """The driver stays, whose steps they are."""
+    found = figures("summary", two_ranks(tmp_path / "run").folder, "--ranks", 1)
+    assert {lane["lane"] for lane in found["steady"]["lanes"]} == {"driver", "rank 1"}
+    assert {process["rank"] for process in found["processes"]} == {None, 1}
+    assert [memory["rank"] for memory in found["memory"]] == [1]
+
+
+def test_steps_without_a_number_keep_their_place(tmp_path: Path) -> None:
+    run = Written(tmp_path / "run")
+    run.process("loop", *(span("step", at, at + at) for at in (1, 2, 4, 8)), role="driver", ended_s=16)
+    (step,) = figures("summary", run.folder, "--steps", 2)["steps"]
+    assert (step["step"], step["seconds"]) == (2, 4)
+
+
+def test_processes_with_steps_of_their_own_have_their_own_windows(tmp_path: Path) -> None:
+    found = figures("summary", two_workers(tmp_path / "run").folder, "--steps", 2)
+    assert {step["lane"].partition(" ")[0]: (step["start_seconds"], step["seconds"]) for step in found["steps"]} == {
+        "slow": (20, 10), "quick": (9, 4),
+    }  # fmt: skip
+
+
+def test_difference_of_a_step(tmp_path: Path) -> None:
+    """Both sides have the steps that were chosen."""
+    found = figures("diff", QWEN, VERL, "--steps", "2", "--ranks", "0")
+    assert [found[side]["steps"] for side in "ab"] == [[2], [2]]
+    assert [found[side]["ranks"] for side in "ab"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--steps", "9"), "--steps 9: no such step; there are 0-1"),
+        (("--steps", "0,5-7"), "--steps 5-7: no such step; there are 0-1"),
+        (("--ranks", "2"), "--ranks 2: no such rank; there are 0-1"),
+        (("--time", "99:"), "--time 99:: begins after the run's 31.0 seconds"),
+        (("--steps", "1", "--time", ":5"), "--steps 1 and --time 0:5 have nothing in common"),
+        (("--steps", "one"), "'one' is no number and no range; say 3, 100-110 or 1,5-7"),
+        (("--time", "7"), "'7' is no time from A to B; say 10:20, 10: or :20, in seconds from the start of the run"),
+    ],
+)
+def test_what_is_not_there_is_an_error_that_names_what_is(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    run = two_ranks(tmp_path / "run").folder
+    file = tmp_path / "out.pftrace"
+    for command in (("export", run, "-o", file), ("view", run, "--no-open")):
+        done = call(*command, *words)
+        assert (done.exit_code, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert said in line and not file.exists()
+
+
+def test_a_run_without_steps_or_ranks_says_so(tmp_path: Path) -> None:
+    run = Written(tmp_path / "run").process("one", span("work", 1, 2), role="main", ended_s=3).folder
+    assert "--steps 0: no such step; the run has no steps" in call("summary", run, "--steps", 0).stderr
+    assert "--ranks 0: no such rank; no process of the run has one" in call("summary", run, "--ranks", 0).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--steps", "1"), {"step 1", "reward", "weight_sync", "actor.update", "rollout.generate"}),
+        (("--time", "1:4.5"), {"actor.build", "rollout.load"}),
+        (("--time", ":2", "--ranks", "1"), {"actor.build"}),
+        (("--time", "29.5:"), {"step 1"}),
+    ],
+)
+def test_a_part_is_written_with_whole_spans(tmp_path: Path, words: tuple[str, ...], names: set[str]) -> None:
+    run, file = two_ranks(tmp_path / "run").folder, tmp_path / "part.pftrace"
+    done = call("export", run, "-o", file, *words)
+    assert done.exit_code == 0, done.output
+    found = slices(file)
+    assert {name for name in found if not name.startswith("weight_sync.")} == names
+    if words == ("--steps", "1"):
+        assert (found.count("weight_sync"), found.count("step 1")) == (2, 1)
+    if "--ranks" in words:
+        assert found.count("actor.build") == 1
+
+
+def test_a_picture_of_a_part_is_of_its_step(tmp_path: Path) -> None:
+    run = two_ranks(tmp_path / "run").folder
+    for number in (0, 1):
+        done = call("export", run, "-o", tmp_path / f"{number}.svg", "--steps", number)
+        assert done.exit_code == 0, done.output
+        assert f"step {number}" in (tmp_path / f"{number}.svg").read_text()
+
+
+def test_an_archive_is_of_the_whole(tmp_path: Path) -> None:
+    done = call("export", two_ranks(tmp_path / "run").folder, "-o", tmp_path / "part.zip", "--steps", 1)
+    assert done.exit_code == 2 and "leave --steps, --ranks and --time out" in done.stderr
+    assert not (tmp_path / "part.zip").exists()
