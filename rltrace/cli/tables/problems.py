@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from rltrace.analysis.clocks import ClockFigures
+from rltrace.analysis.fates import having
 from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.summary import Losses, Summary
@@ -16,7 +17,6 @@ from rltrace.cli.tables.memory import allocations_missed_line, is_without_gpu
 from rltrace.cli.tables.processes import untraced_line
 from rltrace.cli.tables.steps import by_lane
 from rltrace.cli.tables.sync import leak_lines, wrong_line
-from rltrace.events import SAMPLER
 
 FEW = 3
 """So many of each kind; `--all` shows every one."""
@@ -41,23 +41,15 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
 
 
 def _deaths(summary: Summary) -> Iterator[str]:
-    found = deaths(summary)
-    for processes, doing in _alike(found, summary):
+    for processes, doing in _alike(having(summary, "died"), summary):
         yield death_line(processes, doing)
-    if ended := ended_by_others(summary):
-        yield f"{figures.count(len(ended), 'process')} ended from outside between two spans: so do those of a Pool"
-    if silent := sum(process.state == "died" for process in summary.processes) - len(found) - len(ended):
-        why = ": Ray so ends idle workers" if uses_ray(summary) else ""
-        yield f"{figures.count(silent, 'process')} died and had recorded nothing{why}"
+    if silent := len(having(summary, "silent")):
+        yield f"{figures.count(silent, 'process')} died before recording anything"
 
 
 def _gone(summary: Summary) -> Iterator[str]:
-    found = gone_in_doubt(summary)
-    for processes, doing in _alike(found, summary):
-        yield f"{_how_it_went(processes, 'is gone', doing)}: nobody saw how"
-    if others := sum(process.state == "gone" for process in summary.processes) - len(found):
-        why = "Ray so ends its workers" if uses_ray(summary) else "`rltrace exec` watches"
-        yield f"{figures.count(others, 'process')} gone between two spans, nobody saw how: {why}"
+    for processes, doing in _alike(having(summary, "in doubt"), summary):
+        yield f"{_how_it_went(processes, 'is gone', doing)}: nobody saw how it ended"
 
 
 def _alike(found: Sequence[ProcessFigures], summary: Summary) -> Iterator[tuple[list[ProcessFigures], str | None]]:
@@ -71,43 +63,6 @@ def _alike(found: Sequence[ProcessFigures], summary: Summary) -> Iterator[tuple[
         doing = inside.name if inside is not None else None
         alike.setdefault((process.name, process.killed_by, doing), []).append(process)
     yield from ((processes, doing) for (_, _, doing), processes in alike.items())
-
-
-def gone_in_doubt(summary: Summary) -> list[ProcessFigures]:
-    """Processes that went unseen in the middle of something; or the first one of all, which the run is."""
-    busy = {span.process_key for span in summary.open_spans}
-    first = [process.key for process in summary.processes if process.role != SAMPLER][:1]
-    return [p for p in summary.processes if p.state == "gone" and (p.key in busy or p.key in first)]
-
-
-def deaths(summary: Summary) -> list[ProcessFigures]:
-    """Processes that died and are missed: they had recorded something, or belong to a rank, or were no idle worker."""
-    died = [process for process in summary.processes if process.state == "died"]
-    killed = () if uses_ray(summary) else ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS")
-    known = [
-        process
-        for process in died
-        if process.spans or process.samples or process.rank is not None or process.killed_by in killed
-    ]
-    ended = {process.key for process in ended_by_others(summary)}
-    return [process for process in known if process.key not in ended]
-
-
-def uses_ray(summary: Summary) -> bool:
-    """Whether any process imported Ray, which kills the workers that it started in advance and did not need."""
-    return any(hook.instrumentation == "ray" and hook.state == "installed" for hook in summary.hooks)
-
-
-def ended_by_others(summary: Summary) -> list[ProcessFigures]:
-    """Processes that were ended while they did nothing, by a parent that ended in good order: nothing is missed."""
-    busy = {span.process_key for span in summary.open_spans}
-    well = {process.key for process in summary.processes if process.state == "ended"}
-    return [
-        process
-        for process in summary.processes
-        if process.state == "died" and process.killed_by in (None, "SIGTERM") and process.rank is None
-        if process.spans and process.key not in busy and process.parent in well
-    ]
 
 
 def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
