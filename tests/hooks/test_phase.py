@@ -69,12 +69,12 @@ def test_a_ledger_of_its_device_is_at_each_edge_whatever_it_is_called(folder: Pa
         pass
     rltrace.stop()
     device = of_device(folder)
-    assert [(edge.phase, edge.edge, edge.is_settled) for edge in device.edges] == [
+    assert [(edge.phase, edge.side, edge.is_consistent) for edge in device.boundaries] == [
         ("think", "begin", True),
         ("think", "end", True),
     ]
-    assert device.edges[1].bytes["actor.params"] == 300 * MIB
-    assert device.residual is not None and device.residual.edges_over_allowed == 0
+    assert device.boundaries[1].bytes["actor.params"] == 300 * MIB
+    assert device.residual is not None and device.residual.boundaries_over_limit == 0
 
 
 def test_memory_that_runs_out_in_it_is_told(folder: Path, ledger: CudaLedger) -> None:

@@ -99,7 +99,7 @@ def _seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     elif summary.steady is not None:
         yield Text(f"{steady_title(summary, summary.steady)}: {_spread(summary.steady.seconds)}; {UNMARKED_PHASES}")
     elif not summary.steps and summary.complete and any(process.role != SAMPLER for process in summary.processes):
-        yield Text(f'No step is marked: `with rltrace.span("step", step=n)` does it; {UNMARKED_PHASES}', "dim")
+        yield Text(f'No step is marked: mark each with `with rltrace.span("step", step=n)`; {UNMARKED_PHASES}', "dim")
     if len(by_lane(summary.steps)) > 1:
         yield process_table(summary.steps)
 
@@ -147,9 +147,9 @@ def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     found = summary.steady
     if found is not None:
         over = [row for row in summary.phases if row.step is not None and row.finished]
-        yield from lane_tables(f"Phases of each, {steady_words(found)}", [row for row in over if row.steady])
+        yield from lane_tables(f"Phases by rank, {steady_words(found)}", [row for row in over if row.steady])
         yield from idle_tables(steady_words(found), STEADY_STEP, summary)
-        yield from lane_tables(f"Phases of each, step {found.first_step}", [row for row in over if not row.steady])
+        yield from lane_tables(f"Phases by rank, step {found.first_step}", [row for row in over if not row.steady])
         yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary)
     if startup := [row for row in summary.phases if row.step is None]:
         if summary.steps:
@@ -283,7 +283,7 @@ SECTIONS = (
     Section("", _wrong, BOTH),
     Section("", _open_spans, BOTH),
     Section("", _seconds, FIRST),
-    Section("each rank", _all_seconds, ALL),
+    Section("each rank and its idle time", _all_seconds, ALL),
     Section("each step", _steps, ALL),
     Section("phases by step", _phases_by_step, ALL),
     Section("", _fullest, FIRST),
@@ -291,10 +291,10 @@ SECTIONS = (
     Section("", _automatic_spans_alone, FIRST),
     Section("automatic spans", _automatic_spans, ALL),
     Section("GPU work", _gpu_work, ALL),
-    Section("weight sync by stage", _weight_sync, ALL),
+    Section("weight sync", _weight_sync, ALL),
     Section("memory by phase", _memory, ALL),
-    Section("peaks of every allocation", _allocations, ALL),
-    Section("the hosts", _hosts, ALL),
+    Section("every allocation", _allocations, ALL),
+    Section("hosts", _hosts, ALL),
     Section("sleeps", _sleeps, ALL),
     Section("processes", _processes, ALL),
     Section("hooks", _hooks, ALL),
@@ -338,25 +338,25 @@ def _state(run: Run, summary: Summary) -> Text:
     if run.exit_code and run.interrupted_by is not None:
         return Text(f"interrupted by {run.interrupted_by}", "yellow")
     if run.exit_code:
-        return Text(f"left with exit code {run.exit_code}", "bold red")
+        return Text(f"failed with exit code {run.exit_code}", "bold red")
     if any(process.state == "stopped" for process in summary.processes):
         return Text("stopped", "yellow")
     if all(process.role == SAMPLER for process in summary.processes):
-        return Text("no process has recorded anything" if not run.is_live else "no process yet", "yellow")
+        return Text("no process has recorded anything" + (" yet" if run.is_live else ""), "yellow")
     if gone := having(summary, "in doubt"):
         who = f"{gone[0].name} (pid {gone[0].pid})" if len(gone) == 1 else figures.count(len(gone), "process")
         return Text(f"{who} is gone", "yellow")
     released = having(summary, "released")
     if not summary.unidentified and all(p.state == "ended" or p in released for p in summary.processes):
         return Text("complete", "green")
-    return Text("going on", "cyan") if run.is_live else Text("not complete", "yellow")
+    return Text("running", "cyan") if run.is_live else Text("incomplete", "yellow")
 
 
 def _died(died: Sequence[ProcessFigures]) -> str:
     """One by its name; of several, who they are stands below."""
     if len(died) > 1:
         causes = sorted({process.killed_by for process in died if process.killed_by})
-        by = f" by {', '.join(causes)}" if causes else ""
-        return f"{len(died)} died{by}"
+        return f"{len(died)} died" + (f" ({', '.join(causes)})" if causes else "")
     (process,) = died
-    return f"{process.name} (pid {process.pid}) died" + (f" by {process.killed_by}" if process.killed_by else "")
+    how = f"was killed by {process.killed_by}" if process.killed_by else "died"
+    return f"{process.name} (pid {process.pid}) {how}"

@@ -93,7 +93,7 @@ def _branch(alike: Sequence[ProcessFigures], fates: Mapping[str, Fate], *, has_h
     for at, ((said, style), count) in enumerate(ends.items()):
         line.append(", " if at else "").append(f"{count} {said}" if len(ends) > 1 else said, style)
     if not one.clock_aligned:
-        line.append("  another clock, error unknown", "yellow")
+        line.append("  another clock, not aligned", "yellow")
     elif one.clock_bound_seconds:
         line.append(f"  clock within ±{figures.short(one.clock_bound_seconds)}", "dim")
     return line
@@ -120,7 +120,7 @@ def bare_line(found: Sequence[Untraced]) -> str:
     commands = [" ".join(bare.command)[:MOST_LETTERS] for bare in found]
     others = f" and {len(commands) - MOST_BARE} other commands" if len(commands) > MOST_BARE else ""
     many = figures.count(sum(len(bare.pids) for bare in found), "process")
-    return f"{many} not in the Recording: {found[0].reason}: {'; '.join(commands[:MOST_BARE])}{others}"
+    return f"{many} not recorded ({found[0].reason}): {'; '.join(commands[:MOST_BARE])}{others}"
 
 
 def untraced_line(missing: Untraced) -> str:
