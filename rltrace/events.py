@@ -215,7 +215,7 @@ OWNERS = (
     "interpreter",
     "driver.reserved",
     UNATTRIBUTED,
-    "unexplained",
+    "unaccounted",
     "free",
 )
 """Who can hold a byte of a device, in the order the readers show them."""
@@ -243,7 +243,7 @@ OWNER_COLORS = {
     "interpreter": "#e2e8f0",
     "driver.reserved": "#334155",
     "unattributed": "#a855f7",
-    "unexplained": "#dc2626",
+    "unaccounted": "#dc2626",
     "free": "#f8fafc",
 }
 """One colour an owner, in every picture.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.allocations import NOT_ALLOCATED, AllocationTimeline, allocation_timelines
 from rltrace.analysis.lanes import order
-from rltrace.analysis.ledger import FREE, UNEXPLAINED, Ledger, ledgers
+from rltrace.analysis.ledger import FREE, UNACCOUNTED, Ledger, ledgers
 from rltrace.analysis.memory import DeviceMemory, Residual, device_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
@@ -234,7 +234,7 @@ def _exact_area(exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns
     times_ns = np.clip(exact.times_ns[chosen], start_ns, None)
     times_ns[-1:] = end_ns
     edges = np.clip(np.searchsorted(ledger.times_ns, times_ns, side="right") - 1, 0, None)
-    at_edges = [owner for owner in ledger.owners if owner in NOT_ALLOCATED and owner not in (CACHED, UNEXPLAINED, FREE)]
+    at_edges = [owner for owner in ledger.owners if owner in NOT_ALLOCATED and owner not in (CACHED, UNACCOUNTED, FREE)]
     rows = {owner: ledger.row(owner)[edges] for owner in at_edges}
     allocated = total[chosen].astype(float)
     reserved = allocated if exact.reserved_bytes is None else exact.reserved_bytes[chosen].astype(float)
@@ -315,9 +315,11 @@ def _joined(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
 
 def _note(memory: DeviceMemory, exact: AllocationTimeline | None = None) -> str:
     uncached = (
-        "" if exact is None or exact.reserved_bytes is not None else "caches are not drawn: only edges tell of them"
+        ""
+        if exact is None or exact.reserved_bytes is not None
+        else "caches are not drawn: they are known at phase boundaries only"
     )
-    unknown = f"not known here, so not drawn: {', '.join(memory.unknown)}" if memory.unknown else ""
+    unknown = f"unknown here, so not drawn: {', '.join(memory.unknown)}" if memory.unknown else ""
     return "; ".join(filter(None, (_ownerless(memory.residual), unknown, uncached)))
 
 
@@ -325,6 +327,6 @@ def _ownerless(found: Residual | None) -> str:
     if found is None:
         return ""
     return (
-        f"at {found.edges - found.unsettled_edges} settled phase edges of the run at most "
-        f"{found.worst_bytes / _MIB:.1f} MiB have no owner ({found.worst_allowed_bytes / _MIB:.1f} MiB allowed)"
+        f"Unaccounted: ≤ {found.worst_bytes / _MIB:.1f} MiB (limit {found.worst_limit_bytes / _MIB:.1f} MiB) at "
+        f"{found.boundaries - found.inconsistent_boundaries} of {found.boundaries} phase boundaries"
     )

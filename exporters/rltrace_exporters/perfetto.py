@@ -16,8 +16,8 @@ from hashlib import blake2b
 from time import time_ns
 from typing import Any, BinaryIO, NamedTuple
 
+from rltrace.analysis.clocks import TimeLine
 from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span, is_of_bytes
-from rltrace.read.alignment import Domain
 from rltrace.read.gate import plain
 from rltrace.read.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
@@ -118,40 +118,28 @@ def _time_pieces(time: int) -> tuple[bytes, bytes, bytes]:
 
 
 class Clocks:
-    """What to add to each process's times to get nanoseconds since 1970.
-
-    One constant for all times that the reader gives in one clock domain, so that they keep their exact distance. A
-    domain that nobody measured against the run's is put beside it by the real-time clocks of both, and marked.
-    """
+    """How the times of processes compare: their `TimeLine` in nanoseconds since 1970, and the words for its error."""
 
     def __init__(self, recording: Recording, processes: Iterable[Process]):
-        self.home = recording.time_domain
-        self.offsets: dict[Domain, int] = {}
-        self.error_bound_ns = 0.0
-        """Of the times that are aligned, the largest."""
+        self.time_line = TimeLine(recording)
         self.domains = len({process.clock_domain for process in processes if process.identity})
-        for process in sorted(processes, key=lambda process: (process.alignment is not None, process.start_ns)):
-            if "realtime_ns" in process.identity and "monotonic_ns" in process.identity:
-                self.offsets.setdefault(process.time_domain, process.unix_offset_ns)
-                self.error_bound_ns = max(self.error_bound_ns, _bound_ns(process))
+        self.error_bound_ns = max(map(_bound_ns, processes), default=0.0)
+        """Of the times that are aligned, the largest."""
 
     @property
     def error_bound(self) -> str:
         """How far times of different processes are off at most, in words."""
-        if len(self.offsets) > 1:
+        if self.time_line.domains > 1:
             return "unknown: aligned by real time"
         return f"{_milliseconds(self.error_bound_ns)} ms" if self.error_bound_ns else "exact: one clock"
 
     def is_known(self, process: Process) -> bool:
         """Whether the times of `process` compare with those of the run, exactly or within a known bound."""
-        return len(self.offsets) < 2 or process.time_domain == self.home
+        return self.time_line.domains < 2 or self.time_line.is_aligned(process)
 
     def offset_ns(self, process: Process) -> int:
-        """What to add to the times of `process`; one that never said its clock is taken to have the run's."""
-        known = self.offsets.get(process.time_domain)
-        if known is None and self.home is not None:
-            known = self.offsets.get(self.home)
-        return next(iter(self.offsets.values()), 0) if known is None else known
+        """What to add to the times of `process` to get nanoseconds since 1970."""
+        return self.time_line.offset_ns(process)
 
     def first(self, processes: Iterable[Process]) -> Process | None:
         """The process that began first; those that never said when do not count."""

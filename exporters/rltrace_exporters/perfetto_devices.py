@@ -1,7 +1,7 @@
 """The memory of each device as one group of counters: the ledger over all processes, its total, and NVML's own line.
 
 A process's own counters are beside its threads; here the worker's and the engine's are one ledger. What is counted at
-edges (`unexplained` among it) comes from `analysis.ledger`, as in `rltrace summary`: an edge needs what each process
+edges (`unaccounted` among it) comes from `analysis.ledger`, as in `rltrace summary`: an edge needs what each process
 said before and behind it, so all is kept until the trace ends: 16 bytes a sample, and some 270 an edge, packed.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from rltrace.analysis.lanes import Lane, lanes, order
-from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNEXPLAINED, edge_ledger
+from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNACCOUNTED, edge_ledger
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
 from rltrace.read.gate import is_size
@@ -24,7 +24,7 @@ USED = "used_bytes"
 """The kernel's total of a device, read at edges: not a sum, whoever read it last is right."""
 
 OWNED = "owned_bytes"
-"""The total as the owners count it: without `free`, and without what is `unexplained`."""
+"""The total as the owners count it: without `free`, and without what is `unaccounted`."""
 
 NVML = "gpu.used_bytes"
 """What NVML told the host's sampler, which knows nothing of owners; the driver's own bytes are not in it."""
@@ -32,7 +32,7 @@ NVML = "gpu.used_bytes"
 TOTALS = (USED, OWNED, NVML)
 """In the order of their rows, above the owners'."""
 
-AT_EDGES = (DRIVER_RESERVED, UNEXPLAINED, FREE)
+AT_EDGES = (DRIVER_RESERVED, UNACCOUNTED, FREE)
 """Rows of the ledger that no process samples."""
 
 GROUP = " Memory"
@@ -173,7 +173,7 @@ def _at_edges(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
     if ledger is None:
         return {}
     rows = {f"{owner}_bytes": ledger.row(owner) for owner in AT_EDGES if owner in ledger.owners}
-    rows[OWNED] = ledger.used - ledger.row(UNEXPLAINED)
+    rows[OWNED] = ledger.used - ledger.row(UNACCOUNTED)
     times_ns = ledger.times_ns.tolist()
     return {name: list(_changes(name, zip(times_ns, row.tolist(), strict=True))) for name, row in rows.items()}
 

@@ -18,7 +18,7 @@ from rltrace.events import ALLOCATIONS_RESERVED, OWNERS, UNATTRIBUTED, Span, all
 
 NOT_ALLOCATED = frozenset(
     {"allocator.cached", "cuda.context", "nccl", "library.kernels", "interpreter", "driver.reserved"}
-    | {"unexplained", "free"}
+    | {"unaccounted", "free"}
 )
 """Owners of what no process's allocator has given out."""
 

@@ -30,12 +30,26 @@ class TimeLine:
         """Nanoseconds from each domain's clock to 1970, by the first process that has it as its own."""
         own_first = sorted(recording.processes, key=lambda process: (process.alignment is not None, process.start_ns))
         for process in own_first:
-            self._offsets.setdefault(process.time_domain, process.unix_offset_ns)
+            if "boot_id" in process.identity:  # it said by which clock its times are
+                self._offsets.setdefault(process.time_domain, process.unix_offset_ns)
 
     @property
     def unix_offset_ns(self) -> int:
         """What to add to a time of this line to get nanoseconds since 1970."""
-        return self._offsets[self._home] if self._home else 0
+        own = next(iter(self._offsets.values()), 0)
+        return self._offsets.get(self._home, own) if self._home else own
+
+    @property
+    def domains(self) -> int:
+        """How many clocks the times are given in: more than one where some were never compared with the run's."""
+        return len(self._offsets)
+
+    def offset_ns(self, process: Process) -> int:
+        """What to add to a time of the process to get nanoseconds since 1970.
+
+        A process that never said its clock is taken to have the run's.
+        """
+        return self._offsets.get(process.time_domain, self.unix_offset_ns)
 
     def is_aligned(self, process: Process) -> bool:
         """Whether the times of a process compare with those of the run, exactly or within a known bound."""
@@ -43,7 +57,7 @@ class TimeLine:
 
     def shift_ns(self, process: Process) -> int:
         """What to add to a time of the process."""
-        return self._offsets[process.time_domain] - self.unix_offset_ns
+        return self.offset_ns(process) - self.unix_offset_ns
 
     def now_ns(self) -> int:
         """The present, on this line; exact where this process shares its clock."""

@@ -19,7 +19,7 @@ from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import DRIVER_PHASES, OWNERS, STEP, WEIGHT_SYNC_STAGES
 from rltrace.read.command_line import PYTHON, words_of_program
 
-VERSION = 1
+VERSION = 2
 """Of the JSON, as `Summary`'s."""
 LEAST_STEPS = 2
 """Of a run, to know how far its steps lie apart."""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.computing import computing
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, opened_last, outside, total_ns, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, Seen
@@ -22,7 +23,7 @@ Between = tuple[str | None, str | None]
 
 
 class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane's idle time between two phases; of the steady steps a mean."""
+    """A lane's time between two phases, idle or unlabelled; of the steady steps a mean."""
 
     lane: str
     """`rank 0`, `driver`, or the name of the process."""
@@ -42,7 +43,9 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
     count: float
     """How many such gaps there were; a mean over the steady steps."""
     seconds: float
-    """Their length; all rows of a lane add up to its `idle`."""
+    """Their length; all rows of a lane add up to its `idle` plus its `unlabelled`."""
+    unlabelled_seconds: float
+    """The part of `seconds` in which the rank computed: an automatic span, GPU time or processor time says so."""
     others_seconds: float
     """The part of `seconds` in which another rank was in a phase."""
     driver_seconds: dict[str, float]
@@ -61,11 +64,12 @@ def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
     busy = union(*(rows for lane in lanes for rows in phases[lane].values()))
     driver = _Spans(seen, [process for process in seen.processes if process.lane.is_driver])
     elsewhere = _Spans(seen, [process for process in seen.processes if _is_elsewhere(process.lane, lanes)])
+    computed = computing(seen)
     found: list[IdleGap] = []
     for lane in lanes:
         own = _Spans(seen, [process for process in seen.processes if process.lane == lane])
         known = phases[lane] if lane.is_driver else {**phases[lane], **of_driver}
-        found += _Gaps(known, windows.of(lane)).figures(lane, busy, driver, own, elsewhere)
+        found += _Gaps(known, windows.of(lane)).figures(lane, busy, computed.get(lane, EMPTY), driver, own, elsewhere)
     return found
 
 
@@ -120,16 +124,16 @@ class _Gaps:
         before = _names_at(self._rows[:, 1], edges[:, 1], {name: rows[:, 0] for name, rows in phases.items()})
         self._between: list[Between] = list(zip(after, before, strict=True))
 
-    def figures(self, lane: Lane, busy: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
+    def figures(self, lane: Lane, busy: Intervals, computed: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
         """One item a pair of phases, of the steps that go together.
 
         Args:
             lane: Whose they are.
             busy: When any lane was in a phase.
+            computed: When this one computed.
             spans: Of the driver, of the lane, and of who is elsewhere.
         """
-        pieces, _, gap_of_piece = cut(self._rows, busy)
-        others_ns = np.bincount(gap_of_piece, pieces[:, 1] - pieces[:, 0], len(self._rows))
+        others_ns, computed_ns = self._inside_ns(busy), self._inside_ns(computed)
         for what, places in _together(self._windows):
             alike = self._alike(places)
             driver, own, elsewhere = (self._meanwhile(alike, of, len(places)) for of in spans)
@@ -144,11 +148,17 @@ class _Gaps:
                     before=before,
                     count=len(gaps) / len(places),
                     seconds=total_ns(self._rows[gaps]) / 1e9 / len(places),
+                    unlabelled_seconds=float(computed_ns[gaps].sum()) / 1e9 / len(places),
                     others_seconds=float(others_ns[gaps].sum()) / 1e9 / len(places),
                     driver_seconds=driver[at],
                     own_seconds=own[at],
                     elsewhere_seconds=elsewhere[at],
                 )
+
+    def _inside_ns(self, rows: Intervals) -> NDArray[np.float64]:
+        """How much of each gap lies inside of some rows."""
+        pieces, _, gap = cut(self._rows, rows)
+        return np.bincount(gap, pieces[:, 1] - pieces[:, 0], len(self._rows)).astype(np.float64)
 
     def _alike(self, places: list[int]) -> list[tuple[Between, list[int]]]:
         """The gaps of some windows, by what they are between; what took most first."""

@@ -1,7 +1,7 @@
 """The ledger of a device: who held its bytes at each moment, over all its processes, beside the kernel's total.
 
 Rows come from the processes, totals from the kernel (`memory.edge` spans: one process reads them for all processes of
-its device). The difference is a row of its own, `unexplained`, and nothing else is computed that way.
+its device). The difference is a row of its own, `unaccounted`, and nothing else is computed that way.
 
 An edge is seen by one process. What another one says then is what it said last, or next: it is as old as the time that
 has passed, or as the CPU time that it has used since, whichever is less, for a process that did not run did not change.
@@ -24,11 +24,13 @@ from rltrace.analysis.lanes import Lane
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import OWNERS, Span
 
-FREE, UNEXPLAINED, INTERPRETER = "free", "unexplained", "interpreter"
+FREE, UNACCOUNTED, INTERPRETER = "free", "unaccounted", "interpreter"
+FORMER_NAMES = {"unexplained": UNACCOUNTED}
+"""What older Recordings call a row whose total nobody could read."""
 CONTEXT, DRIVER_RESERVED = "cuda.context", "driver.reserved"
 
-SETTLED_NS = 5_000_000
-"""An edge whose samples lie further apart is not settled, unless they are seen to hold still."""
+CONSISTENT_NS = 5_000_000
+"""An edge whose samples lie further apart is not consistent, unless they are seen to hold still."""
 
 GRANULE_BYTES = 2 << 20
 """In which a driver gives memory away."""
@@ -36,7 +38,7 @@ GRANULE_BYTES = 2 << 20
 ALLOWED_SHARE = 0.01
 ALLOWED_CPU_BYTES = 24 << 20
 ALLOWED_GPU_BYTES = 256 << 20
-"""How much of a settled edge may have no owner: a share of the used bytes, or this much, whichever is more."""
+"""How much of a consistent edge may have no owner: a share of the used bytes, or this much, whichever is more."""
 
 
 class Ledger:
@@ -44,12 +46,12 @@ class Ledger:
 
     def __init__(self, owners: list[str], times_ns: NDArray[np.int64], size_bytes: NDArray[np.float64]) -> None:
         self.owners = owners
-        """In the order of `events.OWNERS`; `unexplained` is last where the total is known."""
+        """In the order of `events.OWNERS`; `unaccounted` is last where the total is known."""
         self.times_ns = times_ns
         self.bytes = size_bytes
         self.apart_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How old the oldest sample of a moment is; NaN where nobody read the total."""
-        self.is_settled: NDArray[np.bool_] = np.full(len(times_ns), False)
+        self.is_consistent: NDArray[np.bool_] = np.full(len(times_ns), False)
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
         """How long the process that read it took for it."""
@@ -61,7 +63,7 @@ class Ledger:
     @property
     def has_total(self) -> bool:
         """Whether somebody read what the kernel counts."""
-        return UNEXPLAINED in self.owners
+        return UNACCOUNTED in self.owners
 
     @property
     def used(self) -> NDArray[np.float64]:
@@ -160,7 +162,7 @@ class _Process:
         age_ns, _, index = min(
             (self._age_ns(index, edge), abs(self.ends_ns[index] - _end_ns(edge)), index) for index in near
         )
-        if age_ns <= SETTLED_NS:
+        if age_ns <= CONSISTENT_NS:
             return index, age_ns
         if self.used_bytes[near[-1]] == _used_bytes(edge) and near[-1] == behind:
             return behind, 0.0
@@ -196,39 +198,39 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
     totals = np.array([sum(_totals(edge).values()) for edge, _ in edges], np.float64)
     rows = np.array([row for row, _ in moments])
     counted = [index for index, owner in enumerate(named) if owner != FREE]
-    unexplained = totals - rows[:, counted].sum(axis=1)
+    unaccounted = totals - rows[:, counted].sum(axis=1)
     ledger = Ledger(
-        [*named, UNEXPLAINED],
+        [*named, UNACCOUNTED],
         np.array([_end_ns(edge) for edge, _ in edges], np.int64),
-        np.column_stack([rows, unexplained]),
+        np.column_stack([rows, unaccounted]),
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
     ledger.cost_ns = np.array([_end_ns(edge) - edge.start_ns for edge, _ in edges], np.float64)
     ledger.held_bytes = [_held_bytes(edge) for edge, _ in edges]
-    ledger.is_settled = ledger.apart_ns <= SETTLED_NS
+    ledger.is_consistent = ledger.apart_ns <= CONSISTENT_NS
     ledger.is_of_gpu = all(_is_of_gpu(edge) for edge, _ in edges)
     if ledger.is_of_gpu:
-        ledger.is_settled = settled(ledger.apart_ns, unexplained)
+        ledger.is_consistent = consistent(ledger.apart_ns, unaccounted)
     return ledger
 
 
-def settled(apart_ns: NDArray[np.float64], unexplained_bytes: NDArray[np.float64]) -> NDArray[np.bool_]:
+def consistent(apart_ns: NDArray[np.float64], unaccounted_bytes: NDArray[np.float64]) -> NDArray[np.bool_]:
     """At which moments all samples hold: they are new, or what nobody explains is what it was at such a moment.
 
     A process that has done something since its sample, as an idle engine does that looks for requests, may have moved
     memory meanwhile. If it had, without saying so, the total less all rows would hardly be, to a granule, what it is at
     any moment of which all is known, of which a run has a few levels; or what it was at the last that holds, for it may
     grow by a granule now and then. That is so of a GPU, whose driver counts whole granules; a host's figures are never
-    the same twice. What is taken for settled is judged: a coincidence can accuse the ledger and not acquit it.
+    the same twice. What is taken for consistent is judged: a coincidence can accuse the ledger and not acquit it.
 
     Args:
         apart_ns: Age of the oldest sample, (M,) moments of one device in their order.
-        unexplained_bytes: The total less all rows, (M,).
+        unaccounted_bytes: The total less all rows, (M,).
     """
-    is_new = apart_ns <= SETTLED_NS
-    found = is_new | (_distance(unexplained_bytes, np.sort(unexplained_bytes[is_new])) <= GRANULE_BYTES)
+    is_new = apart_ns <= CONSISTENT_NS
+    found = is_new | (_distance(unaccounted_bytes, np.sort(unaccounted_bytes[is_new])) <= GRANULE_BYTES)
     before_bytes = np.nan
-    for moment, size_bytes in enumerate(unexplained_bytes):
+    for moment, size_bytes in enumerate(unaccounted_bytes):
         found[moment] |= abs(size_bytes - before_bytes) <= GRANULE_BYTES
         if found[moment]:
             before_bytes = size_bytes

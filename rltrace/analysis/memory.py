@@ -1,4 +1,4 @@
-"""Who held a device's bytes: at its peak, at each step's and each phase's, and at every phase edge."""
+"""Who held a device's bytes: at its peak, at each step's and each phase's, and at every phase boundary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
     ALLOWED_GPU_BYTES,
     ALLOWED_SHARE,
+    CONSISTENT_NS,
     CONTEXT,
     DRIVER_RESERVED,
+    FORMER_NAMES,
     FREE,
-    SETTLED_NS,
-    UNEXPLAINED,
+    UNACCOUNTED,
     Ledger,
     counter_ledger,
     ledgers,
@@ -55,16 +56,16 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     apart_seconds: float | None
     """Age of the oldest sample: the time since it, or the CPU time that its process has used since, whichever is less;
     None where nobody read the device's total."""
-    is_settled: bool | None
+    is_consistent: bool | None
     """Whether the moment is consistent: no sample is older than 5 ms, or nothing has moved since. None where nobody
     read the device's total."""
 
 
-class Edge(Moment, frozen=True, kw_only=True):
+class Boundary(Moment, frozen=True, kw_only=True):
     """A phase boundary: a phase's beginning or end, and the moment nearest to it."""
 
-    edge: str
-    """`begin` or `end`."""
+    side: str
+    """`begin` or `end` of the phase."""
     away_seconds: float
     """From the boundary to the moment nearest to it; more than 5 ms, and the boundary is not consistent."""
 
@@ -72,16 +73,16 @@ class Edge(Moment, frozen=True, kw_only=True):
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
     """How many of a device's bytes have no owner, over its phase boundaries."""
 
-    edges: int
+    boundaries: int
     """How many phase boundaries there are."""
-    unsettled_edges: int
+    inconsistent_boundaries: int
     """How many of them are not consistent, and so not judged."""
-    edges_over_allowed: int
+    boundaries_over_limit: int
     """How many consistent ones have more unaccounted and unattributed bytes than the limit."""
     worst_bytes: int
     """The most that a consistent phase boundary had without an owner: unaccounted bytes, whatever their sign, plus
     unattributed ones."""
-    worst_allowed_bytes: int
+    worst_limit_bytes: int
     """The limit at that boundary: 1 % of the used bytes, at least 24 MiB on a CPU and 256 MiB on a GPU."""
     worst_phase: str | None
     """The phase at that boundary."""
@@ -96,7 +97,7 @@ class Others(msgspec.Struct, frozen=True, kw_only=True):
 
     at_seconds: float
     """When, counted from the beginning of the Recording."""
-    unexplained_bytes: int
+    unaccounted_bytes: int
     """The device's unaccounted bytes then; what the other processes held is a part of them."""
     held_bytes: dict[str, int]
     """By process id, as the driver said, the largest first."""
@@ -146,7 +147,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     phases: list[Moment]
     """The peak of each phase over all steps, in the order of a step. Parts of a phase that take less than 5 ms do not
     count where the phase has longer ones."""
-    edges: list[Edge]
+    boundaries: list[Boundary]
     """Both boundaries of every phase, those of the start-up included."""
     residual: Residual | None
     """What has no owner, over the phase boundaries; None where nobody read the device's total."""
@@ -184,7 +185,7 @@ class _Device:
     def figures(self) -> DeviceMemory:
         """Everything."""
         peak = self.moment(int(np.argmax(self.used)))
-        edges = list(self.edges())
+        boundaries = list(self.boundaries())
         return DeviceMemory(
             lane=self.lane.name,
             rank=self.lane.rank,
@@ -198,8 +199,8 @@ class _Device:
             owner_peaks=self.owner_peaks(),
             steps=list(self.step_peaks()),
             phases=list(self.phase_peaks()),
-            edges=edges,
-            residual=self.residual(edges) if self.ledger.has_total else None,
+            boundaries=boundaries,
+            residual=self.residual(boundaries) if self.ledger.has_total else None,
             allocated_peaks=list(self.allocated_peaks()),
             unknown=self.unknown(),
             others=self.others(),
@@ -216,16 +217,18 @@ class _Device:
             used_bytes=int(self.used[index]),
             bytes=self.ledger.at(index),
             apart_seconds=apart_ns / 1e9 if np.isfinite(apart_ns) else None,
-            is_settled=bool(self.ledger.is_settled[index]) if np.isfinite(apart_ns) else None,
+            is_consistent=bool(self.ledger.is_consistent[index]) if np.isfinite(apart_ns) else None,
         )
 
     def phase_at(self, at_ns: int) -> str | None:
         """The phase that holds an instant; where one ends and another begins, the one that begins.
 
-        A sample of an edge lies just outside of its phase: it belongs to the one that had just ended when it was begun,
-        else to the one that begins after it.
+        A sample of a boundary lies just outside of its phase: it belongs to the one that had just ended when it was
+        begun, else to the one that begins after it.
         """
-        begins = [(-start_ns, name) for start_ns, _, name in self.told_apart if at_ns < start_ns <= at_ns + SETTLED_NS]
+        begins = [
+            (-start_ns, name) for start_ns, _, name in self.told_apart if at_ns < start_ns <= at_ns + CONSISTENT_NS
+        ]
         return self.phase_by(at_ns) or (max(begins)[1] if begins else None)
 
     def phase_by(self, at_ns: int) -> str | None:
@@ -233,7 +236,9 @@ class _Device:
         began_ns = self.sampling_began_ns(at_ns)
         around = [(start_ns, name) for start_ns, end_ns, name in self.told_apart if start_ns <= at_ns <= end_ns]
         ended = [
-            (end_ns, name) for _, end_ns, name in self.told_apart if end_ns < at_ns and began_ns <= end_ns + SETTLED_NS
+            (end_ns, name)
+            for _, end_ns, name in self.told_apart
+            if end_ns < at_ns and began_ns <= end_ns + CONSISTENT_NS
         ]
         found = around or ended
         return max(found)[1] if found else None
@@ -253,30 +258,32 @@ class _Device:
                 yield self.moment(int(inside[np.argmax(self.used[inside])]))
 
     def phase_peaks(self) -> Iterator[Moment]:
-        """The fullest moment of each phase: inside it, or at one of its edges."""
+        """The fullest moment of each phase: inside it, or at one of its boundaries."""
         times_ns = self.ledger.times_ns
         fullest: dict[str, int] = {}
         for start_ns, end_ns, name in self.told_apart:
             inside = np.flatnonzero((start_ns <= times_ns) & (times_ns <= end_ns))
             # Its first sample may lie before its beginning: what a sleep frees was there when it began.
-            begin = [index for index in (self.nearest(start_ns),) if self.away_ns(index, start_ns) <= SETTLED_NS]
+            begin = [index for index in (self.nearest(start_ns),) if self.away_ns(index, start_ns) <= CONSISTENT_NS]
             known = [fullest[name]] if name in fullest else []
             candidates = [*map(int, inside), self.nearest(end_ns), *known, *begin]
             fullest[name] = max(candidates, key=lambda index: self.used[index])
         for name in sorted(fullest, key=lambda name: (ORDER.get(name, len(ORDER)), name)):
             yield self.moment(fullest[name], name)
 
-    def edges(self) -> Iterator[Edge]:
-        """Both edges of every phase that is over."""
+    def boundaries(self) -> Iterator[Boundary]:
+        """Both boundaries of every phase that is over."""
         for start_ns, end_ns, name in self.spans:
-            for edge, at_ns in (("begin", start_ns), ("end", end_ns)):
+            for side, at_ns in (("begin", start_ns), ("end", end_ns)):
                 index = self.nearest(at_ns)
                 away_ns = self.away_ns(index, at_ns)
                 moment = msgspec.structs.asdict(self.moment(index, name))
                 moment["step"] = self.windows.step_at(start_ns)
-                if away_ns > SETTLED_NS and moment["is_settled"]:  # of that moment, which tells little of this edge
-                    moment["is_settled"] = False
-                yield Edge(**moment, edge=edge, away_seconds=away_ns / 1e9)
+                if (
+                    away_ns > CONSISTENT_NS and moment["is_consistent"]
+                ):  # of that moment, which tells little of this boundary
+                    moment["is_consistent"] = False
+                yield Boundary(**moment, side=side, away_seconds=away_ns / 1e9)
 
     def nearest(self, at_ns: int) -> int:
         """The moment that tells most of an instant: the nearest one, or where that is not near the last one before.
@@ -285,7 +292,7 @@ class _Device:
         """
         index = int(np.argmin(np.abs(self.ledger.times_ns - at_ns)))
         before = int(np.searchsorted(self.ledger.times_ns, at_ns, side="right")) - 1
-        return max(before, 0) if self.away_ns(index, at_ns) > SETTLED_NS else index
+        return max(before, 0) if self.away_ns(index, at_ns) > CONSISTENT_NS else index
 
     def away_ns(self, index: int, at_ns: int) -> int:
         """How far an instant is from the sampling of a moment, which takes a while on a busy machine; 0 inside it."""
@@ -305,24 +312,24 @@ class _Device:
             peaks[owner] = OwnerPeak(size_bytes, (at_ns - self.seen.start_ns) / 1e9, self.phase_at(at_ns))
         return peaks
 
-    def residual(self, edges: list[Edge]) -> Residual:
-        """What has no owner at the edges that are settled."""
-        settled = [edge for edge in edges if edge.is_settled]
-        over = [edge for edge in settled if ownerless_bytes(edge) > self.allowed_bytes(edge)]
-        worst = max(settled, key=ownerless_bytes, default=None)
+    def residual(self, boundaries: list[Boundary]) -> Residual:
+        """What has no owner at the phase boundaries that are consistent."""
+        consistent = [boundary for boundary in boundaries if boundary.is_consistent]
+        over = [boundary for boundary in consistent if ownerless_bytes(boundary) > self.limit_bytes(boundary)]
+        worst = max(consistent, key=ownerless_bytes, default=None)
         return Residual(
-            edges=len(edges),
-            unsettled_edges=len(edges) - len(settled),
-            edges_over_allowed=len(over),
+            boundaries=len(boundaries),
+            inconsistent_boundaries=len(boundaries) - len(consistent),
+            boundaries_over_limit=len(over),
             worst_bytes=ownerless_bytes(worst) if worst else 0,
-            worst_allowed_bytes=self.allowed_bytes(worst) if worst else 0,
+            worst_limit_bytes=self.limit_bytes(worst) if worst else 0,
             worst_phase=worst.phase if worst else None,
             sample_seconds=float(np.median(self.ledger.cost_ns)) / 1e9,
             sample_share=self.sample_share(),
         )
 
     def allocated_peaks(self) -> Iterator[AllocatedPeak]:
-        """By torch's own count: what came and went between two edges was at none."""
+        """By torch's own count: what came and went between two boundaries was at none."""
         for process in self.seen.processes:
             if process.lane == self.lane and (values := process.allocated_peak.values):
                 place = int(np.argmax(values))
@@ -339,15 +346,16 @@ class _Device:
     def unknown(self) -> dict[str, str]:
         """Rows that this device has and that nobody could tell; never a zero."""
         of_lane = [process.process.unavailable for process in self.seen.processes if process.lane == self.lane]
-        said = {row: reason for one in of_lane for row, reason in one.items() if row in OWNERS}
+        named = [(FORMER_NAMES.get(row, row), reason) for one in of_lane for row, reason in one.items()]
+        said = {row: reason for row, reason in named if row in OWNERS}
         has_total, is_gpu = self.ledger.has_total, (self.lane.device or "").startswith("GPU")
         unknown: dict[str, str] = {}
         if is_gpu:  # who read its total has told of the other rows too: what it did not meet is not there
             rows = (CONTEXT,) if has_total else OF_GPUS
             unknown = {row: NOT_SAMPLED for row in rows if row not in self.ledger.owners}
         if not has_total:  # whoever reads it reads these together
-            of_total = (DRIVER_RESERVED, UNEXPLAINED, FREE) if is_gpu else (UNEXPLAINED,)
-            unknown |= dict.fromkeys(of_total, said.get(UNEXPLAINED, NO_TOTAL))
+            of_total = (DRIVER_RESERVED, UNACCOUNTED, FREE) if is_gpu else (UNACCOUNTED,)
+            unknown |= dict.fromkeys(of_total, said.get(UNACCOUNTED, NO_TOTAL))
         return unknown | said
 
     def others(self) -> Others | None:
@@ -362,11 +370,11 @@ class _Device:
             return None
         return Others(
             at_seconds=(int(self.ledger.times_ns[most]) - self.seen.start_ns) / 1e9,
-            unexplained_bytes=int(self.ledger.row(UNEXPLAINED)[most]),
+            unaccounted_bytes=int(self.ledger.row(UNACCOUNTED)[most]),
             held_bytes=dict(sorted(held[most].items(), key=lambda one: -one[1])),
         )
 
-    def allowed_bytes(self, moment: Moment) -> int:
+    def limit_bytes(self, moment: Moment) -> int:
         """How much may have no owner."""
         on_cpu = (self.lane.device or "").startswith("cpu")
         return max(int(ALLOWED_SHARE * moment.used_bytes), ALLOWED_CPU_BYTES if on_cpu else ALLOWED_GPU_BYTES)
@@ -488,8 +496,8 @@ def _out_of_memory(
 
 
 def ownerless_bytes(moment: Moment) -> int:
-    """What is unexplained, whatever its sign, and what is allocated for nobody."""
-    return abs(moment.bytes.get(UNEXPLAINED, 0)) + abs(moment.bytes.get(UNATTRIBUTED, 0))
+    """What is unaccounted, whatever its sign, and what is allocated for nobody."""
+    return abs(moment.bytes.get(UNACCOUNTED, 0)) + abs(moment.bytes.get(UNATTRIBUTED, 0))
 
 
 def _phases_of(seen: Observations, lane: Lane) -> Iterator[tuple[int, int, str]]:
@@ -507,8 +515,8 @@ def _told_apart(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]
     Samples of 5 ms are one moment of the ledger: what lasts less cannot be told from the phases around it. verl's
     `weight_sync` has such a rest behind `rollout.wake_kv_cache`, where the KV cache is back already.
     """
-    longer = {name for start_ns, end_ns, name in spans if end_ns - start_ns >= SETTLED_NS}
-    return [span for span in spans if span[1] - span[0] >= SETTLED_NS or span[2] not in longer]
+    longer = {name for start_ns, end_ns, name in spans if end_ns - start_ns >= CONSISTENT_NS}
+    return [span for span in spans if span[1] - span[0] >= CONSISTENT_NS or span[2] not in longer]
 
 
 def _samplings_of(seen: Observations, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

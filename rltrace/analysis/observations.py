@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -178,9 +179,8 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        emitted = (hook.get("emits") or () for process in processes for hook in process.hooks)
-        self.made_by_hooks = {REQUEST, ALLOCATIONS_WRITTEN, *(str(name) for names in emitted for name in names)}
-        """Names of spans."""
+        self._made_by_hooks = {process.key: _made_by_hooks(process.hooks) for process in processes if process.hooks}
+        self._made_by_any = frozenset().union(_made_by_hooks(()), *self._made_by_hooks.values())
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
@@ -188,6 +188,13 @@ class Observations:
         self.now_ns = self.time_line.now_ns()
         self.went_on_ns = _went_on_ns(self.processes)
         """By the key of a process that went on as another program (`exec`), when that one began."""
+
+    def is_automatic(self, seen: Seen, name: str) -> bool:
+        """Whether spans of this name in a process are its hooks', and not the program's own.
+
+        A process that reports no hooks, as one whose report is damaged, is judged by those of all processes.
+        """
+        return name in self._made_by_hooks.get(seen.process.key, self._made_by_any)
 
     def open_until_ns(self, seen: Seen) -> int:
         """Until when a span that is open in a process counts: until it was over, else until it was last heard of."""
@@ -206,6 +213,12 @@ class Observations:
             return self.now_ns
         gone_ns = seen.process.gone_ns
         return None if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
+
+
+def _made_by_hooks(hooks: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Names of the spans that hooks make."""
+    emitted = (str(name) for hook in hooks for name in hook.get("emits") or ())
+    return frozenset({REQUEST, ALLOCATIONS_WRITTEN, *emitted})
 
 
 def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:

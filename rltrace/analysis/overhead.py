@@ -28,7 +28,7 @@ RESAMPLES = 10_000
 FILE = "overhead.json"
 """In the folder of a measurement: the `Measurement`."""
 
-Verdict = Literal["established", "exceeded", "not established"]
+Verdict = Literal["established", "exceeded", "inconclusive"]
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,10 +188,10 @@ def compare(what: str, unit: str, needed: int, pairs: Sequence[tuple[float, floa
 
 def _verdict(low: float | None, high: float | None, limit: float) -> Verdict:
     if low is None or high is None:
-        return "not established"
+        return "inconclusive"
     if high <= limit:
         return "established"
-    return "exceeded" if low > limit else "not established"
+    return "exceeded" if low > limit else "inconclusive"
 
 
 # ---- reading a measurement --------------------------------------------------------------------------------------

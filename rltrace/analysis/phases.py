@@ -1,4 +1,4 @@
-"""What each rank did with its step: seconds of every phase, of waiting for the driver, and of nothing."""
+"""What each rank did with its step: seconds of phases, of waiting for the driver, of work in no phase, of nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import combinations
 import msgspec
 import numpy as np
 
+from rltrace.analysis.computing import computing
 from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations
@@ -15,17 +16,19 @@ from rltrace.analysis.steps import StepWindows
 from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIVER
 
 IDLE = "idle"
+UNLABELLED = "unlabelled"
+"""In no phase, and yet computing."""
 
 ORDER = {name: place for place, name in enumerate((*STARTUP_PHASES, *STEP_PHASES))}
 """Known phases in the order they happen."""
 
 
-_OF_NOBODY = {WAIT_DRIVER: len(ORDER) + 1, IDLE: len(ORDER) + 2}
+_OF_NOBODY = {WAIT_DRIVER: len(ORDER) + 1, UNLABELLED: len(ORDER) + 2, IDLE: len(ORDER) + 3}
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
     """Each once: known phases in the order of a step, the phases of a program of one's own as they are given; then
-    `wait.driver` and `idle`."""
+    `wait.driver`, `unlabelled` and `idle`."""
     once = list(dict.fromkeys(phases))
     places = ORDER if all(name in ORDER or name in _OF_NOBODY for name in once) else {}
     return sorted(once, key=lambda name: _OF_NOBODY.get(name, places.get(name, 0)))
@@ -50,7 +53,8 @@ class Overlap(msgspec.Struct, frozen=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one rank: its phases, `wait.driver` and `idle` add up to `seconds` plus `overlap_seconds`."""
+    """One step of one rank: its phases, `wait.driver`, `unlabelled` and `idle` add up to `seconds` plus
+    `overlap_seconds`."""
 
     step: int | None
     """Number of the step; None is the start-up before the first step, or all of a Recording without steps."""
@@ -72,8 +76,9 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     steady: bool
     """Whether the step counts in `steady`."""
     phases: dict[str, Share]
-    """By phase, in the order of a step; then `wait.driver` (the driver is in a phase and the rank is not) and `idle`.
-    Together they are `seconds` plus `overlap_seconds`."""
+    """By phase, in the order of a step; then `wait.driver` (the driver is in a phase and the rank is not), `unlabelled`
+    (neither is, and yet the rank computes: an automatic span, GPU time or processor time says so) and `idle` (neither
+    is, and nothing computes). Together they are `seconds` plus `overlap_seconds`."""
     overlap_seconds: float
     """Time that is counted twice because phases overlap; 0 in a colocated run."""
     overlaps: list[Overlap]
@@ -81,31 +86,42 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A window in whole nanoseconds: `sum(phases) - overlap + wait_driver + idle` is its length."""
+    """A window in whole nanoseconds: `sum(phases) - overlap + wait_driver + unlabelled + idle` is its length."""
 
     phases_ns: dict[str, int]
     overlap_ns: int
     wait_driver_ns: int
+    unlabelled_ns: int
     idle_ns: int
 
 
-def partition(phases: Mapping[str, Intervals], driver: Intervals, window: tuple[int, int]) -> Partition:
+def partition(
+    phases: Mapping[str, Intervals], driver: Intervals, window: tuple[int, int], computing: Intervals = EMPTY
+) -> Partition:
     """Divide a rank's window.
 
     Args:
         phases: Of the rank, by name, inside the window.
         driver: When the driver was in a phase of its own, inside the window.
         window: Its first instant and the first one after it, ns.
+        computing: When the rank computed, in a phase or not, inside the window.
     """
     phases_ns = {name: covered_ns(rows) for name, rows in phases.items()}
     busy_ns = covered_ns(*phases.values())
     known_ns = covered_ns(driver, *phases.values())
-    return Partition(phases_ns, sum(phases_ns.values()) - busy_ns, known_ns - busy_ns, window[1] - window[0] - known_ns)
+    told_ns = covered_ns(driver, computing, *phases.values())
+    return Partition(
+        phases_ns=phases_ns,
+        overlap_ns=sum(phases_ns.values()) - busy_ns,
+        wait_driver_ns=known_ns - busy_ns,
+        unlabelled_ns=told_ns - known_ns,
+        idle_ns=window[1] - window[0] - told_ns,
+    )
 
 
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     """Every step of every rank, of the driver, and of every other process that has phases: by step, then by rank."""
-    of_driver = union(*driver_phases(seen).values())
+    of_driver, computed = union(*driver_phases(seen).values()), computing(seen)
     acting = [process for process in seen.processes if process.phases]
     astray = {process.lane for process in acting if not seen.time_line.is_aligned(process.process)}
     found = []
@@ -113,12 +129,14 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
         happened = sorted(whole, key=lambda name: int(whole[name][:1, 0].sum()))
         own = windows.of(lane)
         driver_of_window = _by_window(of_driver, own)
+        computed_in = _by_window(computed.get(lane, EMPTY), own)
         phases = {name: _by_window(whole[name], own) for name in happened}
         for place in np.flatnonzero(own.recorded).tolist():
             inside = {name: rows[place] for name, rows in phases.items() if place in rows}
             row = _rank_step(
-                lane, place, own, inside, driver_of_window.get(place, EMPTY), clock_aligned=lane not in astray
-            )
+                lane, place, own, inside, driver_of_window.get(place, EMPTY), computed_in.get(place, EMPTY),
+                clock_aligned=lane not in astray,
+            )  # fmt: skip
             found.append((place, row))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
 
@@ -148,14 +166,16 @@ def _rank_step(
     windows: StepWindows,
     phases: dict[str, Intervals],
     driver: Intervals,
+    computed: Intervals,
     *,
     clock_aligned: bool,
 ) -> RankStep:
     start_ns, end_ns = map(int, windows.windows[place])
     length_ns = end_ns - start_ns
-    parts = partition(phases, EMPTY if lane.is_driver else driver, (start_ns, end_ns))
+    parts = partition(phases, EMPTY if lane.is_driver else driver, (start_ns, end_ns), computed)
     named_ns = {name: parts.phases_ns[name] for name in in_order(parts.phases_ns)}
-    all_ns = {**named_ns, WAIT_DRIVER: parts.wait_driver_ns, IDLE: parts.idle_ns}
+    of_nobody_ns = {WAIT_DRIVER: parts.wait_driver_ns, UNLABELLED: parts.unlabelled_ns, IDLE: parts.idle_ns}
+    all_ns = {**named_ns, **of_nobody_ns}
     return RankStep(
         step=windows.numbers[place],
         lane=lane.name,

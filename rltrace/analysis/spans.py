@@ -54,7 +54,7 @@ def _spans(seen: Observations, windows: StepWindows, *, of_hooks: bool) -> list[
     found: dict[tuple[str, str | None, str], list[tuple[Seen, Intervalled]]] = {}
     for process in seen.processes:
         for (name, method), kept in process.named.items():
-            if (name in seen.made_by_hooks) is of_hooks:
+            if seen.is_automatic(process, name) is of_hooks:
                 found.setdefault((name, method, process.process.role), []).append((process, kept))
     spans = [_figures(*key, members, seen, windows) for key, members in found.items()]
     return sorted(spans, key=lambda span: (-span.seconds, span.name, span.method or "", span.role))

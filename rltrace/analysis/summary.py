@@ -28,7 +28,7 @@ from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.read.recording import Recording
 
-VERSION = 1
+VERSION = 2
 """Of the JSON: raised when a key changes its meaning or goes; new keys do not raise it."""
 
 

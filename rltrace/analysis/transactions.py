@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.ledger import FREE, UNEXPLAINED, Ledger, ledgers
+from rltrace.analysis.ledger import FREE, UNACCOUNTED, Ledger, ledgers
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import MAP, SLEEP, UNMAP, WAKE_UPS, Span
@@ -194,7 +194,7 @@ class _Rank:
         elif not is_sleep:
             verdict, reason = _of_wake_up(made, outer, inner)
         elif self.ledger is not None:
-            slack_bytes = SLACK_BYTES if self.is_settled(outer.start_ns, end_ns) else None
+            slack_bytes = SLACK_BYTES if self.is_consistent(outer.start_ns, end_ns) else None
             verdict, reason = _of_sleep(made, known, self.copy_bytes(made, known), slack_bytes)
         else:
             verdict, reason = "ok", ""  # nobody told of bytes
@@ -209,12 +209,12 @@ class _Rank:
         was_told = any(move.start_ns <= told.start_ns <= until_ns for told in self.failures)
         return was_told or error in ABOUT_MEMORY
 
-    def is_settled(self, *at_ns: int) -> bool:
+    def is_consistent(self, *at_ns: int) -> bool:
         """Whether all samples of the ledger hold, at the moment before the first instant and at that after the last."""
         before, after = self.before(at_ns[0]), self.after(at_ns[-1])
         if self.ledger is None or before is None or after is None:
             return False
-        return bool(self.ledger.is_settled[before] and self.ledger.is_settled[after])
+        return bool(self.ledger.is_consistent[before] and self.ledger.is_consistent[after])
 
     def copy_bytes(self, sleep: Transaction, known: dict[str, int]) -> int:
         """Of the weights that a sleep leaves, the copy: a row has it where host and device are one memory."""
@@ -252,7 +252,7 @@ class _Rank:
         engines = self.ledger.used - sum(
             self.ledger.row(owner)
             for owner in self.ledger.owners
-            if owner not in (FREE, UNEXPLAINED) and not owner.startswith("rollout.")
+            if owner not in (FREE, UNACCOUNTED) and not owner.startswith("rollout.")
         )
         handed_out = self.handed_out(before, after)
         return int(sign * (engines[after] - engines[before] - handed_out))

@@ -15,14 +15,14 @@ from rltrace.read.selection import Numbers, Selection
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
+@click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
 @steps_and_ranks
 @LIMITS_OPTION
 def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits) -> None:
-    """Set run B beside run A: seconds by phase, bytes by owner.
+    """Compare run B with run A: seconds by phase, bytes by owner.
 
-    What differs between their versions and settings; then the steps after the first of each, and who held the memory.
-    Where one has no step, whole runs are compared, phase by phase and span by span.
+    It shows what differs in their versions and settings, then the steps after the first of each, and who held the
+    memory.
     A and B are folders of Recordings or archives of them, of any program: another configuration, another host, verl.
     """
     from rltrace.analysis import summarize

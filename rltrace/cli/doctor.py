@@ -24,12 +24,12 @@ _STYLES = {"ok": "green", "missing": "bold red", "unknown": "bold yellow", "not 
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
-    """Find out whether COMMAND would be traced whole.
+    """Check that COMMAND would be traced completely.
 
-    Looks from COMMAND's own interpreter and environment, and tries: frameworks and their hooks, children and Ray
-    workers (one of each is started), NVML, the folder of the Recording. COMMAND itself is not run; without one it is
-    rltrace's own Python that is looked at. Leaves with 0 if nothing would be missing, with 8 if something would, with 9
-    if COMMAND does not say which Python it starts, as `bash train.sh` does not.
+    It uses COMMAND's own interpreter and environment, and tries the frameworks and their hooks, a child process, a Ray
+    worker, NVML, and the folder of the Recording. COMMAND itself is not run; without one, rltrace's own Python is
+    checked. The exit code is 0 if nothing would be missing, 8 if something would, and 9 if COMMAND does not say which
+    Python it starts, as with `bash train.sh`.
     """
     require_linux("`rltrace doctor`")
     from rltrace.run.doctor import diagnose
@@ -66,7 +66,7 @@ def show(found: Diagnosis) -> None:
     missing = sum(finding.state == "missing" for finding in found.findings)
     screen.print()
     if missing:
-        screen.print(Text(f"{missing} of these would be missing in a Recording.", "yellow"))
+        screen.print(Text(f"{missing} of these would be missing from the Recording.", "yellow"))
     elif not found.is_known:
         screen.print(Text("Nothing would be missing if that Python is the one: COMMAND does not say.", "yellow"))
     else:

@@ -53,7 +53,7 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
     default="",
     envvar=allocation_steps.VARIABLE,
     callback=_chosen,
-    help="Keep every allocation on GPUs of these steps, such as 3 or 5-7,10; they take a little longer.",
+    help="Record every GPU allocation of these steps, such as 3 or 5-7,10; they take a little longer.",
 )
 @SAMPLE_OPTION
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -14,7 +14,7 @@ from rltrace.read.selection import Numbers, Selection
 @click.command()
 @click.argument("run", required=False)
 @click.option("--all", "whole", is_flag=True, help="Every rank, step and hook, the start-up and the host too.")
-@click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in rltrace/analysis/README.md.")
+@click.option("--json", "as_json", is_flag=True, help="For programs; the keys are in docs/json.md.")
 @steps_and_ranks
 @LIMITS_OPTION
 def summary(
@@ -22,9 +22,9 @@ def summary(
 ) -> None:
     """Show RUN in figures.
 
-    What is wrong with it; then where the seconds and the bytes of a step went. A step is the mean of those after the
-    first, which also warms everything up. RUN is the folder of a Recording or an archive of it, by default the newest
-    in ./rltrace-runs; it may still be going on, or be dead.
+    It shows what is wrong, then where the seconds and the bytes of a step went. Figures of a step are means over all
+    steps after the first, which is excluded as warm-up. RUN is the folder of a Recording or an archive of it, by
+    default the newest in ./rltrace-runs; the run may be over, still running, or dead.
     """
     from rltrace.analysis import summarize
     from rltrace.analysis.selected import selected

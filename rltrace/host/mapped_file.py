@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import resource
 import sys
 from pathlib import Path
 
@@ -46,6 +45,8 @@ def require_size(path: Path, size_bytes: int) -> None:
     Raises:
         OSError: it is; the kernel would send SIGXFSZ, which kills a program that has set it back to its default.
     """
+    import resource  # not everywhere where Recordings are read
+
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit_bytes != resource.RLIM_INFINITY and size_bytes > limit_bytes:
         raise OSError(errno.EFBIG, f"{size_bytes} bytes, and RLIMIT_FSIZE allows {limit_bytes}", str(path))

@@ -23,10 +23,7 @@ from rltrace.record.process import COUNTS_BYTES
 LOOKS_OF_THE_YOUNG = 10
 """So often is a new process examined, before it gives itself a title; then once in so many looks."""
 
-STANDARD_ONLY = (
-    "imported nothing but the standard library: there is no hook in it, and no span; `import rltrace` adds some, where "
-    "it is installed"
-)
+STANDARD_ONLY = "nothing to trace: only standard-library imports"
 
 NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
 

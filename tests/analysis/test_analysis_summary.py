@@ -243,7 +243,7 @@ def test_a_sliver_of_a_phase_does_not_take_the_peak_of_the_one_before_it(tmp_pat
     held = {moment.phase: moment.bytes["rollout.kv_cache"] for moment in memory.phases}
     assert held == {"weight_sync": 0, "rollout.wake_kv_cache": 500, "advantage": 500}, "one that is never longer stays"
     assert memory.owner_peaks["rollout.kv_cache"].phase == "rollout.wake_kv_cache"
-    assert [found.phase for found in memory.edges].count("weight_sync") == 4, "all edges are judged"
+    assert [found.phase for found in memory.boundaries].count("weight_sync") == 4, "all edges are judged"
 
 
 @pytest.mark.parametrize("edge_s", [1.9996, 2.0001], ids=["before it begins", "in it"])
@@ -438,7 +438,7 @@ def test_another_clock_is_shifted_by_real_time_and_marked(tmp_path: Path) -> Non
     screen = Console(width=200, file=io.StringIO())
     show(summary, screen)
     assert "Clock of far: not aligned" in screen.file.getvalue()
-    assert "clock of rank 0 not aligned" in screen.file.getvalue()
+    assert "the clock of rank 0 is not aligned" in screen.file.getvalue()
 
 
 def test_what_a_clock_that_is_not_aligned_wrote_is_shifted_once_whatever_it_is(tmp_path: Path) -> None:

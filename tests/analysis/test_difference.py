@@ -150,7 +150,7 @@ def test_runs_on_other_machines_say_so_whatever_the_program(tmp_path: Path) -> N
     assert between(*runs).settings == [Setting("gpus", "2 H200", "1 H100")]
     text = call(*runs).stdout
     assert re.search(r"gpus +2 H200 +1 H100", text)
-    assert re.search(r"B  \S+/b  step 3, the first: it also warms up", text)
+    assert re.search(r"B  \S+/b  step 3 \(the first, which includes warm-up\)", text)
 
 
 def test_phases_of_one_process_are_there_once_whatever_it_is_called(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_the_tables_show_both_and_mark_what_may_be_chance(runs: tuple[Path, Path
     assert re.search(r"actor\.update +1\.750 +1\.250-2\.250 +2\.750 +2\.500-3\.000 +\+1\.000 +1\.57", text)
     assert re.search(r"step +9\.000 +9\.000 +9\.000 +9\.000 +0\.000 +~ +1\.00", text)
     assert re.search(r"rollout\.kv_cache +401 B +601 B +\+200 B", text)
-    assert "~: the ranges of their steps overlap, it may be chance" in text
+    assert "~: the ranges of their steps overlap, so the difference may be chance" in text
 
 
 def test_a_run_beside_itself_differs_in_nothing(runs: tuple[Path, Path]) -> None:
@@ -233,11 +233,11 @@ def test_real_runs_of_two_programs_are_compared() -> None:
     result = call(recordings / "qwen3_8b_4gpu.zip", recordings / "verl_8b_4gpu.zip")
     assert result.exit_code == 0
     assert "What differs" not in result.stdout, "the same packages"
-    assert "Two programs: of what they were made with only the machine" in result.stdout
+    assert "These are different programs: of their settings, only machines" in result.stdout
     assert re.search(r"weight_sync +0\.10\d .*0\.80\d .*\+0\.70\d +7\.\d\d", result.stdout)
     assert re.search(r"Weight sync of a rank: 16,381\.47 and 32,762\.94 MB", result.stdout)
     assert re.search(r"fsdp\.forward +4\.70\d +4\.09\d +-0\.61\d +0\.87", result.stdout)
-    assert re.search(r"all, at their peak +62\.86 GiB +60\.06 GiB +-2\.80 GiB", result.stdout)
+    assert re.search(r"total, at its peak +62\.86 GiB +60\.06 GiB +-2\.80 GiB", result.stdout)
 
 
 def test_no_recording_and_nothing_to_compare_are_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from recordings import Written, sample, span
 
 from rltrace.analysis import summarize
-from rltrace.analysis.ledger import GRANULE_BYTES, SETTLED_NS, settled
-from rltrace.analysis.memory import DeviceMemory, Edge
+from rltrace.analysis.ledger import CONSISTENT_NS, GRANULE_BYTES, consistent
+from rltrace.analysis.memory import Boundary, DeviceMemory
 
 MIB = 1 << 20
 CPU, GPU = {"host": "here", "uuid": "cpu-0"}, {"host": "here", "uuid": "GPU-1"}
@@ -46,15 +46,15 @@ def read(
     return found
 
 
-def begins(found: DeviceMemory) -> list[Edge]:
-    return [edge for edge in found.edges if edge.edge == "begin"]
+def begins(found: DeviceMemory) -> list[Boundary]:
+    return [edge for edge in found.boundaries if edge.side == "begin"]
 
 
 # ---------------------------------------------------------------- judgement
 
 
 @pytest.mark.parametrize(
-    ("device", "used_mib", "unexplained_mib", "unattributed_mib", "is_over"),
+    ("device", "used_mib", "unaccounted_mib", "unattributed_mib", "is_over"),
     [
         (CPU, 100, 24, 0, False),
         (CPU, 100, 25, 0, True),
@@ -72,7 +72,7 @@ def test_what_has_no_owner_may_be_one_percent_or_a_floor_whatever_its_sign(
     tmp_path: Path,
     device: dict[str, str],
     used_mib: int,
-    unexplained_mib: int,
+    unaccounted_mib: int,
     unattributed_mib: int,
     is_over: bool,
 ) -> None:
@@ -80,16 +80,16 @@ def test_what_has_no_owner_may_be_one_percent_or_a_floor_whatever_its_sign(
     if device is GPU:
         total = {"totals": {"used": used_mib * MIB, "driver.reserved": 0}}
     rows = [
-        sample("actor.params_bytes", 1, (used_mib - unexplained_mib - unattributed_mib) * MIB),
+        sample("actor.params_bytes", 1, (used_mib - unaccounted_mib - unattributed_mib) * MIB),
         sample("unattributed_bytes", 1, unattributed_mib * MIB),
     ]
     worker = [*rows, sampled(2, {WORKER: 0}, **total), span("actor.update", 2.0005, 2.004)]
     found = read(tmp_path / "run", worker, [], device)
     assert found.residual is not None
-    assert (found.residual.edges, found.residual.unsettled_edges) == (2, 0)
-    assert found.residual.edges_over_allowed == (2 if is_over else 0)
-    assert found.residual.worst_bytes == (abs(unexplained_mib) + unattributed_mib) * MIB
-    assert (found.residual.worst_bytes > found.residual.worst_allowed_bytes) == is_over
+    assert (found.residual.boundaries, found.residual.inconsistent_boundaries) == (2, 0)
+    assert found.residual.boundaries_over_limit == (2 if is_over else 0)
+    assert found.residual.worst_bytes == (abs(unaccounted_mib) + unattributed_mib) * MIB
+    assert (found.residual.worst_bytes > found.residual.worst_limit_bytes) == is_over
 
 
 def test_an_edge_that_is_not_settled_is_counted_and_not_judged(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_an_edge_that_is_not_settled_is_counted_and_not_judged(tmp_path: Path) -
     engine = [sample("rollout.weights_bytes", 1, 50 * MIB), sampled(1.9, {ENGINE: 0})]
     found = read(tmp_path / "run", worker, engine)
     assert found.residual is not None
-    assert (found.residual.unsettled_edges, found.residual.edges_over_allowed) == (2, 0)
+    assert (found.residual.inconsistent_boundaries, found.residual.boundaries_over_limit) == (2, 0)
     assert (found.residual.worst_bytes, found.residual.worst_phase) == (1 * MIB, "ref.log_prob")
 
 
@@ -119,15 +119,15 @@ def test_an_edge_that_nobody_sampled_is_not_settled_and_has_what_was_there_last(
         sampled(6, {WORKER: 0}, totals=total | {"used": 0}),
     ]
     found = read(tmp_path / "run", worker, [], GPU)
-    edges = {(edge.phase, edge.edge): edge for edge in found.edges}
-    held = {at: (edge.is_settled, edge.bytes["rollout.kv_cache"] // MIB) for at, edge in edges.items()}
+    edges = {(edge.phase, edge.side): edge for edge in found.boundaries}
+    held = {at: (edge.is_consistent, edge.bytes["rollout.kv_cache"] // MIB) for at, edge in edges.items()}
     assert held == {
         ("rollout.generate", "begin"): (True, 500),
         ("rollout.generate", "end"): (False, 500),
         ("ref.log_prob", "begin"): (True, 0),
         ("ref.log_prob", "end"): (False, 0),
     }
-    assert found.residual is not None and found.residual.unsettled_edges == 2
+    assert found.residual is not None and found.residual.inconsistent_boundaries == 2
     most = {moment.phase: moment.used_bytes // MIB for moment in found.phases}
     assert most["rollout.generate"] == 500
 
@@ -155,7 +155,7 @@ def test_a_word_that_comes_late_is_not_taken_for_the_one_before_memory_moved(tmp
     ]
     edge = begins(read(tmp_path / "run", worker, engine))[0]
     assert edge.bytes["rollout.weights"] == 500 * MIB
-    assert (edge.is_settled, edge.apart_seconds) == (False, 0.5)
+    assert (edge.is_consistent, edge.apart_seconds) == (False, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_a_process_repeats_of_itself_is_as_old_as_it_says(
     ]
     edge = begins(read(tmp_path / "run", worker, engine))[0]
     assert edge.apart_seconds == pytest.approx(apart_ms / 1e3)
-    assert edge.is_settled == (apart_ms * 1e6 <= SETTLED_NS)
+    assert edge.is_consistent == (apart_ms * 1e6 <= CONSISTENT_NS)
 
 
 def test_an_edge_is_as_old_as_the_oldest_of_its_samples_whoever_is_named_last(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_before_its_first_word_a_process_is_its_interpreter(tmp_path: Path) -> N
     engine = [sample("rollout.weights_bytes", 2.002, 500 * MIB), sampled(2.003, {ENGINE: 1})]
     edge = begins(read(tmp_path / "run", worker, engine))[0]
     assert (edge.bytes["interpreter"], edge.bytes["rollout.weights"]) == (70 * MIB, 0)
-    assert edge.is_settled
+    assert edge.is_consistent
 
 
-@pytest.mark.parametrize(("held_mib", "is_settled"), [(500, True), (499, False)])
+@pytest.mark.parametrize(("held_mib", "is_consistent"), [(500, True), (499, False)])
 def test_while_the_driver_counts_the_same_for_a_process_its_last_word_is_not_old(
-    tmp_path: Path, held_mib: int, is_settled: bool
+    tmp_path: Path, held_mib: int, is_consistent: bool
 ) -> None:
     """Though it has worked for a second since; what the card holds besides has changed, and so what is unexplained."""
 
@@ -208,7 +208,7 @@ def test_while_the_driver_counts_the_same_for_a_process_its_last_word_is_not_old
     worker = before_a_sync({WORKER: 0, ENGINE: 1000}, **card(600, held_mib))
     engine = [sample("rollout.weights_bytes", 0.9, 500 * MIB), sampled(1, {WORKER: 0, ENGINE: 0}, **card(510, 500))]
     edge = begins(read(tmp_path / "run", worker, engine, GPU))[0]
-    assert edge.is_settled is is_settled
+    assert edge.is_consistent is is_consistent
     assert edge.bytes["rollout.weights"] == 500 * MIB
 
 
@@ -227,32 +227,32 @@ def test_a_process_that_came_since_the_others_were_listed_is_counted_with_what_i
     worker = before_a_sync({WORKER: 0}, totals={"used": 300 * MIB, "driver.reserved": 0})
     engine = [sample("rollout.weights_bytes", 1.99, 200 * MIB), sampled(1.999, {ENGINE: 0})]
     (edge,) = begins(read(tmp_path / "run", worker, engine, GPU))
-    assert (edge.bytes["rollout.weights"], edge.is_settled) == (200 * MIB, True)
+    assert (edge.bytes["rollout.weights"], edge.is_consistent) == (200 * MIB, True)
 
 
 def test_old_samples_hold_where_what_nobody_explains_is_what_it_was_at_the_last_settled_moment() -> None:
     """It may grow by a granule now and then; where it was more, nobody knows."""
-    old_ns = 2 * SETTLED_NS
-    unexplained_bytes = GRANULE_BYTES * np.array([0.0, 0.9, 1.5, 2.4, 3.6, 0.5])
-    found = settled(np.array([0, old_ns, old_ns, old_ns, old_ns, old_ns]), unexplained_bytes)
+    old_ns = 2 * CONSISTENT_NS
+    unaccounted_bytes = GRANULE_BYTES * np.array([0.0, 0.9, 1.5, 2.4, 3.6, 0.5])
+    found = consistent(np.array([0, old_ns, old_ns, old_ns, old_ns, old_ns]), unaccounted_bytes)
     assert found.tolist() == [True, True, True, True, False, True]
 
 
 def test_old_samples_hold_where_what_nobody_explains_is_what_it_is_at_any_moment_of_which_all_is_known() -> None:
     """Of a process that waits, with another level between, and of one that has only said later what it holds."""
-    old_ns, new_ns = 2 * SETTLED_NS, SETTLED_NS
+    old_ns, new_ns = 2 * CONSISTENT_NS, CONSISTENT_NS
     ages_ns = np.array([old_ns, new_ns, new_ns, old_ns, old_ns, new_ns, old_ns])
     levels = GRANULE_BYTES * np.array([40, 60, 50, 60.9, 55, 40, 61.1])
-    assert settled(ages_ns, levels).tolist() == [True, True, True, True, False, True, False]
+    assert consistent(ages_ns, levels).tolist() == [True, True, True, True, False, True, False]
 
 
 def test_where_no_moment_is_of_which_all_is_known_none_is_settled() -> None:
-    assert settled(np.array([2.0, 3.0]) * SETTLED_NS, np.zeros(2)).tolist() == [False, False]
+    assert consistent(np.array([2.0, 3.0]) * CONSISTENT_NS, np.zeros(2)).tolist() == [False, False]
 
 
-@pytest.mark.parametrize(("used_mib", "is_settled", "kv_mib"), [(300, True, 200), (302, False, 100)])
+@pytest.mark.parametrize(("used_mib", "is_consistent", "kv_mib"), [(300, True, 200), (302, False, 100)])
 def test_the_next_word_of_a_process_holds_at_an_edge_if_the_cards_total_is_the_same_by_then(
-    tmp_path: Path, used_mib: int, is_settled: bool, kv_mib: int
+    tmp_path: Path, used_mib: int, is_consistent: bool, kv_mib: int
 ) -> None:
     """A server ends a generation, in which the engine has grown; that one speaks 100 ms later, as it sleeps."""
     used = {"driver.reserved": 0}
@@ -267,8 +267,8 @@ def test_the_next_word_of_a_process_holds_at_an_edge_if_the_cards_total_is_the_s
         sample("rollout.kv_cache_bytes", 2.09, 200 * MIB),
         sampled(2.1, {ENGINE: 1100}, totals=used | {"used": used_mib * MIB}),
     ]
-    (edge,) = (edge for edge in read(tmp_path / "run", worker, engine, GPU).edges if edge.edge == "end")
-    assert (edge.is_settled, edge.bytes["rollout.kv_cache"]) == (is_settled, kv_mib * MIB)
+    (edge,) = (edge for edge in read(tmp_path / "run", worker, engine, GPU).boundaries if edge.side == "end")
+    assert (edge.is_consistent, edge.bytes["rollout.kv_cache"]) == (is_consistent, kv_mib * MIB)
 
 
 def test_a_new_word_is_not_given_up_for_a_later_one_of_the_same_total(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_new_word_is_not_given_up_for_a_later_one_of_the_same_total(tmp_path: 
         sample("allocator.cached_bytes", 6.9, 200 * MIB),
         sampled(7, {WORKER: 5000}, **card),
     ]
-    (edge,) = (edge for edge in read(tmp_path / "run", worker, engine, GPU).edges if edge.edge == "end")
+    (edge,) = (edge for edge in read(tmp_path / "run", worker, engine, GPU).boundaries if edge.side == "end")
     assert (edge.bytes["actor.grads"], edge.bytes["allocator.cached"]) == (200 * MIB, 0)
     assert edge.apart_seconds == pytest.approx(0.001)
 
@@ -320,7 +320,7 @@ def test_both_edges_of_a_phase_are_of_the_step_that_it_began_in(tmp_path: Path, 
         sampled(3, {WORKER: 0}, totals=totals_mib(of_1=1)),
         sampled(4.1, {WORKER: 0}, totals=totals_mib(of_1=1)),
     ]
-    assert [edge.step for edge in read(tmp_path / "run", worker, []).edges] == [step, step]
+    assert [edge.step for edge in read(tmp_path / "run", worker, []).boundaries] == [step, step]
 
 
 def test_a_moment_at_which_one_step_ends_and_the_next_begins_is_of_the_next_and_of_none_after_the_last(

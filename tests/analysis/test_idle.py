@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recordings import Written, sample, span, two_ranks, two_workers
+from recordings import Written, hook, sample, span, two_ranks, two_workers
 from test_summary_screen import screen
 
 from rltrace.analysis import Summary, summarize
 from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP, IdleGap
+from rltrace.analysis.phases import RankStep
 from rltrace.read.recording import Recording
 
 
@@ -137,6 +138,11 @@ def of_two_ranks(folder: Path) -> Recording:
 RECORDED = [loop, of_two_ranks, odd_steps, one_step, aborted, paused, no_driver, driver_alone]
 
 
+def in_no_phase(row: RankStep) -> float:
+    """Seconds of a lane's step."""
+    return row.phases["idle"].seconds + row.phases["unlabelled"].seconds
+
+
 @pytest.mark.parametrize("recorded", RECORDED)
 def test_they_add_up_to_the_idle_of_every_lane(tmp_path: Path, recorded: Callable[[Path], Recording]) -> None:
     summary = summarize(recorded(tmp_path / "run"))
@@ -145,10 +151,10 @@ def test_they_add_up_to_the_idle_of_every_lane(tmp_path: Path, recorded: Callabl
     for lane in lanes:
         rows = [row for row in summary.phases if row.lane == lane]
         over = [row for row in rows if row.step is not None and row.finished]
-        steady = [row.phases["idle"].seconds for row in over if row.steady]
+        steady = [in_no_phase(row) for row in over if row.steady]
         expected = {
-            STARTUP if summary.steps else RUN: rows[0].phases["idle"].seconds,
-            FIRST_STEP: sum(row.phases["idle"].seconds for row in over if not row.steady),
+            STARTUP if summary.steps else RUN: in_no_phase(rows[0]),
+            FIRST_STEP: sum(in_no_phase(row) for row in over if not row.steady),
             STEADY_STEP: sum(steady) / len(steady) if steady else 0,
         }
         for of, seconds in expected.items():
@@ -182,22 +188,23 @@ def table(recording: Recording, title: str) -> list[str]:
 
 def test_all_of_it_is_a_table_for_steady_steps_the_first_and_the_start_up(tmp_path: Path) -> None:
     recording = loop(tmp_path / "run")
-    assert table(recording, "Idle, steady steps: mean of 2 ranks") == [
-        "Idle, steady steps: mean of 2 ranks",
-        "idle between seconds of it others meanwhile",
+    assert table(recording, "Idle and unlabelled, steady steps: mean of 2 ranks") == [
+        "Idle and unlabelled, steady steps: mean of 2 ranks",
+        "in no phase between seconds others busy meanwhile",
         "rollout.generate → reward 2.500 0.500 driver Trainer.fit 2.000, plan 0.500; rank server.request 1.500; "
         "elsewhere agent_loop.run 2.000",
-        "begin → rollout.generate 1.000 driver plan 1.000; rank server.request 1.000; elsewhere agent_loop.run 1.000",
-        "actor.update → end 1.000 driver plan 0.500",
-        "idle 4.500",
-        "of it others: another rank was in a phase; "
+        "step begins → rollout.generate 1.000 driver plan 1.000; rank server.request 1.000; "
+        "elsewhere agent_loop.run 1.000",
+        "actor.update → step ends 1.000 driver plan 0.500",
+        "in no phase 4.500",
+        "others busy: another rank was in a phase; "
         "meanwhile: the span, or the actor's method, that each had opened last in the step",
     ]
-    assert table(recording, "Idle, step 0: mean of 2 ranks")[2].startswith(
-        "actor.update → end 11.000 driver plan 10.500"
+    assert table(recording, "Idle and unlabelled, step 0: mean of 2 ranks")[2].startswith(
+        "actor.update → step ends 11.000 driver plan 10.500"
     )
-    assert table(recording, "Idle, start-up: mean of 2 ranks")[-2:] == [
-        "idle 7.000",
+    assert table(recording, "Idle and unlabelled, start-up: mean of 2 ranks")[-2:] == [
+        "in no phase 7.000",
         "meanwhile: the span, or the actor's method, that each had opened last in the step",
     ]
 
@@ -209,17 +216,20 @@ def test_a_table_names_two_of_those_that_took_a_tenth_and_adds_up_what_took_less
     spans += [span("think", 3.0001, 3.0002), span("act", 4.0003, 5, phase=True), span("rest", 5.0002, 6, phase=True)]
     own = [span("a", 1, 1.3), span("b", 1.3, 1.5), span("c", 1.5, 2)]
     recording = Written(tmp_path / "run").process("w", *spans, *own, role="worker", pid=7, ended_s=6).read()
-    assert table(recording, "Idle: mean of 1 process") == [
-        "Idle: mean of 1 process",
-        "idle between seconds meanwhile",
+    assert table(recording, "Idle and unlabelled: mean of 1 process") == [
+        "Idle and unlabelled: mean of 1 process",
+        "in no phase between seconds meanwhile",
         "act → act 1.001 itself c 0.500, a 0.300",
         "1 shorter 200 µs",
-        "idle 1.001",
+        "in no phase 1.001",
         "meanwhile: the span, or the actor's method, that each had opened last in the step",
     ]
     slightly = [span("a", 0, 0.91), span("b", 0.91, 1), span("act", 1, 9, phase=True)]
     one = Written(tmp_path / "one").process("w", *slightly, role="worker", pid=7, ended_s=9)
-    assert table(one.read(), "Idle: mean of 1 process")[2:4] == ["begin → act 1.000 itself a 0.910", "idle 1.000"]
+    assert table(one.read(), "Idle and unlabelled: mean of 1 process")[2:4] == [
+        "step begins → act 1.000 itself a 0.910",
+        "in no phase 1.000",
+    ]
 
 
 def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean(tmp_path: Path) -> None:
@@ -233,20 +243,58 @@ def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean
         written.process(name, *phases, role="worker", rank=min(rank, 1), device=device, ended_s=31)
     recording = written.read()
     assert "Idle in a step 2.700 of 4.700 s from actor.update to the step's end" in screen(recording)
-    assert table(recording, "Idle, steady steps: mean of 3 ranks")[2:5] == [
-        "actor.update → end 2.700 2.700",
-        "begin → actor.update 2.000 2.000",
-        "idle 4.700",
+    assert table(recording, "Idle and unlabelled, steady steps: mean of 3 ranks")[2:5] == [
+        "actor.update → step ends 2.700 2.700",
+        "step begins → actor.update 2.000 2.000",
+        "in no phase 4.700",
     ]
 
 
 def test_the_first_screen_says_where_most_of_a_notable_idle_time_is(tmp_path: Path) -> None:
     lines = screen(loop(tmp_path / "run"))
     assert lines.count("Idle in a step 2.500 of 4.500 s from rollout.generate to reward") == 1
-    assert lines[-1].endswith(", idle time")
     busy = Written(tmp_path / "busy").process(
         "w", span("step", 0, 10, step=0), span("actor.update", 0.1, 9.8), role="worker", rank=0, ended_s=11
     )
     assert not [line for line in screen(busy.read()) if line.startswith("Idle")], "3 % of it"
-    whole = Written(tmp_path / "whole").process("w", span("act", 0, 9, phase=True), rank=0, ended_s=9)
-    assert not screen(whole.read())[-1].endswith(", idle time")
+
+
+def unlabelled(recording: Recording) -> tuple[float, float]:
+    """Of the steady step of rank 0: seconds that are unlabelled, and idle."""
+    summary = summarize(recording)
+    (row,) = (row for row in summary.phases if row.rank == 0 and row.step is not None)
+    assert sum(gap.unlabelled_seconds for gap in summary.idle if gap.of == STEADY_STEP) == pytest.approx(
+        row.phases["unlabelled"].seconds
+    )
+    return row.phases["unlabelled"].seconds, row.phases["idle"].seconds
+
+
+OF_HOOKS = hook(1, "m:f", emits=["fsdp.forward", "ray.get"], fires=1)
+
+
+@pytest.mark.parametrize(
+    ("work", "expected_s"),
+    [
+        ([], 0),
+        ([span("fsdp.forward", 5, 6), span("fsdp.forward", 5.5, 7)], 2),
+        ([span("gpu.fsdp.forward", 5, 8)], 3),
+        ([span("fsdp.forward", 2, 3)], 0),  # inside the phase
+        ([span("ray.get", 5, 9)], 0),  # it waits
+        ([span("mine", 5, 9)], 0),  # nobody knows what it does
+    ],
+)
+def test_unlabelled(tmp_path: Path, work: list[Any], expected_s: float) -> None:
+    """Time in no phase in which a hook's span or the GPU says that the rank computed is not idle."""
+    records = [span("step", 0, 10, step=0), span("actor.update", 1, 4), *work]
+    written = Written(tmp_path / "run").process("w", *records, rank=0, hooks=(OF_HOOKS,), ended_s=10)
+    assert unlabelled(written.read()) == pytest.approx((expected_s, 7 - expected_s))
+
+
+@pytest.mark.parametrize(("percent", "expected_s"), [(100, 4), (50, 4), (49, 0)])
+def test_unlabelled_by_processor_time(tmp_path: Path, percent: float, expected_s: float) -> None:
+    """Between samples that no phase lies between; what a phase lies in may be the phase's."""
+    written = Written(tmp_path / "run")
+    written.process("w", span("step", 0, 10, step=0), span("actor.update", 1, 4), rank=0, ended_s=10)
+    busy = [sample("process.cpu_percent/w", at, percent) for at in (0, 2, 5, 7, 9)]
+    written.process("s", *busy, role="sampler", pid=7, ended_s=10)
+    assert unlabelled(written.read()) == pytest.approx((expected_s, 7 - expected_s))

@@ -178,11 +178,11 @@ def test_kernels_that_an_engine_compiles_at_every_step_are_told_with_their_rate(
     run = run_engine(tmp_path, body)
     assert run.returncode == 0, run.err
     found = {leak.owner: leak for leak in summarize(run.recording).leaks}
-    assert found.keys() <= {"library.kernels", "allocator.cached", "unexplained"}
+    assert found.keys() <= {"library.kernels", "allocator.cached", "unaccounted"}
     leak = found["library.kernels"]
     assert (leak.lane, leak.sleeps) == ("rank 0", 8)
     assert 2 * MIB <= leak.bytes_per_sleep <= leak.last_bytes / 10
-    assert "unexplained" not in found or found["unexplained"].bytes_per_sleep < leak.bytes_per_sleep / 20
+    assert "unaccounted" not in found or found["unaccounted"].bytes_per_sleep < leak.bytes_per_sleep / 20
 
 
 def leaks_of(folder: Path, rows: dict[str, list[float]], unexplained: list[float]) -> list[Leak]:
@@ -237,7 +237,7 @@ def test_a_sleep_is_not_short_of_what_its_own_allocators_cache_hands_out_meanwhi
         "rollout.kv_cache": (moved, 0),
         "allocator.cached": (120 * MIB, (120 - handed_out_mib) * MIB),
         "rollout.activations": (10 * MIB, (10 + handed_out_mib) * MIB),
-        "unexplained": (0, stays_mib * MIB),
+        "unaccounted": (0, stays_mib * MIB),
     }
     records = [
         span("rollout.sleep", 1, 2, level=2),
@@ -245,7 +245,7 @@ def test_a_sleep_is_not_short_of_what_its_own_allocators_cache_hands_out_meanwhi
     ]
     for moment, at in enumerate((0.9999, 2.0001)):
         records += [
-            sample(f"{owner}_bytes", at, held[moment]) for owner, held in rows.items() if owner != "unexplained"
+            sample(f"{owner}_bytes", at, held[moment]) for owner, held in rows.items() if owner != "unaccounted"
         ]
         total = sum(held[moment] for held in rows.values())
         records += [span("memory.edge", at, at, totals={"1": total}, cpu_ns={"1": 0})]
@@ -310,7 +310,7 @@ def test_what_grows_without_a_known_end_is_told_and_noise_is_not(
 
 def test_growth_that_no_row_explains_is_told(tmp_path: Path) -> None:
     (leak,) = leaks_of(tmp_path, {"rollout.weights": [7.0] * 9}, [3.0 + n / 4 for n in range(9)])
-    assert (leak.owner, leak.sleeps, leak.bytes_per_sleep) == ("unexplained", 8, MIB // 4)
+    assert (leak.owner, leak.sleeps, leak.bytes_per_sleep) == ("unaccounted", 8, MIB // 4)
 
 
 def test_a_last_sleep_that_nobody_looked_behind_is_as_the_last_look_found_it(tmp_path: Path) -> None:
@@ -335,9 +335,9 @@ def test_what_grows_alike_is_one_line_over_all_devices_with_the_largest_rates() 
     found = [leak(rank, "library.kernels", 8, 9 + rank) for rank in (0, 1)]
     found += [leak(0, "unattributed", 3, 4), *(leak(rank, "allocator.cached", 8, 2) for rank in (0, 1))]
     assert list(leak_lines(found)) == [
-        "a cache that fills, or a leak: grew with each of the last 8 sleeps: library.kernels 10.0 MiB, "
-        "allocator.cached 2.0 MiB a sleep (rank 0, rank 1)",
-        "a leak: grew with each of the last 3 sleeps: unattributed 4.0 MiB a sleep (rank 0)",
+        "Possible leak (or a cache still filling): grew across the last 8 sleeps: library.kernels 10.0 MiB, "
+        "allocator.cached 2.0 MiB a sleep (ranks 0-1)",
+        "Possible leak: grew across the last 3 sleeps: unattributed 4.0 MiB a sleep (rank 0)",
     ]
 
 

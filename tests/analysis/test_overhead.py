@@ -91,8 +91,8 @@ def test_the_interval_reaches_further_to_the_side_of_what_was_seen_seldom() -> N
     ("low", "high", "verdict"),
     [
         (-0.01, 0.005, "established"),
-        (-0.01, 0.006, "not established"),
-        (0.005, 0.006, "not established"),
+        (-0.01, 0.006, "inconclusive"),
+        (0.005, 0.006, "inconclusive"),
         (0.0051, 0.006, "exceeded"),
     ],
 )
@@ -121,14 +121,14 @@ def test_no_cost_gives_an_interval_around_zero_and_its_upper_end_is_what_is_clai
 
 def test_where_noise_hides_the_cost_nothing_is_established() -> None:
     found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.0, 20, noise=0.1, seed=5), limit=0.005)
-    assert found.verdict == "not established"
-    assert "not established: the interval reaches" in verdict_line(found, 0.005)
+    assert found.verdict == "inconclusive"
+    assert "inconclusive: too noisy to confirm 0.50%" in verdict_line(found, 0.005)
 
 
 @pytest.mark.parametrize("count", [1, 3, LEAST_PAIRS - 1])
 def test_few_pairs_establish_nothing_however_alike_they_are(count: int) -> None:
     found = compare("steps", "pair of steps", LEAST_PAIRS, [(0.7, 0.7)] * count, limit=0.005)
-    assert (found.low, found.high, found.verdict) == (None, None, "not established")
+    assert (found.low, found.high, found.verdict) == (None, None, "inconclusive")
     assert f"{LEAST_PAIRS} are needed" in verdict_line(found, 0.005)
 
 
@@ -250,8 +250,8 @@ def test_what_the_last_run_kept_book_of_is_a_share_of_a_step_that_was_not_record
     assert [cost.spans for cost in found.bookkeeping] == [3], "a step and what is in it"
     assert found.bookkept_cost == pytest.approx(3 * 1e-6 / 0.002)
     assert [(comparison.count, comparison.verdict) for comparison in found.comparisons] == [
-        (2, "not established"),
-        (0, "not established"),
+        (2, "inconclusive"),
+        (0, "inconclusive"),
     ]
 
 

@@ -577,14 +577,14 @@ def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None
         ["0", "4.000", "1.000", "3.000"], ["1", "4.000", "1.000", "3.000"],
     ]  # fmt: skip
     lines = printed(driver).splitlines()
-    at = lines.index("A step: step 1, the first one (step 0) apart; 1 aborted and 1 not over, left out")
+    at = lines.index("Step 1 (step 0 excluded as warm-up; 1 aborted and 1 unfinished excluded)")
     (reward,) = [line.split()[:3] for line in lines[at:] if line.startswith("reward")]
     assert reward == ["reward", "1.000", "25%"], "of a program that is a driver alone"
 
 
 def test_phases_of_a_first_step_that_is_not_over_say_so(tmp_path: Path) -> None:
     lines = printed(driver_of(tmp_path / "run", span("step", 0, None, step=0))).splitlines()
-    assert "A step: 1 step, none of them over" in lines
+    assert "Unfinished step (1): none has ended yet" in lines
 
 
 def hook_lines(folder: Path, *hooks: dict[str, object], **who: object) -> list[str]:

@@ -44,7 +44,7 @@ def test_every_owner_has_a_colour_of_its_own() -> None:
 
 def height(moment: Moment) -> int:
     """Of all layers: where owners hold more than there is, by as much above the total, as no layer is below zero."""
-    return moment.used_bytes - min(0, moment.bytes["unexplained"])
+    return moment.used_bytes - min(0, moment.bytes["unaccounted"])
 
 
 def test_layers_add_up_to_what_the_summary_says() -> None:

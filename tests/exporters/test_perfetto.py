@@ -665,15 +665,15 @@ def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scale
             "gpu.used_bytes": [81],
             "actor.params_bytes": [60, 80],
             "driver.reserved_bytes": [10],
-            "unexplained_bytes": [20, 5],
+            "unaccounted_bytes": [20, 5],
             "free_bytes": [20, 15],
         }
     }
     assert device_scales(trace) == SCALES
-    times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unexplained_bytes"}
+    times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unaccounted_bytes"}
     assert times == {13, 23}, "where the edges end"
     shown = [row for row in group_rows(trace) if row != "gpu.used_bytes"]
-    assert shown[0] == "used_bytes" and shown[-3:] == ["driver.reserved_bytes", "unexplained_bytes", "free_bytes"]
+    assert shown[0] == "used_bytes" and shown[-3:] == ["driver.reserved_bytes", "unaccounted_bytes", "free_bytes"]
 
 
 def group_rows(trace: Trace) -> list[str]:

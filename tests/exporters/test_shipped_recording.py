@@ -111,7 +111,7 @@ def test_every_byte_of_the_run_has_an_owner_within_the_bound(
     assert len(ranks) == 4
     for rank in ranks:
         found = rank.residual
-        assert found is not None and (found.edges, found.unsettled_edges, found.edges_over_allowed) == (
+        assert found is not None and (found.boundaries, found.inconsistent_boundaries, found.boundaries_over_limit) == (
             edges,
             unsettled,
             0,
@@ -134,7 +134,7 @@ def test_what_was_pinned_is_unknown_of_runs_of_a_time_when_nobody_told(
 def test_of_verl_the_edges_that_nobody_sampled_are_those_that_its_servers_begin_and_end(verl: Summary) -> None:
     """`rollout.generate` and `rollout.sleep`, which were awake before and are not taken for what came after."""
     for rank in verl.memory:
-        unsettled = [edge for edge in rank.edges if not edge.is_settled]
+        unsettled = [edge for edge in rank.boundaries if not edge.is_consistent]
         assert {edge.phase for edge in unsettled} == {"rollout.generate", "rollout.sleep"}
         assert all(edge.away_seconds > 0.005 for edge in unsettled)
         (generate,) = (moment for moment in rank.phases if moment.phase == "rollout.generate")
@@ -227,12 +227,12 @@ def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_l
     }
     assert len(groups) == 4 and groups.keys() == ledger_of.keys()
     for name, ledger in ledger_of.items():
-        unexplained = ledger.row("unexplained")
-        rows = {owner: ledger.row(owner) for owner in ("driver.reserved", "unexplained", "free")}
+        unexplained = ledger.row("unaccounted")
+        rows = {owner: ledger.row(owner) for owner in ("driver.reserved", "unaccounted", "free")}
         for row, expected in (rows | {"owned": ledger.used - unexplained, "used": ledger.used}).items():
             assert groups[name][f"{row}_bytes"] == changes(expected.tolist()), row
         assert groups[name]["gpu.used_bytes"] == changes(sampled(recording, f"gpu.used_bytes/{name.split()[-1]}"))
-        assert max(map(abs, groups[name]["unexplained_bytes"])) > 0, "all explained: nothing was compared"
+        assert max(map(abs, groups[name]["unaccounted_bytes"])) > 0, "all explained: nothing was compared"
     assert device_scales(trace) == SCALES
 
 

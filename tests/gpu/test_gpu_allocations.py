@@ -660,7 +660,7 @@ def exact_less_drivers(recording: Recording) -> NDArray[np.int64]:
     start_ns, end_ns = of_lane.windows[of_lane.numbers.index(kept.step)]
     edges = np.flatnonzero((start_ns <= ledger.times_ns) & (ledger.times_ns < end_ns))
     before = np.searchsorted(kept.times_ns, ledger.times_ns[edges], side="right") - 1
-    apart = NOT_ALLOCATED - {"allocator.cached", "unexplained", "free"}
+    apart = NOT_ALLOCATED - {"allocator.cached", "unaccounted", "free"}
     besides = sum(ledger.row(owner)[edges] for owner in ledger.owners if owner in apart)
     assert kept.reserved_bytes is not None
     return (kept.reserved_bytes[before] + besides - ledger.used[edges]).astype(np.int64)

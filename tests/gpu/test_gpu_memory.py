@@ -318,19 +318,19 @@ def test_a_pool_asleep_has_left_the_card_and_comes_back(moments: Moments) -> Non
 @pytest.mark.parametrize(
     ("owner", "before", "row"),
     [
-        ("cuda.context", "a worker", "unexplained"),
-        ("nccl", "a worker", "unexplained"),
-        ("allocator.cached", "a worker", "unexplained"),
-        ("driver.reserved", "a worker", "unexplained"),
+        ("cuda.context", "a worker", "unaccounted"),
+        ("nccl", "a worker", "unaccounted"),
+        ("allocator.cached", "a worker", "unaccounted"),
+        ("driver.reserved", "a worker", "unaccounted"),
         ("actor.params", "a worker", "unattributed"),
         ("actor.grads", "a worker", "unattributed"),
         ("actor.optimizer", "a worker", "unattributed"),
         ("ref.params", "a worker", "unattributed"),
         ("weight_sync.bucket", "a worker", "unattributed"),
         ("actor.activations", "a forward", "unattributed"),
-        ("rollout.weights", "awake", "unexplained"),
-        ("rollout.kv_cache", "awake", "unexplained"),
-        ("rollout.graphs", "awake", "unexplained"),
+        ("rollout.weights", "awake", "unaccounted"),
+        ("rollout.kv_cache", "awake", "unaccounted"),
+        ("rollout.graphs", "awake", "unaccounted"),
         ("rollout.activations", "awake", "unattributed"),
     ],
 )
@@ -431,8 +431,8 @@ def test_every_edge_of_a_run_adds_up(ranks: int, tmp_path: Path, request: pytest
         residual = device.residual
         print(device.lane, residual, device.unknown)
         assert residual is not None
-        assert residual.edges_over_allowed == 0
-        assert residual.unsettled_edges <= 0.05 * residual.edges
+        assert residual.boundaries_over_limit == 0
+        assert residual.inconsistent_boundaries <= 0.05 * residual.boundaries
         assert not device.unknown
         assert {"actor.optimizer", "rollout.weights", "rollout.kv_cache", "rollout.graphs"} <= set(device.at_peak_bytes)
 
@@ -446,12 +446,12 @@ def test_an_independent_sampler_reads_the_total_of_every_settled_edge(watched: W
     ledger: Ledger = found[1]
     readings = readings_of(watched.readings, found[0].device or "")
     compared = []
-    for moment in map(int, np.flatnonzero(ledger.is_settled)):
+    for moment in map(int, np.flatnonzero(ledger.is_consistent)):
         end_ns = int(ledger.times_ns[moment])
         read_bytes = readings.around(end_ns - int(ledger.cost_ns[moment]), end_ns)
         if read_bytes is not None:
             compared.append((int(ledger.used[moment]), read_bytes))
-    print(f"{len(compared)} of {ledger.is_settled.sum()} settled edges, {len(readings.told_ns)} readings")
+    print(f"{len(compared)} of {ledger.is_consistent.sum()} settled edges, {len(readings.told_ns)} readings")
     assert len(compared) >= LEAST_COMPARED
     used_bytes, read_bytes_ = zip(*compared, strict=True)
     assert max(used_bytes) - min(used_bytes) > 4 * GIB, "the engine asleep and awake are both among them"

@@ -91,7 +91,7 @@ worker.update([], 0)
 """
 
 NO_LIBRARY = "NVML: NVML Shared Library Not Found"
-OF_DRIVER = {"cuda.context", "nccl", "rollout.graphs", "driver.reserved", "unexplained", "free"}
+OF_DRIVER = {"cuda.context", "nccl", "rollout.graphs", "driver.reserved", "unaccounted", "free"}
 """Rows that nobody but the driver can tell."""
 
 
@@ -112,7 +112,11 @@ def test_without_nvml_rows_of_the_driver_are_unknown_with_the_reason_and_never_z
     assert device.device is not None and device.device.startswith("GPU-")
     assert device.residual is None, "without a total nothing is said to add up"
     assert device.unknown == dict.fromkeys(OF_DRIVER, NO_LIBRARY)
-    said = [device.at_peak_bytes, device.owner_peaks, *(moment.bytes for moment in (*device.phases, *device.edges))]
+    said = [
+        device.at_peak_bytes,
+        device.owner_peaks,
+        *(moment.bytes for moment in (*device.phases, *device.boundaries)),
+    ]
     assert not any(OF_DRIVER & set(rows) for rows in said)
 
 
@@ -132,6 +136,6 @@ def test_without_nvml_the_sampler_says_so_and_samples_the_host_alone(without_nvm
 def test_without_nvml_the_summary_says_unknown_and_why(without_nvml: Path) -> None:
     said = rltrace_("summary", str(without_nvml), COLUMNS="200").stdout
     assert f"unknown, {NO_LIBRARY}: " in said
-    for owner in ("cuda.context", "free", "unexplained"):
+    for owner in ("cuda.context", "free", "unaccounted"):
         cells = {" ".join(line.split()[1:]) for line in said.splitlines() if line.split()[:1] == [owner]}
         assert cells == {"unknown"}, said

@@ -138,10 +138,10 @@ ACTORS_BYTES = 3 * GIB + UPDATES * UPDATE_BYTES
 def test_rows_are_of_all_processes_of_the_card_whoever_of_them_ran_out(place: int, run: Run) -> None:
     """At the second time vLLM's allocator did, which has what it asked for on its list of segments."""
     moment = run.summary.out_of_memory[place].moment
-    assert moment is not None and moment.is_settled
+    assert moment is not None and moment.is_consistent
     assert moment.bytes["rollout.kv_cache"] == KV_CACHE_BYTES
     assert moment.bytes["unattributed"] == pytest.approx(ACTORS_BYTES, abs=GRANULE_BYTES)
-    assert abs(moment.bytes["unexplained"]) < 256 * MIB
+    assert abs(moment.bytes["unaccounted"]) < 256 * MIB
 
 
 def test_of_a_process_that_is_gone_by_then_nothing_is_told(run: Run) -> None:

@@ -153,8 +153,8 @@ def test_graphs_are_an_owner_where_there_are_any(traced, request):
 def test_the_ledger_adds_up(traced):
     (device,) = summarize(traced[1]).memory
     print(device.residual, device.unknown, dict(device.owner_peaks))
-    assert device.residual.edges_over_allowed == 0
-    assert device.residual.unsettled_edges == 0
+    assert device.residual.boundaries_over_limit == 0
+    assert device.residual.inconsistent_boundaries == 0
 
 
 # The tensors of an adapter go to every scheduler as they are; how it lays them out is its own.

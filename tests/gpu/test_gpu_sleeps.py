@@ -245,8 +245,8 @@ def test_with_expandable_segments_vllm_keeps_its_pools_out_of_them_and_its_sleep
     assert sleep.moved_bytes == sleep.expected_bytes and sleep.moved_bytes["kv_cache"] > 2 * GIB
     assert sleep.changed_bytes == pytest.approx(sum(sleep.moved_bytes.values()), abs=SLACK_BYTES)
     (device,) = run.summary.memory
-    moves = [edge for edge in device.edges if edge.phase in (SLEEP, *WAKE_UPS)]
+    moves = [edge for edge in device.boundaries if edge.phase in (SLEEP, *WAKE_UPS)]
     assert len(moves) == 8
     for edge in moves:
         assert edge.bytes["unattributed"] == pytest.approx(GIB, abs=GRANULE_BYTES), "what the worker holds for nobody"
-        assert abs(edge.bytes["unexplained"]) < 256 * MIB
+        assert abs(edge.bytes["unaccounted"]) < 256 * MIB

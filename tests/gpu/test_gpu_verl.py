@@ -96,8 +96,8 @@ def test_every_edge_of_the_ledger_adds_up(traced, has_critic):
     assert len(devices) == GPUS
     for device in devices:
         print(device.lane, device.device, device.residual, device.unknown)
-        assert device.residual.edges_over_allowed == 0
-        assert device.residual.unsettled_edges <= 0.05 * device.residual.edges
+        assert device.residual.boundaries_over_limit == 0
+        assert device.residual.inconsistent_boundaries <= 0.05 * device.residual.boundaries
         owners = {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache", "nccl"}
         owners |= {"critic.params", "critic.optimizer"} if has_critic else set()
         assert owners <= {owner for owner, peak in device.owner_peaks.items() if peak.bytes}

@@ -226,10 +226,10 @@ def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace
     done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
     assert done.returncode == 0
     first, last = done.stderr.splitlines()
-    assert first.startswith("rltrace: 2 processes not in the Recording: imported nothing but the standard library: ")
+    assert first.startswith("rltrace: 2 processes not recorded (nothing to trace: only standard-library imports): ")
     assert first.endswith(" alone.py") and last.startswith("rltrace: recorded in run; ")
     shown = environment.rltrace("summary", "run", cwd=tmp_path).stdout
-    assert "2 processes not in the Recording: imported nothing but the standard library" in " ".join(shown.split())
+    assert "2 processes not recorded (nothing to trace: only standard-library imports)" in " ".join(shown.split())
     assert "not traced" not in shown, "nothing was missed"
 
 
@@ -250,7 +250,7 @@ def test_a_forkserver_has_nothing_to_trace_and_its_children_have(
     done = environment.rltrace("exec", "--out", "run", "--", "python", "program.py", cwd=tmp_path)
     assert done.returncode == 0
     first, _ = done.stderr.splitlines()
-    assert first.startswith("rltrace: 2 processes not in the Recording: imported nothing but the standard library: ")
+    assert first.startswith("rltrace: 2 processes not recorded (nothing to trace: only standard-library imports): ")
     said = json.loads(environment.rltrace("summary", "run", "--json", cwd=tmp_path).stdout)["untraced"]
     program, child = (" ".join(one["command"]) for one in sorted(said, key=lambda one: "-c" in one["command"]))
     assert program.endswith(" program.py") and "multiprocessing.forkserver" in child

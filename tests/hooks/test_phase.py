@@ -72,12 +72,12 @@ def test_ledger_at_boundaries(folder: Path, ledger: CudaLedger) -> None:
         pass
     rltrace.stop()
     device = of_device(folder)
-    assert [(edge.phase, edge.edge, edge.is_settled) for edge in device.edges] == [
+    assert [(edge.phase, edge.side, edge.is_consistent) for edge in device.boundaries] == [
         ("think", "begin", True),
         ("think", "end", True),
     ]
-    assert device.edges[1].bytes["actor.params"] == 300 * MIB
-    assert device.residual is not None and device.residual.edges_over_allowed == 0
+    assert device.boundaries[1].bytes["actor.params"] == 300 * MIB
+    assert device.residual is not None and device.residual.boundaries_over_limit == 0
 
 
 def test_out_of_memory(folder: Path, ledger: CudaLedger) -> None:

@@ -217,7 +217,7 @@ def test_without_a_source_its_bytes_have_no_owner(
 
     rows = recorded(folder, work)
     assert rows["unattributed"] == 7 * MIB + size_bytes
-    assert "unexplained" not in rows
+    assert "unaccounted" not in rows
 
 
 def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
@@ -296,7 +296,7 @@ def test_communicators_are_what_the_process_grew_while_they_were_made(
     rows = recorded(folder, work)
     assert rows["nccl"] == 558 * MIB
     assert rows["unattributed"] == 27 * MIB
-    assert rows["unexplained"] == 3 * MIB
+    assert rows["unaccounted"] == 3 * MIB
 
 
 def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_made_in_them_do_not(
@@ -328,7 +328,7 @@ def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_m
     rows = recorded(folder, work)
     assert rows["cuda.context"] == (500 + 1 + 70 + 2 + 30 + 7) * MIB
     assert rows["nccl"] == 6 * 10 * MIB
-    assert rows["unexplained"] == 5 * MIB
+    assert rows["unaccounted"] == 5 * MIB
 
 
 def test_kernels_that_verls_start_up_loads_stay_with_the_context_and_what_was_there_before_does_not(
@@ -350,7 +350,7 @@ def test_kernels_that_verls_start_up_loads_stay_with_the_context_and_what_was_th
     rows = recorded(folder, work)
     assert rows["cuda.context"] == (500 + 90) * MIB
     assert rows["nccl"] == 10 * MIB
-    assert rows["unexplained"] == 305 * MIB
+    assert rows["unaccounted"] == 305 * MIB
 
 
 def test_an_engines_segments_are_listed_again_only_if_there_are_more_than_ever(
@@ -438,7 +438,7 @@ def test_communicators_that_are_made_at_once_are_not_taken_for_the_context(
     rows = recorded(folder, work)
     assert made == ["at once", "at once", "split"]
     assert (rows["cuda.context"], rows["nccl"]) == (500 * MIB, 300 * MIB)
-    assert "unexplained" not in rows
+    assert "unaccounted" not in rows
 
 
 def test_a_group_that_is_not_bound_to_a_gpu_gives_nobody_a_context(
@@ -651,8 +651,8 @@ def test_what_the_others_hold_together_tells_whether_their_last_word_still_holds
     others_bytes: int, settled: list[bool], tmp_path: Path
 ) -> None:
     found = two_processes(tmp_path / "run", others_bytes=others_bytes)
-    assert [edge.is_settled for edge in found.edges if edge.edge == "end"] == settled
-    assert {edge.bytes["rollout.weights"] for edge in found.edges} == {500 * MIB}
+    assert [edge.is_consistent for edge in found.boundaries if edge.side == "end"] == settled
+    assert {edge.bytes["rollout.weights"] for edge in found.boundaries} == {500 * MIB}
 
 
 def test_the_next_word_of_a_process_is_taken_only_of_the_same_moment(tmp_path: Path) -> None:
@@ -671,16 +671,16 @@ def test_the_next_word_of_a_process_is_taken_only_of_the_same_moment(tmp_path: P
     said = [asleep, edge(1.0, 0), awake, edge(3.0, 12)]
     written.process("engine", *said, role="engine", pid=2, rank=0, device=device, ended_s=4)
     (found,) = summarize(written.read()).memory
-    (end,) = (edge for edge in found.edges if edge.edge == "end")
+    (end,) = (edge for edge in found.boundaries if edge.side == "end")
     assert end.bytes["rollout.weights"] == 0
-    assert end.is_settled
+    assert end.is_consistent
 
 
 def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
     gpu.other_bytes = 70 * MIB
-    assert recorded(folder, ledger.sample)["unexplained"] == 70 * MIB
+    assert recorded(folder, ledger.sample)["unaccounted"] == 70 * MIB
 
 
 def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
@@ -697,7 +697,7 @@ def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
     found = of_device(folder)
     assert found.residual is None
     assert found.unknown["cuda.context"] == "NVML does not say what this process holds"
-    assert found.unknown["unexplained"] == "NVML: Driver Not Loaded"
+    assert found.unknown["unaccounted"] == "NVML: Driver Not Loaded"
 
 
 def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
@@ -937,7 +937,7 @@ def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothi
         ledger.sample()
 
     rows = recorded(folder, work)
-    assert (rows["nccl"], rows.get("rollout.graphs"), rows["unexplained"]) == (100 * MIB, None, -30 * MIB)
+    assert (rows["nccl"], rows.get("rollout.graphs"), rows["unaccounted"]) == (100 * MIB, None, -30 * MIB)
 
 
 def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begin_and_end(
@@ -963,7 +963,7 @@ def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begi
     sampled = [event for event in process.events() if isinstance(event, Span) and event.name == "memory.edge"]
     assert len(sampled) == 1 + 2, "the first look found no card; no engine's memory moves in the others"
     (found,) = ledgers(Observations(Recording.open(folder))).values()
-    assert found.at(-1) == found.at(0) and found.is_settled.all()
+    assert found.at(-1) == found.at(0) and found.is_consistent.all()
     assert found.at(-1)["rollout.kv_cache"] == 200 * MIB
 
 
@@ -1102,7 +1102,7 @@ def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_n
             gpu.context_bytes += 9 * MIB
         ledger.sample()
 
-    assert recorded(folder, work)["unexplained"] == 509 * MIB, "the total is known"
+    assert recorded(folder, work)["unaccounted"] == 509 * MIB, "the total is known"
     found = of_device(folder)
     assert found.residual is not None
     assert found.unknown == dict.fromkeys(cuda_ledger.OUTSIDE, reason)
@@ -1153,7 +1153,7 @@ def test_a_process_that_never_measured_itself_leaves_the_card_to_those_that_did(
     said = [sample("rollout.weights_bytes", 1, 30 * MIB), *before_it_ended]
     written.process("engine", *said, pid=2, rank=0, device=device, ended_s=3)
     (found,) = ledgers(Observations(written.read())).values()
-    assert (found.row("actor.params")[-1], found.row("unexplained")[-1]) == (60 * MIB, 40 * MIB)
+    assert (found.row("actor.params")[-1], found.row("unaccounted")[-1]) == (60 * MIB, 40 * MIB)
 
 
 def nvml_of(*cards: dict[str, Any]) -> Any:
@@ -1215,7 +1215,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 NO_LIBRARY = "NVML: NVML Shared Library Not Found"
 A_PART = "GPU-mine is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
 NOT_SHOWN = "NVML does not show GPU-mine here, but GPU-other, GPU-more"
-OF_TOTAL = ("driver.reserved", "unexplained", "free")
+OF_TOTAL = ("driver.reserved", "unaccounted", "free")
 
 
 @pytest.mark.parametrize(
@@ -1258,9 +1258,9 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
     }
     assert found.unknown == dict.fromkeys((*OF_TOTAL, *cuda_ledger.OUTSIDE), reason)
     for text in screens(folder):
-        rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unexplained"
+        rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unaccounted"
         assert f"unknown, {reason}: {rows}" in " ".join(text.split())
-        assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unexplained")), text
+        assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unaccounted")), text
 
 
 def test_nvml_is_opened_once_for_a_gpus_uuid_however_often_a_process_says_its_own(
@@ -1317,10 +1317,10 @@ def test_whose_the_bytes_are_that_a_card_has_of_strangers_is_said_beside_what_is
     recorded(folder, work)
     others = of_device(folder).others
     assert others is not None
-    assert (others.unexplained_bytes, others.held_bytes) == (903 * MIB, {str(ENGINE_PID): 900 * MIB})
+    assert (others.unaccounted_bytes, others.held_bytes) == (903 * MIB, {str(ENGINE_PID): 900 * MIB})
     line = f"900.0 MiB are of processes that are not of this Recording: pid {ENGINE_PID} 900.0 MiB"
     for text in screens(folder):
-        assert "of 903.0 MiB unexplained at " in text
+        assert "Of 903.0 MiB unaccounted at " in text
         assert line in text
 
 
@@ -1331,7 +1331,7 @@ def test_of_many_strangers_the_largest_are_named(tmp_path: Path, screens: Screen
     said = [sample("actor.params_bytes", 1, 5 * MIB), span("memory.edge", 1, 1.001, **card)]
     written.process("w", *said, pid=1, rank=0, device={"host": "here", "uuid": "GPU-1"}, ended_s=2)
     line = (
-        "of 75.0 MiB unexplained at 1.0 s, 75.0 MiB are of processes that are not of this Recording: "
+        "Of 75.0 MiB unaccounted at 1.0 s, 75.0 MiB belong to processes outside of this Recording: "
         "pid 15 15.0 MiB, pid 14 14.0 MiB, pid 13 13.0 MiB, pid 12 12.0 MiB, and 2 more"
     )
     for text in screens(written.folder):

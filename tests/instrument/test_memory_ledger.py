@@ -331,10 +331,15 @@ def test_every_edge_of_the_start_up_stays_below_what_may_have_no_owner(
     (device,) = summarize(planted[0].recording).memory
     found = device.residual
     assert isinstance(found, Residual)
-    assert {edge.phase for edge in device.edges} >= {"actor.build", "actor.broadcast", "rollout.load", "weight_sync"}
-    assert found.edges - found.unsettled_edges >= 8
-    startup = [edge for edge in device.edges if edge.is_settled and edge.bytes["weight_sync.bucket"] == 0]
-    assert all(abs(edge.bytes["unexplained"]) + abs(edge.bytes["unattributed"]) <= 10 * MIB for edge in startup[:8])
+    assert {edge.phase for edge in device.boundaries} >= {
+        "actor.build",
+        "actor.broadcast",
+        "rollout.load",
+        "weight_sync",
+    }
+    assert found.boundaries - found.inconsistent_boundaries >= 8
+    startup = [edge for edge in device.boundaries if edge.is_consistent and edge.bytes["weight_sync.bucket"] == 0]
+    assert all(abs(edge.bytes["unaccounted"]) + abs(edge.bytes["unattributed"]) <= 10 * MIB for edge in startup[:8])
 
 
 def test_every_edge_says_what_it_cost(planted: tuple[TracedRun, list[dict[str, int]]]) -> None:
@@ -361,7 +366,7 @@ def test_without_the_allocators_account_rows_are_unknown_and_not_zero(
     (device,) = summarize(Recording.open(folder)).memory
     assert device.at_peak_bytes == {"actor.params": 7}
     assert device.residual is None
-    assert list(device.unknown) == ["unexplained"]
+    assert list(device.unknown) == ["unaccounted"]
 
 
 def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path: Path) -> None:
@@ -380,12 +385,14 @@ def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path
     written.process("e", edge(1, 5, 5), cache, role="engine", rank=0, device=device, pid=2, ended_s=4)
     (found,) = summarize(written.read()).memory
     first, last = (
-        edge for edge in found.edges if (edge.phase, edge.edge) in (("ref.log_prob", "begin"), ("actor.update", "end"))
+        edge
+        for edge in found.boundaries
+        if (edge.phase, edge.side) in (("ref.log_prob", "begin"), ("actor.update", "end"))
     )
-    assert (first.is_settled, first.apart_seconds) == (True, 0)
-    assert (last.is_settled, last.apart_seconds) == (False, 0.006)
-    assert first.bytes["unexplained"] == 10
-    assert found.residual is not None and found.residual.unsettled_edges == 3, "between the two nobody looked"
+    assert (first.is_consistent, first.apart_seconds) == (True, 0)
+    assert (last.is_consistent, last.apart_seconds) == (False, 0.006)
+    assert first.bytes["unaccounted"] == 10
+    assert found.residual is not None and found.residual.inconsistent_boundaries == 3, "between the two nobody looked"
 
 
 def test_a_staged_bucket_has_the_hosts_memory_behind_it_too_which_says_itself_that_it_is_pinned(

@@ -214,7 +214,7 @@ def test_a_process_without_identity_is_in_no_figure_and_its_spans_are_lost(tmp_p
     ]  # fmt: skip
     assert (summary.lost_events, summary.complete) == (4, False)
     screen = CliRunner().invoke(main, ["summary", str(written.folder)]).output
-    assert "nothing lost" not in screen and "not complete" in screen
+    assert "nothing lost" not in screen and "incomplete" in screen
     assert "(pid 5, 8) died while they began to record" in screen
     assert "2 events of host-6-7, whose identity is missing" in screen
 

@@ -29,7 +29,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["overhead", str(config), "--out", str(folder / "out"), "--rounds", "1", "--pairs", str(PAIRS)]
     done = subprocess.run([*RLTRACE, *command], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "not established: 2 pairs of steps, 20 are needed" in done.stdout
+    assert "inconclusive: 2 pairs of steps, but 20 are needed" in done.stdout
     return folder / "out"
 
 
@@ -73,7 +73,7 @@ def test_every_process_measured_its_own_costs_and_the_run_without_hooks_recorded
     }  # fmt: skip
     assert all(cost.spans > 0 and cost.span_ns > 0 for cost in found.bookkeeping)
     assert found.bookkept_cost is not None and 0 < found.bookkept_cost < 1
-    assert [comparison.verdict for comparison in found.comparisons] == ["not established"] * 2
+    assert [comparison.verdict for comparison in found.comparisons] == ["inconclusive"] * 2
     assert not (measured / "1-bare").exists()
     lines = (measured / "1-bare.jsonl").read_bytes().splitlines()
     assert len([msgspec.json.decode(line) for line in lines]) == 2 * PAIRS + measure_overhead.WARM_UP_STEPS
@@ -98,8 +98,8 @@ def test_of_a_measurement_that_was_stopped_the_pairs_that_are_whole_count(measur
     assert (found.comparisons[1].cost, found.bookkept_cost) == (None, None)
     done = subprocess.run([*RLTRACE, "overhead", str(stopped)], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "not established: 1 pair of steps, 20 are needed" in done.stdout
-    assert "not established: 0 rounds of runs, 6 are needed" in done.stdout
+    assert "inconclusive: 1 pair of steps, but 20 are needed" in done.stdout
+    assert "inconclusive: 0 rounds of runs, but 6 are needed" in done.stdout
 
 
 def test_both_kinds_of_step_come_first_equally_often_in_an_order_that_is_drawn() -> None:

@@ -152,7 +152,7 @@ def test_its_first_screen_is_one(traced, width):
     first = screen(traced.recording, width)
     assert lines_of_figures(traced.recording, width) <= SCREEN_LINES
     assert any(line.startswith("actor.update ") for line in first)
-    assert any(line.startswith("unexplained ") for line in first)
+    assert any(line.startswith("unaccounted ") for line in first)
 
 
 def test_its_rewards_are_those_that_the_run_printed(traced, folder):
@@ -329,15 +329,15 @@ def test_at_every_phase_edge_all_bytes_but_what_is_allowed_have_an_owner(summary
     devices = summary.memory
     assert [device.rank for device in devices] == [0, 1]
     for device in devices:
-        seen = {(edge.step, edge.phase) for edge in device.edges}
+        seen = {(edge.step, edge.phase) for edge in device.boundaries}
         assert seen >= {(step, phase) for step in STEPS for phase in ("weight_sync", "rollout.sleep", "actor.update")}
         assert {"actor.build", "rollout.load"} <= {phase for step, phase in seen if step is None}
         found = device.residual
-        assert found.edges == len(device.edges)
-        assert found.unsettled_edges <= 0.05 * found.edges
-        assert found.edges_over_allowed == 0, (
+        assert found.boundaries == len(device.boundaries)
+        assert found.inconsistent_boundaries <= 0.05 * found.boundaries
+        assert found.boundaries_over_limit == 0, (
             found,
-            [edge for edge in device.edges if edge.phase == found.worst_phase],
+            [edge for edge in device.boundaries if edge.phase == found.worst_phase],
         )
         assert device.unknown == {}
 
@@ -354,7 +354,7 @@ def test_an_engine_that_compiles_kernels_all_along_is_told_and_no_owner_leaks(su
     """
     compiled = [leak for leak in summary.leaks if leak.owner == "library.kernels"]
     assert {leak.lane for leak in compiled} == {"rank 0", "rank 1"}
-    nameless = {"allocator.cached", "unattributed", "unexplained"}
+    nameless = {"allocator.cached", "unattributed", "unaccounted"}
     assert {leak.owner for leak in summary.leaks} <= {"library.kernels", *nameless}
     least_bytes = min(leak.bytes_per_sleep for leak in compiled)
     assert all(leak.bytes_per_sleep < least_bytes for leak in summary.leaks if leak.owner == "unattributed")

@@ -6,11 +6,13 @@ it leaves out it names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from rltrace.analysis.fates import fates, having
 from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.steady import Spread
@@ -19,7 +21,7 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import WIDTH, console, visible_figures
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
-from rltrace.cli.tables.idle import SLIGHT_SECONDS, idle_line, idle_tables
+from rltrace.cli.tables.idle import idle_line, idle_tables
 from rltrace.cli.tables.memory import (
     allocation_line,
     allocation_table,
@@ -42,9 +44,9 @@ from rltrace.cli.tables.phases import (
     steady_title,
     steady_words,
 )
-from rltrace.cli.tables.problems import clock_line, deaths, ended_by_others, gone_in_doubt, problems
+from rltrace.cli.tables.problems import clock_line, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
-from rltrace.cli.tables.spans import FEW, collection_line, hook_span_table, open_span_table, own_span_table
+from rltrace.cli.tables.spans import FEW, MOST_OPEN, collection_line, hook_span_table, open_span_table, own_span_table
 from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER
@@ -67,29 +69,27 @@ def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
     """
     summary = visible_figures(summary)
     screen.print(header(summary.run, summary, whole=whole))
-    for section in _whole(summary) if whole else _first_screen(summary):
-        screen.print()
-        screen.print(section)
+    for section in SECTIONS:
+        for drawn in section.draw(summary, whole=whole) if section.screens in (BOTH, ALL if whole else FIRST) else ():
+            screen.print()
+            screen.print(drawn)
 
 
-def _first_screen(summary: Summary) -> Iterator[RenderableType]:
-    yield from (out_of_memory_table(failure) for failure in summary.out_of_memory[:1])
-    again = [Text(out_of_memory_line(failure), "bold red") for failure in summary.out_of_memory[1:]]
-    if wrong := again + problems(summary):
+def _wrong(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
+    """What must be known before any figure."""
+    shown = summary.out_of_memory if whole else summary.out_of_memory[:1]
+    yield from map(out_of_memory_table, shown)
+    again = [Text(out_of_memory_line(failure), "bold red") for failure in summary.out_of_memory[len(shown) :]]
+    if wrong := again + (problems(summary, None) if whole else problems(summary)):
         yield Group(*wrong)
+
+
+def _open_spans(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
     if summary.open_spans and not summary.complete:
-        yield open_span_table(summary.open_spans, FEW)
-    yield from _seconds(summary)
-    if summary.memory:
-        yield fullest_table(summary.memory)
-    if summary.own_spans:
-        yield own_span_table(summary, FEW)
-    if summary.hook_spans and not summary.phases:
-        yield hook_span_table(summary, FEW)
-    yield Group(*_lines(summary), Text(f"--all shows {', '.join(_left_out(summary))}", "dim"))
+        yield open_span_table(summary.open_spans, MOST_OPEN if whole else FEW)
 
 
-def _seconds(summary: Summary) -> Iterator[RenderableType]:
+def _seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     """Of a step; of everything where there are no steps."""
     table = steady_table(summary)
     if table is not None:
@@ -102,7 +102,7 @@ def _seconds(summary: Summary) -> Iterator[RenderableType]:
     elif not summary.steps and _is_damaged(summary):
         yield Text("No step is in what can be read of this Recording; see above what was lost", "dim")
     elif not summary.steps and summary.complete and any(process.role != SAMPLER for process in summary.processes):
-        yield Text(f'No step is marked: `with rltrace.span("step", step=n)` does it; {UNMARKED_PHASES}', "dim")
+        yield Text(f'No step is marked: mark each with `with rltrace.span("step", step=n)`; {UNMARKED_PHASES}', "dim")
     if len(by_lane(summary.steps)) > 1:
         yield process_table(summary.steps)
 
@@ -117,8 +117,15 @@ def _spread(length: Spread) -> str:
     return figures.with_unit(figures.seconds(length.mean_seconds)) + (f" ({between})" if "-" in between else "")
 
 
+def _in_short(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    """One line for each thing of which `--all` has a table, and what it shows besides."""
+    promised = [section.name for section in SECTIONS if section.screens == ALL and section.name]
+    shows = (section.draw(summary, whole=True) for section in SECTIONS if section.screens == ALL and section.name)
+    named = [name for name, drawn in zip(promised, shows, strict=True) if next(iter(drawn), None) is not None]
+    yield Group(*_lines(summary), Text(f"--all shows {', '.join(named)}", "dim"))
+
+
 def _lines(summary: Summary) -> Iterator[RenderableType]:
-    """One line a thing, of which `--all` has a table."""
     steps = step_line(summary.steps) if len(by_lane(summary.steps)) == 1 else None
     sleeps = sleep_line(summary.sleeps) if summary.sleeps else None
     if steps is not None or sleeps is not None:
@@ -134,95 +141,23 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
     if summary.allocations:
         yield allocation_line(summary.allocations)
     if summary.processes:
-        yield process_line(summary.processes)
-    if bare := [process for process in summary.untraced if not process.missed]:
-        yield Text(bare_line(bare), "dim")
+        yield process_line(summary.processes, fates(summary))
+    yield from _bare(summary)
     if summary.hooks:
         yield hook_lines(summary.hooks)
-    yield from _ending(summary)
+    yield from _clocks(summary)
 
 
-def _left_out(summary: Summary) -> list[str]:
-    """What the first screen does not show of this Recording."""
-    single = {
-        "step": len(summary.steps) > 1,
-        "rank": len({row.rank for row in summary.phases if row.rank is not None}) > 1,
-        "process": True,
-        "hook": bool(summary.hooks),
-        "sleep": bool(summary.sleeps),
-    }
-    parts = {
-        "the start-up": bool(summary.steps),
-        "the host": bool(summary.samples or summary.host_memory),
-        "spans of hooks": bool(summary.hook_spans and summary.phases),
-        "GPU work": bool(summary.gpu_work),
-        "weight sync by stage": bool(summary.weight_sync),
-        "memory by phase": bool(summary.memory),
-        "idle time": any(gap.seconds >= SLIGHT_SECONDS for gap in summary.idle),
-        "peaks of all allocations": len(summary.allocations) > 1,
-    }
-    each = [what for what, is_there in single.items() if is_there]
-    return [f"each {', '.join(each)}", *(what for what, is_there in parts.items() if is_there)]
-
-
-def _whole(summary: Summary) -> Iterator[RenderableType]:
-    yield from map(out_of_memory_table, summary.out_of_memory)
-    if wrong := problems(summary, None):
-        yield Group(*wrong)
-    if summary.open_spans and not summary.complete:
-        yield open_span_table(summary.open_spans)
-    yield from _all_seconds(summary)
-    own = by_lane(summary.steps)
-    yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "") for lane, steps in own.items())
-    if (by_step := phases_by_step(summary)) is not None:
-        yield by_step
-    if summary.own_spans:
-        yield own_span_table(summary)
-    if summary.hook_spans:
-        yield hook_span_table(summary)
-    if summary.gpu_work:
-        yield gpu_work_table(summary.gpu_work)
-    if summary.gpu_work_missed:
-        yield gpu_work_missed_lines(summary.gpu_work_missed)
-    if summary.weight_sync:
-        yield sync_table(in_steady(summary.weight_sync, summary.steady))
-    for device in summary.memory:
-        yield device_table(device)
-        yield phase_table(device)
-    if said := legend(summary.memory):
-        yield said
-    if summary.allocations:
-        yield allocation_table(summary.allocations)
-        for missed in summary.allocations_missed:
-            if is_without_gpu(missed, summary.allocations):
-                yield Text(allocations_missed_line(missed), "dim")
-    yield from map(sample_table, summary.samples)
-    if summary.host_memory:
-        yield host_memory_table(summary.host_memory)
-    if summary.sleeps:
-        yield sleep_table(summary.sleeps, summary.leaks, summary.steady)
-    if summary.processes:
-        yield process_tree(summary.processes)
-    if bare := [process for process in summary.untraced if not process.missed]:
-        yield Text(bare_line(bare), "dim")
-    if summary.hooks:
-        yield hook_table(summary.hooks)
-        # Only where ranks are known is it an RL run, whose reader misses them.
-        if summary.not_applicable and any(process.rank is not None for process in summary.processes):
-            yield not_applicable_lines(summary.not_applicable)
-    yield from _ending(summary)
-
-
-def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
+def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     """The steady step, each lane's, the first step's and the start-up's; each with what is idle in it."""
     if (table := steady_table(summary, whole=True)) is not None:
         yield table
     found = summary.steady
     if found is not None:
         over = [row for row in summary.phases if row.step is not None and row.finished]
-        yield from lane_tables(f"Phases of each, {steady_words(found)}", [row for row in over if row.steady])
+        yield from lane_tables(f"Phases by rank, {steady_words(found)}", [row for row in over if row.steady])
         yield from idle_tables(steady_words(found), STEADY_STEP, summary)
-        yield from lane_tables(f"Phases of each, step {found.first_step}", [row for row in over if not row.steady])
+        yield from lane_tables(f"Phases by rank, step {found.first_step}", [row for row in over if not row.steady])
         yield from idle_tables(f"step {found.first_step}", FIRST_STEP, summary)
     if startup := [row for row in summary.phases if row.step is None]:
         if summary.steps:
@@ -233,10 +168,148 @@ def _all_seconds(summary: Summary) -> Iterator[RenderableType]:
         yield from idle_tables("", RUN, summary)
 
 
-def _ending(summary: Summary) -> Iterator[Text]:
+def _steps(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    own = by_lane(summary.steps)
+    yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "") for lane, steps in own.items())
+
+
+def _phases_by_step(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if (by_step := phases_by_step(summary)) is not None:
+        yield by_step
+
+
+def _fullest(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.memory:
+        yield fullest_table(summary.memory)
+
+
+def _your_spans(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
+    if summary.own_spans:
+        yield own_span_table(summary, None if whole else FEW)
+
+
+def _automatic_spans(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.hook_spans:
+        yield hook_span_table(summary)
+
+
+def _automatic_spans_alone(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    """Of a program without phases they are what there is to see."""
+    if summary.hook_spans and not summary.phases:
+        yield hook_span_table(summary, FEW)
+
+
+def _gpu_work(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.gpu_work:
+        yield gpu_work_table(summary.gpu_work)
+    if summary.gpu_work_missed:
+        yield gpu_work_missed_lines(summary.gpu_work_missed)
+
+
+def _weight_sync(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.weight_sync:
+        yield sync_table(in_steady(summary.weight_sync, summary.steady))
+
+
+def _memory(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    for device in summary.memory:
+        yield device_table(device)
+        yield phase_table(device)
+    if said := legend(summary.memory):
+        yield said
+
+
+def _allocations(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.allocations:
+        yield allocation_table(summary.allocations)
+        for missed in summary.allocations_missed:
+            if is_without_gpu(missed, summary.allocations):
+                yield Text(allocations_missed_line(missed), "dim")
+
+
+def _hosts(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    yield from map(sample_table, summary.samples)
+    if summary.host_memory:
+        yield host_memory_table(summary.host_memory)
+
+
+def _sleeps(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.sleeps:
+        yield sleep_table(summary.sleeps, summary.leaks, summary.steady)
+
+
+def _processes(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.processes:
+        yield process_tree(summary.processes, fates(summary))
+    yield from _bare(summary)
+
+
+def _bare(summary: Summary) -> Iterator[Text]:
+    """Processes that had nothing to trace."""
+    if bare := [process for process in summary.untraced if not process.missed]:
+        yield Text(bare_line(bare), "dim")
+
+
+def _hooks(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.hooks:
+        yield hook_table(summary.hooks)
+        # Only where ranks are known is it an RL run, whose reader misses them.
+        if summary.not_applicable and any(process.rank is not None for process in summary.processes):
+            yield not_applicable_lines(summary.not_applicable)
+
+
+def _clocks(summary: Summary, **_: bool) -> Iterator[Text]:
     for clock in summary.clocks:
         if not clock.is_reference and clock.aligned:
             yield Text(clock_line(clock), "dim")
+
+
+Screens = Literal["first", "all", "both"]
+FIRST: Screens
+ALL: Screens
+BOTH: Screens
+FIRST, ALL, BOTH = "first", "all", "both"
+
+
+class Draw(Protocol):
+    """Draws a section; of what a Recording does not have, nothing."""
+
+    def __call__(self, summary: Summary, *, whole: bool) -> Iterable[RenderableType]:
+        """What is printed, each behind an empty line."""
+
+
+class Section(NamedTuple):
+    """A part of the summary."""
+
+    name: str
+    """What the last line of the first screen calls it, where only `--all` shows it; empty if it is not worth a word."""
+    draw: Draw
+    screens: Screens
+
+
+SECTIONS = (
+    Section("", _wrong, BOTH),
+    Section("", _open_spans, BOTH),
+    Section("", _seconds, FIRST),
+    Section("each rank and its idle time", _all_seconds, ALL),
+    Section("each step", _steps, ALL),
+    Section("phases by step", _phases_by_step, ALL),
+    Section("", _fullest, FIRST),
+    Section("", _your_spans, BOTH),
+    Section("", _automatic_spans_alone, FIRST),
+    Section("automatic spans", _automatic_spans, ALL),
+    Section("GPU work", _gpu_work, ALL),
+    Section("weight sync", _weight_sync, ALL),
+    Section("memory by phase", _memory, ALL),
+    Section("every allocation", _allocations, ALL),
+    Section("hosts", _hosts, ALL),
+    Section("sleeps", _sleeps, ALL),
+    Section("processes", _processes, ALL),
+    Section("hooks", _hooks, ALL),
+    Section("", _clocks, ALL),
+    Section("", _in_short, FIRST),
+)
+"""The summary from top to bottom; a new section is one line here."""
 
 
 def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType:
@@ -268,30 +341,30 @@ def _few_words(command: Sequence[str]) -> list[str]:
 
 
 def _state(run: Run, summary: Summary) -> Text:
-    if died := deaths(summary):
+    if died := having(summary, "died"):
         return Text(_died(died), "bold red")
     if run.exit_code and run.interrupted_by is not None:
         return Text(f"interrupted by {run.interrupted_by}", "yellow")
     if run.exit_code:
-        return Text(f"left with exit code {run.exit_code}", "bold red")
+        return Text(f"failed with exit code {run.exit_code}", "bold red")
     if any(process.state == "stopped" for process in summary.processes):
         return Text("stopped", "yellow")
     if all(process.role == SAMPLER for process in summary.processes):
-        return Text("no process has recorded anything" if not run.is_live else "no process yet", "yellow")
-    if gone := gone_in_doubt(summary):
-        who = f"{gone[0].name} (pid {gone[0].pid})" if len(gone) == 1 else str(len(gone))
-        return Text(f"{who} gone, nobody saw how", "yellow")
-    ended = {process.key for process in ended_by_others(summary)}
-    if not summary.unidentified and all(p.state in ("ended", "gone") or p.key in ended for p in summary.processes):
+        return Text("no process has recorded anything" + (" yet" if run.is_live else ""), "yellow")
+    if gone := having(summary, "in doubt"):
+        who = f"{gone[0].name} (pid {gone[0].pid})" if len(gone) == 1 else figures.count(len(gone), "process")
+        return Text(f"{who} is gone", "yellow")
+    released = having(summary, "released")
+    if not summary.unidentified and all(p.state == "ended" or p in released for p in summary.processes):
         return Text("complete", "green")
-    return Text("going on", "cyan") if run.is_live else Text("not complete", "yellow")
+    return Text("running", "cyan") if run.is_live else Text("incomplete", "yellow")
 
 
 def _died(died: Sequence[ProcessFigures]) -> str:
     """One by its name; of several, who they are stands below."""
     if len(died) > 1:
         causes = sorted({process.killed_by for process in died if process.killed_by})
-        by = f" by {', '.join(causes)}" if causes else ""
-        return f"{len(died)} died{by}"
+        return f"{len(died)} died" + (f" ({', '.join(causes)})" if causes else "")
     (process,) = died
-    return f"{process.name} (pid {process.pid}) died" + (f" by {process.killed_by}" if process.killed_by else "")
+    how = f"was killed by {process.killed_by}" if process.killed_by else "died"
+    return f"{process.name} (pid {process.pid}) {how}"

@@ -34,7 +34,7 @@ def _sections(found: Difference) -> Iterator[RenderableType]:
     if found.settings:
         yield setting_table(found.settings)
     if not found.same_program:
-        yield Text("Two programs: of what they were made with only the machine and the packages are compared", "dim")
+        yield Text("These are different programs: of their settings, only machines and packages are compared", "dim")
     if found.a.steps and found.b.steps:
         yield phase_table(found)
         if found.weight_sync:
@@ -52,14 +52,14 @@ def _sections(found: Difference) -> Iterator[RenderableType]:
 def _who(name: str, side: Side) -> Text:
     """Which run, and what is compared of it."""
     steps = f"{'step' if len(side.steps) == 1 else 'mean of steps'} {figures.ranges(side.steps)}"
-    steps += ", the first: it also warms up" if side.is_first else ""
-    facts = [steps if side.steps else "no step is over", *([figures.count(side.ranks, "rank")] if side.ranks else [])]
+    steps += " (the first, which includes warm-up)" if side.is_first else ""
+    facts = [steps if side.steps else "no step has ended", *([figures.count(side.ranks, "rank")] if side.ranks else [])]
     return Text.assemble((f"{name}  ", "bold"), side.run.path, (f"  {', '.join(facts)}", "dim"), overflow="fold")
 
 
 def setting_table(settings: Sequence[Setting]) -> RenderableType:
     """What the two runs were made with."""
-    table = Figures("made with", words("A"), words("B"))
+    table = Figures("setting", words("A"), words("B"))
     for setting in settings[:MOST_SETTINGS]:
         table.add_row(setting.name, setting.a or "", setting.b or "")
     more = len(settings) - MOST_SETTINGS
@@ -80,11 +80,13 @@ def phase_table(found: Difference) -> RenderableType:
         _add_seconds(table, found.step, found.step.name, "bold")
     captions = [f"below {SLIGHT:.1%} of both: {', '.join(slight)}"] if slight else []
     if any(row.overlapping for row, _ in _phase_rows(found)) or (found.step is not None and found.step.overlapping):
-        captions.append("~: the ranges of their steps overlap, it may be chance; so may others be where steps are few")
+        captions.append(
+            "~: the ranges of their steps overlap, so the difference may be chance; with few steps, others may be too"
+        )
     if found.step is not None and found.step.a and found.step.b and found.step.overlapping is None:
         few = [name for name, side in (("A", found.a), ("B", found.b)) if len(side.steps) < LEAST_STEPS]
-        captions.append(f"one step of {' and '.join(few)}: any difference may be chance")
-    return titled("A step", table, "; ".join(captions))
+        captions.append(f"only one step of {' and '.join(few)}: any difference may be chance")
+    return titled("Step", table, "; ".join(captions))
 
 
 def total_table(found: Difference) -> RenderableType:
@@ -160,7 +162,7 @@ def work_table(gpu_work: Sequence[Work]) -> RenderableType:
             change = figures.change(row.b_seconds - row.a_seconds)
             ratio = f"{row.b_seconds / row.a_seconds:.2f}" if row.a_seconds else ""
         table.add_row(row.name, *cells, change, ratio)
-    return titled("On the GPUs' streams in a step: the mean of the ranks", table)
+    return titled("GPU work in a step: mean over the ranks", table)
 
 
 def _seconds_table(what: str) -> Figures:
@@ -196,9 +198,9 @@ def memory_table(found: Difference) -> RenderableType:
             _add_bytes(table, row, row.owner)
     table.add_section()
     if found.peak is not None:
-        _add_bytes(table, found.peak, "all, at their peak", "bold")
+        _add_bytes(table, found.peak, "total, at its peak", "bold")
     caption = f"below {SMALL:.0%} of both: {', '.join(small)}" if small else ""
-    return titled("Memory: the most that each owner held on any device", table, caption)
+    return titled("Memory: the peak of each owner on any device", table, caption)
 
 
 def _most(peak: Bytes | None) -> int:

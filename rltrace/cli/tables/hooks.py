@@ -37,9 +37,9 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     missed, others = _missed(hooks)
     complaints = list(_complaints(missed))
     parts += ["no span is missing"] if others and not complaints else []
-    line = Text.assemble(("Hooks", "bold"), f" {'; '.join(parts) or 'none: nothing that has any was imported'}")
+    line = Text.assemble(("Hooks", "bold"), f" {'; '.join(parts) or 'none: no framework with hooks was imported'}")
     if others and complaints:
-        complaints[-1].append(f"; {others} more miss no span", "dim")
+        complaints[-1].append(f"; {others} more were not needed", "dim")
     return Group(line, *complaints)
 
 
@@ -152,7 +152,7 @@ def _add_hooks(table: Figures, hooks: Sequence[HookFigures], made: frozenset[str
             )
     for hook in listed:
         is_another_way = hook.never_fired and hook.emits and made.issuperset(hook.emits)
-        remark = Text("not this way: another hook made its spans", "dim") if is_another_way else _remark(hook)
+        remark = Text("not needed: another hook made its spans", "dim") if is_another_way else _remark(hook)
         table.add_row(f"  {_target(hook)}", f"{hook.fired:,}", *_seconds(hook), remark)
     waiting = sum(hook.state == "waiting" for hook in hooks)
     if waiting:

@@ -21,7 +21,8 @@ NOTABLE, MOST = 0.1, 2
 """Of what went on meanwhile: which share of the gap it has to take, and how many are named of each."""
 NOTABLE_IDLE = 0.05
 """Of a step, from which on the first screen says where it is."""
-OTHERS = "of it others: another rank was in a phase"
+COMPUTED = "unlabelled: it computed, but in no phase"
+OTHERS = "others busy: another rank was in a phase"
 MEANWHILE = "meanwhile: the span, or the actor's method, that each had opened last in the step"
 
 
@@ -31,6 +32,7 @@ class _Row:
     def __init__(self, items: Sequence[IdleGap], lanes: int) -> None:
         self.after, self.before = items[0].after, items[0].before
         self.seconds = sum(item.seconds for item in items) / lanes
+        self.unlabelled_seconds = sum(item.unlabelled_seconds for item in items) / lanes
         self.others_seconds = sum(item.others_seconds for item in items) / lanes
         self._lanes = lanes
         self._meanwhile = {
@@ -39,10 +41,16 @@ class _Row:
             "elsewhere": [item.elsewhere_seconds for item in items],
         }
 
+    @property
+    def idle_seconds(self) -> float:
+        """What of it nothing computed in."""
+        return self.seconds - self.unlabelled_seconds
+
     def cells(self) -> list[str]:
-        others = figures.seconds(self.others_seconds) if self.others_seconds >= SLIGHT_SECONDS else ""
-        between = f"{self.after or 'begin'} → {self.before or 'end'}"
-        return [between, figures.seconds(self.seconds), others, self._said()]
+        parts = (self.unlabelled_seconds, self.others_seconds)
+        unlabelled, others = (figures.seconds(part) if part >= SLIGHT_SECONDS else "" for part in parts)
+        between = f"{self.after or 'step begins'} → {self.before or 'step ends'}"
+        return [between, figures.seconds(self.seconds), unlabelled, others, self._said()]
 
     def _said(self) -> str:
         """What took most, of each."""
@@ -69,31 +77,35 @@ def idle_tables(steps: str, of: str, summary: Summary) -> Iterator[RenderableTyp
     shown = [row for row in rows if row.seconds >= SLIGHT_SECONDS]
     if not shown:
         return
-    table = Figures("idle between", "seconds", Column("of it others", 5), words("meanwhile", 7))
+    table = Figures(
+        "in no phase between", "seconds", Column("unlabelled", 6), Column("others busy", 5), words("meanwhile", 7)
+    )
     cells = [row.cells() for row in shown]
     for of_row in cells:
         table.add_row(*of_row)
     if slight := rows[len(shown) :]:
         table.add_row(f"{len(slight)} shorter", figures.seconds(sum(row.seconds for row in slight)), style="dim")
-    table.add_row("idle", figures.seconds(sum(row.seconds for row in rows)), style="bold")
-    captions = zip((OTHERS, MEANWHILE), zip(*(of_row[2:] for of_row in cells), strict=True), strict=True)
+    unlabelled = sum(row.unlabelled_seconds for row in rows)
+    said = figures.seconds(unlabelled) if unlabelled >= SLIGHT_SECONDS else ""
+    table.add_row("in no phase", figures.seconds(sum(row.seconds for row in rows)), said, style="bold")
+    captions = zip((COMPUTED, OTHERS, MEANWHILE), zip(*(of_row[2:] for of_row in cells), strict=True), strict=True)
     lanes = _lanes(summary)
     whose = (
         f"mean of {figures.count(len(lanes), 'rank' if all(lane.rank is not None for lane in lanes) else 'process')}"
     )
-    title = ", ".join(filter(None, ["Idle", steps]))
+    title = ", ".join(filter(None, ["Idle and unlabelled", steps]))
     yield titled(f"{title}: {whose}", table, "; ".join(caption for caption, said in captions if any(said)))
 
 
 def idle_line(summary: Summary) -> Text | None:
     """One line, where most of it is; None where it is no notable part of a step."""
     rows = _rows(summary, STEADY_STEP)
-    seconds = sum(row.seconds for row in rows)
+    seconds = sum(row.idle_seconds for row in rows)
     if summary.steady is None or not rows or seconds < NOTABLE_IDLE * summary.steady.seconds.mean_seconds:
         return None
-    longest = rows[0]
-    parts = figures.with_unit(f"{figures.seconds(longest.seconds)} of {figures.seconds(seconds)}")
-    begin, end = longest.after or "the step's begin", longest.before or "the step's end"
+    longest = max(rows, key=lambda row: row.idle_seconds)
+    parts = figures.with_unit(f"{figures.seconds(longest.idle_seconds)} of {figures.seconds(seconds)}")
+    begin, end = longest.after or "the step's beginning", longest.before or "the step's end"
     return Text.assemble(("Idle", "bold"), f" in a step {parts} from {begin} to {end}")
 
 

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed
 from rltrace.analysis.host_memory import HostMemory
-from rltrace.analysis.ledger import FREE, UNEXPLAINED
-from rltrace.analysis.memory import DeviceMemory, OutOfMemory
+from rltrace.analysis.ledger import FREE, UNACCOUNTED
+from rltrace.analysis.memory import DeviceMemory, OutOfMemory, Residual
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
 from rltrace.events import NO_GPU, OWNERS, UNATTRIBUTED
@@ -20,20 +20,23 @@ MOST_CHANGES = 8
 
 SMALL = 0.01
 """Share of a device's peak below which an owner is no row of the first screen."""
-NOBODYS = (UNATTRIBUTED, UNEXPLAINED, FREE)
+NOBODYS = (UNATTRIBUTED, UNACCOUNTED, FREE)
 UNKNOWN = "unknown"
 """Where a figure would be."""
 MOST_OTHERS = 4
 LATE = (
-    "late: how far into the step the last process began, or its oldest entry lies; "
-    "what came and went in it before is missing"
+    "late: how far into the step the last process began to keep its allocations; "
+    "what it allocated and freed before that is missing"
 )
 
 LEGEND = {
-    UNATTRIBUTED: "unattributed: allocated, and no owner above said that it is theirs",
-    UNEXPLAINED: "unexplained: the device's total less all other rows; nobody measured it",
+    UNATTRIBUTED: "unattributed: allocated, but by none of the owners above",
+    UNACCOUNTED: "unaccounted: the device's total less all other rows; it is computed, not measured",
 }
-SETTLED = "settled: no sample of that edge is older than 5 ms, or nothing has moved since; others are not judged"
+CONSISTENT = (
+    "consistent: no sample at that phase boundary is older than 5 ms, or nothing has moved since; the limit does not "
+    "apply to others"
+)
 
 
 def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
@@ -62,12 +65,12 @@ def device_table(device: DeviceMemory) -> RenderableType:
 
 
 def _table() -> Figures:
-    return Figures("owner", "at this peak", bars(1), Column("own peak", 6), words("in", 5))
+    return Figures("owner", "at the peak", bars(1), Column("own peak", 6), words("in", 5))
 
 
 def _owners(device: DeviceMemory) -> list[str]:
-    """All that the device has, those that nobody could tell of too; `unexplained` is last."""
-    return sorted({**device.at_peak_bytes, **device.unknown}, key=lambda row: (row == UNEXPLAINED, OWNERS.index(row)))
+    """All that the device has, those that nobody could tell of too; `unaccounted` is last."""
+    return sorted({**device.at_peak_bytes, **device.unknown}, key=lambda row: (row == UNACCOUNTED, OWNERS.index(row)))
 
 
 def _add_owner(table: Figures, owner: str, device: DeviceMemory) -> None:
@@ -108,14 +111,13 @@ def _short_remarks(device: DeviceMemory, small: Sequence[str]) -> Iterator[str]:
     """What has no row and what is not known, how much nobody holds, and what the words mean."""
     if small:
         together = figures.size(sum(device.at_peak_bytes[owner] for owner in small))
-        yield f"below {SMALL:.0%} each, {together} at this peak: {', '.join(small)}"
+        yield f"Below {SMALL:.0%} each, {together} together: {', '.join(small)}"
     yield from _unknown(device)
     yield from _others(device)
-    if (found := device.residual) is not None and (judged := found.edges - found.unsettled_edges):
-        most = f"at most {figures.size(found.worst_bytes)}, {figures.size(found.worst_allowed_bytes)} allowed"
-        yield f"without an owner: {most}, at {judged} of {figures.count(found.edges, 'edge')}"
-    if UNEXPLAINED in device.at_peak_bytes:
-        yield "unattributed: of no named owner; unexplained: the total less all other rows"
+    if (found := device.residual) is not None and _judged(found):
+        yield _unaccounted(found)
+    if UNACCOUNTED in device.at_peak_bytes:
+        yield "unattributed: of no named owner; unaccounted: the total less all other rows"
 
 
 def _title(device: DeviceMemory) -> str:
@@ -136,7 +138,7 @@ def _place(device: DeviceMemory) -> str:
 def legend(devices: Sequence[DeviceMemory]) -> Text:
     """What the words of the tables mean."""
     lines = [said for owner, said in LEGEND.items() if any(owner in device.at_peak_bytes for device in devices)]
-    lines += [SETTLED] if any(device.residual is not None for device in devices) else []
+    lines += [CONSISTENT] if any(device.residual is not None for device in devices) else []
     return Text("\n".join(lines), "dim")
 
 
@@ -146,20 +148,40 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
     yield from _others(device)
     yield from _allocated_peaks(device)
     if (found := device.residual) is not None:
-        judged = found.edges - found.unsettled_edges
-        line = f"without an owner at {judged} settled phase edges: at most {figures.size(found.worst_bytes)}"
-        line += f" ({found.worst_phase}; allowed {figures.size(found.worst_allowed_bytes)})" if judged else ""
-        line += f", {found.edges_over_allowed} over it" if found.edges_over_allowed else ""
-        yield line + (f"; {figures.count(found.unsettled_edges, 'edge')} unsettled" if found.unsettled_edges else "")
-        share = f", all of them {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
-        yield f"a sample takes {found.sample_seconds * 1e3:.1f} ms{share}"
+        if _judged(found):
+            over = f"; {found.boundaries_over_limit} are over the limit" if found.boundaries_over_limit else ""
+            yield f"{_unaccounted(found)}, most in {found.worst_phase}{over}"
+        else:
+            yield f"Unaccounted: not judged, for none of {_boundaries(found.boundaries)} is consistent"
+        share = f"; all samples take {found.sample_share:.1%} of a step" if found.sample_share is not None else ""
+        yield f"A sample takes {found.sample_seconds * 1e3:.1f} ms{share}"
+
+
+def _judged(found: Residual) -> int:
+    """At how many phase boundaries the limit applies."""
+    return found.boundaries - found.inconsistent_boundaries
+
+
+def _unaccounted(found: Residual) -> str:
+    """How many bytes had no owner at most, beside how many may have none."""
+    judged = _judged(found)
+    where = f"all {_boundaries(judged)}" if judged > 1 else _boundaries(judged)
+    if found.inconsistent_boundaries:
+        where = f"{judged:,} of {_boundaries(found.boundaries)}"
+    return (
+        f"Unaccounted: ≤ {figures.size(found.worst_bytes)} (limit {figures.size(found.worst_limit_bytes)}) at {where}"
+    )
+
+
+def _boundaries(many: int) -> str:
+    return f"{many:,} phase {'boundary' if many == 1 else 'boundaries'}"
 
 
 def _allocated_peaks(device: DeviceMemory) -> Iterator[str]:
-    """What was handed out between edges, of which most is in the cache by the next one."""
+    """What was handed out between phase boundaries, of which most is in the cache by the next one."""
     for peak in device.allocated_peaks:
         where = f"{peak.phase or 'no phase'}{f', step {peak.step}' if peak.step is not None else ''}"
-        yield f"handed out by torch in {peak.process} at most: {figures.size(peak.bytes)}, in {where}"
+        yield f"torch in {peak.process} had handed out {figures.size(peak.bytes)} at its peak, in {where}"
 
 
 def _unknown(device: DeviceMemory) -> Iterator[str]:
@@ -170,21 +192,21 @@ def _unknown(device: DeviceMemory) -> Iterator[str]:
 
 
 def _others(device: DeviceMemory) -> Iterator[str]:
-    """Who is on the card besides, and of how much of what is unexplained."""
+    """Who else is on the card, and how much of the unaccounted bytes they hold."""
     if (found := device.others) is None:
         return
     held = [f"pid {pid} {figures.size(size)}" for pid, size in found.held_bytes.items()]
     named = ", ".join(held[:MOST_OTHERS]) + (f", and {len(held) - MOST_OTHERS} more" if held[MOST_OTHERS:] else "")
     together = figures.size(sum(found.held_bytes.values()))
-    unexplained = f"of {figures.size(found.unexplained_bytes)} unexplained at {found.at_seconds:.1f} s"
-    yield f"{unexplained}, {together} are of processes that are not of this Recording: {named}"
+    unaccounted = f"Of {figures.size(found.unaccounted_bytes)} unaccounted at {found.at_seconds:.1f} s"
+    yield f"{unaccounted}, {together} belong to processes outside of this Recording: {named}"
 
 
 def allocation_line(peaks: Sequence[AllocationPeak]) -> Text:
     """One line: the highest of the exact peaks."""
     highest = max(peaks, key=lambda peak: peak.peak_bytes)
-    step = f" of step {highest.step}" if highest.step is not None else ""
-    said = f" at most {figures.size(highest.peak_bytes)} handed out by allocators, on {highest.lane}{step}"
+    step = f", step {highest.step}" if highest.step is not None else ""
+    said = f": allocators had handed out {figures.size(highest.peak_bytes)} at the peak, on {highest.lane}{step}"
     return Text.assemble(("Every allocation", "bold"), said)
 
 
@@ -207,7 +229,7 @@ def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
             figures.number(peak.lost) if peak.lost else "",
             figures.short(peak.late_seconds) if peak.late_seconds else "",
         )
-    caption = "bytes asked of torch's and vLLM's allocators: contexts, NCCL, caches and the driver's are not among them"
+    caption = "bytes requested from torch's and vLLM's allocators, without contexts, NCCL, caches and the driver's own"
     if any(peak.reserved_peak_bytes is not None for peak in peaks):
         caption += "\nreserved: the most that those allocators had from the driver in the step, caches included"
     if any(peak.late_seconds for peak in peaks):
@@ -250,10 +272,10 @@ def host_memory_table(processes: Sequence[HostMemory]) -> RenderableType:
     """What each process has in its host's memory; one line where that is the devices' memory."""
     apart = [process for process in processes if not process.is_device]
     if not apart:
-        return Text("The host's memory is the devices' here: the tables above have all of it.", "dim")
+        return Text("On a CPU the devices' memory is the host's: the tables above show all of it.", "dim")
     owners = list(dict.fromkeys(owner for process in apart for owner in process.peak_owner_bytes))
     of_owners = (heading for owner in owners for heading in (owner, "pinned"))
-    table = Figures("process", "resident", "pinned", "no owner's", *of_owners)
+    table = Figures("process", "resident", "pinned", "no owner", *of_owners)
     for process in apart:
         table.add_row(
             process.process,
@@ -262,7 +284,7 @@ def host_memory_table(processes: Sequence[HostMemory]) -> RenderableType:
             _pinned_of_owner(process, UNATTRIBUTED),
             *(cell for owner in owners for cell in _on_host(process, owner)),
         )
-    title = "Memory of the hosts: each process's own most, how much of it was pinned, and of which owner"
+    title = "Host memory: each process at its peak, how much of it was pinned, and by which owner"
     return titled(title, table, _why_unknown(apart))
 
 
@@ -303,14 +325,14 @@ def _why_unknown(processes: Iterable[HostMemory]) -> str:
 
 def out_of_memory_table(failure: OutOfMemory) -> RenderableType:
     """Who held what when a process asked for more than there was, and what would have made room."""
-    table = Figures("owner", "held", bars(1), words(f"{len(failure.before)} samples of the last 30 s: most"))
+    table = Figures("owner", "held", bars(1), words(f"peak of {len(failure.before)} samples in the last 30 s"))
     held = failure.moment.bytes if failure.moment is not None else {}
     for owner, size in sorted(held.items(), key=lambda item: -item[1]):
         most = max(moment.bytes.get(owner, 0) for moment in failure.before)
         if size or most:
             used = failure.moment.used_bytes if failure.moment is not None else 0
             table.add_row(owner, figures.size(size), figures.bar(size / used if used else 0.0), figures.size(most))
-    room = [Text(f"room: {change}", "yellow") for change in failure.changes[:MOST_CHANGES]]
+    room = [Text(f"To make room: {change}", "yellow") for change in failure.changes[:MOST_CHANGES]]
     title = Text(out_of_memory_line(failure), "bold red")
     return Group(title, Text(failure.reason, "dim"), table, *room)
 

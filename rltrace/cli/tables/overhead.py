@@ -13,7 +13,7 @@ from rltrace.cli.tables.fit import Figures, titled, visible_figures
 BUSY = 0.5
 """Load per core before a run, from which on somebody else was working too."""
 
-_STYLES: dict[Verdict, str] = {"established": "green", "exceeded": "bold red", "not established": "yellow"}
+_STYLES: dict[Verdict, str] = {"established": "green", "exceeded": "bold red", "inconclusive": "yellow"}
 
 
 def show(found: Overhead, screen: Console) -> None:
@@ -48,18 +48,18 @@ def _cells(row: Comparison, what: str) -> list[str]:
 def verdict_line(row: Comparison, limit: float) -> str:
     """One sentence: the upper end of the interval, or why there is none to rely on."""
     if row.low is None or row.high is None:
-        return f"{row.what}: not established: {_count(row.count, row.unit)}, {row.needed} are needed"
+        return f"{row.what}: inconclusive: {_count(row.count, row.unit)}, but {row.needed} are needed"
     if row.verdict == "established":
         return f"{row.what}: at most {_percent(row.high)} (upper end of the interval), within the limit of {limit:.2%}"
     if row.verdict == "exceeded":
         return f"{row.what}: at least {_percent(row.low)}, above the limit of {limit:.2%}"
-    return f"{row.what}: not established: the interval reaches {_percent(row.high)}, above the limit of {limit:.2%}"
+    return f"{row.what}: inconclusive: too noisy to confirm {limit:.2%}, for the interval reaches {_percent(row.high)}"
 
 
 def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> RenderableType:
     """What each process recorded in a mean step, and what that took by the cost it measured."""
     if share is None:
-        return Text("Our own bookkeeping: no process measured what its events cost", "yellow")
+        return Text("rltrace's own work: unknown, for no process measured what its events cost", "yellow")
     table = Figures(
         "process",
         "spans",
@@ -69,7 +69,7 @@ def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> 
         "samples",
         "arrows",
         "ms of events",
-        "ms at edges",
+        "ms at boundaries",
     )
     for row in processes:
         table.add_row(
@@ -77,8 +77,10 @@ def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> 
             f"{row.device_span_ns:,.0f}", f"{row.samples:,.1f}", f"{row.arrows:,.1f}",
             f"{1e3 * row.events_seconds:.3f}", f"{1e3 * row.edges_seconds:.3f}",
         )  # fmt: skip
-    caption = f"driver and slowest rank, one after the other: {share:.2%} of a step that is not recorded"
-    return titled("Our own bookkeeping: events × their cost in that process + edges, a mean step", table, caption)
+    caption = f"driver and slowest rank, one after the other: {share:.2%} of an unrecorded step"
+    return titled(
+        "rltrace's own work in a mean step: events × their cost in that process + phase boundaries", table, caption
+    )
 
 
 def load_line(found: Overhead) -> str:

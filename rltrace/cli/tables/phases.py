@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.memory import DeviceMemory
-from rltrace.analysis.phases import IDLE, RankStep, in_order
+from rltrace.analysis.phases import IDLE, UNLABELLED, RankStep, in_order
 from rltrace.analysis.steady import LaneSteps, Steady, lanes, together
 from rltrace.analysis.summary import Summary
 from rltrace.cli.tables import figures
@@ -22,7 +22,7 @@ from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 SLIGHT = 0.001
 """Share of a step below which a phase is no row of the first screen."""
-STARTUP_IDLE = "idle: in no phase, as while packages are imported and processes start"
+STARTUP_IDLE = "idle: in no phase, for example while processes start"
 MOST_LANES = 4
 """More ranks are shown as their mean, fastest and slowest."""
 
@@ -48,8 +48,8 @@ def steady_table(summary: Summary, *, whole: bool = False) -> RenderableType | N
     ranks = together(shown)
     table, slight = _rank_table(shown, lanes(of_first), most_held(summary.memory), whole=whole)
     others = [lane.lane for lane in shown if lane not in ranks and lane.lane != DRIVER_ROLE]
-    also = f"phases of {', '.join(others)} too: see --all" if others else ""
-    less = f"below {SLIGHT:.1%}: {', '.join(slight)}" if slight else ""
+    also = f"{', '.join(others)} also had phases: see --all" if others else ""
+    less = f"Below {SLIGHT:.1%}: {', '.join(slight)}" if slight else ""
     return titled(title, table, "; ".join(filter(None, [less, wrong, also])))
 
 
@@ -100,24 +100,27 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
     """Which steps the figures are of, and which they leave out."""
     if found is None:
         unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
-        return f"A step: {figures.count(unfinished, 'step')}, none of them over"
-    left_out = _left_out(summary)
-    numbers = f"{'step' if len(found.steps) == 1 else 'mean of steps'} {figures.ranges(found.steps)}"
-    numbers += of_processes(summary.steps)
+        return f"Unfinished step{'' if unfinished == 1 else 's'} ({unfinished:,}): none has ended yet"
+    numbers, excluded = figures.ranges(found.steps).replace("-", "–"), []
     if found.first_step is not None:
-        return f"A step: {numbers}, the first one (step {found.first_step}) apart{left_out}"
-    first = f", the first{'' if len(found.steps) == 1 else ' with it'}" if found.has_first else ""
-    return f"A step: {numbers}{first}{left_out}"
+        excluded.append(f"step {found.first_step} excluded as warm-up")
+    elif found.has_first:
+        excluded.append("the first, which includes warm-up" if len(found.steps) == 1 else "warm-up included")
+    excluded += _left_out(summary)
+    if len(found.steps) == 1:
+        said = f" ({'; '.join(excluded)})" if excluded else ""
+        return f"Step {numbers}{of_processes(summary.steps)}{said}"
+    return f"Mean step{of_processes(summary.steps)} ({'; '.join([numbers, *excluded])})"
 
 
-def _left_out(summary: Summary) -> str:
-    """Which steps are not among them, nor apart."""
+def _left_out(summary: Summary) -> list[str]:
+    """How many steps are excluded because they did not end well."""
     counts = {
         "aborted": sum(step.error is not None for step in summary.steps),
-        "not over": sum(step.error is None and step.end_seconds is None for step in summary.steps),
+        "unfinished": sum(step.error is None and step.end_seconds is None for step in summary.steps),
     }
     said = " and ".join(f"{count} {how}" for how, count in counts.items() if count)
-    return f"; {said}, left out" if said else ""
+    return [f"{said} excluded"] if said else []
 
 
 def steady_words(found: Steady) -> str:
@@ -196,7 +199,7 @@ def lane_tables(title: str, rows: Sequence[RankStep], also: str = "") -> Iterato
 
 def _whole_caption(found: Sequence[LaneSteps], rows: Sequence[RankStep], also: str) -> str:
     whole = figures.spread([lane.seconds.mean_seconds for lane in found])
-    return "; ".join(filter(None, [f"whole: {figures.with_unit(whole)}", _caption(rows), also]))
+    return "; ".join(filter(None, [f"total: {figures.with_unit(whole)}", _caption(rows), also]))
 
 
 def _side_by_side(found: Sequence[LaneSteps]) -> Figures:
@@ -266,7 +269,7 @@ def _seconds(length: float) -> str:
 
 
 def _style(phase: str) -> str | None:
-    return "dim" if phase in (WAIT_DRIVER, IDLE) else None
+    return "dim" if phase in (WAIT_DRIVER, UNLABELLED, IDLE) else None
 
 
 def _overlapping(summary: Summary) -> str:
@@ -283,7 +286,9 @@ def _caption(rows: Sequence[RankStep]) -> str:
     parts = []
     if overlap := sum(row.overlap_seconds for row in rows):
         pairs = sorted({" + ".join(pair.phases) for row in rows for pair in row.overlaps})
-        parts.append(f"{figures.with_unit(figures.seconds(overlap))} counted twice, phases overlap: {', '.join(pairs)}")
+        parts.append(
+            f"{figures.with_unit(figures.seconds(overlap))} counted twice because phases overlap: {', '.join(pairs)}"
+        )
     if astray := list(dict.fromkeys(row.lane for row in rows if not row.clock_aligned)):
-        parts.append(f"clock of {', '.join(astray)} not aligned: its figures are by real time, error unknown")
+        parts.append(f"the clock of {', '.join(astray)} is not aligned: the error of its times is unknown")
     return "; ".join(parts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.text import Text
 
 from rltrace.analysis.clocks import ClockFigures
+from rltrace.analysis.fates import having
 from rltrace.analysis.open_spans import OpenSpan
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.summary import Losses, Summary
@@ -16,11 +17,12 @@ from rltrace.cli.tables.memory import allocations_missed_line, is_without_gpu
 from rltrace.cli.tables.processes import untraced_line
 from rltrace.cli.tables.steps import by_lane
 from rltrace.cli.tables.sync import leak_lines, wrong_line
-from rltrace.events import SAMPLER
 
 FEW = 3
 """So many of each kind; `--all` shows every one."""
-MISFIT = "of no use (a name that is no text, a value that is no number, an arrow neither out nor in)"
+USUALLY_INCONSISTENT = 0.05
+"""Share of the phase boundaries: so many are not consistent in a healthy run."""
+MISFIT = "malformed (a name that is not text, a value that is not a number, or an arrow without a direction)"
 _BAD, _DOUBTFUL = "bold red", "yellow"
 
 
@@ -41,23 +43,15 @@ def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
 
 
 def _deaths(summary: Summary) -> Iterator[str]:
-    found = deaths(summary)
-    for processes, doing in _alike(found, summary):
+    for processes, doing in _alike(having(summary, "died"), summary):
         yield death_line(processes, doing)
-    if ended := ended_by_others(summary):
-        yield f"{figures.count(len(ended), 'process')} ended from outside between two spans: so do those of a Pool"
-    if silent := sum(process.state == "died" for process in summary.processes) - len(found) - len(ended):
-        why = ": Ray so ends idle workers" if uses_ray(summary) else ""
-        yield f"{figures.count(silent, 'process')} died and had recorded nothing{why}"
+    if silent := len(having(summary, "silent")):
+        yield f"{figures.count(silent, 'process')} died before recording anything"
 
 
 def _gone(summary: Summary) -> Iterator[str]:
-    found = gone_in_doubt(summary)
-    for processes, doing in _alike(found, summary):
-        yield f"{_how_it_went(processes, 'is gone', doing)}: nobody saw how"
-    if others := sum(process.state == "gone" for process in summary.processes) - len(found):
-        why = "Ray so ends its workers" if uses_ray(summary) else "`rltrace exec` watches"
-        yield f"{figures.count(others, 'process')} gone between two spans, nobody saw how: {why}"
+    for processes, doing in _alike(having(summary, "in doubt"), summary):
+        yield f"{_how_it_went(processes, 'is gone', doing)}: nobody saw how it ended"
 
 
 def _alike(found: Sequence[ProcessFigures], summary: Summary) -> Iterator[tuple[list[ProcessFigures], str | None]]:
@@ -73,54 +67,17 @@ def _alike(found: Sequence[ProcessFigures], summary: Summary) -> Iterator[tuple[
     yield from ((processes, doing) for (_, _, doing), processes in alike.items())
 
 
-def gone_in_doubt(summary: Summary) -> list[ProcessFigures]:
-    """Processes that went unseen in the middle of something; or the first one of all, which the run is."""
-    busy = {span.process_key for span in summary.open_spans}
-    first = [process.key for process in summary.processes if process.role != SAMPLER][:1]
-    return [p for p in summary.processes if p.state == "gone" and (p.key in busy or p.key in first)]
-
-
-def deaths(summary: Summary) -> list[ProcessFigures]:
-    """Processes that died and are missed: they had recorded something, or belong to a rank, or were no idle worker."""
-    died = [process for process in summary.processes if process.state == "died"]
-    killed = () if uses_ray(summary) else ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS")
-    known = [
-        process
-        for process in died
-        if process.spans or process.samples or process.rank is not None or process.killed_by in killed
-    ]
-    ended = {process.key for process in ended_by_others(summary)}
-    return [process for process in known if process.key not in ended]
-
-
-def uses_ray(summary: Summary) -> bool:
-    """Whether any process imported Ray, which kills the workers that it started in advance and did not need."""
-    return any(hook.instrumentation == "ray" and hook.state == "installed" for hook in summary.hooks)
-
-
-def ended_by_others(summary: Summary) -> list[ProcessFigures]:
-    """Processes that were ended while they did nothing, by a parent that ended in good order: nothing is missed."""
-    busy = {span.process_key for span in summary.open_spans}
-    well = {process.key for process in summary.processes if process.state == "ended"}
-    return [
-        process
-        for process in summary.processes
-        if process.state == "died" and process.killed_by in (None, "SIGTERM") and process.rank is None
-        if process.spans and process.key not in busy and process.parent in well
-    ]
-
-
 def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
     """Who died, of what, and what it was doing: processes of one name that died alike are one line."""
-    killed = f" by {alike[-1].killed_by}" if alike[-1].killed_by else ""
-    return _how_it_went(alike, f"died{killed}", inside)
+    killed_by = alike[-1].killed_by
+    return _how_it_went(alike, f"was killed by {killed_by}" if killed_by else "died", inside)
 
 
 def _how_it_went(alike: Sequence[ProcessFigures], went: str, inside: str | None) -> str:
     last = max(alike, key=lambda process: process.last_seconds)
-    doing = f", in {inside}" if inside is not None else ""
+    doing = f" in {inside}" if inside is not None else ""
     whose = figures.pids([process.pid for process in alike])
-    return f"{last.name} ({whose}) {went}{doing}, {last.last_seconds:.1f} s"
+    return f"{last.name} ({whose}) {went}{doing}, at {last.last_seconds:.1f} s"
 
 
 def _aborted(summary: Summary) -> Iterator[str]:
@@ -129,9 +86,9 @@ def _aborted(summary: Summary) -> Iterator[str]:
         whose = f" of {step.lane}" if is_of_many else ""
         if step.error is not None:
             at_seconds = step.start_seconds + step.seconds
-            yield f"step {step.step}{whose} was aborted by {step.error}, {at_seconds:.1f} s"
+            yield f"Step {step.step}{whose} was aborted by {step.error}, at {at_seconds:.1f} s"
         elif step.left_open_at_seconds is not None:
-            yield f"step {step.step}{whose} was not over when its process ended, {step.left_open_at_seconds:.1f} s"
+            yield f"Step {step.step}{whose} had not ended when its process did, at {step.left_open_at_seconds:.1f} s"
 
 
 def _errors(summary: Summary) -> Iterator[str]:
@@ -146,7 +103,7 @@ def _errors(summary: Summary) -> Iterator[str]:
 def _hangs(summary: Summary) -> Iterator[str]:
     stuck = [span for span in summary.open_spans if span.is_stuck]
     for span in reversed(stuck):  # what began last: the others wait for it
-        where = f"{span.process} (pid {span.pid}) is in {span.name}"
+        where = f"{span.process} (pid {span.pid}) has been in {span.name}"
         yield f"{where} for {span.open_seconds:,.0f} s, and the run stands still"
 
 
@@ -161,14 +118,18 @@ def _left_out(summary: Summary) -> Iterator[str]:
 
 def _memory(summary: Summary) -> Iterator[str]:
     judged = [(device.lane, device.residual) for device in summary.memory if device.residual is not None]
-    for what, many in (
-        ("with more bytes without an owner than allowed", {lane: found.edges_over_allowed for lane, found in judged}),
-        ("unsettled, not judged", {lane: found.unsettled_edges for lane, found in judged}),
-    ):
-        if sum(many.values()):
-            whose = figures.ranks([lane for lane, number in many.items() if number])
-            edges = sum(found.edges for _, found in judged)
-            yield f"memory: {sum(many.values()):,} of {figures.count(edges, 'phase edge')} {what} ({whose})"
+    over = {lane: found.boundaries_over_limit for lane, found in judged}
+    unsure = {lane: found.inconsistent_boundaries for lane, found in judged}
+    boundaries = sum(found.boundaries for _, found in judged)
+    if sum(over.values()):
+        yield _at_boundaries(over, boundaries, "have more unaccounted bytes than the limit")
+    if sum(unsure.values()) > USUALLY_INCONSISTENT * boundaries:
+        yield _at_boundaries(unsure, boundaries, "are inconsistent, so not judged")
+
+
+def _at_boundaries(many: Mapping[str, int], boundaries: int, what: str) -> str:
+    whose = figures.ranks([lane for lane, number in many.items() if number])
+    return f"Memory: {sum(many.values()):,} of {boundaries:,} phase boundaries {what} ({whose})"
 
 
 def _allocations(summary: Summary) -> Iterator[str]:
@@ -185,50 +146,49 @@ def _losses(summary: Summary) -> Iterator[str]:
         records = sum(process.spans + process.samples for process in damaged)
         share = records / max(1, sum(process.spans + process.samples for process in summary.processes))
         whose = ", ".join(dict.fromkeys(process.name for process in damaged))
-        yield f"figures may be wrong: {share:.0%} of all spans and samples are of {whose}, which has damaged segments"
+        yield f"Figures may be wrong: {share:.0%} of all events come from {whose}, which has damaged segments"
 
 
 def _unidentified(summary: Summary) -> Iterator[str]:
     killed = [process for process in summary.unidentified if not process.unreadable_events]
     if killed:
         whose = f"{figures.count(len(killed), 'process')} ({figures.pids([process.pid or 0 for process in killed])})"
-        yield f"{whose} died while they began to record: nothing is known of what they did"
+        yield f"{whose} died as they began to record: what they did is unknown"
     for process in summary.unidentified:
         if process.unreadable_events:
             events = figures.count(process.unreadable_events, "event")
-            yield f"lost: {events} of {process.process_key}, whose identity is missing: nobody knows by which clock"
+            yield f"Lost: {events} of {process.process_key}, whose identity is missing, so that its clock is unknown"
 
 
 def _unsealed(summary: Summary) -> Iterator[str]:
-
     processes = {process.key: process for process in summary.processes}
     of_dead = [found for found in summary.unsealed if processes[found.process_key].state != "alive"]
     if of_dead:
         whose = ", ".join(dict.fromkeys(processes[found.process_key].name for found in of_dead))
         segments, size = (sum(numbers) for numbers in zip(*((f.segments, f.bytes) for f in of_dead), strict=True))
         yield (
-            f"not closed by {whose}: {figures.count(segments, 'segment')} ({figures.size(size)}) without a checksum, "
-            "looked at for sense alone"
+            f"{whose} did not close {figures.count(segments, 'segment')} ({figures.size(size)}): without a checksum, "
+            "damage there may go unnoticed"
         )
 
 
 def _loss_line(loss: Losses, process: ProcessFigures | None) -> str:
     if process is None:
-        return f"lost of {loss.process_key}: {figures.count(loss.damaged_lines, 'line')} damaged"
+        return f"Lost from {loss.process_key}: {figures.count(loss.damaged_lines, 'line')} damaged"
     dropped = f"({figures.size(loss.dropped_bytes)}) dropped to keep to max_bytes"
     counts = [
         (loss.lost_events - loss.misfit_records, "event", "that could not be written"),
         (loss.misfit_records, "record", MISFIT),
-        (loss.unfit_values, "value", "that cannot be what its name says"),
-        (loss.damaged_lines, "line", "of its own damaged"),
-        (loss.damaged_segments, "segment", "damaged or not there"),
+        (loss.unfit_values, "value", "that cannot be true"),
+        (loss.damaged_lines, "line", "about itself damaged"),
+        (loss.damaged_segments, "segment", "damaged or missing"),
         (loss.torn_records, "record", "damaged" if process.state == "ended" else "cut when it died"),
-        (loss.orphan_records - loss.stray_arrows, "record", "of no span that is there"),
+        (loss.orphan_records - loss.stray_arrows, "record", "without its span"),
         (loss.stray_arrows, "arrow", "outside of any span"),
         (loss.dropped_segments, "segment", dropped),
     ]
     said = ", ".join(f"{figures.count(many, what)} {how}" for many, what, how in counts if many)
-    return f"lost of {process.name}: {said}"
+    return f"Lost from {process.name}: {said}"
 
 
 def _sleeps(summary: Summary) -> Iterator[str]:
@@ -249,8 +209,8 @@ def clock_line(clock: ClockFigures) -> str:
     whose = f"Clock of {', '.join(clock.hosts)}"
     if clock.bound_seconds is None:
         return (
-            f"{whose}: not aligned: its times were shifted by real time only, how far they are off is unknown; do not"
-            " compare them with others (`rltrace collect` measures it while the cluster is up)."
+            f"{whose}: not aligned. Its times were shifted by real time, with an unknown error: do not compare them "
+            "with others. `rltrace collect` measures the clock while the cluster is up."
         )
     drift = "drift not measured" if clock.drift_ppm is None else f"drift {clock.drift_ppm:+.1f} ppm"
     within = f"aligned within ±{figures.short(clock.bound_seconds)}"

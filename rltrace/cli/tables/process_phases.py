@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from rltrace.analysis.phases import IDLE, RankStep, Share, in_order
+from rltrace.analysis.phases import IDLE, UNLABELLED, RankStep, Share, in_order
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars
 from rltrace.events import WAIT_DRIVER
 
-OF_NOBODY = (WAIT_DRIVER, IDLE)
+OF_NOBODY = (WAIT_DRIVER, UNLABELLED, IDLE)
 
-CAPTION = "seconds: mean over the processes that were in the phase, of each step in which they were; idle: what is left"
+CAPTION = "seconds: mean over the processes that were in the phase, in the steps in which they were; idle: the rest"
 
 
 def is_without_ranks(rows: Sequence[RankStep]) -> bool:
@@ -41,7 +41,7 @@ def process_phases(
         most = figures.size(held[name]) if held and name in held else ""
         style = "dim" if name in OF_NOBODY else None
         table.add_row(name, *_cells(_of(name, rows)), of_first, most, style=style)
-    whole = "step" if any(row.step is not None for row in rows) else "whole"
+    whole = "step" if any(row.step is not None for row in rows) else "total"
     table.add_row(whole, _whole(rows), "", "", "", _spread([row.seconds for row in rows]), _whole(first), style="bold")
     return table
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from rltrace.analysis.fates import Fate
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.samples import HostSamples
 from rltrace.analysis.untraced import Untraced
@@ -26,44 +27,59 @@ DEVICE_LETTERS = 12
 """Of a device: as many as tell GPUs apart, and as nvidia-smi takes for one."""
 
 
-def process_line(processes: Sequence[ProcessFigures]) -> Text:
+def process_line(processes: Sequence[ProcessFigures], fates: Mapping[str, Fate]) -> Text:
     """One line: how many of which role, and how they ended."""
     roles = Counter(process.role for process in processes)
-    states = Counter(process.state for process in processes)
+    states = Counter(_ended(process, fates) for process in processes)
     line = Text.assemble(("Processes", "bold"), " " + ", ".join(_times(many, role) for role, many in roles.items()))
-    ends = [(f"{many} {state}" if len(states) > 1 else state, _STATE_STYLES[state]) for state, many in states.items()]
-    for at, (said, style) in enumerate(ends):
-        line.append("; " if at == 0 else ", ").append(said, style)
+    for at, ((said, style), many) in enumerate(states.items()):
+        line.append("; " if at == 0 else ", ").append(f"{many} {said}" if len(states) > 1 else said, style)
     return line
+
+
+def _ended(process: ProcessFigures, fates: Mapping[str, Fate], killed_by: str | None = None) -> tuple[str, str]:
+    """How a process ended, in words, and their style: to be stopped while it did nothing is no alarm."""
+    if fates.get(process.key) == "released":
+        return ("stopped while idle" if process.state == "died" else "gone while idle"), "dim"
+    by = f" by {killed_by}" if killed_by and process.state == "died" else ""
+    return process.state + by, _STATE_STYLES[process.state]
 
 
 def _times(many: int, role: str) -> str:
     return role if many == 1 else f"{many} x {role}"
 
 
-def process_tree(processes: Sequence[ProcessFigures]) -> RenderableType:
+def process_tree(processes: Sequence[ProcessFigures], fates: Mapping[str, Fate]) -> RenderableType:
     """Who started whom; those that one process started and that recorded nothing are one line."""
     below: dict[str | None, list[ProcessFigures]] = {}
     for process in processes:
         below.setdefault(process.parent, []).append(process)
     hosts = sorted({process.host for process in processes})
     tree = Tree(Text("Processes" + (f" on {hosts[0]}" if len(hosts) == 1 else ""), "bold"), guide_style="dim")
-    _grow(tree, None, below, has_hosts=len(hosts) > 1)
+    _grow(tree, None, below, fates, has_hosts=len(hosts) > 1)
     return tree
 
 
-def _grow(branch: Tree, parent: str | None, below: dict[str | None, list[ProcessFigures]], *, has_hosts: bool) -> None:
+def _grow(
+    branch: Tree,
+    parent: str | None,
+    below: dict[str | None, list[ProcessFigures]],
+    fates: Mapping[str, Fate],
+    *,
+    has_hosts: bool,
+) -> None:
     silent: dict[tuple[str, str], list[ProcessFigures]] = {}
     for process in sorted(below.get(parent, []), key=lambda process: (process.rank is None, process.rank or 0)):
         if process.spans == 0 and process.key not in below and process.role != SAMPLER:
             silent.setdefault((process.name, process.host), []).append(process)
         else:
-            _grow(branch.add(_branch([process], has_hosts=has_hosts)), process.key, below, has_hosts=has_hosts)
+            added = branch.add(_branch([process], fates, has_hosts=has_hosts))
+            _grow(added, process.key, below, fates, has_hosts=has_hosts)
     for alike in silent.values():
-        branch.add(_branch(alike, has_hosts=has_hosts))
+        branch.add(_branch(alike, fates, has_hosts=has_hosts))
 
 
-def _branch(alike: Sequence[ProcessFigures], *, has_hosts: bool) -> Text:
+def _branch(alike: Sequence[ProcessFigures], fates: Mapping[str, Fate], *, has_hosts: bool) -> Text:
     """A process, or several that are told together."""
     one, many = alike[0], len(alike)
     pids = figures.pids(sorted(process.pid for process in alike))
@@ -73,12 +89,11 @@ def _branch(alike: Sequence[ProcessFigures], *, has_hosts: bool) -> Text:
         line.append(f", {one.device[:DEVICE_LETTERS]}")
     start_seconds, last_seconds = min(p.start_seconds for p in alike), max(p.last_seconds for p in alike)
     line.append(f"  {start_seconds:.1f}-{last_seconds:.1f} s, {figures.count(one.spans, 'span')}  ")
-    ends = Counter((process.state, process.killed_by if process.state == "died" else None) for process in alike)
-    for at, ((state, killed_by), count) in enumerate(ends.items()):
-        said = state + (f" by {killed_by}" if killed_by else "")
-        line.append(", " if at else "").append(f"{count} {said}" if len(ends) > 1 else said, _STATE_STYLES[state])
+    ends = Counter(_ended(process, fates, process.killed_by) for process in alike)
+    for at, ((said, style), count) in enumerate(ends.items()):
+        line.append(", " if at else "").append(f"{count} {said}" if len(ends) > 1 else said, style)
     if not one.clock_aligned:
-        line.append("  another clock, error unknown", "yellow")
+        line.append("  another clock, not aligned", "yellow")
     elif one.clock_bound_seconds:
         line.append(f"  clock within ±{figures.short(one.clock_bound_seconds)}", "dim")
     return line
@@ -105,7 +120,7 @@ def bare_line(found: Sequence[Untraced]) -> str:
     commands = [" ".join(bare.command)[:MOST_LETTERS] for bare in found]
     others = f" and {len(commands) - MOST_BARE} other commands" if len(commands) > MOST_BARE else ""
     many = figures.count(sum(len(bare.pids) for bare in found), "process")
-    return f"{many} not in the Recording: {found[0].reason}: {'; '.join(commands[:MOST_BARE])}{others}"
+    return f"{many} not recorded ({found[0].reason}): {'; '.join(commands[:MOST_BARE])}{others}"
 
 
 def untraced_line(missing: Untraced) -> str:

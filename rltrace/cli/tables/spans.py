@@ -1,4 +1,4 @@
-"""Spans of the program's own and of hooks, and spans that are open."""
+"""Your spans, automatic spans, and spans that are open."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WORTH_A_LINE = 0.01
 
 def own_span_table(summary: Summary, most: int | None = None) -> RenderableType:
     """What the program itself marked."""
-    return titled("Spans of your own", *_spans(summary.own_spans, summary, most))
+    return titled("Your spans", *_spans(summary.own_spans, summary, most))
 
 
 def hook_span_table(summary: Summary, most: int | None = None) -> RenderableType:
     """What hooks marked beside phases, weight sync, sleeps and GPU work, which have tables of their own."""
-    return titled("Spans of hooks", *_spans(summary.hook_spans, summary, most))
+    return titled("Automatic spans", *_spans(summary.hook_spans, summary, most))
 
 
 def collection_line(summary: Summary) -> Text | None:
@@ -57,10 +57,10 @@ def _spans(spans: Sequence[SpanFigures], summary: Summary, most: int | None) -> 
         lengths = _length(span.mean_seconds), _length(span.max_seconds)
         table.add_row(_called(span), _who(span), times, seconds, *lengths, share)
     more = len(spans) - len(shown)
-    lines = [f"{of}: of the steps in the mean; all else: of the whole run"] if summary.steady is not None else []
+    lines = [f"{of}: of the mean step; all other columns: of the whole run"] if summary.steady is not None else []
     lines += [f"{more} more: see --all"] if more else []
     lines += [f"Class.method: {RAY_CALL} of an actor"] if any("." in (span.method or "") for span in shown) else []
-    lines += ["seconds and mean are of those that are over"] if any(span.open for span in shown) else []
+    lines += ["seconds and mean: of the spans that have ended"] if any(span.open for span in shown) else []
     return table, "; ".join(lines)
 
 
@@ -92,7 +92,7 @@ def open_span_table(spans: Sequence[OpenSpan], most: int = MOST_OPEN) -> Rendera
         )  # fmt: skip
     captions = [f"{len(spans) - most} more: see --json"] if len(spans) > most else []
     if any(span.is_at_least for span in spans[:most]):
-        captions.append("≥: at least, until its process was last heard of")
+        captions.append("≥: at least so long, for nobody saw when the process went")
     return titled("Open spans", table, "; ".join(captions))
 
 

@@ -60,18 +60,16 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
                 figures.megabytes(size / len(syncs)),
                 figures.rate(size, seconds),
             )
-    table.add_row("none of these", figures.seconds(fmean(sync.rest_seconds for sync in syncs)), style="dim")
+    table.add_row("other", figures.seconds(fmean(sync.rest_seconds for sync in syncs)), style="dim")
     size, seconds = sum(sync.bytes for sync in syncs), sum(sync.seconds for sync in syncs)
     table.add_section()
     whole = figures.megabytes(size / len(syncs)), figures.rate(size, seconds)
     table.add_row("weight_sync", figures.seconds(seconds / len(syncs)), "", "", *whole)
     buckets = figures.count(round(fmean(sync.buckets for sync in syncs)), "bucket")
     tensors = figures.count(round(fmean(sync.tensors for sync in syncs)), "tensor")
-    caption = f"{buckets}, {tensors}; seconds: overlapping spans once, summed: each"
+    caption = f"{buckets}, {tensors}; seconds: overlapping spans count once; summed: each counts"
     if any((rate := sync.stages.get("weight_sync.gather")) and rate.bytes > FASTEST * rate.seconds for sync in syncs):
-        caption += (
-            "; on a GPU gather, pack, load and verify are launched here and run on: their GB/s are of the launches"
-        )
+        caption += "; on a GPU the seconds and GB/s of gather, pack, load and verify are those of their launches"
     if of_engine := [name.partition(".")[2] for name in ENGINE_STAGES if any(name in sync.stages for sync in syncs)]:
         caption += f"; in the engine: {', '.join(of_engine)}"
     steps = sorted({sync.step for sync in syncs if sync.step is not None})
@@ -82,7 +80,7 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
 def sleep_line(sleeps: Sequence[Transaction]) -> Text:
     """One line: how many, and whether all went well."""
     wrong = sum(sleep.verdict != "ok" for sleep in sleeps)
-    state = Text(f", {wrong} of them not ok", "bold red") if wrong else Text(", all ok", "green")
+    state = Text(f", {wrong} of them with a problem", "bold red") if wrong else Text(", all ok", "green")
     return Text.assemble(("Sleeps and wake-ups", "bold"), f" {len(sleeps)}", state)
 
 
@@ -99,10 +97,10 @@ def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak], found: Ste
     )  # fmt: skip
     for name, group in _by_name(sleeps):
         wrong = sum(sleep.verdict != "ok" for sleep in group)
-        state = Text(f"{wrong} of {len(group)} not ok", "bold red") if wrong else Text("ok", "green")
+        state = Text(f"{wrong} of {len(group)} with a problem", "bold red") if wrong else Text("ok", "green")
         table.add_row(name, *_sleep_cells(in_steady(group, found)), state)
     lines = [*(wrong_line(sleep) for sleep in sleeps if sleep.verdict != "ok"), *leak_lines(leaks)]
-    titled_table = titled("Sleeps and wake-ups: a mean of those in steady steps, else of all", table)
+    titled_table = titled("Sleeps and wake-ups: mean over the steady steps, or over all where there are none", table)
     return Group(titled_table, Text("\n".join(lines), "yellow")) if lines else titled_table
 
 
@@ -136,5 +134,5 @@ def leak_lines(leaks: Sequence[Leak]) -> Iterator[str]:
         alike.setdefault((sleeps, tuple(leak.lane for leak in group)), {})[owner] = fastest
     for (sleeps, lanes), grown in alike.items():
         said = ", ".join(f"{owner} {figures.size(size_bytes)}" for owner, size_bytes in grown.items())
-        what = "a leak: " if sleeps == LEAK_SLEEPS else "a cache that fills, or a leak: "
-        yield f"{what}grew with each of the last {sleeps} sleeps: {said} a sleep ({', '.join(lanes)})"
+        what = "Possible leak" if sleeps == LEAK_SLEEPS else "Possible leak (or a cache still filling)"
+        yield f"{what}: grew across the last {sleeps} sleeps: {said} a sleep ({figures.ranks(lanes)})"

@@ -302,7 +302,7 @@ class CudaLedger:
         try:
             card = device.card()
         except UnavailableError as reason:
-            self._say("unexplained", str(reason))
+            self._say("unaccounted", str(reason))
             return
         spans.counter("used_bytes", card.used_bytes + card.reserved_bytes)
         mine_bytes = on_card(rows)
@@ -426,7 +426,7 @@ class CudaLedger:
             args["free_bytes"] = card.free_bytes if free_bytes is None else free_bytes
             args["bound"] = f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"
         except UnavailableError as reason:
-            self._say("unexplained", str(reason))
+            self._say("unaccounted", str(reason))
         with spans.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 

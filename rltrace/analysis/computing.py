@@ -1,0 +1,77 @@
+"""When a rank computed, whatever phase it was in: so that time in no phase is called idle only where it was."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import Observations, Seen
+from rltrace.events import REQUEST, SAMPLER, subjects
+
+WAITING = (
+    "ray.call",
+    "ray.get",
+    "ray.wait",
+    "ray.execute",
+    "ray.collect",
+    "agent_loop.",
+    "server.",
+    "memory.",
+    REQUEST,
+)
+"""How the automatic spans begin in which a process may wait for another one, or measures itself."""
+
+CPU_COUNTER, BUSY_PERCENT = "process.cpu_percent", 50.0
+"""Of one processor, from which on a process computed between two samples."""
+
+
+def computing(seen: Observations) -> dict[Lane, Intervals]:
+    """When the processes of each lane computed, as their automatic spans, GPU times and processor times tell.
+
+    The processor time between two samples counts where no phase lies between them: else it may be the phase's. The
+    driver is left out, whose ranks are what it is for.
+    """
+    rows: dict[Lane, list[Intervals]] = {}
+    for process in seen.processes:
+        if not process.lane.is_driver:
+            rows.setdefault(process.lane, []).extend(_of_spans(process, seen))
+    phases: dict[Lane, list[Intervals]] = {}
+    for process in seen.processes:
+        phases.setdefault(process.lane, []).extend(kept.rows(seen.end_ns) for kept in process.phases.values())
+    for lane, busy in _by_processor_time(seen):
+        if lane in rows:
+            rows[lane].append(_apart_from(busy, union(*phases[lane])))
+    return {lane: union(*of_lane) for lane, of_lane in rows.items()}
+
+
+def _of_spans(process: Seen, seen: Observations) -> list[Intervals]:
+    until_ns = seen.open_until_ns(process)
+    named = [
+        kept
+        for (name, _), kept in process.named.items()
+        if seen.is_automatic(process, name) and not name.startswith(WAITING)
+    ]
+    return [kept.rows(until_ns) for kept in (*named, *process.stages.values(), *process.device_spans.values())]
+
+
+def _by_processor_time(seen: Observations) -> list[tuple[Lane, Intervals]]:
+    """Between which samples each process was busy."""
+    lane_of = {process.process.key: process.lane for process in seen.processes}
+    found = []
+    for sampler in (process for process in seen.processes if process.process.role == SAMPLER):
+        for name, samples in sampler.sampled.items():
+            counter, of = subjects(name)
+            if counter == CPU_COUNTER and of and of[0] in lane_of:
+                times_ns, percent = np.array(samples.times_ns, np.int64), np.array(samples.values)
+                between = np.column_stack([times_ns[:-1], times_ns[1:]])
+                found.append((lane_of[of[0]], between[percent[1:] >= BUSY_PERCENT]))
+    return found
+
+
+def _apart_from(rows: Intervals, phases: Intervals) -> Intervals:
+    """Those that no phase lies in."""
+    if not len(rows) or not len(phases):
+        return rows if len(rows) else EMPTY
+    _, _, touched = cut(rows, phases)
+    return rows[~np.isin(np.arange(len(rows)), touched)]

@@ -1,0 +1,95 @@
+"""How each process went: whether that was as it should be, or somebody has to look."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, NamedTuple
+
+from rltrace.analysis.lanes import DRIVER_ROLE
+from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.summary import Summary
+from rltrace.events import SAMPLER
+
+Fate = Literal["fine", "released", "silent", "in doubt", "died"]
+
+CRASHES = ("SIGKILL", "SIGSEGV", "SIGABRT", "SIGBUS")
+
+
+class Circumstances(NamedTuple):
+    """What a process left behind, and what became of the others."""
+
+    is_busy: bool
+    """A span of it was open."""
+    is_first: bool
+    """It is the first process of the run, the sampler apart."""
+    uses_ray: bool
+    """Ray runs the processes: it kills the workers that it started in advance and did not need."""
+    parent_ended: bool
+    """The process that started it ended in good order."""
+    run_ended_well: bool
+    """Every step ended, none by an exception, and the driver ended in good order."""
+
+
+def fate(process: ProcessFigures, around: Circumstances) -> Fate:
+    """Judge one process.
+
+    Returns:
+        `died`: it died, and the run misses it. `in doubt`: it went in the middle of something, or was the run itself,
+        and nobody saw how. `silent`: it died before it recorded anything. `released`: it was stopped while it did
+        nothing, as Ray stops idle workers and a Pool its children. `fine`: it lives, ended, or the user stopped it.
+    """
+    if process.state == "gone":
+        return "in doubt" if around.is_busy or around.is_first else "released"
+    if process.state != "died":
+        return "fine"
+    if process.spans and not around.is_busy and _is_ended_by_others(process, around):
+        return "released"
+    crashed = process.killed_by in CRASHES and not around.uses_ray
+    if process.spans or process.samples or process.rank is not None or crashed:
+        return "died"
+    return "released" if around.uses_ray else "silent"
+
+
+def _is_ended_by_others(process: ProcessFigures, around: Circumstances) -> bool:
+    """Whether its parent let it go: by SIGTERM as a Pool does, or by SIGKILL as Ray does at the end of a run."""
+    if process.killed_by in (None, "SIGTERM") and process.rank is None and around.parent_ended:
+        return True
+    return around.uses_ray and around.run_ended_well and process.killed_by in ("SIGTERM", "SIGKILL")
+
+
+def fates(summary: Summary) -> dict[str, Fate]:
+    """The fate of every process, by its key."""
+    busy = {span.process_key for span in summary.open_spans}
+    first = next((process.key for process in summary.processes if process.role != SAMPLER), None)
+    ended = {process.key for process in summary.processes if process.state == "ended"}
+    ray, well = uses_ray(summary), _run_ended_well(summary, ended)
+    return {
+        process.key: fate(
+            process,
+            Circumstances(
+                is_busy=process.key in busy,
+                is_first=process.key == first,
+                uses_ray=ray,
+                parent_ended=process.parent in ended,
+                run_ended_well=well,
+            ),
+        )
+        for process in summary.processes
+    }
+
+
+def having(summary: Summary, *wanted: Fate) -> list[ProcessFigures]:
+    """The processes that had one of these fates."""
+    found = fates(summary)
+    return [process for process in summary.processes if found[process.key] in wanted]
+
+
+def uses_ray(summary: Summary) -> bool:
+    """Whether any process imported Ray."""
+    return any(hook.instrumentation == "ray" and hook.state == "installed" for hook in summary.hooks)
+
+
+def _run_ended_well(summary: Summary, ended: Collection[str]) -> bool:
+    drivers = [process for process in summary.processes if process.role == DRIVER_ROLE]
+    steps_ended = all(step.end_seconds is not None and step.error is None for step in summary.steps)
+    return bool(drivers and summary.steps) and steps_ended and all(driver.key in ended for driver in drivers)
