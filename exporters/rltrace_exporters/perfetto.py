@@ -411,7 +411,7 @@ class _ProcessWriter:
         if is_first:
             start_ns = self.process.start_ns
             mark = Span(tracks.STARTS, self.process.pid, 0, start_ns, start_ns, {"phase": True})
-            self._rare(mark, self._begin(mark))
+            self._rare(mark, self._begin(mark, mark.name))
         packets = self.trace.packets
         append = packets.extend
         arguments = self.arguments.encode
@@ -429,7 +429,7 @@ class _ProcessWriter:
                 name = tracks.shown_name(event)
             begin = begins.get((event.thread, event.task, event.lane, name))
             if begin is None or "phase" in args:
-                begin = self._begin(event)
+                begin = self._begin(event, name)
             end_ns = event.end_ns
             if end_ns is None or end_ns == event.start_ns or event.flows_out or event.flows_in:
                 self._rare(event, begin)
@@ -509,14 +509,13 @@ class _ProcessWriter:
 
     # ---------------------------------------------------------------- rows
 
-    def _begin(self, span: Span) -> _Begin:
-        """Find or make the row of a span, and the bytes that begin it there."""
+    def _begin(self, span: Span, shown: str) -> _Begin:
+        """Find or make the row of a span, and the bytes that begin it there under the name that is shown."""
         if span.name == MEMORY_EDGE:  # looked for here, not in the loop over all events: its bytes are never kept
             self.devices.add_edge(self.process, span, self.offset_ns)
         track, follows_from_key = self._track_of(span)
         if _has_phase_row(span):  # which says so already
             span.args.pop("phase", None)
-        shown = tracks.shown_name(span)
         event = _TYPE_BEGIN + track.uuid + b"\x50" + self.names.number(_EVENT_NAMES, shown)
         if shown != span.name:
             event += self.arguments.encode({tracks.BARE_NAME: span.name})
