@@ -26,7 +26,7 @@ from rltrace.limits import Limits
 def view(run: str | None, no_open: bool, online: bool, port: int, limits: Limits) -> None:
     """Show RUN's timeline in the browser.
 
-    It is Perfetto's UI, served from this machine: the internet is not needed, and the page asks no other host. RUN is
+    It opens Perfetto's UI, served from this machine: it needs no internet and contacts no other host. RUN is
     the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs. Over SSH the line that
     forwards the port is printed.
     """
