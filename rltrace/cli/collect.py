@@ -17,14 +17,14 @@ from rltrace.limits import Limits
 @click.option(
     "--address",
     metavar="HOST:PORT",
-    help="Of the Ray cluster.  [default: the one that RUN's driver joined, else RAY_ADDRESS]",
+    help="Address of the Ray cluster.  [default: the one that RUN's driver joined, else RAY_ADDRESS]",
 )
 @LIMITS_OPTION
 def collect(run: str | None, address: str | None, limits: Limits) -> None:
     """Fetch what the other hosts of RUN recorded.
 
     A process on another host than RUN's records to a local disk there; `rltrace run` and `rltrace exec` fetch that at
-    their end. This does it at any time, again and again: only what is new comes, and nothing else is overwritten.
+    their end. This command does the same at any time, as often as you like: it fetches only what is new.
     RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
     """
     recording = open_run(run, limits)

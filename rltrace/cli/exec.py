@@ -60,8 +60,8 @@ def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) ->
 def exec_(out: str | None, allocations: str, sample_seconds: float, command: tuple[str, ...]) -> int:
     """Run any COMMAND, and record it.
 
-    All its Python processes are recorded, with no edit to them: rltrace exec -- python train.py. Leaves with the exit
-    code of COMMAND.
+    It records all Python processes of COMMAND without any edit: rltrace exec -- python train.py. The exit code is that
+    of COMMAND.
     """
     require_linux("`rltrace exec`")
     from rltrace.run import supervisor

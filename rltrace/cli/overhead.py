@@ -45,7 +45,7 @@ LIMIT_PERCENT = 0.5
     "limit_percent",
     default=LIMIT_PERCENT,
     show_default=True,
-    help="Percent of a step that tracing may cost at most.",
+    help="Limit of what tracing may cost, in percent of a step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--force", is_flag=True, help="Try untested versions of vLLM, and GPUs that others use too.")
@@ -62,9 +62,9 @@ def overhead(
 ) -> None:
     """Measure what tracing costs of a step of CONFIG.
 
-    In each round the run is made twice: traced, where recording is switched off for one step of every pair, and
-    without any hook of ours, in an order that changes from round to round. With DIR, a measurement made before, only
-    the figures are shown; also of one that was stopped, as far as it came.
+    Each round makes two runs, in an order that changes from round to round: one is traced and records one step of
+    every pair, the other has no hooks. With DIR, the folder of an earlier measurement, the command shows its figures,
+    even if it was stopped early.
     """
     from rltrace.analysis.overhead import read_overhead
 

@@ -41,8 +41,8 @@ _INTERRUPTS = {"SIGINT": "SIGINT (Ctrl-C)", "SIGHUP": "SIGHUP (the terminal was 
 def run(config: str, out: str | None, force: bool, sample_seconds: float) -> int:
     """Run the GRPO example as CONFIG says, and record it.
 
-    CONFIG is a YAML file such as examples/laptop.yaml. It is checked whole before anything is made. A program of your
-    own is recorded by `rltrace exec`.
+    CONFIG is a YAML file such as examples/laptop.yaml. It is checked completely before anything starts. To
+    record a program of your own, use `rltrace exec`.
     """
     require_linux("`rltrace run`")
     from rltrace.run import supervisor

@@ -32,8 +32,8 @@ FULL_BYTES = 1 << 20
 """A disk with less than this, a process's first segment, is full to us."""
 
 TRACING_HELP = (
-    "RLTRACE_DISABLE=ray,fsdp2 in the environment leaves these instrumentations out; there is "
-    f"{', '.join(plugins.INSTRUMENTATIONS)}. With RLTRACE_QUIET=1 only what is wrong is said."
+    "RLTRACE_DISABLE=ray,fsdp2 in the environment disables these instrumentations. The names are: "
+    f"{', '.join(plugins.INSTRUMENTATIONS)}. With RLTRACE_QUIET=1 only problems are reported."
 )
 """Below the help of the commands that trace."""
 
@@ -52,7 +52,7 @@ LIMITS_OPTION = click.option(
     "limits",
     is_flag=True,
     callback=lambda context, option, is_set: NO_LIMITS if is_set else LIMITS,
-    help="Read Recordings whatever their size: you know who made them.",
+    help="Read RUN whatever its size; use it only if you trust who made it.",
 )
 """For every command that opens a RUN."""
 

@@ -38,8 +38,8 @@ def view(
 ) -> None:
     """Show RUN's timeline in the browser.
 
-    It begins with a steady step. It is Perfetto's UI, served from this machine: the internet is not needed, and the
-    page asks no other host. RUN is the folder of a Recording or an archive of it, by default the newest in
+    It begins with a steady step. It is Perfetto's UI, served from this machine: it needs no internet and contacts no
+    other host. RUN is the folder of a Recording or an archive of it, by default the newest in
     ./rltrace-runs. Over SSH the line that forwards the port is printed.
     """
     from rltrace.analysis.first_look import first_look

@@ -240,7 +240,7 @@ def test_the_first_screen_has_one_line_of_it_and_all_has_the_rest(tmp_path: Path
     assert " ".join(printed(recording, whole=False).split()).count(said) == 1
     text = printed(recording, whole=True)
     assert text.index("GPU work: ") < text.index("every start and end is off by 49 µs at most")
-    assert "the start-up, GPU work" in " ".join(printed(recording, whole=False).split())
+    assert "each step, GPU work" in " ".join(printed(recording, whole=False).split())
 
 
 @pytest.mark.parametrize(

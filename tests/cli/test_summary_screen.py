@@ -334,7 +334,7 @@ def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_pat
     rows = [" ".join(line.split()) for line in screen(recording, whole=True)]
     told = (
         "old 0 skipped: torch 1.0 is older than 2.11", "unused 0 never fired", "of_no_span 0 never fired",
-        "other_way 0 not this way: another hook made its spans",
+        "other_way 0 not needed: another hook made its spans",
     )  # fmt: skip
     for row in told:
         assert row in rows

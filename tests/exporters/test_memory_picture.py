@@ -200,8 +200,8 @@ def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() 
     known = summarize(Recording.open(RECORDING)).memory[0]
     assert "not drawn" not in _note(known)
     refused = replace(known, unknown={"cuda.context": "NVML: No Permission", "nccl": "NVML: No Permission"})
-    assert _note(refused) == f"{_note(known)}; not known here, so not drawn: cuda.context, nccl"
-    assert _note(replace(refused, residual=None)) == "not known here, so not drawn: cuda.context, nccl"
+    assert _note(refused) == f"{_note(known)}; unknown here, so not drawn: cuda.context, nccl"
+    assert _note(replace(refused, residual=None)) == "unknown here, so not drawn: cuda.context, nccl"
 
 
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")

@@ -93,7 +93,7 @@ def test_a_process_killed_at_any_line_of_its_opening_is_whole_or_counted(folder:
     assert summary.unidentified and summary.complete is False
     assert len(summary.unidentified) <= len(codes) - 2
     screen = " ".join(CliRunner().invoke(main, ["summary", str(folder)]).output.split())
-    assert f"{len(summary.unidentified)} process" in screen and "died while they began to record" in screen
+    assert f"{len(summary.unidentified)} process" in screen and "died as they began to record" in screen
     assert "not aligned" not in screen
     CliRunner().invoke(main, ["export", str(folder), "-o", str(folder.parent / "run.zip")])
     archived = summarize(Recording.open(folder.parent / "run.zip"))
@@ -215,7 +215,7 @@ def test_a_process_without_identity_is_in_no_figure_and_its_spans_are_lost(tmp_p
     assert (summary.lost_events, summary.complete) == (4, False)
     screen = CliRunner().invoke(main, ["summary", str(written.folder)]).output
     assert "nothing lost" not in screen and "incomplete" in screen
-    assert "(pid 5, 8) died while they began to record" in screen
+    assert "(pid 5, 8) died as they began to record" in screen
     assert "2 events of host-6-7, whose identity is missing" in screen
 
 

@@ -236,7 +236,7 @@ def test_a_folder_that_cannot_be_written_is_named(environment: installed.Environ
     done = environment.rltrace("doctor", "--out", "file/run", "--", "python", "-S", "train.py", cwd=tmp_path)
     assert done.returncode == 8
     assert "name another folder with --out" in " ".join(done.stdout.split())
-    assert "2 of these would be missing in a Recording." in done.stdout
+    assert "2 of these would be missing from the Recording." in done.stdout
 
 
 def test_a_place_for_a_recording_is_told_from_what_the_kernel_says(tmp_path: Path) -> None:
