@@ -564,7 +564,7 @@ def test_the_chosen_steps_of_a_run_that_was_not_edited_are_kept_by_its_worker(
     for part in parts:
         step = steps[part.args["step"]]
         # Others are told of a step a moment before its span begins.
-    assert step.start_ns - 50_000_000 < part.start_ns < step.end_ns < part.end_ns
+        assert step.start_ns - 50_000_000 < part.start_ns < step.end_ns < part.end_ns
         assert part.args["peak_bytes"] == said[part.args["step"]][0]
         assert (part.args["lost"], part.args["unaccounted_bytes"], part.args["mismatches"]) == (0, 0, 0)
     assert parts[0].args["end_bytes"] == said[2][1]  # of the last one it is what is left when the process ends
