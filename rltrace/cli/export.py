@@ -77,7 +77,7 @@ def export(
     if selection != ALL and not getattr(exporter, "writes_parts", True):
         raise click.UsageError("this format is of the whole Recording; leave --steps, --ranks and --time out")
     recording = selected(open_run(run, limits), selection)
-    output = output or f"{recording.name}{exporter.suffix}"
+    output = f"{recording.name}{exporter.suffix}" if output is None else output
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
         exporter = exporter.for_file(output)
     if output == STDOUT:

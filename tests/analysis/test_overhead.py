@@ -224,9 +224,10 @@ COSTS = {"kind": "cost", "span": 1000.0, "counter": 100.0, "flow": 10.0}
 def test_a_worker_with_another_clock_is_counted_in_the_steps_of_the_run(tmp_path: Path) -> None:
     """Its own is 5 s ahead: what it calls 17 s is 12 s of the run's."""
     written = Written(tmp_path / "run")
-    written.process("driver", span("step", 10, 20, recorded=True), role="driver", ended_s=50)
+    step = span("step", 10, 20, recorded=True)
+    written.process("driver", step, role="driver", realtime_ns=100 * SECOND, ended_s=50)
     far = [span("fsdp.forward", at_s, at_s + 0.1) for at_s in (11, 17, 22, 24)]
-    written.process("worker", *far, role="worker", rank=0, boot_id="another", realtime_ns=-5 * SECOND, ended_s=50)
+    written.process("worker", *far, role="worker", rank=0, boot_id="another", realtime_ns=95 * SECOND, ended_s=50)
     with (tmp_path / "run" / "processes" / "worker" / "process.jsonl").open("a") as lines:
         lines.write(json.dumps(COSTS) + "\n")
     assert [cost.spans for cost in process_costs(written.read())] == [3]

@@ -264,7 +264,7 @@ def test_view_leaves_nothing_behind_however_it_ends(run: Path, tmp_path: Path, n
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["sumary"], ["summary", "--jsn"], ["export", "x"], ["exec"]])
+@pytest.mark.parametrize("words", [["sumary"], ["summary", "--jsn"], ["summary", "a", "b"], ["exec"]])
 def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
     assert the_line(call(*words), 2).endswith("--help`")
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.run
 PROGRAMS = Path(__file__).parents[1] / "programs"
 BUG = "ZeroDivisionError: a bug of ours"
 
-OUR_FRAME = re.compile(r'  File "[^"]*/rltrace/(?:patching|recorder|instrument/\w+)\.py", .*\n(?:    .*\n)*')
+OUR_FRAME = re.compile(r'  File "[^"]*/rltrace/(?:hooks|host|record|instrument)/[\w/]+\.py", .*\n(?:    .*\n)*')
 
 
 def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> TracedRun:

@@ -330,10 +330,10 @@ def test_every_hook_made_to_fail_changes_nothing(tmp_path):
 
 
 BREAK_ALL_AND_RUN = """
-from rltrace.record import spans as recorder
+from rltrace.record import lifecycle, spans
 def broken(*args, **kwargs):
     raise ZeroDivisionError("a bug of ours")
-recorder.LiveSpan.__enter__ = recorder.flow = recorder.identify = broken
+spans.LiveSpan.__enter__ = spans.flow = lifecycle.identify = broken
 {program}
 """
 
@@ -393,8 +393,8 @@ def test_a_plugin_that_is_loaded_late_leaves_a_process_what_a_hook_called_it(tmp
         tmp_path,
         """
         from rltrace import instrument
-        from rltrace.record import spans as recorder
-        recorder.identify(role="server", rank=1)
+        from rltrace.record import lifecycle
+        lifecycle.identify(role="server", rank=1)
         instrument.join_run()
         """,
     )
