@@ -912,17 +912,22 @@ def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
     """The latest time in a segment of which nobody knows when its process died.
 
     Records are in order, so one that lies after both of those that follow it is damaged. The last one may be the end of
-    a span that took long, with nothing recorded in it.
+    a span that took long, with nothing recorded in it. Finished spans were written some time after they ended.
     """
     times_ns: list[int] = []
+    finished_ns: list[int] = []
     for record in records:
         match record:
             case [str(), _, int(at_ns), _, _] | [str(), int(at_ns), _, _] | [int(), int(at_ns), _, _]:
                 times_ns.append(at_ns)
-    last_ns = sorted(times_ns[-3:])[len(times_ns[-3:]) // 2 :][:1] or [otherwise]
-    behind_ns = [max(pair) + gate.SLACK_NS for pair in pairwise(times_ns[1:])] + 2 * [last_ns[0] + MOST_SILENCE_NS]
-    sound_ns = (at_ns for at_ns, most_ns in zip(times_ns, behind_ns, strict=False) if at_ns <= most_ns)
-    return max(sound_ns, default=otherwise)
+            case [str(), _, _, int(end_ns), _, _]:
+                finished_ns.append(end_ns)
+    if not times_ns:
+        return otherwise
+    most_ns = sorted(times_ns[-3:])[len(times_ns[-3:]) // 2] + MOST_SILENCE_NS
+    behind_ns = [max(pair) + gate.SLACK_NS for pair in pairwise(times_ns[1:])] + 2 * [most_ns]
+    sound_ns = [at_ns for at_ns, limit_ns in zip(times_ns, behind_ns, strict=False) if at_ns <= limit_ns]
+    return max([*sound_ns, *(end_ns for end_ns in finished_ns if end_ns <= most_ns)], default=otherwise)
 
 
 MOST_SILENCE_NS = 3600 * 10**9

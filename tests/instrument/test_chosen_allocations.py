@@ -230,7 +230,9 @@ def test_where_cuda_comes_up_inside_the_step_the_rest_of_it_is_kept(tmp_path: Pa
     assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (300, 340)
     (peak,) = summarize(done.recording).allocations
     assert 0 < peak.late_seconds < 60
-    assert "what came and went in it before is missing" in "\n".join(screen(done.recording, 140, whole=True))
+    assert "late: how far into the step the last process began to keep its allocations" in "\n".join(
+        screen(done.recording, 140, whole=True)
+    )
 
 
 UNUSED = """
@@ -349,7 +351,7 @@ def test_a_vllm_worker_keeps_a_generation_that_is_no_phase_of_it_and_writes_as_i
         from pathlib import Path
         import rltrace
         from pretended_gpu import come_up
-        from rltrace.record import allocation_steps, recorder
+        from rltrace.record import allocation_steps, spans
         from rltrace.record.torch import allocations
         from rltrace.instrument.vllm import allocations as vllm_allocations
         from rltrace.hooks.patching import PatchSet
