@@ -86,6 +86,7 @@ class ProcessFolder:
         Raises:
             OSError: it cannot be moved, or somebody has deleted it.
         """
+        self._place.parent.mkdir(exist_ok=True)  # on another host than the run's it is the first
         try:
             self._aside.rename(self._place)
         except FileNotFoundError:

@@ -21,7 +21,7 @@ import rltrace
 from rltrace.analysis.summary import Summary, summarize
 from rltrace.cli import main
 from rltrace.read.recording import Recording
-from rltrace.record import manifest, process, writer
+from rltrace.record import lifecycle, manifest, process, writer
 from rltrace.record.process import OPENING
 
 OURS = {process.__file__, writer.__file__}
@@ -229,3 +229,11 @@ def test_a_process_that_is_opening_its_folder_is_not_said_to_have_died(folder: P
     assert [found.key for found in Recording.open(folder).unidentified] == [key]
     rltrace.stop()
     json.dumps(Recording.open(folder).manifest)
+
+
+def test_a_spool_without_any_folder_gets_one(tmp_path: Path) -> None:
+    """On another host than the run's, nobody has made the folder of the processes before the first one."""
+    lifecycle.join(tmp_path / "spool")
+    rltrace.counter("value", 1)
+    rltrace.stop()
+    assert len(list((tmp_path / "spool" / "processes").glob("*/process.jsonl"))) == 1
