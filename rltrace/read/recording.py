@@ -917,11 +917,10 @@ def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
     times_ns: list[int] = []
     finished_ns: list[int] = []
     for record in records:
-        match record:
-            case [str(), _, int(at_ns), _, _] | [str(), int(at_ns), _, _] | [int(), int(at_ns), _, _]:
-                times_ns.append(at_ns)
-            case [str(), _, _, int(end_ns), _, _]:
-                finished_ns.append(end_ns)
+        where = _TIMES.get((type(record[0]), len(record)))
+        for at_ns in record[where][-1:] if where else ():
+            if at_ns.__class__ is int:
+                (finished_ns if len(record) == 6 else times_ns).append(at_ns)
     if not times_ns:
         return otherwise
     most_ns = sorted(times_ns[-3:])[len(times_ns[-3:]) // 2] + MOST_SILENCE_NS
@@ -964,7 +963,7 @@ def _content(path: Path, limits: Limits) -> bytes:
     """Of a file; nothing of one that is not there, or that is refused, which `Recording.refused` names."""
     try:
         return regular_file.read(path, limits)
-    except (OSError, regular_file.RefusedError):
+    except OSError:
         return b""
 
 

@@ -50,7 +50,7 @@ def _plain(value: Any) -> Any:
                 return number
         except own_failure():  # a tensor of several elements
             pass
-    return str(value)[:256]
+    return str(value)[:MOST_LETTERS]
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode

@@ -34,7 +34,6 @@ else:
     _current_tasks = True
 
 _now_ns = clock.now_ns
-_encode = encode
 _ARRAY_OF_4 = b"\x94"
 """How the record of a span's end begins, before the time of the span's beginning."""
 _local = threading.local()
@@ -142,13 +141,13 @@ class _Enterable:
                     self.task = id(task)
         self.start_ns = _now_ns()
         try:
-            _local.write(_encode(self))
+            _local.write(encode(self))
             self.args = None
         except own_failure():
             _write_slowly(self)
             self.args = None
         except BaseException as interruption:  # `with` never calls `__exit__` then
-            if _is_written(_encode(self.start_ns)):
+            if _is_written(encode(self.start_ns)):
                 self._end_interrupted(interruption)
             raise
         return self
@@ -161,11 +160,11 @@ class _Enterable:
             end_ns = _now_ns()
             if kind is not None and kind is not GeneratorExit:  # closing a generator is no error
                 self.set(error=kind.__name__)
-            _local.write(_encode((self.start_ns, end_ns, self.args, True)))
+            _local.write(encode((self.start_ns, end_ns, self.args, True)))
         except own_failure():
             _write_slowly((self.start_ns, end_ns, self.args, True))
         except BaseException as interruption:
-            if not _is_written(_ARRAY_OF_4 + _encode(self.start_ns)):
+            if not _is_written(_ARRAY_OF_4 + encode(self.start_ns)):
                 self._end_interrupted(interruption)
             raise
 
@@ -322,7 +321,7 @@ def counter(name: str, value: float, /) -> None:
     if _recorder is None:
         return
     try:
-        _local.write(_encode((name, _now_ns(), value, True)))
+        _local.write(encode((name, _now_ns(), value, True)))
     except own_failure():
         _write_slowly((name, _now_ns(), value, True))
 
@@ -356,7 +355,7 @@ def flow(key: str, direction: Literal["out", "in"], /) -> None:
 
 def _write(record: Any) -> None:
     try:
-        _local.write(_encode(record))
+        _local.write(encode(record))
     except own_failure():
         _write_slowly(record)
 

@@ -406,9 +406,8 @@ class Recorder:
 
     def _returned_segment(self, held: Held | None, needed_bytes: int) -> Segment | None:
         """One that a dead thread left, for a thread that has none."""
-        for segment in list(self._returned) if held is None else ():
-            # A signal handler may have come in between, and have taken it.
-            if segment.free_bytes > max(needed_bytes, REUSE_BYTES) and segment in self._returned:
+        for segment in self._returned if held is None else ():
+            if segment.free_bytes > max(needed_bytes, REUSE_BYTES):
                 self._returned.remove(segment)
                 return segment
         return None

@@ -119,9 +119,8 @@ def _spread(length: Spread) -> str:
 
 def _in_short(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     """One line for each thing of which `--all` has a table, and what it shows besides."""
-    promised = [section.name for section in SECTIONS if section.screens == ALL and section.name]
-    shows = (section.draw(summary, whole=True) for section in SECTIONS if section.screens == ALL and section.name)
-    named = [name for name, drawn in zip(promised, shows, strict=True) if next(iter(drawn), None) is not None]
+    promised = [section for section in SECTIONS if section.screens == ALL and section.name]
+    named = [section.name for section in promised if any(True for _ in section.draw(summary, whole=True))]
     yield Group(*_lines(summary), Text(f"--all shows {', '.join(named)}", "dim"))
 
 
