@@ -106,22 +106,27 @@ class Gpu:
         self._rates: dict[str, Rate] = {}
         self._certain: set[int] = set()
 
+    def sample_memory(self) -> Iterator[tuple[str, float]]:
+        """Return the counters of its memory with their values now (4 us)."""
+        yield from self._ask_once("gpu.used_bytes", self._memory)
+
     def sample(self, keys: Mapping[int, str]) -> Iterator[tuple[str, float]]:
-        """Counters with their values now.
+        """Return the other counters with their values now.
 
         Args:
             keys: Of the run's processes on this host, by pid.
         """
         for what, ask in (
-            ("gpu.used_bytes", self._memory),
             ("gpu.utilisation_percent", self._utilisation),
             ("gpu.power_watts", self._power),
             ("gpu.process_bytes", lambda: self._processes(keys)),
             ("gpu.nvlink_bytes_per_second", self._nvlink),
             ("gpu.pcie_bytes_per_second", self._pcie),
         ):
-            if what not in self.unavailable:
-                yield from self._ask(what, ask)
+            yield from self._ask_once(what, ask)
+
+    def _ask_once(self, what: str, ask: Callable[[], dict[str, float]]) -> list[tuple[str, float]]:
+        return [] if what in self.unavailable else self._ask(what, ask)
 
     def _ask(self, what: str, ask: Callable[[], dict[str, float]]) -> list[tuple[str, float]]:
         """What was answered; what this device cannot answer is not asked again."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rltrace.run.host_usage import Host
 
 INTERVAL_SECONDS = 1.0
+MEMORY_SECONDS = 0.1
+"""Between two looks at the GPUs' memory, which comes and goes faster than all else, and is cheap to ask for."""
 
 
 def start(recording: Path, interval_s: float) -> Sidecar | None:
@@ -53,10 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     lifecycle.identify(machine=machine())
     sampler = Sampler(options.recording)
-    due_s = time.monotonic()
+    tick_s = min(options.interval, MEMORY_SECONDS) if sampler.has_gpus else options.interval
+    due_s = whole_due_s = time.monotonic()
     while not is_over(max(0.0, due_s - time.monotonic())):
-        sampler.sample()
-        due_s = max(due_s + options.interval, time.monotonic())
+        is_whole = due_s >= whole_due_s
+        sampler.sample(is_whole=is_whole)
+        due_s = max(due_s + tick_s, time.monotonic())
+        if is_whole:
+            whole_due_s = max(whole_due_s + options.interval, time.monotonic())
     lifecycle.stop()
     return 0
 
@@ -66,6 +72,8 @@ class Sampler:
 
     def __init__(self, recording: Path) -> None:
         self._unavailable: set[str] = set()
+        self._said: dict[str, float] = {}
+        """The last samples of the GPUs' memory."""
         self._host = self._open_host(recording)
         self._gpus = self._open_gpus()
 
@@ -91,16 +99,27 @@ class Sampler:
             self._unavailable.add(what)
             lifecycle.unavailable(what, reason)
 
-    def sample(self) -> None:
-        """Write one sample of everything; what fails is said once and tried again."""
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there is any whose memory comes and goes."""
+        return bool(self._gpus)
+
+    def sample(self, *, is_whole: bool = True) -> None:
+        """Write one sample; what fails is said once and tried again.
+
+        Args:
+            is_whole: Of everything; else of the GPUs' memory, where it has changed.
+        """
         try:
-            for name, value in self._samples():
+            for name, value in self._samples() if is_whole else self._changes():
                 spans.counter(name, value)
-            spans.counter("sampler.cpu_seconds", time.process_time())
+            if is_whole:
+                spans.counter("sampler.cpu_seconds", time.process_time())
         except Exception as error:
             self._say("sample", f"{type(error).__name__}: {error}")
 
     def _samples(self) -> Iterator[tuple[str, float]]:
+        yield from self._memory()
         if self._host is not None:
             yield from self._host.sample()
         keys = {} if self._host is None else self._host.keys_by_pid()
@@ -108,6 +127,16 @@ class Sampler:
             yield from gpu.sample(keys)
             for what, reason in gpu.unavailable.items():
                 self._say(f"{what}/{gpu.uuid}", reason)
+
+    def _changes(self) -> Iterator[tuple[str, float]]:
+        said = dict(self._said)
+        return ((name, value) for name, value in self._memory() if said.get(name) != value)
+
+    def _memory(self) -> Iterator[tuple[str, float]]:
+        for gpu in self._gpus:
+            for name, value in gpu.sample_memory():
+                self._said[name] = value
+                yield name, value
 
 
 if __name__ == "__main__":
