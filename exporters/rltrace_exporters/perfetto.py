@@ -17,7 +17,7 @@ from time import time_ns
 from typing import Any, BinaryIO, NamedTuple
 
 from rltrace.analysis.clocks import TimeLine
-from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span, is_of_bytes
+from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, SAMPLER, STEP, Counter, Span, is_of_bytes
 from rltrace.read.gate import plain
 from rltrace.read.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
@@ -82,8 +82,10 @@ def _write_process(
     offset_ns, is_known = clocks.offset_ns(process), clocks.is_known(process)
     writer = _ProcessWriter(trace, process, uuid, pid, sequence, offset_ns, devices, is_clock_known=is_known)
     writer.write(is_first=is_first)
-    if process.end_ns is not None:
-        devices.end(process, process.end_ns + offset_ns)
+    ended_ns = process.gone_ns if process.end_ns is None else process.end_ns
+    if ended_ns is not None:
+        writer.end_counters(ended_ns + offset_ns)
+        devices.end(process, ended_ns + offset_ns)
 
 
 def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> None:
@@ -100,7 +102,8 @@ def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> Non
                 uuid = trace.track(partial(tracks.device_counter, parent=group, name=total.name))
                 found[total.name] = _Track(uuid, trusted)
             track = found[total.name]
-            head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value))
+            source = b"" if total.source is None else data(4, text(10, "source") + text(6, total.source))
+            head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value) + source)
             trace.packets.extend((head, *_time_pieces(total.ts_ns), tail))
         trace.flush()
 
@@ -395,6 +398,8 @@ class _ProcessWriter:
         self.tracks: dict[Hashable, _Track] = {}
         self.rows: dict[Hashable, Rows] = {}
         self.counters: dict[str, _Track] = {}
+        self.held: dict[str, float] = {}
+        """The last value of each counter."""
         self.zeros: dict[str, array[int]] = {}
         """When a counter of memory that was never anything else was 0: its row is drawn once it is."""
         self.groups: dict[str, int] = {}
@@ -483,6 +488,9 @@ class _ProcessWriter:
     def _counter(self, sample: Counter) -> None:
         time = sample.ts_ns + self.offset_ns
         self.devices.add(self.process, sample.name, time, sample.value)
+        if self.devices.has_total(self.process, sample.name):
+            return
+        self.held[sample.name] = sample.value
         track = self.counters.get(sample.name)
         if track is None:
             if not sample.value and is_of_bytes(sample.name):
@@ -492,6 +500,13 @@ class _ProcessWriter:
             for before in self.zeros.pop(sample.name, ()):
                 self._packet(before, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
         self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
+
+    def end_counters(self, time: int) -> None:
+        """With the process, its memory goes."""
+        for name, value in self.held.items():
+            if value and is_of_bytes(name) and self.process.role != SAMPLER:
+                track = self.counters[name]
+                self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
 
     def _rest(self, high: int) -> bytes:
         rest = self.times[high] = rest_of_nine(high)

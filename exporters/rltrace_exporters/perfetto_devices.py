@@ -1,4 +1,4 @@
-"""The memory of each device as one group of counters: the ledger over all processes, its total, and NVML's own line.
+"""The memory of each device as one group of counters: the ledger over all processes, and one line of its total.
 
 A process's own counters are beside its threads; here the worker's and the engine's are one ledger. What is counted at
 edges (`unaccounted` among it) comes from `analysis.ledger`, as in `rltrace summary`: an edge needs what each process
@@ -16,20 +16,19 @@ import msgspec
 from rltrace.analysis.lanes import Lane, lanes, order
 from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNACCOUNTED, edge_ledger
 from rltrace.analysis.observations import Samples, Seen
+from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
 from rltrace.read.gate import is_size
 from rltrace.read.recording import Process
 
 USED = "used_bytes"
-"""The kernel's total of a device, read at edges: not a sum, whoever read it last is right."""
+"""The total of a device, by whoever looked: a process of the run, or the sampler of its host. No sum: who read it last
+is right."""
 
 OWNED = "owned_bytes"
 """The total as the owners count it: without `free`, and without what is `unaccounted`."""
 
-NVML = "gpu.used_bytes"
-"""What NVML told the host's sampler, which knows nothing of owners; the driver's own bytes are not in it."""
-
-TOTALS = (USED, OWNED, NVML)
+TOTALS = (USED, OWNED)
 """In the order of their rows, above the owners'."""
 
 AT_EDGES = (DRIVER_RESERVED, UNACCOUNTED, FREE)
@@ -51,6 +50,8 @@ class Total(NamedTuple):
     name: str
     ts_ns: int
     value: float
+    source: str | None = None
+    """Who read it, where several do."""
 
 
 class _Kept:
@@ -84,7 +85,7 @@ class DeviceCounters:
         self._lanes = lanes(list(processes))
         self._kept: dict[Lane, dict[str, _Kept]] = {}
         self._sampled: dict[str, Samples] = {}
-        """NVML's, by the GPU's uuid."""
+        """The samplers', by the counter's name with the GPU's uuid."""
 
     def add(self, process: Process, name: str, ts_ns: int, value: float) -> None:
         """Keep a sample, if it is of a device's memory.
@@ -98,16 +99,19 @@ class DeviceCounters:
         if not is_size(value):  # nobody knows how many bytes
             return
         if process.role == SAMPLER:
-            counter, of = subjects(name)
-            if counter == NVML:
-                self._sampled.setdefault(of[0], Samples()).add(ts_ns, value)
+            if subjects(name)[0] in (SAMPLED_USED, SAMPLED_RESERVED):
+                self._sampled.setdefault(name, Samples()).add(ts_ns, value)
             return
         owner = owner_of_counter(name)
-        if self._lanes[process.key].device is None or not (name == USED or owner):
+        if not (self.has_total(process, name) or (owner and self._lanes[process.key].device)):
             return
         kept = self._of(process)
         samples = kept.owners.setdefault(owner, Samples()) if owner else kept.used
         samples.add(ts_ns, value)
+
+    def has_total(self, process: Process, name: str) -> bool:
+        """Whether a process's counter is the total of its device, which has its line here and none beside a process."""
+        return name == USED and self._lanes[process.key].device is not None
 
     def add_edge(self, process: Process, edge: Span, offset_ns: int) -> None:
         """Keep what a process read at an edge.
@@ -142,13 +146,19 @@ class DeviceCounters:
 
     def _totals(self, lane: Lane, processes: list[_Kept]) -> Iterator[Total]:
         at_edges = _at_edges(lane, processes)
-        yield from _changes(USED, sorted(pair for kept in processes for pair in _pairs(kept.used)))
+        yield from _changes(USED, sorted(self._used(lane, processes)))
         yield from at_edges.get(OWNED) or _sums(OWNED, [held for kept in processes for held in _held(kept)])
-        yield from _changes(NVML, sorted(_pairs(self._sampled.get(str(lane.device), Samples()))))
         for owner in OWNERS:
             name = f"{owner}_bytes"
             of_owner = [held for kept in processes for held in _held(kept, owner)]
             yield from _sums(name, of_owner) if of_owner else at_edges.get(name, [])
+
+    def _used(self, lane: Lane, processes: list[_Kept]) -> Iterator[tuple[int, float, str]]:
+        for kept in processes:
+            for ts_ns, value in _pairs(kept.used):
+                yield ts_ns, value, kept.process.name
+        for ts_ns, value in sampled_points(self._sampled, str(lane.device)):
+            yield ts_ns, value, SAMPLER
 
 
 _Pairs = list[tuple[int, float]]
@@ -191,10 +201,10 @@ def _sums(name: str, series: list[_Pairs]) -> Iterator[Total]:
     return _changes(name, sums())
 
 
-def _changes(name: str, pairs: Iterable[tuple[int, float]]) -> Iterator[Total]:
-    """The pairs that differ from the one before."""
+def _changes(name: str, points: Iterable[tuple[int, float] | tuple[int, float, str]]) -> Iterator[Total]:
+    """The points that differ from the one before."""
     last: float | None = None
-    for ts_ns, value in pairs:
+    for ts_ns, value, *source in points:
         if value != last:
             last = value
-            yield Total(name, ts_ns, value)
+            yield Total(name, ts_ns, value, *source)

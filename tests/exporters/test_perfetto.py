@@ -598,7 +598,7 @@ def test_a_device_is_one_group_of_what_its_processes_hold_together(
     engine.counter("used_bytes", 22, 80)
     worker.counter("loss", 40, 0.5)
     trace = load(importer, recording)
-    trace.check_clean(slices=0, counters=9 + 5 + 5 + 2)
+    trace.check_clean(slices=0, counters=7 + 5 + 5 + 2)
     held = [1, 3, 6, 9, 4]
     assert device_groups(trace) == {
         " Memory · rank 0 · cpu-0": {"allocator.cached_bytes": held, "owned_bytes": held, "used_bytes": [70, 80]}
@@ -627,7 +627,7 @@ def device_groups(trace: Trace) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-SCALES = {"used_bytes": "totals", "owned_bytes": "totals", "gpu.used_bytes": "totals", "free_bytes": None}
+SCALES = {"used_bytes": "totals", "owned_bytes": "totals", "free_bytes": None}
 """Of a GPU's group, the axes of all rows but owners', which share one; None: an axis of its own."""
 
 
@@ -642,10 +642,19 @@ def device_scales(trace: Trace) -> dict[str, str | None]:
     return {name: scale for name, scale, _ in rows if scale != "owners"}
 
 
-def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scales_that_can_be_read(
-    importer: Importer, recording: RecordingFile
-) -> None:
-    """Two edges: at the first the worker's 60 and the driver's 10 are of 90 bytes, at the second 80 and 10 of 95."""
+USED_SOURCES = """
+    select c.value as value, extract_arg(c.arg_set_id, 'debug.source') as source
+    from counter c join track t on t.id = c.track_id join track above on above.id = t.parent_id
+    where above.name like ' Memory ·%' and t.name = 'used_bytes' order by c.ts
+"""
+"""Who read each point of the line of what is used."""
+
+
+def test_gpu_group(importer: Importer, recording: RecordingFile) -> None:
+    """A GPU's group has one line of its total, whose points say who read them, and what nobody explains.
+
+    At the first of two boundaries the worker's 60 and the driver's 10 are of 90 bytes, at the second 80 and 10 of 95.
+    """
     device = {"host": "node", "uuid": "GPU-1"}
     worker = recording.process(100, role="worker", rank=0, device=device).thread()
     for ts, params, used in ((10, 60, 80), (20, 80, 85)):
@@ -657,12 +666,12 @@ def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scale
     sampler = recording.process(300, role="sampler").thread()
     for uuid, used in (("GPU-1", 81), ("GPU-2", 7)):
         sampler.counter(f"gpu.used_bytes/{uuid}", 15, used)
+        sampler.counter(f"gpu.reserved_bytes/{uuid}", 15, 10)
     trace = load(importer, recording)
     assert device_groups(trace) == {
         " Memory · rank 0 · GPU-1": {
-            "used_bytes": [90, 95],
+            "used_bytes": [90, 91, 95],
             "owned_bytes": [70, 90],
-            "gpu.used_bytes": [81],
             "actor.params_bytes": [60, 80],
             "driver.reserved_bytes": [10],
             "unaccounted_bytes": [20, 5],
@@ -672,7 +681,8 @@ def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scale
     assert device_scales(trace) == SCALES
     times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unaccounted_bytes"}
     assert times == {13, 23}, "where the edges end"
-    shown = [row for row in group_rows(trace) if row != "gpu.used_bytes"]
+    assert trace.query(USED_SOURCES) == [(90, "rank 0 worker"), (91, "sampler"), (95, "rank 0 worker")]
+    shown = group_rows(trace)
     assert shown[0] == "used_bytes" and shown[-3:] == ["driver.reserved_bytes", "unaccounted_bytes", "free_bytes"]
 
 
