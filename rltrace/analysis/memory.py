@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.allocated_peaks import AllocatedPeak, AllocatedPeaks, Peak, of_steps
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
@@ -26,6 +27,7 @@ from rltrace.analysis.ledger import (
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
+from rltrace.analysis.used_memory import used_memory
 from rltrace.events import OWNERS, UNATTRIBUTED, Span
 
 
@@ -103,19 +105,15 @@ class Others(msgspec.Struct, frozen=True, kw_only=True):
     """By process id, as the driver said, the largest first."""
 
 
-class AllocatedPeak(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a process's torch had handed out at once, between samples too."""
+class MostUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that was used of a device, between the samples of its processes too."""
 
-    process: str
-    """What the process is called."""
     bytes: int
-    """The most that torch's allocator had handed out, by its own count."""
+    """What was used, with what the driver reserves."""
     at_seconds: float
-    """When that was first known: it happened since the sample before."""
-    step: int | None
-    """Number of the step; None outside of phases, where it may belong to the step before."""
-    phase: str | None
-    """The rank's phase; None outside of phases."""
+    """When, counted from the beginning of the Recording."""
+    by_sampler: bool
+    """Whether the host's sampler saw it; else a process of the run looked, as at `peak_bytes`."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +138,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     or else to the one that begins."""
     at_peak_bytes: dict[str, int]
     """By owner, at that moment; without `free` they add up to `peak_bytes`."""
+    most_used: MostUsed | None
+    """The most that was used by anybody's reading, the host's sampler's too; None where nobody read the total."""
     owner_peaks: dict[str, OwnerPeak]
     """By owner, its own peak, which may be at another moment."""
     steps: list[Moment]
@@ -153,6 +153,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What has no owner, over the phase boundaries; None where nobody read the device's total."""
     allocated_peaks: list[AllocatedPeak]
     """One item per process whose torch counts its own peak; engines are not among them."""
+    allocated_steps: list[AllocatedPeak]
+    """The same of each step and process."""
     unknown: dict[str, str]
     """Rows that cannot be known on this machine, with the reason."""
     others: Others | None
@@ -163,6 +165,7 @@ OF_GPUS = ("actor.activations", "rollout.graphs", "allocator.cached", "cuda.cont
 """Rows of every GPU that more than tensors tell of."""
 
 NOT_SAMPLED = "no process of the run measured it"
+NO_PASS = "no forward and no backward was looked at"
 NO_TOTAL = "no process read the device's total, so what has no owner does not show"
 
 
@@ -186,6 +189,7 @@ class _Device:
         """Everything."""
         peak = self.moment(int(np.argmax(self.used)))
         boundaries = list(self.boundaries())
+        counted = list(self.counted_peaks())
         return DeviceMemory(
             lane=self.lane.name,
             rank=self.lane.rank,
@@ -196,12 +200,14 @@ class _Device:
             peak_step=peak.step,
             peak_phase=peak.phase,
             at_peak_bytes=peak.bytes,
+            most_used=self.most_used(),
             owner_peaks=self.owner_peaks(),
             steps=list(self.step_peaks()),
             phases=list(self.phase_peaks()),
             boundaries=boundaries,
             residual=self.residual(boundaries) if self.ledger.has_total else None,
-            allocated_peaks=list(self.allocated_peaks()),
+            allocated_peaks=[self.allocated_peak(name, peak) for name, peaks in counted for peak in peaks[:1]],
+            allocated_steps=[self.allocated_peak(name, peak) for name, peaks in counted for peak in peaks[1:]],
             unknown=self.unknown(),
             others=self.others(),
         )
@@ -299,6 +305,18 @@ class _Device:
         end_ns = int(self.ledger.times_ns[index])
         return max(self.sampling_began_ns(end_ns) - at_ns, at_ns - end_ns, 0)
 
+    def most_used(self) -> MostUsed | None:
+        """The highest point of the line of what is used."""
+        line = used_memory(self.seen, self.lane)
+        if not len(line.bytes):
+            return None
+        most = int(np.argmax(line.bytes))
+        return MostUsed(
+            bytes=int(line.bytes[most]),
+            at_seconds=(int(line.times_ns[most]) - self.seen.start_ns) / 1e9,
+            by_sampler=bool(line.is_sampled[most]),
+        )
+
     def owner_peaks(self) -> dict[str, OwnerPeak]:
         """Each owner's most, by all its samples."""
         ledger = counter_ledger(
@@ -328,20 +346,27 @@ class _Device:
             sample_share=self.sample_share(),
         )
 
-    def allocated_peaks(self) -> Iterator[AllocatedPeak]:
-        """By torch's own count: what came and went between two boundaries was at none."""
+    def counted_peaks(self) -> Iterator[tuple[str, list[Peak]]]:
+        """By torch's own count, of each process by name: the peak of the run, and that of each step."""
         for process in self.seen.processes:
-            if process.lane == self.lane and (values := process.allocated_peak.values):
-                place = int(np.argmax(values))
-                at_ns = process.allocated_peak.times_ns[place]
-                phase = self.phase_by(at_ns)
-                yield AllocatedPeak(
-                    process=process.process.name,
-                    bytes=int(values[place]),
-                    at_seconds=(at_ns - self.seen.start_ns) / 1e9,
-                    step=None if phase is None else self.windows.step_at(self.sampling_began_ns(at_ns)),
-                    phase=phase,
-                )
+            if process.lane == self.lane and len(process.allocated_peak.values):
+                peaks = AllocatedPeaks(process)
+                if (most := peaks.most()) is not None:
+                    yield process.process.name, [most, *of_steps(peaks, self.windows)]
+
+    def allocated_peak(self, name: str, peak: Peak) -> AllocatedPeak:
+        """One of a process with this name."""
+        at_ns = peak.look.end_ns or peak.look.start_ns
+        phase = self.phase_by(at_ns)
+        return AllocatedPeak(
+            process=name,
+            bytes=peak.bytes,
+            at_most_bytes=peak.at_most_bytes,
+            at_seconds=(at_ns - self.seen.start_ns) / 1e9,
+            step=None if phase is None else self.windows.step_at(peak.look.start_ns),
+            phase=phase,
+            at_peak_bytes=peak.by_owner,
+        )
 
     def unknown(self) -> dict[str, str]:
         """Rows that this device has and that nobody could tell; never a zero."""
@@ -353,6 +378,9 @@ class _Device:
         if is_gpu:  # who read its total has told of the other rows too: what it did not meet is not there
             rows = (CONTEXT,) if has_total else OF_GPUS
             unknown = {row: NOT_SAMPLED for row in rows if row not in self.ledger.owners}
+            trained = [owner.partition(".")[0] for owner in self.ledger.owners if owner.endswith(".optimizer")]
+            passes = [f"{subject}.activations" for subject in trained]
+            unknown |= {row: NO_PASS for row in passes if row not in self.ledger.owners}
         if not has_total:  # whoever reads it reads these together
             of_total = (DRIVER_RESERVED, UNACCOUNTED, FREE) if is_gpu else (UNACCOUNTED,)
             unknown |= dict.fromkeys(of_total, said.get(UNACCOUNTED, NO_TOTAL))

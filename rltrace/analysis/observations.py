@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
@@ -98,6 +99,12 @@ class Samples:
         """Append one."""
         self.times_ns.append(time_ns)
         self.values.append(value)
+
+
+def values_at(samples: Samples, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The last value of each moment or before it; 0 before the first."""
+    behind = np.searchsorted(np.array(samples.times_ns, np.int64), times_ns, side="right")
+    return np.concatenate([[0.0], np.array(samples.values, np.float64)])[behind]
 
 
 class Balances:

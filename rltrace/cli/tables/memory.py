@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed
 from rltrace.analysis.host_memory import HostMemory
-from rltrace.analysis.ledger import FREE, UNACCOUNTED
+from rltrace.analysis.ledger import FREE, GRANULE_BYTES, UNACCOUNTED
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, Residual
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
@@ -24,6 +24,8 @@ NOBODYS = (UNATTRIBUTED, UNACCOUNTED, FREE)
 UNKNOWN = "unknown"
 """Where a figure would be."""
 MOST_OTHERS = 4
+MOST_OWNERS = 4
+"""Of a peak, the largest."""
 LATE = (
     "late: how far into the step the last process began to keep its allocations; "
     "what it allocated and freed before that is missing"
@@ -146,6 +148,7 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
     """What is not known, and how much nobody holds."""
     yield from _unknown(device)
     yield from _others(device)
+    yield from _most_used(device)
     yield from _allocated_peaks(device)
     if (found := device.residual) is not None:
         if _judged(found):
@@ -181,7 +184,19 @@ def _allocated_peaks(device: DeviceMemory) -> Iterator[str]:
     """What was handed out between phase boundaries, of which most is in the cache by the next one."""
     for peak in device.allocated_peaks:
         where = f"{peak.phase or 'no phase'}{f', step {peak.step}' if peak.step is not None else ''}"
-        yield f"torch in {peak.process} had handed out {figures.size(peak.bytes)} at its peak, in {where}"
+        largest = sorted(peak.at_peak_bytes.items(), key=lambda one: -one[1])[:MOST_OWNERS]
+        held = ", ".join(f"{owner} {figures.size(size)}" for owner, size in largest)
+        yield f"torch in {peak.process} had handed out {figures.size(peak.bytes)} at its peak, in {where}: {held}"
+
+
+def _most_used(device: DeviceMemory) -> Iterator[str]:
+    """What the sampler saw between the samples of the processes, if that was more."""
+    if (most := device.most_used) is not None and most.by_sampler and most.bytes - device.peak_bytes > GRANULE_BYTES:
+        more = figures.size(most.bytes - device.peak_bytes)
+        yield (
+            f"The sampler saw {figures.size(most.bytes)} used, at {most.at_seconds:.1f} s: {more} more than the "
+            "processes did at their samples"
+        )
 
 
 def _unknown(device: DeviceMemory) -> Iterator[str]:

@@ -186,8 +186,8 @@ class CudaLedger:
         """Sources whose bytes come from torch's allocator; rows of one name add up."""
         self.engine: SleepingMemory | None = None
         """In an engine's process."""
-        self.activations: Rows = {"actor.activations_bytes": 0}
-        """What forwards have left for their backward, by whose forward it was."""
+        self.activations: Rows = {}
+        """What forwards have left for their backward, by whose forward it was; nothing until a pass was looked at."""
         self._unnamed_bytes = self._quiet_bytes = 0
         """What was handed out for no owner at the last sample, and when no activations were there."""
         self.trains: Callable[[], bool] = lambda: False
