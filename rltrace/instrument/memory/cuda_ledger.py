@@ -309,11 +309,6 @@ class CudaLedger:
         except UnavailableError:
             return False
 
-    @property
-    def has_activations(self) -> bool:
-        """Whether the last sample has any."""
-        return any(self.activations.values())
-
     def _sample(
         self,
         device: OwnCard,

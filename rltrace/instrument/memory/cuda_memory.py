@@ -273,7 +273,9 @@ class ModuleMoves:
     def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
         """Come out of one."""
         self._depth -= 1
-        if not self._depth:
+        if self._depth:
+            self._turns.beat()
+        else:
             self._turns.reached(Turn.MOVED)
 
 
