@@ -417,6 +417,9 @@ class _ProcessWriter:
             start_ns = self.process.start_ns
             mark = Span(tracks.STARTS, self.process.pid, 0, start_ns, start_ns, {"phase": True})
             self._rare(mark, self._begin(mark, mark.name))
+        for begin_ns, end_ns in self.process.pauses:
+            pause = Span(tracks.PAUSED, self.process.pid, 0, begin_ns, end_ns, {"phase": True})
+            self._rare(pause, self._begin(pause, pause.name))
         packets = self.trace.packets
         append = packets.extend
         arguments = self.arguments.encode

@@ -47,6 +47,7 @@ REQUESTS = "requests"
 
 
 STARTS = "recording starts"
+PAUSED = "recording paused"
 """Name of the instant at which the first process began: the UI, like `rltrace summary`, counts seconds from it."""
 
 
@@ -89,6 +90,8 @@ def phases(process: Process, phase: str, *, is_clock_known: bool) -> str:
 
     An engine's start-up and the Recording's have a row apart: pinned, it would be empty in every step.
     """
+    if phase == PAUSED:
+        return f"Recording · {process.name}"
     is_apart = phase == STARTS or (process.role == "engine" and phase in STARTUP_PHASES)
     named = f"{'Start-up' if is_apart else 'Phases'} · {process.name}"
     return named + ("" if is_clock_known else " · CLOCK NOT ALIGNED")

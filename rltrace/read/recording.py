@@ -291,8 +291,7 @@ class Process:
         """It ended because another process of the run had died."""
         self.left_running: set[str] = set()
         """Keys of who ran when it, a driver, left its Ray cluster, whose workers Ray ends then."""
-        self.pauses: list[tuple[int, int | None]] = []
-        """From when to when it recorded nothing because it was told so; None: it never went on."""
+        self._own_pauses: list[tuple[int, int | None]] = []
         self.costs: dict[str, float] = {}
         """Nanoseconds that recording one event took in it, by kind of event; empty where nobody measured."""
         self.unavailable: dict[str, str] = {}
@@ -395,6 +394,18 @@ class Process:
         return self.role if self.rank is None else f"rank {self.rank} {self.role}"
 
     @property
+    def pauses(self) -> list[tuple[int, int | None]]:
+        """From when to when it recorded nothing because it was told so; None: it never went on."""
+        return [
+            (self._on_time_line(begin_ns), None if end_ns is None else self._on_time_line(end_ns))
+            for begin_ns, end_ns in self._own_pauses
+        ]
+
+    def paused_after_ns(self, span: Span) -> int | None:
+        """When, on its own clock, it first paused after a span began; None if it did not."""
+        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= span.start_ns), None)
+
+    @property
     def name(self) -> str:
         """What a reader calls it: its place, so that no two ranks read alike; without a rank, the name it was given."""
         given = self.identity.get("name") if self.rank is None else None
@@ -446,7 +457,8 @@ class Process:
 
         Yields:
             Spans where they end and samples where they were taken, in the order each thread wrote them; threads follow
-            each other segment by segment. Spans that never ended come last, `end_ns` None.
+            each other segment by segment. Spans that never ended come last, `end_ns` None; those among them that a
+            pause of the recording cut off end where it began.
         """
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
@@ -524,9 +536,9 @@ class Process:
         elif kind == "type":
             self._types[line["number"]] = (line["name"], line["fields"])
         elif kind == "pause":
-            self.pauses.append((line["ts_ns"], None))
+            self._own_pauses.append((line["ts_ns"], None))
         elif kind == "resume":
-            self.pauses[-1:] = [(begin_ns, line["ts_ns"]) for begin_ns, _ in self.pauses[-1:]]
+            self._own_pauses[-1:] = [(begin_ns, line["ts_ns"]) for begin_ns, _ in self._own_pauses[-1:]]
         elif kind == "cost":
             self.costs |= line
         elif kind == "unavailable":
@@ -658,6 +670,7 @@ class _EventReader:
         for span in [span for spans in self.open.values() for span in spans]:
             crossing = self.crossings.get((span.thread, span.task))
             span.lane = 0 if crossing is None else crossing.lane(span)
+            span.end_ns = self.process.paused_after_ns(span)  # if it ended in a pause, nobody wrote that down
             yield span
         self.process.orphans += len(self.early_ends)
 

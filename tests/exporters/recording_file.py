@@ -70,6 +70,12 @@ class ProcessFile:
         with (self.folder / "process.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "end", "end_ns": 1000 * SECOND + at}) + "\n")
 
+    def pauses(self, at: int, until: int) -> None:
+        """Say that it recorded nothing for a while."""
+        with (self.folder / "process.jsonl").open("a") as file:
+            for kind, ts in (("pause", at), ("resume", until)):
+                file.write(json.dumps({"kind": kind, "ts_ns": 1000 * SECOND + ts}) + "\n")
+
     def thread(self, number: int | None = None, name: str = "MainThread") -> ThreadFile:
         self.segments += 1
         return ThreadFile(self.folder / f"{self.segments:06d}.seg", self.pid if number is None else number, name)

@@ -1047,3 +1047,25 @@ def test_every_packet_is_what_perfettos_own_classes_read(recording: RecordingFil
     assert [sorted(a.WhichOneof("value") for a in events[1].track_event.debug_annotations)] == [
         ["double_value", "int_value", "string_value"]
     ]
+
+
+def test_pause(importer: Importer, recording: RecordingFile) -> None:
+    """A pause is a slice of its own, and calls that it cut off end there: those behind it do not nest in them."""
+    process = recording.process(100)
+    process.pauses(20, 40)
+    thread = process.thread()
+    thread.begin("ray.call", 10)
+    thread.begin("work", 12)
+    for ts in (50, 60):
+        thread.span("ray.call", ts, ts + 5)
+    thread.span("step", 5, 70)
+    trace = load(importer, recording)
+    trace.check_clean(slices=6, counters=0)
+    shown = trace.query("select name, ts, dur, depth from slice where name not like 'recording starts' order by ts")
+    assert [(name, ts - REALTIME_NS, dur, depth) for name, ts, dur, depth in shown if name != "step"] == [
+        ("ray.call", 10, 10, 0),
+        ("work", 12, 8, 1),
+        ("recording paused", 20, 20, 0),
+        ("ray.call", 50, 5, 0),
+        ("ray.call", 60, 5, 0),
+    ]

@@ -69,6 +69,22 @@ def test_a_span_around_a_pause_is_whole(recorded: Path) -> None:
     assert span.args == {"recorded": False, "seconds": 1}
 
 
+def test_span_that_ends_in_a_pause(recorded: Path) -> None:
+    """A span that is open when a pause begins and ends inside of it ends at the pause; later spans are not in it."""
+    call = rltrace.span("call").__enter__()
+    rltrace.pause()
+    call.__exit__(None, None, None)
+    rltrace.resume()
+    with rltrace.span("later"):
+        pass
+    rltrace.stop()
+    (process,) = Recording.open(recorded).processes
+    found = {event.name: event for event in process.events() if isinstance(event, Span)}
+    ((begin_ns, end_ns),) = process.pauses
+    assert end_ns is not None
+    assert found["call"].end_ns == begin_ns < end_ns < found["later"].start_ns
+
+
 def test_a_thread_that_begins_in_a_pause_records_once_it_is_over(recorded: Path) -> None:
     paused, go_on = threading.Event(), threading.Event()
 
