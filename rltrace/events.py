@@ -175,7 +175,7 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
     """
     reasons: dict[str, str] = {}
     if device_type == "cpu":
-        no_copy = "host and device are one memory on a CPU"
+        no_copy = "on a CPU, host and device share one memory"
         reasons |= {"offload.h2d": no_copy, "offload.d2h": no_copy}
         reasons["rollout.capture"] = "there are no CUDA graphs on a CPU"
         one_draws = "on a CPU rank 0 draws random weights and broadcasts them"
@@ -184,7 +184,7 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
         nobody_sends = "every rank draws its own random weights"
         reasons |= {"actor.broadcast": nobody_sends, "ref.broadcast": nobody_sends}
     if ranks == 1:
-        alone = "one rank has nobody to exchange shards with"
+        alone = "a single rank exchanges no shards"
         reasons |= {"fsdp.all_gather": alone, "fsdp.reduce_scatter": alone}
     return reasons
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-LIFT = "--no-limits (in Python: limits=NO_LIMITS) lifts the limits, for a Recording whose maker you know"
+LIFT = "--no-limits (in Python: limits=NO_LIMITS) lifts the limits; use it if you trust who made this Recording"
 
 
 class Limits(NamedTuple):

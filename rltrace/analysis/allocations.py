@@ -23,8 +23,8 @@ NOT_ALLOCATED = frozenset(
 """Owners of what no process's allocator has given out."""
 
 
-GONE = "it was gone before it had written them; choose a step that another one follows"
-BEHIND = "more was allocated behind it than is kept, before this process had another phase"
+GONE = "its process ended before they were written; choose a step that is followed by another one"
+BEHIND = "later allocations pushed them out of the history before this process reached its next phase"
 
 
 class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,8 +264,10 @@ def _why_none(process: Seen, step: _ChosenStep) -> str | None:
     if not process.owners or process.first_ns > step.end_ns or process.last_ns < step.start_ns:
         return None
     if said.host not in step.hosts:
-        return f"nobody told {said.host} in time that it ran"
-    return "it was gone before it had looked" if not said.is_alive else "no phase of it has begun or ended in it"
+        return f"{said.host} did not hear in time that the step had begun"
+    if not said.is_alive:
+        return "its process ended before it had looked"
+    return "the process has had no phase boundary in this step"
 
 
 def _is_of(span: Span, step: _ChosenStep) -> bool:

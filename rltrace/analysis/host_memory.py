@@ -10,7 +10,7 @@ import msgspec
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import UNATTRIBUTED, pinned_of
 
-NOT_RECORDED = "nobody told what is pinned when this was recorded"
+NOT_RECORDED = "pinned memory was not measured in this Recording"
 """Why that is unknown, where the process said nothing: a Recording of an earlier release."""
 
 

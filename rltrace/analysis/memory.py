@@ -163,7 +163,7 @@ OF_GPUS = ("actor.activations", "rollout.graphs", "allocator.cached", "cuda.cont
 """Rows of every GPU that more than tensors tell of."""
 
 NOT_SAMPLED = "no process of the run measured it"
-NO_TOTAL = "no process read the device's total, so what has no owner does not show"
+NO_TOTAL = "no process read the device's total, so unaccounted bytes are unknown"
 
 
 def device_memory(seen: Observations, windows: StepWindows) -> list[DeviceMemory]:
@@ -427,12 +427,12 @@ LAST_NS = 30_000_000_000
 
 CHANGES = {
     "actor.params": "offload the actor's parameters while they are not used",
-    "actor.grads": "fewer parameters a rank: more ranks, or smaller gradients' dtype",
+    "actor.grads": "fewer parameters per rank, with more ranks, or a smaller dtype of the gradients",
     "actor.optimizer": "offload the optimizer's state",
     "actor.activations": "a smaller micro-batch, or activation checkpointing",
     "ref.params": "offload the ref",
     "critic.params": "offload the critic's parameters while they are not used",
-    "critic.grads": "fewer of the critic's parameters a rank: more ranks, or smaller gradients' dtype",
+    "critic.grads": "fewer of the critic's parameters per rank, with more ranks, or a smaller dtype of its gradients",
     "critic.optimizer": "offload the state of the critic's optimizer",
     "critic.activations": "a smaller micro-batch of the critic, or activation checkpointing",
     "weight_sync.bucket": "smaller or fewer buckets",

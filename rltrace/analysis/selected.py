@@ -41,7 +41,7 @@ def selected(recording: Recording, selection: Selection) -> Recording:
         if windows:
             cuts[process.key] = _own(process, windows, steps, time_line.shift_ns(process))
     if not cuts:
-        raise SelectionError(f"--steps {selection.steps} and --time {selection.time} have nothing in common")
+        raise SelectionError(f"--steps {selection.steps} and --time {selection.time} do not overlap")
     return recording.part(cuts, steps_are_chosen=selection.steps is not None)
 
 
@@ -54,7 +54,7 @@ def chosen_steps(recording: Recording, steps: Sequence[StepTime], numbers: Numbe
     existing = [step.number for step in steps]
     missing = numbers.without_any(existing)
     if missing is not None:
-        there = f"there are {written(existing)}" if steps else "the run has no steps"
+        there = f"the run has steps {written(existing)}" if steps else "the run has no steps"
         raise SelectionError(f"{recording.path}: --steps {missing}: no such step; {there}")
     return [step for step in steps if numbers.has(step.number)]
 
@@ -65,7 +65,7 @@ def _of_ranks(recording: Recording, numbers: Numbers) -> list[Process]:
     existing = {lane.rank for lane in on_lane.values() if lane.rank is not None}
     missing = numbers.without_any(existing)
     if missing is not None:
-        there = f"there are {written(existing)}" if existing else "no process of the run has one"
+        there = f"the run has ranks {written(existing)}" if existing else "the run has no ranks"
         raise SelectionError(f"{recording.path}: --ranks {missing}: no such rank; {there}")
     ranks = {process.key: on_lane[process.key].rank for process in recording.processes}
     return [process for process in recording.processes if ranks[process.key] is None or numbers.has(ranks[process.key])]
@@ -79,7 +79,7 @@ def _window(recording: Recording, time: Seconds) -> tuple[int, int]:
     begin_ns = start_ns + round(time.begin * 1e9)
     if begin_ns >= last_ns:
         seconds = (last_ns - start_ns) / 1e9
-        raise SelectionError(f"{recording.path}: --time {time}: begins after the run's {seconds:.1f} seconds")
+        raise SelectionError(f"{recording.path}: --time {time} begins after the run, which lasted {seconds:.1f} s")
     return begin_ns, MOST_NS if math.isinf(time.end) else start_ns + round(time.end * 1e9)
 
 

@@ -302,14 +302,14 @@ def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_
     remaining = sum(left.values())
     if asleep and (moved < SMALL_BYTES or remaining >= SMALL_BYTES):
         names = ", ".join(asleep)
-        return "partly awake", f"{names} slept already, and {_in_mib(remaining)} that were awake stayed: a silent no-op"
+        return "partly awake", f"{names} slept already, and the call did nothing: {_in_mib(remaining)} are still awake"
     held = ", ".join(f"{owner} {_in_mib(size)}" for owner, size in left.items() if size)
     if expected >= SMALL_BYTES and remaining >= expected // 2:
         return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {held}"
     if short := _of_shortfall(sleep, slack_bytes):
         return short
     if asleep:
-        return "partly awake", f"{', '.join(asleep)} slept already; the rest went"
+        return "partly awake", f"{', '.join(asleep)} slept already; the rest was freed"
     return ("left bytes behind", held) if remaining >= SMALL_BYTES else ("ok", "")
 
 
@@ -320,7 +320,7 @@ def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str
     )
     if sleep.changed_bytes is None or must_fall < SMALL_BYTES:
         return None
-    reason = f"{_in_mib(must_fall)} were unmapped, the device's total fell by {_in_mib(sleep.changed_bytes)}"
+    reason = f"{_in_mib(must_fall)} were unmapped, but the device's total fell by only {_in_mib(sleep.changed_bytes)}"
     if sleep.changed_bytes < must_fall // 2:
         return "freed nothing", reason
     if slack_bytes is not None and must_fall - sleep.changed_bytes > slack_bytes:
@@ -341,10 +341,12 @@ def _of_failure(move: Transaction, outer: Span, inner: list[Span], error: str) -
 def _of_wake_up(wake: Transaction, outer: Span, inner: list[Span]) -> tuple[str, str]:
     cut = next((span for span in (outer, *inner) if span.end_ns is None), None)
     if cut is not None:
-        return "never ended", f"{cut.name} of {_tags(inner)} was under way to the last; out of memory can end it so"
+        reason = f"{cut.name} of {_tags(inner)} was still under way when the process ended, perhaps out of memory"
+        return "never ended", reason
     moved = sum(wake.moved_bytes.values())
     if wake.changed_bytes is not None and moved >= SMALL_BYTES and wake.changed_bytes < moved // 2:
-        return "took less", f"{_in_mib(moved)} were mapped, the device's total rose by {_in_mib(wake.changed_bytes)}"
+        rose = _in_mib(wake.changed_bytes)
+        return "took less", f"{_in_mib(moved)} were mapped, but the device's total rose by only {rose}"
     return "ok", ""
 
 

@@ -29,14 +29,17 @@ def collect(run: str | None, address: str | None, limits: Limits) -> None:
     """
     recording = open_run(run, limits)
     if recording.folder != recording.path:
-        raise RecordingError(f"{recording.path}: an archive, which nothing is added to; unpack it and give the folder")
+        raise RecordingError(f"{recording.path}: an archive, which is read-only; unpack it and give the folder")
     from rltrace.record import cluster
     from rltrace.run import nodes
     from rltrace.run.collection import collect as fetch
 
     where = address or cluster.ray_address(recording.path) or os.environ.get("RAY_ADDRESS")
     if where is None:
-        echo(f"{recording.path}: nothing to fetch: its driver joined no Ray cluster; --address names one to ask")
+        echo(
+            f"{recording.path}: nothing to fetch, because its driver joined no Ray cluster; name a cluster "
+            "with --address"
+        )
         return
     run_id, authentication = str(recording.manifest.get("run_id")), cluster.ray_authentication(recording.path)
     with nodes.join(where, run_id, authentication) as joined:

@@ -38,7 +38,7 @@ def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | 
         return
     if found.step is None and found.peak is None and not found.totals:
         raise RecordingError(
-            f"{a}, {b}: neither has a span that is over or a sample of memory; `rltrace summary` shows what there is"
+            f"{a}, {b}: neither has a finished span or a memory sample; `rltrace summary` shows what they have"
         )
     from rltrace.cli.tables import console
     from rltrace.cli.tables.difference import show_difference

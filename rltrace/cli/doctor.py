@@ -68,6 +68,6 @@ def show(found: Diagnosis) -> None:
     if missing:
         screen.print(Text(f"{missing} of these would be missing from the Recording.", "yellow"))
     elif not found.is_known:
-        screen.print(Text("Nothing would be missing if that Python is the one: COMMAND does not say.", "yellow"))
+        screen.print(Text("Nothing would be missing if COMMAND starts that Python.", "yellow"))
     else:
         screen.print(Text("Nothing would be missing: `rltrace exec -- COMMAND` records it.", "green"))

@@ -43,13 +43,13 @@ class Exporter(Protocol):
     "--to",
     "name",
     metavar="FORMAT",
-    help=f"{', '.join(sorted(plugins.EXPORTERS))}; else told by the end of FILE's name, or {DEFAULT}.",
+    help=f"{', '.join(sorted(plugins.EXPORTERS))}.  [default: by FILE's ending, else {DEFAULT}]",
 )
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    help="File to write; - for standard output.  [default: RUN's name with the format's ending, here]",
+    help="File to write; - for standard output.  [default: RUN's name and the format's ending, in this folder]",
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @steps_ranks_and_time
@@ -75,7 +75,7 @@ def export(
     selection = Selection(steps, ranks, time)
     exporter = _by_suffix(output) if name is None and output is not None else load_exporter(name or DEFAULT)
     if selection != ALL and not getattr(exporter, "writes_parts", True):
-        raise click.UsageError("this format is of the whole Recording; leave --steps, --ranks and --time out")
+        raise click.UsageError("this format holds the whole Recording; leave out --steps, --ranks and --time")
     recording = selected(open_run(run, limits), selection)
     output = f"{recording.name}{exporter.suffix}" if output is None else output
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
@@ -100,7 +100,7 @@ def load_exporter(name: str) -> Exporter:
     try:
         exporter: Exporter = plugins.load(known[name])()
     except ImportError as error:
-        raise MissingExtraError(f"the format {name} needs {error.name}, not installed here", "view") from None
+        raise MissingExtraError(f"the format {name} needs {error.name}, which is not installed here", "view") from None
     return exporter
 
 
@@ -112,9 +112,7 @@ def write_whole(exporter: Exporter, recording: Recording, file: Path, *, force: 
     """
     if file.is_dir():
         raise OutputError(f"{file}: a folder; name a file in it with -o, such as {file / f'trace{exporter.suffix}'}")
-    exists = OutputError(
-        f"{file}: exists already, and will not be overwritten without --force; name another file with -o"
-    )
+    exists = OutputError(f"{file}: exists already; overwrite it with --force, or name another file with -o")
     if file.exists() and not force:
         raise exists
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
@@ -147,4 +145,4 @@ def _by_suffix(output: str) -> Exporter:
             return exporter
         suffixes[name] = ", ".join(endings)
     known = ", ".join(f"{name} ({suffix})" for name, suffix in suffixes.items())
-    raise click.UsageError(f"-o {output}: its ending names no format; say one with --to: {known}")
+    raise click.UsageError(f"-o {output}: no format has this ending; choose one with --to: {known}")

@@ -144,7 +144,7 @@ def require_linux(what: str) -> None:
     """
     if sys.platform != "linux":
         raise RltraceError(
-            f"{what} needs Linux, this is {sys.platform}; run on Linux and copy the folder here: "
+            f"{what} needs Linux, and this is {sys.platform}; record on Linux and copy the folder here: "
             "`rltrace view`, `summary` and `export` work anywhere"
         )
 
@@ -154,7 +154,7 @@ def say_what_is_lost(recording: Recording) -> None:
     if recording.lost_events:
         is_full = shutil.disk_usage(recording.path).free < FULL_BYTES
         why = ": the disk is full" if is_full else ""
-        complain(f"{recording.lost_events:,} events could not be written{why}; the rest is whole")
+        complain(f"{recording.lost_events:,} events could not be written{why}; all others are there")
 
 
 def show(what: Callable[..., None], *arguments: Any) -> None:
@@ -167,7 +167,7 @@ def show(what: Callable[..., None], *arguments: Any) -> None:
         drop_output()
     except Exception as error:
         drop_output()
-        complain(f"not all is shown: {str(error) or type(error).__name__}")
+        complain(f"this screen is incomplete: {str(error) or type(error).__name__}")
 
 
 def drop_output() -> None:

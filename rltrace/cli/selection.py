@@ -32,9 +32,11 @@ class _Text(click.ParamType):  # type: ignore[type-arg]
 STEPS, RANKS = _Text("STEPS", selection.numbers), _Text("RANKS", selection.numbers)
 TIME = _Text("A:B", selection.seconds)
 
-_STEPS = click.option("--steps", type=STEPS, metavar="STEPS", help="These steps alone: 3, 100-110 or 1,5-7.")
-_RANKS = click.option("--ranks", type=RANKS, metavar="RANKS", help="These ranks alone: 0,8-15.")
-_TIME = click.option("--time", type=TIME, metavar="A:B", help="From second A of the run to B; 10: and :20 do too.")
+_STEPS = click.option("--steps", type=STEPS, metavar="STEPS", help="Only these steps: 3, 100-110 or 1,5-7.")
+_RANKS = click.option("--ranks", type=RANKS, metavar="RANKS", help="Only these ranks: 0,8-15.")
+_TIME = click.option(
+    "--time", type=TIME, metavar="A:B", help="Only from second A to second B of the run; A: and :B work too."
+)
 
 
 def steps_and_ranks(command: Command) -> Command:

@@ -49,7 +49,7 @@ def require_size(path: Path, size_bytes: int) -> None:
 
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit_bytes != resource.RLIM_INFINITY and size_bytes > limit_bytes:
-        raise OSError(errno.EFBIG, f"{size_bytes} bytes, and RLIMIT_FSIZE allows {limit_bytes}", str(path))
+        raise OSError(errno.EFBIG, f"it needs {size_bytes} bytes, and RLIMIT_FSIZE allows {limit_bytes}", str(path))
 
 
 if sys.version_info >= (3, 13):

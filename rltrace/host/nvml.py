@@ -78,10 +78,8 @@ def whole_gpu(uuid: str) -> Gpu:
             return gpu
     # A part has a uuid of its own, or that of its whole, which depends on the driver.
     if any(gpu.is_divided() for gpu in shown):
-        raise UnavailableError(
-            f"{uuid} is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
-        )
-    raise UnavailableError(f"NVML does not show {uuid} here, but {', '.join(gpu.uuid for gpu in shown)}")
+        raise UnavailableError(f"{uuid} is a MIG slice, but NVML's totals are of the whole card; use a GPU without MIG")
+    raise UnavailableError(f"NVML does not show {uuid} here; it shows {', '.join(gpu.uuid for gpu in shown)}")
 
 
 class Memory(NamedTuple):
@@ -304,11 +302,9 @@ def check_pids(said: Mapping[int, int | None], *, is_certain: Callable[[int], bo
     """
     for pid, size in said.items():
         if size is None:
-            raise UnavailableError("NVML does not say the bytes of a process on this device")
+            raise UnavailableError("NVML does not report the memory of single processes on this device")
         if not is_certain(pid):
-            raise UnavailableError(
-                f"NVML counts processes as the machine does (pid {pid}), and this pid namespace has others"
-            )
+            raise UnavailableError(f"NVML uses the machine's pids (such as {pid}), and this pid namespace has its own")
 
 
 def pid_is_certain(pid: int) -> bool:

@@ -52,8 +52,8 @@ def unpack(file: Path, limits: Limits = LIMITS, *, with_segments: bool = True) -
                 raise
     except _DAMAGED as error:
         raise RecordingError(
-            f"{file}: no Recording: not a whole zip file: {error}; "
-            "give the folder that `rltrace exec` or `run` named, or what `rltrace export --to archive` wrote of it"
+            f"{file}: not a Recording: not a complete zip file: {error}; "
+            "give the folder that `rltrace exec` or `run` named, or an archive that `rltrace export` wrote of it"
         ) from None
     except OSError as error:
         raise RecordingError(
@@ -69,7 +69,8 @@ def _root(packed: zipfile.ZipFile, file: Path) -> str:
         if last == manifest.FILE and "/" not in folder:
             return folder
     raise RecordingError(
-        f"{file}: no Recording in it ({manifest.FILE} is missing); give what `rltrace export --to archive` wrote"
+        f"{file}: holds no Recording ({manifest.FILE} is missing); give an archive that `rltrace export "
+        "--to archive` wrote"
     )
 
 
@@ -78,7 +79,8 @@ def _refuse_ways_out(packed: zipfile.ZipFile, file: Path) -> None:
         path = PureWindowsPath(name)  # what leads out of a folder on any system does so here
         if path.anchor or ".." in path.parts:
             raise RecordingError(
-                f"{file}: not unpacked: {name!r} leads out of it; get the archive from its maker again"
+                f"{file}: not unpacked: {name!r} would be written outside of the folder; ask its maker for "
+                "a new archive"
             )
 
 

@@ -257,10 +257,13 @@ def _listen(trace: Path, ui: Path | None, port: int, page: str = "") -> Server:
         return Server(trace, ui, port, page)
     except OSError as error:
         raise ViewError(
-            f"port {port} of {HOST} is not free ({error.strerror}): give another with --port, or leave it out for any"
+            f"port {port} of {HOST} is not free ({error.strerror}): choose another with --port, or leave "
+            "--port out to get a free one"
         ) from None
     except OverflowError:
-        raise ViewError(f"port {port} does not exist: give one from 1 to 65535, or leave it out for any") from None
+        raise ViewError(
+            f"port {port} does not exist: choose one from 1 to 65535 with --port, or leave --port out to get a free one"
+        ) from None
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -283,7 +286,10 @@ class _Handler(SimpleHTTPRequestHandler):
         if not self._is_for_us():
             self.send_error(HTTPStatus.FORBIDDEN)
         elif not said:
-            self.send_error(HTTPStatus.FORBIDDEN, explain="The address that rltrace printed has a token behind this.")
+            self.send_error(
+                HTTPStatus.FORBIDDEN,
+                explain="This address lacks its token: open the whole address that rltrace printed.",
+            )
         elif not below and (self.server.is_token(said) or self.server.take_key(said)):
             self._send_to_page()
         elif below == LAUNCHER and self.server.ui is None and self.server.is_token(said):

@@ -90,13 +90,14 @@ class Recording:
             raise RecordingError(f"{error.filename or opened}: cannot be read: {error.strerror or error}") from None
         except (ValueError, RecursionError) as error:
             raise RecordingError(
-                f"{file}: damaged: {error}; the segments beside it are intact, restore the manifest from a copy"
+                f"{file}: damaged: {error}; restore it from a copy; this does not affect the segments beside it"
             ) from None
         if "version" not in fields:
-            raise RecordingError(f"{file}: damaged: it has no version; restore the manifest from a copy")
+            raise RecordingError(f"{file}: damaged: it names no version; restore it from a copy")
         if fields["version"] > VERSION:
             raise RecordingError(
-                f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
+                f"{file}: written in format {fields['version']}, but this rltrace reads formats up to "
+                f"{VERSION}; upgrade rltrace"
             )
         return cls(opened, folder, fields, limits, damaged_fields)
 
@@ -954,7 +955,7 @@ def _read_manifest(content: bytes) -> tuple[dict[str, Any], int]:
     said = gate.parsed(content)
     if said is None:
         json.loads(content)  # says where
-        raise ValueError("it is no JSON object, or has more in each other than anybody writes")
+        raise ValueError("it is not a JSON object, or is nested too deeply")
     fields, unfit = gate.fields(said, gate.MANIFEST)
     return fields, unfit or int(checksum.is_intact(content) is False)
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-FORM = "say 3, 100-110 or 1,5-7"
-FORM_OF_TIME = "say 10:20, 10: or :20, in seconds from the start of the run"
+FORM = "write 3, 100-110 or 1,5-7"
+FORM_OF_TIME = "write 10:20, 10: or :20, in seconds from the start of the run"
 
 _RANGE = re.compile(r"(?P<first>\d{1,18})(-(?P<last>\d{1,18}))?", re.ASCII)
 _SECONDS = re.compile(r"\d{1,12}(\.\d{1,9})?|\.\d{1,9}", re.ASCII)
@@ -45,7 +45,7 @@ class Numbers(NamedTuple):
             ValueError: there are more than `most`.
         """
         if sum(one.last - one.first + 1 for one in self.ranges) > most:
-            raise ValueError(f"{str(self)!r} are more than {most:,} numbers; name fewer")
+            raise ValueError(f"{str(self)!r} names more than {most:,} numbers; name fewer")
         return sorted({number for one in self.ranges for number in range(one.first, one.last + 1)})
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def seconds(text: str) -> Seconds:
     """
     begin, colon, end = (part.strip() for part in text.partition(":"))
     if not colon or not (begin or end) or not all(_SECONDS.fullmatch(side) for side in (begin, end) if side):
-        raise ValueError(f"{text!r} is no time from A to B; {FORM_OF_TIME}")
+        raise ValueError(f"{text!r} is not a time from A to B; {FORM_OF_TIME}")
     found = Seconds(float(begin or 0), float(end or math.inf))
     if found.begin >= found.end:
         raise ValueError(f"{text!r} ends before it begins; {FORM_OF_TIME}")
@@ -106,7 +106,7 @@ def _range(part: str, text: str) -> Range:
     found = _RANGE.fullmatch(part)
     if found is None:
         said = f"{part!r} in {text!r}" if part != text.strip() else f"{text!r}"
-        raise ValueError(f"{said} is no number and no range; {FORM}")
+        raise ValueError(f"{said} is neither a number nor a range; {FORM}")
     first = int(found["first"])
     last = first if found["last"] is None else int(found["last"])
     if last < first:

@@ -28,7 +28,7 @@ def parse(text: str) -> frozenset[int]:
     """
     numbers = [number.strip() for number in text.split(",")] if text.strip() else []
     if not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"{text!r} are not numbers of steps separated by commas; say 3, or 3,10")
+        raise ValueError(f"{text!r} is not a list of step numbers; write 3, or 3,10")
     return frozenset(map(int, numbers))
 
 

@@ -40,8 +40,8 @@ def _traced(function: Any, name: str | None, args: dict[str, Any]) -> Any:
         return type(function)(_traced(function.__func__, name, args))
     if isinstance(function, type) or not callable(function):
         raise TypeError(
-            f"rltrace.traced: {function!r} is a {type(function).__name__}, and only calls of functions are spans; "
-            "decorate its methods, or the function beneath a property"
+            f"rltrace.traced: {function!r} is a {type(function).__name__}, not a function; "
+            "decorate its methods, or the function inside the property"
         )
     return _traced_call(function, name or _name_of(function), args)
 

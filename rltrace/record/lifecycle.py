@@ -118,7 +118,7 @@ def stop() -> None:
     try:
         recorder.close()
     except own_failure() as error:
-        complain(f"the Recording {recorder.recording} is not ended cleanly: {error}")
+        complain(f"the end of this process could not be written to {recorder.recording}: {error}")
 
 
 def identify(**who: Any) -> None:
@@ -203,7 +203,7 @@ def _say_where(named: str | os.PathLike[str] | None, recording: Path, rank: int 
         # On another host than the run's its folder is not the one that records.
         used = {os.path.abspath(folder) for folder in (recording, os.environ.get(DIR_VARIABLE, recording))}
         if os.path.abspath(named) not in used:
-            say_once(f"recording into {recording}, the folder of the run that this process is of, not into {named}")
+            say_once(f"recording into {recording}, because this process belongs to that run, and not into {named}")
 
 
 def default_folder() -> Path:

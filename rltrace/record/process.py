@@ -120,7 +120,7 @@ class ProcessFolder:
 
     def _write(self, line: bytes) -> int:
         if self._map.closed:
-            raise ValueError("it has stopped writing")
+            raise ValueError("this process has stopped recording")
         # Opened anew: see `mapped_file`.
         descriptor = os.open(self.path / LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -213,9 +213,9 @@ def sound_fields(who: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if value is None or type_ is None:
             sound[field] = value
         elif not isinstance(value, type_) or isinstance(value, bool):
-            refused.append(f"{field} is {wanted}, not {text_of(value)!r}")
+            refused.append(f"{field} must be {wanted}, not {text_of(value)!r}")
         elif type_ is Integral and not -(2**63) <= int(value) < 2**63:
-            refused.append(f"{field} is {wanted} of 64 bits, not {text_of(value)}")
+            refused.append(f"{field} must be {wanted} of 64 bits, not {text_of(value)}")
         else:
             sound[field] = _CONVERTED[type_](value)
     return sound, refused

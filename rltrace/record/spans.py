@@ -223,7 +223,7 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
         TypeError: the name is no text, or a field has no such type.
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of a span is text, not {name!r}")
+        raise TypeError(f"the name of a span must be text, not {name!r}")
     number = -1 - len(typed_spans)
     # Called by position, so the fields need no names here: an argument may be called `task` or `args`.
     numbered = [(f"field{n}", type_) for n, type_ in enumerate(fields.values())]

@@ -155,7 +155,7 @@ class Recorder:
         except OSError as error:
             if error.errno not in _MAY_PASS:
                 raise
-            complain(f"{recording} cannot be written now, it is tried again every second: {error.strerror}")
+            complain(f"{recording} cannot be written now: {error.strerror}; rltrace tries again every second")
             self._when_open()
 
     def forget_parent(self, start_ns: int | None = None) -> None:
@@ -296,7 +296,7 @@ class Recorder:
     def _sound(self, who: dict[str, Any]) -> dict[str, Any]:
         sound, refused = sound_fields(who)
         for field in refused:
-            complain_once(f"left out: {field}")
+            complain_once(f"ignored: {field}")
         return sound
 
     def hook(

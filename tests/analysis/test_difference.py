@@ -245,7 +245,7 @@ def test_no_recording_and_nothing_to_compare_are_one_line(runs: tuple[Path, Path
     assert missing.exit_code == 3 and "nothing: no such file or folder" in missing.stderr
     empty = Written(tmp_path / "empty").folder
     neither = call(empty, empty)
-    assert neither.exit_code == 3 and "neither has a span that is over or a sample of memory" in neither.stderr
+    assert neither.exit_code == 3 and "neither has a finished span or a memory sample" in neither.stderr
     assert call(runs[0], empty).exit_code == 0
 
 

@@ -83,7 +83,7 @@ def test_a_sleep_by_which_the_device_did_not_fall_is_named_at_every_level_whatev
     found = sleep(tmp_path / "run", ALL, ALL, NOTHING, level=level, fell_mib=fell_mib, of_gpu=of_gpu)
     assert (found.verdict, found.changed_bytes) == (verdict, fell_mib * MIB)
     if verdict != "ok":
-        assert found.reason == f"300.0 MiB were unmapped, the device's total fell by {fell_mib:.1f} MiB"
+        assert found.reason == f"300.0 MiB were unmapped, but the device's total fell by only {fell_mib:.1f} MiB"
 
 
 def test_weights_that_stayed_on_a_gpu_are_no_copy_on_the_host(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_less_than_a_mebibyte_is_not_worth_a_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("left_mib", "reason"),
     [
-        (0, "kv_cache slept already; the rest went"),
-        (100, "kv_cache slept already, and 100.0 MiB that were awake stayed: a silent no-op"),
+        (0, "kv_cache slept already; the rest was freed"),
+        (100, "kv_cache slept already, and the call did nothing: 100.0 MiB are still awake"),
     ],
 )
 def test_a_tag_that_slept_already_is_named_and_what_stayed_though_it_was_said_to_go(
@@ -229,7 +229,7 @@ def test_of_a_wake_up_that_was_cut_short_nobody_says_that_there_was_no_room(tmp_
     wake, mapping = span("rollout.wake_kv_cache", 1, None), span("cumem.map", 1.2, None, tags={KV_CACHE: 200 * MIB})
     (found,) = read(tmp_path / "run", *looked(0.9, NOTHING, 700), wake, mapping)
     assert (found.verdict, found.moved_bytes) == ("never ended", {})
-    assert found.reason.startswith("rollout.wake_kv_cache of kv_cache was under way to the last")
+    assert found.reason.startswith("rollout.wake_kv_cache of kv_cache was still under way when the process ended")
 
 
 def test_moves_of_one_tag_add_up_and_one_behind_a_phase_is_none_of_its_own(tmp_path: Path) -> None:

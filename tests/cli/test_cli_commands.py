@@ -72,7 +72,9 @@ class TestReaders:
         assert the_line(call(*command, run.parent), 3).endswith(f"did you mean {run}?")
 
     def test_a_file(self, command: tuple[str, ...], run: Path) -> None:
-        assert "manifest.json: no Recording: not a whole zip file" in the_line(call(*command, run / "manifest.json"), 3)
+        assert "manifest.json: not a Recording: not a complete zip file" in the_line(
+            call(*command, run / "manifest.json"), 3
+        )
 
     def test_a_damaged_manifest(self, command: tuple[str, ...], run: Path) -> None:
         (run / "manifest.json").write_text('{"version": 1,')
@@ -80,7 +82,7 @@ class TestReaders:
 
     def test_a_newer_format(self, command: tuple[str, ...], run: Path) -> None:
         (run / "manifest.json").write_text('{"version": 99}')
-        assert "format 99, this rltrace reads up to 1; upgrade" in the_line(call(*command, run), 3)
+        assert "format 99, but this rltrace reads formats up to 1; upgrade" in the_line(call(*command, run), 3)
 
     def test_a_name_that_no_file_can_have(self, command: tuple[str, ...], tmp_path: Path) -> None:
         line = the_line(call(*command, tmp_path / ("run" * 100)), 3)
@@ -143,7 +145,7 @@ def test_the_help_of_export_names_every_format_with_the_endings_of_its_files() -
 
 
 def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
-    assert "say one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
+    assert "choose one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
         call("export", run, "-o", run / "x.vhs"), 2
     )
 
@@ -165,9 +167,7 @@ def test_export_names_its_file(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "trace.pftrace"
     file.write_text("precious")
-    assert f"{file}: exists already, and will not be overwritten without --force" in the_line(
-        call("export", run, "-o", file), 7
-    )
+    assert f"{file}: exists already; overwrite it with --force" in the_line(call("export", run, "-o", file), 7)
     assert file.read_text() == "precious"
     assert call("export", run, "-o", file, "--force").exit_code == 0
     assert file.read_bytes() != b"precious"
@@ -409,7 +409,7 @@ def test_commands_that_are_said_can_be_copied_whatever_the_folder_is_called(
         (
             "fsdp3,ray,tourch",
             [
-                "rltrace: RLTRACE_DISABLE: no instrumentation fsdp3, tourch; there is "
+                "rltrace: RLTRACE_DISABLE: no instrumentation is called fsdp3, tourch; there are "
                 + ", ".join(plugins.INSTRUMENTATIONS)
             ],
         ),

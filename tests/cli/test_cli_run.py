@@ -83,8 +83,9 @@ def test_collecting_without_ray_says_what_to_do_and_that_one_host_needs_nothing(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 6
     assert done.stderr == (
-        "rltrace: other hosts are reached through Ray, not installed here: pip install '.[run]' in a clone of rltrace, "
-        "or run this where Ray is; of a run on one host all is here already\n"
+        "rltrace: rltrace reaches other hosts through Ray, which is not installed here: pip install "
+        "'.[run]' in a clone of rltrace, "
+        "or run this where Ray is installed; a run on a single host is complete without it\n"
     )
 
 
@@ -96,14 +97,14 @@ def test_another_system_is_told_what_works_there(tmp_path: Path) -> None:
         )
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 1
-        assert "needs Linux, this is darwin" in done.stderr
+        assert "needs Linux, and this is darwin" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("streams", "said"),
     [
-        ("1>/dev/full", "rltrace: not all is shown: [Errno 28] No space left on device\n"),
+        ("1>/dev/full", "rltrace: this screen is incomplete: [Errno 28] No space left on device\n"),
         ("1>&-", ""),
         ("2>/dev/full >&2", None),
     ],

@@ -107,13 +107,16 @@ def test_difference_of_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--steps", "9"), "--steps 9: no such step; there are 0-1"),
-        (("--steps", "0,5-7"), "--steps 5-7: no such step; there are 0-1"),
-        (("--ranks", "2"), "--ranks 2: no such rank; there are 0-1"),
-        (("--time", "99:"), "--time 99:: begins after the run's 31.0 seconds"),
+        (("--steps", "9"), "--steps 9: no such step; the run has steps 0-1"),
+        (("--steps", "0,5-7"), "--steps 5-7: no such step; the run has steps 0-1"),
+        (("--ranks", "2"), "--ranks 2: no such rank; the run has ranks 0-1"),
+        (("--time", "99:"), "--time 99: begins after the run, which lasted 31.0 s"),
         (("--steps", "1", "--time", ":5"), "--steps 1 and --time 0:5 have nothing in common"),
-        (("--steps", "one"), "'one' is no number and no range; say 3, 100-110 or 1,5-7"),
-        (("--time", "7"), "'7' is no time from A to B; say 10:20, 10: or :20, in seconds from the start of the run"),
+        (("--steps", "one"), "'one' is neither a number nor a range; write 3, 100-110 or 1,5-7"),
+        (
+            ("--time", "7"),
+            "'7' is not a time from A to B; write 10:20, 10: or :20, in seconds from the start of the run",
+        ),
     ],
 )
 def test_what_is_not_there_is_an_error_that_names_what_is(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -209,7 +209,7 @@ def test_an_unsupported_version_is_skipped_with_the_reason(name, rows):
     instrumentation.install(patches)
     import_targets(patches)
     assert rows.states() == {"skipped"}
-    assert all(f"outside of what this hook knows: {package} < 0.0.1" in row.reason for row in rows.rows.values())
+    assert all(f"is not supported; this hook supports {package} < 0.0.1" in row.reason for row in rows.rows.values())
 
 
 @installed_row

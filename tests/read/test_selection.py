@@ -30,7 +30,7 @@ def test_numbers(text: str, ranges: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "x", "3,", ",", "1-", "-1", "7-5", "1..3", "1-2-3", "1.5", "٣", "9" * 30])
 def test_what_is_no_number_says_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match="say 3, 100-110 or 1,5-7") as error:
+    with pytest.raises(ValueError, match="write 3, 100-110 or 1,5-7") as error:
         numbers(text)
     assert "\n" not in str(error.value)
 
@@ -46,7 +46,7 @@ def test_time(text: str, found: tuple[float, float]) -> None:
 
 @pytest.mark.parametrize("text", ["", ":", "5", "20:10", "5:5", "a:b", "1:2:3", "-1:3", "nan:", "inf:", "1e3:"])
 def test_what_is_no_time_says_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match="say 10:20, 10: or :20, in seconds from the start of the run"):
+    with pytest.raises(ValueError, match="write 10:20, 10: or :20, in seconds from the start of the run"):
         seconds(text)
 
 

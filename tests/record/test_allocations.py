@@ -248,7 +248,7 @@ def test_a_history_without_a_mark_is_an_error_and_no_guess() -> None:
     allocator = Allocator()
     stats = allocator.start()
     allocator.entries.clear()
-    with pytest.raises(ValueError, match="marks of the clock"):
+    with pytest.raises(ValueError, match="clock marks"):
         allocations.History.of(allocator.snapshot(), 1, allocator.windows, stats, allocator.memory_stats())
 
 

@@ -149,7 +149,9 @@ def test_a_command_whose_recording_fills_the_disk_keeps_its_exit_code_and_the_lo
     done = _exec_on(small, "40k", program)
     assert done.returncode == 5, done.stderr
     assert "Traceback" not in done.stderr
-    assert re.search(r"rltrace: [\d,]+ events could not be written: the disk is full; the rest is whole", done.stderr)
+    assert re.search(
+        r"rltrace: [\d,]+ events could not be written: the disk is full; all others are there", done.stderr
+    )
 
 
 @pytest.mark.skipif("disk" not in WAYS, reason="no disk of its own can be mounted here")
@@ -162,7 +164,7 @@ def test_a_full_disk_is_the_reason(tmp_path: Path) -> None:
     said = _exec_on(small, "12k", program).stderr
     (line,) = [line for line in said.splitlines() if line.startswith("rltrace: not traced: ")]
     assert line.endswith(
-        f"{program}: the disk of the Recording is full: there was no room for the folder of one more process"
+        f"{program}: the disk of the Recording is full: there was no room for another process's folder"
     )
 
 

@@ -159,7 +159,7 @@ def test_identity_of_another_type_is_left_out(
     with rltrace.span("a"):
         pass
     rltrace.stop()
-    assert capsys.readouterr().err.startswith(f"rltrace: left out: {field} is ")
+    assert capsys.readouterr().err.startswith(f"rltrace: ignored: {field} must be ")
     (process,) = Recording.open(folder).processes
     assert (process.rank, process.device) == (None, None)
     assert process.role == ("process" if (field, by) == ("role", "start") else "worker")
@@ -183,7 +183,7 @@ def test_a_bound_that_is_no_number_is_left_out(folder: Path, capsys: pytest.Capt
         with rltrace.span("a", n=n, filler="x" * 500):
             pass
     rltrace.stop()
-    assert "left out: max_bytes is a whole number, not '1 GB'" in capsys.readouterr().err
+    assert "ignored: max_bytes must be a whole number, not '1 GB'" in capsys.readouterr().err
     assert Recording.open(folder).lost_events == 0
 
 

@@ -188,7 +188,7 @@ def test_full_disk_keeps_identity(folder: Path, size_bytes: int, when: str) -> N
     (found,) = Recording.open(folder).processes
     spans = list(found.events())
     # 16,384 is what the counts need: then the folder is there, and the segments are not.
-    said = "is tried again every second" in done.stderr
+    said = "rltrace tries again every second" in done.stderr
     assert said == (size_bytes < 16_384) and len(done.stderr.splitlines()) <= 1
     assert (found.role, found.rank, found.unavailable) == ("worker", 3, {"what": "why"})
     assert [hook["target"] for hook in found.hooks] == ["m:f"] and found.end_ns is not None

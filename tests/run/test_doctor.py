@@ -49,7 +49,7 @@ def test_where_everything_works_it_says_so_and_leaves_with_0(
 
 
 EXTRA = {
-    "old": ('("msgspec < 0.1",)', "json:loads", "is outside of what this hook knows: msgspec < 0.1"),
+    "old": ('("msgspec < 0.1",)', "json:loads", "is not supported; this hook supports msgspec < 0.1"),
     "moved": ('("msgspec > 0.1",)', "json:gone", "0 of 1 hooks bind; not in this release: json has no gone"),
     "gone": ('("msgspec > 0.1",)', "json.gone:loads", "No module named 'json.gone'"),
     "elsewhere": ('("no-such-package > 1",)', "json:loads", "no-such-package is not installed"),
@@ -183,7 +183,7 @@ def test_what_a_command_starts_is_looked_for_behind_the_programs_in_front_of_it(
     assert done.returncode == 8
     state, said = findings(done)["environment"]
     assert state == "missing"
-    assert said.startswith("`env` replaces it: RLTRACE_DIR is lost")
+    assert said.startswith("`env` replaces it, so RLTRACE_DIR is lost")
 
     line = f"exec {environment.python} -S train.py"
     done = environment.rltrace("doctor", "--json", "--", "timeout", "9", "bash", "-c", line, cwd=tmp_path)
@@ -227,7 +227,7 @@ def test_a_python_whose_start_up_hook_does_not_run_is_told_from_one_that_has_no_
     assert found["start-up hook"] == ("missing", "does not run: another sitecustomize comes before ours")
     for place in ("spawned child", "subprocess", "Ray worker"):
         assert found[place][0] == "missing", found
-        assert "not traced: no start-up hook ran in it" in found[place][1]
+        assert "it was not traced: no start-up hook ran in it" in found[place][1]
 
 
 def test_a_folder_that_cannot_be_written_is_named(environment: installed.Environment, tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_collecting_brings_what_is_missing_and_leaves_another_process_alone(
     lines = copy / "processes" / missing / "process.jsonl"
     lines.write_text('{"kind": "process", "pid": 1}\n')
     done = rltrace_command(nodes, tmp_path, "collect", "copy")
-    assert done.returncode == 4 and f"{missing}: holds another process" in done.stderr
+    assert done.returncode == 4 and f"{missing}: holds a different process" in done.stderr
     assert lines.read_text() == '{"kind": "process", "pid": 1}\n'
 
 
@@ -248,7 +248,7 @@ def test_a_run_that_joined_no_cluster_has_nothing_to_fetch_from_whichever_is_the
 ) -> None:
     manifest.create(tmp_path / "run", owner=None, command=[], config=None)
     done = rltrace_command(nodes, tmp_path, "collect", "run")
-    said = "run: nothing to fetch: its driver joined no Ray cluster; --address names one to ask\n"
+    said = "run: nothing to fetch, because its driver joined no Ray cluster; name a cluster with --address\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 

@@ -446,8 +446,8 @@ def test_bugs_of_ours_leave_a_command_its_signals_and_its_exit_code(tmp_path: Pa
     out, errors = run.communicate(timeout=60)
     assert (run.returncode, out) == (code, "noticed\n")
     assert errors.splitlines() == [
-        "rltrace: not all of this command is watched, it runs on: ZeroDivisionError: a bug of ours",
-        "rltrace: not all is shown: a bug of ours",
+        "rltrace: the command runs on, but rltrace cannot watch all of it: ZeroDivisionError: a bug of ours",
+        "rltrace: this screen is incomplete: a bug of ours",
     ]
 
 
@@ -563,7 +563,7 @@ def test_a_program_that_the_system_does_not_run_is_one_line(tmp_path: Path) -> N
     script.chmod(0o755)
     done = shell(exec_line(tmp_path / "run", script))
     assert done.returncode == 126
-    assert done.stderr == f"rltrace: {script}: the system does not run it: No such file or directory\n"
+    assert done.stderr == f"rltrace: {script}: cannot be run: No such file or directory\n"
 
 
 def test_a_run_whose_recording_is_deleted_ends_as_it_would(start: Callable[[str], Run]) -> None:
