@@ -1,4 +1,4 @@
-"""`rltrace collect`: what other hosts recorded, brought into the Recording through Ray."""
+"""`rltrace collect` fetches through Ray what other hosts recorded."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rltrace.limits import Limits
 def collect(run: str | None, address: str | None, limits: Limits) -> None:
     """Fetch what the other hosts of RUN recorded.
 
-    A process on another host than RUN's records to a local disk there; `rltrace run` and `rltrace exec` fetch that at
-    their end. This command does the same at any time, as often as you like: it fetches only what is new.
-    RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
+    A process on another host than RUN's records to a local disk there. `rltrace run` and `rltrace exec` fetch this when
+    they end. This command does the same at any time, as often as you like, and fetches only what is new. RUN is the
+    folder of a Recording, by default the newest in ./rltrace-runs.
     """
     recording = open_run(run, limits)
     if recording.folder != recording.path:

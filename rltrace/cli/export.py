@@ -1,4 +1,4 @@
-"""`rltrace export`: a Recording in another program's format."""
+"""`rltrace export` writes a Recording in another program's format."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 DEFAULT = "perfetto"
-"""The format where neither it nor a file is named."""
+"""The format if neither a format nor a file is named."""
 
 
 class Exporter(Protocol):
-    """One format."""
+    """A format."""
 
     suffix: str
-    """End of its files' names; a format of several kinds of file has `suffixes` too."""
+    """End of its files' names; a format with several kinds of file has `suffixes` too."""
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write the whole Recording."""
@@ -66,9 +66,9 @@ def export(
 ) -> None:
     """Write RUN as a file that other programs read.
 
-    The format perfetto (.pftrace) is the timeline for ui.perfetto.dev; memory (.html, .svg, .png) a picture of who
-    holds every byte; archive (.zip) the Recording as one small file, which summary, view, diff and export open. RUN is
-    the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    The format perfetto (.pftrace) is the timeline for ui.perfetto.dev. The format memory (.html, .svg, .png) is a
+    picture of who holds every byte. The format archive (.zip) is the Recording as one small file, which summary, view,
+    diff and export open. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.selected import selected
 
@@ -88,7 +88,7 @@ def export(
 
 
 def load_exporter(name: str) -> Exporter:
-    """The exporter of a format.
+    """Return the exporter of a format.
 
     Raises:
         click.UsageError: there is no such format.
@@ -105,7 +105,7 @@ def load_exporter(name: str) -> Exporter:
 
 
 def write_whole(exporter: Exporter, recording: Recording, file: Path, *, force: bool) -> None:
-    """Write a file that is whole once it is there, and that overwrites another one only if told to.
+    """Write a complete file or none; overwrite another file only if told to.
 
     Raises:
         OutputError: the file exists, is a folder, or cannot be written.

@@ -1,4 +1,4 @@
-"""`--steps`, `--ranks` and `--time`: the options by which every reader is asked for a part of a run."""
+"""`--steps`, `--ranks` and `--time`: the options by which every reader selects a part of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Text(click.ParamType):  # type: ignore[type-arg]
-    """What a parser of `read/selection.py` makes of a word."""
+    """A parameter type that a parser of `read/selection.py` converts."""
 
     def __init__(self, name: str, parse: Callable[[str], Numbers | Seconds]) -> None:
         self.name = name
@@ -40,10 +40,10 @@ _TIME = click.option(
 
 
 def steps_and_ranks(command: Command) -> Command:
-    """Options of a command that works out figures; it gets `steps` and `ranks`."""
+    """Add the options of a command that computes figures; it gets `steps` and `ranks`."""
     return _STEPS(_RANKS(command))
 
 
 def steps_ranks_and_time(command: Command) -> Command:
-    """Options of a command that shows events; it gets `time` too."""
+    """Add the options of a command that shows events; it gets `time` too."""
     return _STEPS(_RANKS(_TIME(command)))
