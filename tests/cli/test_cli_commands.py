@@ -242,7 +242,7 @@ def test_a_missing_package_names_the_extra(run: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(plugins.EXPORTERS, "needy", "no_such_package.module:Needy")
     line = the_line(call("export", run, "--to", "needy", "-o", run / "x"), 6)
-    assert "needs no_such_package, not installed here: pip install '.[view]' in a clone of rltrace" in line
+    assert "needs no_such_package, which is not installed here: pip install '.[view]' in a clone of rltrace" in line
 
 
 def test_a_busy_port_is_named(run: Path) -> None:
@@ -374,7 +374,7 @@ def test_quiet_shows_only_problems(
 
 @pytest.mark.parametrize("quiet", ["0", "1"])
 def test_taken_folder_is_told_once(tmp_path: Path, quiet: str) -> None:
-    """A program that names a folder of its own is told once that the runs is taken.
+    """A program that names a folder of its own is told once that the run's is used.
 
     However often it does, and only by the first of its ranks; not where it names the run's own folder.
     """
@@ -387,7 +387,7 @@ def test_taken_folder_is_told_once(tmp_path: Path, quiet: str) -> None:
     command = [sys.executable, "-m", "rltrace", "exec", "--out", folder, "--", sys.executable, "-c", program]
     environment = os.environ | {"RLTRACE_QUIET": quiet}
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
-    told = f"rltrace: recording into {folder}, the folder of the run that this process is of, not into mine"
+    told = f"rltrace: recording into {folder}, because this process belongs to that run, and not into mine"
     assert [line for line in done.stderr.splitlines() if "mine" in line] == ([told] if quiet == "0" else [])
     assert not (tmp_path / "mine").exists()
 

@@ -37,7 +37,7 @@ def test_nothing_missing_exits_0(environment: installed.Environment, tmp_path: P
     assert {about: state for about, (state, _) in found.items() if state == "missing"} == {}, found
     assert done.returncode == 0
     assert found["start-up hook"][0] == found["spawned child"][0] == found["subprocess"][0] == "ok"
-    assert found["Ray worker"] == ("ok", "ran a task on one of a new cluster: traced")
+    assert found["Ray worker"] == ("ok", "ran a task on a worker of a new cluster, and it was traced")
     assert "hooks bind" in found["fsdp2"][1]
     assert found["python_gc"] == ("ok", f"Python {platform.python_version()}: 1 of 1 hooks bind")
     hooks = json.loads(done.stdout)["hooks"]
@@ -166,7 +166,7 @@ def test_checks_own_interpreter(environment: installed.Environment, tmp_path: Pa
     state, said = findings(done)["python"]
     assert state == "missing"
     assert "No module named" in said
-    assert said.endswith("install rltrace for it")
+    assert said.endswith("install rltrace for this Python")
 
     done = environment.rltrace("doctor", "--json", "--", "python", "-S", "train.py", cwd=tmp_path)
     assert findings(done)["python"][1].endswith(": started with -S: Python runs no start-up hook")
@@ -203,18 +203,18 @@ def test_launchers_are_looked_through(environment: installed.Environment, tmp_pa
     done = environment.rltrace("doctor", "--json", "--", "bash", "train.sh", cwd=tmp_path)
     found = findings(done)
     assert done.returncode == 9, found
-    assert done.stderr.splitlines()[0].endswith("starting a process of each kind, which takes some seconds ...")
+    assert done.stderr.splitlines()[0].endswith("starting a process of each kind; this takes some seconds ...")
     assert found["command"][0] == "unknown"
-    assert found["command"][1].startswith("cannot tell which Python it starts: `bash`: runs a script")
-    assert f"what follows is of {environment.path}/bin/python" in found["command"][1]
+    assert found["command"][1].startswith("cannot tell which Python it starts: `bash`: it runs a script")
+    assert f"The lines below are about {environment.path}/bin/python" in found["command"][1]
 
 
 def test_verdict_when_it_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
     """The verdict says so if the doctor cannot tell."""
-    unknown = doctor.unknown_finding("`bash`: runs a script", "/usr/bin/python")
+    unknown = doctor.unknown_finding("`bash`: it runs a script", "/usr/bin/python")
     show(doctor.diagnosis(["bash", "train.sh"], ["/usr/bin/python"], [unknown], []))
     said = capsys.readouterr().out
-    assert "if that Python is the one" in said
+    assert "if COMMAND starts that Python" in said
     assert "records it" not in said
 
 
@@ -270,9 +270,9 @@ def test_place_of_a_recording(tmp_path: Path) -> None:
     ("filesystem", "free_bytes", "problem"),
     [
         ("ext4", 2 << 30, None),
-        ("nfs4", 2 << 30, "on nfs4, no local disk"),
-        ("fuse.sshfs", 2 << 30, "on fuse.sshfs, no local disk"),
-        ("ext4", 100 << 20, "100 MiB are free"),
+        ("nfs4", 2 << 30, "on nfs4, not on a local disk"),
+        ("fuse.sshfs", 2 << 30, "on fuse.sshfs, not on a local disk"),
+        ("ext4", 100 << 20, "only 100 MiB are free"),
     ],
 )
 def test_a_poor_place_has_a_problem(filesystem: str, free_bytes: int, problem: str | None) -> None:

@@ -72,18 +72,18 @@ def assert_is_what_starts(found: Launch, command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["bash", "train.sh"], "`bash`: runs a script"),
-        (["sh"], "`sh`: runs a script"),
-        (["bash", "-c", "cd /; python x.py"], "`bash`: its words are more than one simple command"),
-        (["bash", "-c", "python x.py 2>&1 | tee log"], "`bash`: its words are more than one simple command"),
-        (["bash", "-c", "cd /\npython x.py"], "`bash`: its words are more than one simple command"),
-        (["bash", "-c", "$PYTHON x.py"], "`bash`: its words are more than one simple command"),
+        (["bash", "train.sh"], "`bash`: it runs a script"),
+        (["sh"], "`sh`: it runs a script"),
+        (["bash", "-c", "cd /; python x.py"], "`bash`: it runs more than one simple command"),
+        (["bash", "-c", "python x.py 2>&1 | tee log"], "`bash`: it runs more than one simple command"),
+        (["bash", "-c", "cd /\npython x.py"], "`bash`: it runs more than one simple command"),
+        (["bash", "-c", "$PYTHON x.py"], "`bash`: it runs more than one simple command"),
         (["bash", "-c", "python 'x"], "`bash`: No closing quotation"),
         (["bash", "-lc", "python x.py"], "`bash`: option -l not recognized"),
         (["env", "-S", "python x.py"], "`env`: option -S not recognized"),
-        (["env", "A=1"], "`env` is given no command"),
-        (["timeout", "5"], "`timeout` is given no command"),
-        (["nohup", "bash", "train.sh"], "`bash`: runs a script"),
+        (["env", "A=1"], "`env` was given no command"),
+        (["timeout", "5"], "`timeout` was given no command"),
+        (["nohup", "bash", "train.sh"], "`bash`: it runs a script"),
     ],
 )
 def test_unknown_words_have_a_reason(words: list[str], reason: str) -> None:
