@@ -244,7 +244,7 @@ def test_every_folder_has_a_purpose() -> None:
 
 
 def test_check_sees_its_arrows() -> None:
-    """The check sees the arrows it is about.
+    """The check sees the imports that it is about.
 
     A check that finds no import at all would pass on anything.
     """

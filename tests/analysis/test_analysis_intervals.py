@@ -90,7 +90,7 @@ def test_opened_last_wins(given_rows: list[Row], edges: list[int]) -> None:
 
 @given(st.lists(rows, min_size=1, max_size=4), rows)
 def test_step_parts_add_up(phases: list[list[Row]], driver: list[Row]) -> None:
-    """The parts of a step add up to it to the nanosecond.
+    """The parts of a step add up to its length, to the nanosecond.
 
     Whatever the phases do: overlap, touch, be empty, cover nothing or everything.
     """

@@ -119,7 +119,7 @@ def test_rank_on_two_hosts_has_no_host(tmp_path: Path) -> None:
 
 
 def test_unknown_bytes_are_left_out(tmp_path: Path) -> None:
-    """Bytes that nobody knows are left out.
+    """Unknown bytes are left out.
 
     Not a number is no peak, and infinitely many bytes of a bucket are none.
     """
@@ -216,7 +216,7 @@ def test_sync_counts_overlaps_once(summary: Summary) -> None:
 
 
 def test_sync_rest_is_in_no_stage(tmp_path: Path) -> None:
-    """What of a sync is in no stage is said.
+    """The part of a sync that is in no stage is shown.
 
     What a stage does before the phase, and where two are at once, counts neither twice nor against the rest.
     """
@@ -232,7 +232,7 @@ def test_sync_rest_is_in_no_stage(tmp_path: Path) -> None:
 
 
 def test_loaded_counts_if_sent_is_unknown(tmp_path: Path) -> None:
-    """Where nobody says what was sent what was loaded counts.
+    """If no span says what was sent, what was loaded counts.
 
     An engine whose trainer is not traced, or has no hooks.
     """
@@ -257,7 +257,7 @@ def edge(start_s: float, end_s: float, total_bytes: int = 900) -> list[list[Any]
 
 
 def test_sliver_does_not_take_the_peak(tmp_path: Path) -> None:
-    """A sliver of a phase does not take the peak of the one before it.
+    """A sliver of a phase does not take the peak of the phase before it.
 
     verl's `weight_sync` goes on for a millisecond behind `rollout.wake_kv_cache`: the cache is back already.
     """
@@ -277,7 +277,7 @@ def test_sliver_does_not_take_the_peak(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("edge_s", [1.9996, 2.0001], ids=["before it begins", "in it"])
 def test_freed_memory_was_there_at_begin(tmp_path: Path, edge_s: float) -> None:
-    """What a phase frees was there when it began.
+    """Memory that a phase frees was there when the phase began.
 
     On whichever side of its beginning the sample of that edge lies.
     """
@@ -444,7 +444,7 @@ def test_open_spans_of_the_living(tmp_path: Path) -> None:
     ("ended_before_s", "stuck"), [(61, ["ray.get", "fsdp.all_gather"]), (20, [])], ids=["still", "going on"]
 )
 def test_stuck_while_the_run_stands_still(tmp_path: Path, ended_before_s: int, stuck: list[str]) -> None:
-    """A thread is stuck where it waits while the whole run stands still.
+    """A thread is stuck if it waits while the whole run stands still.
 
     A step is open for as long as it takes; what is inside of it begins and ends.
     """
@@ -488,7 +488,7 @@ def test_foreign_clock_is_marked(tmp_path: Path) -> None:
 
 
 def test_foreign_clock_is_shifted_once(tmp_path: Path) -> None:
-    """What a clock that is not aligned wrote is shifted once whatever it is.
+    """Everything that an unaligned clock wrote is shifted once.
 
     A sample, and a span that is open and of a kind that is kept; of who has no phases no rank's clock is doubted.
     """
@@ -504,7 +504,7 @@ def test_foreign_clock_is_shifted_once(tmp_path: Path) -> None:
 
 
 def test_measured_clock_is_aligned(tmp_path: Path) -> None:
-    """A clock that was measured is aligned and its bound said.
+    """A measured clock is aligned, and its bound is given.
 
     The same two processes as above, with two exchanges: 2 ms round trips, the other clock 1000 ppm slow.
     """
@@ -647,7 +647,7 @@ def test_aborted_step_is_not_steady(tmp_path: Path) -> None:
 
 
 def test_rankless_steps_are_each_ones_own(tmp_path: Path) -> None:
-    """Steps of processes without a rank are each one's own.
+    """Each process without a rank has its own steps.
 
     What a process does is measured by its own steps, not by those that another happens to be in.
     """
@@ -691,7 +691,7 @@ OURS = (events.REQUEST, events.MEMORY_EDGE, events.OUT_OF_MEMORY, events.ALLOCAT
 
 
 def test_own_spans_by_name_and_role(tmp_path: Path) -> None:
-    """Spans of the program's own are counted by name and role.
+    """The program's own spans are counted by name and role.
 
     Those that a hook or rltrace itself made are not among them, nor phases, nor the steps.
     """
@@ -732,7 +732,7 @@ def test_no_share_before_a_step_is_over(tmp_path: Path) -> None:
 
 
 def test_own_spans_mean_of_finished(tmp_path: Path) -> None:
-    """The mean of own spans is of those that are over and open ones are counted apart.
+    """The mean of own spans is over finished ones, and open ones are counted separately.
 
     Of a process that was killed nobody knows how long its last span would have lasted.
     """
@@ -788,7 +788,7 @@ for n in range(3):
 
 
 def test_caught_error_is_told_once(tmp_path: Path) -> None:
-    """An error that the program caught is told once with its span phase process and steps.
+    """An error that the program caught is reported once, with its span, phase, process and steps.
 
     Of the spans that it left, one inside the other, the innermost has it.
     """
@@ -841,7 +841,7 @@ def test_rays_exceptions_have_rays_name(tmp_path: Path) -> None:
 
 
 def test_second_exception_of_one_type(tmp_path: Path) -> None:
-    """A second exception of one type that leaves the outer span is not told apart.
+    """A second exception of one type that leaves the outer span cannot be told apart.
 
     The limit: another type is.
     """

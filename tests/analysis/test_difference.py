@@ -272,7 +272,7 @@ def without_steps(folder: Path, *, load: float) -> Path:
 
 
 def test_run_without_steps_is_not_zero(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """A run without steps is no step of zero.
+    """A run without steps is not shown as a step of zero seconds.
 
     Whole runs are compared then, which both have, and it is said what is missing.
     """

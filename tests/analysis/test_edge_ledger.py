@@ -138,7 +138,7 @@ def test_unsampled_boundary_keeps_last(tmp_path: Path) -> None:
 
 
 def test_samples_cost_a_share(tmp_path: Path) -> None:
-    """Samples cost a share of the steps that are over.
+    """The cost of samples is a share of the finished steps.
 
     None of the start-up's, of a step's that is open, or of what lies between two.
     """
@@ -173,7 +173,7 @@ def test_late_sample_is_not_earlier(tmp_path: Path) -> None:
     ("at_s", "said_age_ms", "apart_ms"), [(1.999, 4.5, 4.5), (1.999, 5.5, 5.5), (2.001, 3.0, 4.0), (2.001, 4.5, 1000.0)]
 )
 def test_repeated_sample_is_as_old_as_it_says(tmp_path: Path, at_s: float, said_age_ms: float, apart_ms: float) -> None:
-    """What a process repeats of itself is as old as it says.
+    """A repeated sample is as old as the process says.
 
     Also a word behind the edge; where that is too old, the last one before it is taken, which is a second old.
     """
@@ -211,7 +211,7 @@ def test_silent_process_is_its_interpreter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("held_mib", "is_consistent"), [(500, True), (499, False)])
 def test_unchanged_count_keeps_a_sample(tmp_path: Path, held_mib: int, is_consistent: bool) -> None:
-    """While the driver counts the same for a process its last word is not old.
+    """While the driver counts the same for a process, its last sample is not old.
 
     Though it has worked for a second since; what the card holds besides has changed, and so what is unexplained.
     """
@@ -246,7 +246,7 @@ def test_new_process_counts_as_it_says(tmp_path: Path) -> None:
 
 
 def test_old_samples_hold_as_last_consistent() -> None:
-    """Old samples hold where what nobody explains is what it was at the last settled moment.
+    """Old samples hold if the unaccounted bytes are what they were at the last consistent moment.
 
     It may grow by a granule now and then; where it was more, nobody knows.
     """
@@ -257,7 +257,7 @@ def test_old_samples_hold_as_last_consistent() -> None:
 
 
 def test_old_samples_hold_as_any_consistent() -> None:
-    """Old samples hold where what nobody explains is what it is at any moment of which all is known.
+    """Old samples hold if the unaccounted bytes are those of any moment that is fully known.
 
     Of a process that waits, with another level between, and of one that has only said later what it holds.
     """
@@ -274,7 +274,7 @@ def test_no_known_moment_no_consistency() -> None:
 
 @pytest.mark.parametrize(("used_mib", "is_consistent", "kv_mib"), [(300, True, 200), (302, False, 100)])
 def test_next_sample_holds_at_boundary(tmp_path: Path, used_mib: int, is_consistent: bool, kv_mib: int) -> None:
-    """The next word of a process holds at an edge if the cards total is the same by then.
+    """A process's next sample holds at a phase boundary if the card's total is then the same.
 
     A server ends a generation, in which the engine has grown; that one speaks 100 ms later, as it sleeps.
     """
@@ -295,7 +295,7 @@ def test_next_sample_holds_at_boundary(tmp_path: Path, used_mib: int, is_consist
 
 
 def test_new_sample_beats_later_one(tmp_path: Path) -> None:
-    """A new word is not given up for a later one of the same total.
+    """A new sample is not replaced by a later one with the same total.
 
     Gradients that are freed into the cache change nothing on the card; at the edge they were there.
     """
@@ -321,7 +321,7 @@ def test_new_sample_beats_later_one(tmp_path: Path) -> None:
     [(3.999, "actor.update"), (4.004, "actor.update"), (4.006, None), (5.996, "ref.log_prob"), (6.0, "ref.log_prob")],
 )
 def test_sample_belongs_to_phase_around_it(tmp_path: Path, at_s: float, phase: str | None) -> None:
-    """A sample belongs to the phase around it before the next and to its end before none.
+    """A sample belongs to the phase around it, else to the one that ends there, else to the next.
 
     A counter between two edges, of which the next is seconds away.
     """
@@ -362,7 +362,7 @@ def test_moment_between_two_steps(
 
 
 def test_other_devices_sampling_says_nothing(tmp_path: Path) -> None:
-    """The sampling of another device says nothing of this ones phases.
+    """The sampling of another device says nothing about this one's phases.
 
     A sample 20 ms behind a phase, while rank 1 takes 100 ms for an edge that began when that phase ended.
     """
@@ -381,7 +381,7 @@ def test_other_devices_sampling_says_nothing(tmp_path: Path) -> None:
 
 
 def test_changes_that_free_enough(tmp_path: Path) -> None:
-    """What would have made room is named if it holds what was missing the largest first.
+    """Changes that would have made enough room are named, the largest first.
 
     50 MiB asked for, 20 free: 30 are missing. Of the ledger the last 30 seconds are kept.
     """

@@ -72,7 +72,7 @@ def test_layers_of_unsharded_model(tmp_path: Path) -> None:
 
 
 def test_simultaneous_collectives(tmp_path: Path) -> None:
-    """Collectives at once take their time once and are counted each.
+    """Simultaneous collectives share their time, and each is counted.
 
     Of three gathers, one of them within another, and of a gather and a reduce-scatter.
     """
@@ -138,7 +138,7 @@ def test_collective_between_layers(tmp_path: Path) -> None:
 
 
 def test_collective_around_layers(tmp_path: Path) -> None:
-    """A collective before or behind a model's layers may be exposed.
+    """A collective before or after a model's layers may be exposed.
 
     There it may compute its embedding and its head, or wait.
     """
@@ -169,7 +169,7 @@ def test_outer_module_waits(tmp_path: Path) -> None:
 
 
 def test_reduce_scatters_by_their_end(tmp_path: Path) -> None:
-    """Reduce scatters count in the order in which they end not in which they were written.
+    """Reduce-scatters count in the order in which they end, not in which they were written.
 
     Streams are resolved one after the other.
     """
@@ -234,7 +234,7 @@ def test_whole_models_leave_exposure_unknown(tmp_path: Path, whole: bool) -> Non
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_each_gpu_has_its_own_clock(tmp_path: Path, shift: float) -> None:
-    """Each GPU is compared with itself however its clock is off.
+    """Each GPU is compared with itself, however far off its clock is.
 
     By a second, the other one's layer would lie beside what is exposed here.
     """
@@ -251,7 +251,7 @@ def test_each_gpu_has_its_own_clock(tmp_path: Path, shift: float) -> None:
 
 
 def test_gpus_share_a_row(tmp_path: Path) -> None:
-    """GPUs are one row with their least and most and who has none has zero."""
+    """GPUs are one row with their least and most, and a GPU without such work counts as zero."""
     recording = written(
         tmp_path / "run", [span(OPTIMIZER, 1, 3), span(FORWARD, 3, 4, module="")], [span(FORWARD, 3, 4, module="")]
     )

@@ -168,7 +168,7 @@ def test_leak_over_steps(tmp_path: Path) -> None:
 
 
 def test_kernels_compiled_every_step(tmp_path: Path) -> None:
-    """Kernels that an engine compiles at every step are told with their rate.
+    """Kernels that an engine compiles at every step are reported with their rate.
 
     Each step has two shapes that the engine has not seen, which leave 2 MiB and what its library really compiles.
 
@@ -212,7 +212,7 @@ def leaks_of(folder: Path, rows: dict[str, list[float]], unexplained: list[float
 
 @pytest.mark.parametrize(("freed_mib", "verdict"), [(0, "ok"), (70, "ok"), (-1, "took less")])
 def test_wake_up_beside_other_moves(tmp_path: Path, freed_mib: int, verdict: str) -> None:
-    """A wake up is judged by what the engine moved though others move memory meanwhile.
+    """A wake-up is judged by what the engine moved, even if others move memory meanwhile.
 
     12 MiB are mapped while a trainer gives some of its cache back; -1: they are said to be mapped, and are not.
     """
@@ -239,7 +239,7 @@ def test_wake_up_beside_other_moves(tmp_path: Path, freed_mib: int, verdict: str
     ("handed_out_mib", "stays_mib", "verdict"), [(0, 0, "ok"), (113, 0, "ok"), (0, 113, "freed less than it said")]
 )
 def test_cache_hand_out_is_no_shortfall(tmp_path: Path, handed_out_mib: int, stays_mib: int, verdict: str) -> None:
-    """A sleep is not short of what its own allocator's cache hands out meanwhile.
+    """What an engine's own cache hands out meanwhile is no shortfall of its sleep.
 
     An engine of SGLang's makes its list of free pages anew as it falls asleep: 113 MiB for 15 million of them.
     """
@@ -267,7 +267,7 @@ def test_cache_hand_out_is_no_shortfall(tmp_path: Path, handed_out_mib: int, sta
 
 
 def test_trainers_cache_hides_nothing(tmp_path: Path) -> None:
-    """A sleep that frees nothing is not hidden by a trainer's cache that goes meanwhile.
+    """A trainer that empties its cache meanwhile does not hide a sleep that frees nothing.
 
     The engine says that 500 MiB are unmapped, and as much of the device's total goes; but it was the trainer's.
     """
@@ -287,7 +287,7 @@ def test_trainers_cache_hides_nothing(tmp_path: Path) -> None:
 
 
 def test_unlooked_sleep_leaves_nothing_known(tmp_path: Path) -> None:
-    """Nothing is known to be left by a sleep behind which nobody looked.
+    """If nobody looked after a sleep, nothing is known to be left.
 
     Its process was killed as soon as it slept.
     """
@@ -369,7 +369,7 @@ def test_good_steps_leak_nothing(summary: Summary) -> None:
 
 
 def test_killed_wake_up_had_no_room(tmp_path: Path, memory_group: Path) -> None:
-    """A wake up whose room was not there is named though the kernel killed the engine.
+    """A wake-up without room is named even if the kernel killed the engine.
 
     The kernel's limit leaves room for the weights, not for the KV cache: SIGKILL inside the wake-up.
     """
@@ -424,7 +424,7 @@ def test_only_memory_errors_mean_no_room(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("left_mib", "verdict"), [(0, "ok"), (12, "freed nothing")])
 def test_overlapping_sleeps_are_one(tmp_path: Path, left_mib: int, verdict: str) -> None:
-    """Sleeps of one device that overlap are one and judged when the last is over.
+    """Overlapping sleeps of one device are one, and judged when the last is over.
 
     Two servers name the device as theirs, as verl's did; one of them was ready while the device's engine was not.
     """

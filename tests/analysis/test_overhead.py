@@ -45,7 +45,7 @@ def write_measurement(folder: Path, steps: list[TimedStep]) -> None:
 
 
 def test_large_recording_needs_no_limits(tmp_path: Path) -> None:
-    """A large Recording is read with no limits.
+    """A large Recording is read with --no-limits.
 
     `--no-limits` reaches the Recordings of a measurement, as it does those of other commands.
     """
@@ -84,7 +84,7 @@ def test_interval_coverage(cost: float) -> None:
 
 
 def test_interval_is_skewed_to_the_rare_side() -> None:
-    """The interval reaches further to the side of what was seen seldom.
+    """The interval reaches further to the side of rare values.
 
     Two pairs in twenty that took long may well be four; an interval with its ends confused reaches the other way.
     """
@@ -104,7 +104,7 @@ def test_interval_is_skewed_to_the_rare_side() -> None:
     ],
 )
 def test_whole_interval_decides(monkeypatch: pytest.MonkeyPatch, low: float, high: float, verdict: str) -> None:
-    """A limit is kept or exceeded by the whole interval alone."""
+    """Only a whole interval keeps or exceeds a limit."""
     monkeypatch.setattr(overhead, "bootstrap_interval", lambda *_: (low, high))
     assert compare("steps", "pair", 2, [(0.7, 0.7)] * 2, limit=0.005).verdict == verdict
 

@@ -95,7 +95,7 @@ def test_weights_on_gpu_are_no_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fell_mib", "verdict"), [(160, "ok"), (149, "freed nothing")])
 def test_old_samples_need_half_a_sleep(tmp_path: Path, fell_mib: float, verdict: str) -> None:
-    """Where processes have run since their samples only half of a sleep is a shortfall.
+    """If processes have run since their samples, only half of a sleep counts as a shortfall.
 
     A trainer whose last word is a second old may have given back, or taken, what it did not say.
     """
@@ -226,7 +226,7 @@ def test_sleep_ended_by_an_error(tmp_path: Path) -> None:
 
 
 def test_cut_wake_up_is_not_no_room(tmp_path: Path) -> None:
-    """Of a wake up that was cut short nobody says that there was no room.
+    """A wake-up that was cut short is not said to have had no room.
 
     Whoever killed the engine, the kernel or somebody else, did it in the middle.
     """

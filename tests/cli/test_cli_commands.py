@@ -329,7 +329,7 @@ def test_a_misspelt_option_is_no_program(command: str, tmp_path: Path) -> None:
 
 
 def test_options_of_the_program(tmp_path: Path) -> None:
-    """Options of the program are its own.
+    """Options after the program's name are the program's.
 
     Behind its name, with `--` before it or without.
     """
@@ -353,7 +353,7 @@ def test_exec_keeps_exit_code(tmp_path: Path) -> None:
 def test_quiet_shows_only_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who wants no word is told only what is wrong.
+    """With RLTRACE_QUIET only problems are reported.
 
     Not where it was recorded, nor what had nothing to trace, as a program of the standard library alone.
     """
@@ -437,7 +437,7 @@ def test_printed_commands_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_disable_typo_is_warned_once(tmp_path: Path, disabled: str, warned: list[str]) -> None:
-    """A typo in what to disable is warned of once.
+    """A typo in RLTRACE_DISABLE is warned of once.
 
     Also where several processes are traced.
     """
@@ -526,7 +526,7 @@ def test_figures_are_shown_in_any_encoding(run: Path, encoding: str) -> None:
 
 
 def test_odd_names_are_shown(tmp_path: Path) -> None:
-    """Names that are no text are shown with what is.
+    """Names that are no text are shown as far as they are.
 
     A file's name and an argument are bytes.
     """

@@ -155,7 +155,7 @@ def _everything_is_gone(folder: Path) -> Summary:
 
 
 def test_long_start_and_interrupt_are_told(tmp_path: Path) -> None:
-    """A run says what it does before the long start and what interrupted it.
+    """A run says what it does before the long start, and what interrupted it.
 
     Into a pipe too.
     """

@@ -50,7 +50,7 @@ def test_archives_say_what_their_summary_says() -> None:
 
 
 def test_real_and_failed_run(tmp_path: Path) -> None:
-    """A real run and a failed one.
+    """A real run and a failed one are listed.
 
     Steps that end in a later segment, are aborted, or are open are told apart as the summary does.
     """
@@ -97,7 +97,7 @@ def test_states(tmp_path: Path) -> None:
 
 
 def test_others_are_not_listed(tmp_path: Path) -> None:
-    """What is no run is not listed.
+    """Other folders and files are not listed.
 
     A folder or zip file of something else is none; a damaged run is named.
     """

@@ -49,7 +49,7 @@ PLACE = {"steady", "lane"}
 
 @pytest.mark.parametrize("run", [QWEN, VERL], ids=lambda path: path.stem)
 def test_one_steps_figures_are_its_row(run: Path) -> None:
-    """Figures of one step are its row.
+    """The figures of one chosen step are those of its row.
 
     Of real runs: the step, each rank's phases, its weight sync and its sleeps are what the whole says of it.
     """

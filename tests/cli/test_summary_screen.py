@@ -226,7 +226,7 @@ def test_others_have_their_own_table(tmp_path: Path) -> None:
 
 
 def test_rankless_processes_are_not_averaged(tmp_path: Path) -> None:
-    """Processes without a rank are no ranks and none is averaged that was not in a phase.
+    """Processes without a rank are not averaged over those that were not in a phase.
 
     Ten seconds of loading by one of seven processes are ten seconds, not one and a half.
     """
@@ -267,7 +267,7 @@ def test_rankless_steps_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_problems_come_first(tmp_path: Path) -> None:
-    """What is wrong comes before every figure.
+    """Problems come before every figure.
 
     Out of memory, then the dead, failed hooks, inconsistent boundaries, losses, and who was not traced.
     """
@@ -398,7 +398,7 @@ def test_script_shows_its_spans(
 
 
 def test_calls_by_what_is_called(tmp_path: Path) -> None:
-    """Calls of actors and tasks are told apart by what is called.
+    """Calls of actors and tasks are told apart by the method or function.
 
     One of them may never end, as of an actor that serves.
     """
@@ -468,7 +468,7 @@ def figures_in(lines: list[str]) -> set[str]:
 
 
 def test_below_a_millisecond(tmp_path: Path) -> None:
-    """What is shorter than a millisecond is said in microseconds below the seconds.
+    """Times below a millisecond are shown in microseconds, below the seconds.
 
     In every table with seconds, in its column; a range has one unit.
     """
@@ -567,7 +567,7 @@ def test_empty_column_is_left_out() -> None:
 
 
 def test_silent_deaths_share_a_line(tmp_path: Path) -> None:
-    """Processes that died and had recorded nothing are one line behind those that are missed.
+    """Processes that died without recording anything share a line after those that matter.
 
     Ray starts workers ahead and kills those that nobody needs.
     """
@@ -624,7 +624,7 @@ def test_first_line_says_how_it_ended(tmp_path: Path, exit_code: int, interrupte
 
 
 def test_heading_says_when_and_where(tmp_path: Path) -> None:
-    """When on what and with which packages it was made is in the heading.
+    """The heading says when, on what and with which packages a Recording was made.
 
     And the sampler that says it is no process of the run.
     """
@@ -701,7 +701,7 @@ os.kill(child, signal.SIGTERM)
 
 @pytest.mark.parametrize("which", ["idle", "busy"])
 def test_ended_by_parent_is_no_death(tmp_path: Path, which: str) -> None:
-    """A worker that its parent ended is no death unless it was busy.
+    """A worker that its parent ended did not die, unless it was busy.
 
     `with multiprocessing.Pool()` ends its workers by SIGTERM, and so ends every daemon.
     """
@@ -804,7 +804,7 @@ def test_first_step_beside_other_process(tmp_path: Path) -> None:
 
 
 def test_every_step_is_a_row(tmp_path: Path) -> None:
-    """Every step has its phases in a row.
+    """Every step is a row with its phases.
 
     A number that comes twice is two steps, and a step that is not over has no row.
     """
@@ -825,7 +825,7 @@ def test_every_step_is_a_row(tmp_path: Path) -> None:
 
 
 def test_step_left_open_is_told(tmp_path: Path) -> None:
-    """A step that its process left open is said.
+    """A step that its process left open is reported.
 
     Whatever became of others; of one that died it is said what it died in.
     """
@@ -861,7 +861,7 @@ def test_first_step_without_figures(tmp_path: Path, first: dict[str, Any], said:
 
 
 def test_sync_stages_add_up(tmp_path: Path) -> None:
-    """Stages of a sync and what is in none add up.
+    """The stages of a sync and the time in none add up.
 
     Also where a rank's sync has none.
     """
@@ -878,7 +878,7 @@ def test_sync_stages_add_up(tmp_path: Path) -> None:
 
 
 def test_engine_stages_are_named(tmp_path: Path) -> None:
-    """Stages of whoever takes the weights are said to be its."""
+    """The receiver's stages of a sync are marked as the engine's."""
     stages = [span("weight_sync.send", 1, 2, bytes=1), span("weight_sync.map", 2, 3), span("weight_sync.load", 3, 4)]
     written = Written(tmp_path / "run").process("w", span("weight_sync", 1, 4), *stages, rank=0, ended_s=5)
     assert "; in the engine: map, load" in " ".join(screen(written.read(), whole=True))
@@ -903,7 +903,7 @@ def test_steps_that_overlap_are_said_to(tmp_path: Path, overlap: bool) -> None:
 
 
 def test_own_phases_in_order(tmp_path: Path) -> None:
-    """Phases of one's own are in the order in which they happen.
+    """A program's own phases are in the order in which they happen.
 
     Although one of them has a name that rltrace knows.
     """
@@ -922,7 +922,7 @@ def test_own_phases_in_order(tmp_path: Path) -> None:
 
 
 def test_damage_is_not_unmarked_steps(tmp_path: Path) -> None:
-    """Damage is no reason to mark steps.
+    """If damage hides the steps, nobody is advised to mark some.
 
     Where records are damaged a step may have been among them: no advice, but what was lost.
     """

@@ -46,7 +46,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_command_finds_its_own_packages(environment: installed.Environment, tmp_path: Path) -> None:
-    """The command finds what it needs whatever the user has.
+    """The command finds the packages that it needs, whatever the user has on the path.
 
     A `click.py` and a `msgspec.py` of the user's own, on PYTHONPATH and in the working folder.
     """
@@ -209,7 +209,7 @@ def test_unreached_python_is_named(
 
 
 def test_standard_library_has_nothing_to_trace(environment: installed.Environment, tmp_path: Path) -> None:
-    """A Python of the standard library alone is said to have nothing to trace.
+    """A Python that uses only the standard library has nothing to trace.
 
     Neither are forks of a traced process such, nor is who imports a package late.
     """
@@ -257,7 +257,7 @@ def test_forkserver_has_nothing_to_trace(environment: installed.Environment, tmp
 
 
 def test_fork_that_executes_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
-    """A fork that executes another program is not missed.
+    """A fork that executes another program is not reported as missed.
 
     Between the two it has its parent's command line; the program may be one that a package brought, as Ray's are.
     """
@@ -275,7 +275,7 @@ def test_fork_that_executes_is_not_missed(environment: installed.Environment, tm
 
 
 def test_fork_without_span_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
-    """A fork that makes no span is not missed.
+    """A fork that makes no span is not reported as missed.
 
     As workers of a DataLoader: they have their parent's hooks, none of which fires.
     """
@@ -335,7 +335,7 @@ with rltrace.span("observed"):
 
 @pytest.mark.parametrize("around", ["inside", "outside"])
 def test_opentelemetry_runs_too(with_opentelemetry: installed.Environment, tmp_path: Path, around: str) -> None:
-    """Opentelemetry instrument and we both run.
+    """opentelemetry-instrument and rltrace both run.
 
     Its sitecustomize comes first on the path and runs no other: the .pth of the wheel is read all the same.
     """

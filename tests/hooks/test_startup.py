@@ -101,7 +101,7 @@ def test_next_sitecustomize_runs(tmp_path):
 
 
 def test_two_copies_pass_on(tmp_path):
-    """Two copies of ours hand on to the next one and not to each other.
+    """Two copies of our sitecustomize pass on to the next one, and not to each other.
 
     As where a command is traced by another installation than its own.
     """
@@ -188,7 +188,7 @@ THEIRS = " ".join(f"their {name}" for name in OTHERS) + "\n"
 
 @pytest.mark.parametrize("place", ["path", "working folder"])
 def test_users_modules_are_the_programs(tmp_path, others, place):
-    """Modules of the user are the programs and not ours.
+    """The user's modules are for the program and not for us.
 
     By the command, the sampler and the program's own process, which is recorded.
     """
@@ -248,7 +248,7 @@ def test_python_path_is_as_it_would_be(tmp_path, path):
 
 
 def test_bad_stderr_keeps_exit_code(tmp_path):
-    """A stderr that takes nothing leaves the exit code.
+    """A stderr that cannot be written does not change the exit code.
 
     Python makes 120 of it where something is left in a buffer at the end.
     """

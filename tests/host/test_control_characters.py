@@ -123,7 +123,7 @@ def test_json_keeps_the_name(run: Path) -> None:
 
 
 def test_terminal_gets_only_colours(run: Path) -> None:
-    """A terminal gets colours and nothing else to obey.
+    """A terminal gets colours and no other control sequence.
 
     A real one: rich and click print to it as they do to none else.
     """
@@ -154,7 +154,7 @@ def test_exec_says_plain_text(run: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_table_width_is_of_shown_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table is as wide as what is shown.
+    """A table is as wide as the text that is shown.
 
     And what no table made visible before, the console does.
     """

@@ -210,7 +210,7 @@ def test_own_errors_stay(folder: Path, error: Exception) -> None:
 
 @pytest.mark.parametrize("fails", [lambda: next(iter(())), lambda: int("x"), [].pop, lambda: {}["key"]])
 def test_c_functions_errors_are_ours(fails: Callable[[], Any]) -> None:
-    """Errors of functions in c are ours.
+    """Errors of functions in C are ours.
 
     Whatever a function in C raises to a statement of ours is no error from outside.
     """
@@ -231,7 +231,7 @@ def test_compiled_placeholders_raise() -> None:
 
 
 def test_removed_handler_is_known(folder: Path) -> None:
-    """A handler that is gone is known.
+    """A handler that was removed meanwhile is recognized.
 
     A handler that puts the previous one back before it raises is none of those that are installed now.
     """
@@ -258,7 +258,7 @@ def test_removed_handler_is_known(folder: Path) -> None:
 
 
 def test_own_failure_of_named_kinds() -> None:
-    """Own failure catches the kinds that are named.
+    """`own_failure` catches the kinds that are named.
 
     Other errors of ours pass, as in any `except`.
     """
@@ -305,7 +305,7 @@ print(fired[0], deepest[0])
 
 
 def test_fast_timers_spans_do_not_nest(folder: Path) -> None:
-    """Spans of a fast timer do not nest without end.
+    """Spans of a fast timer do not nest endlessly.
 
     A handler that fires faster than a segment is made records all the same, and its program goes on.
     """

@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("make", MADE)
 def test_irregular_file_is_not_read(run: Path, make: Callable[[Path], None], file: str) -> None:
-    """What is no file is named and not read.
+    """Anything but a regular file is named and not read.
 
     A pipe or a device would never end; the rest of the run is read as ever.
     """
@@ -112,7 +112,7 @@ def test_no_manifest_is_one_line(run: Path, make: Callable[[Path], None]) -> Non
 
 @pytest.mark.parametrize("what", ["processes", "processes/driver"])
 def test_linked_folder_leads_nowhere(run: Path, tmp_path: Path, what: str) -> None:
-    """A folder that is a link leads nowhere.
+    """A folder that is a link is not followed.
 
     Its files would come into an archive that the user hands on.
     """
@@ -151,7 +151,7 @@ def test_largest_segment_is_read(tmp_path: Path) -> None:
 
 
 def test_endless_line_takes_no_memory(tmp_path: Path) -> None:
-    """A line without end takes no memory.
+    """An endless line takes no memory.
 
     A hundred megabytes of zeros are within the limits of a file of lines; the lines around it are read.
     """

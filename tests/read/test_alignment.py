@@ -70,7 +70,7 @@ def test_the_truth_lies_within_the_bound(clock: Clock, exchanges: list[tuple[int
 
 @given(clocks(0.01), st.lists(st.tuples(DELAYS, DELAYS), min_size=2, max_size=8), st.integers(0, 80 * SECOND))
 def test_large_drift_is_measured(clock: Clock, delays: list[tuple[int, int]], true_ns: int) -> None:
-    """A drift larger than any real clocks is measured.
+    """A drift larger than any real clock's is measured.
 
     As long as exchanges lie far enough apart to see it.
     """

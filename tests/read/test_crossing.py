@@ -84,7 +84,7 @@ def _steps(many: int, rounds: int, work: Callable[[Crossing, list[Span]], None])
 
 
 def test_cost_per_span_stays_small(tmp_path: Path) -> None:
-    """Thousands in flight cost each as little as hundreds.
+    """With thousands in flight each span costs as little as with hundreds.
 
     Spans that end in the order they began: what each costs grows as the depth of a tree does.
     """

@@ -51,7 +51,7 @@ def _segment(run: Run) -> Path:
 
 
 def test_flip_in_sealed_segment_shows(runs: list[Run], tmp_path: Path) -> None:
-    """Every flip in a sealed segment shows.
+    """Every flipped bit in a sealed segment is noticed.
 
     Whichever bit it is.
     """
@@ -117,7 +117,7 @@ def test_killed_process_names_unsealed(runs: list[Run]) -> None:
 
 
 def test_time_outside_of_life_is_dropped(runs: list[Run]) -> None:
-    """A time outside of its process life is dropped.
+    """A time outside of its process's life is dropped.
 
     In a segment that nobody closed: of 40 flips of high bits of times, each leaves the run as long as it was.
     """

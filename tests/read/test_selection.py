@@ -67,7 +67,7 @@ def test_each_number_once() -> None:
 
 
 def test_windows_have_whole_spans() -> None:
-    """Windows have whole spans and what still holds.
+    """Windows have whole spans, and samples that still hold.
 
     Spans that touch a window only are not in it; the last sample before it still holds when it begins.
     """

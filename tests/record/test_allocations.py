@@ -412,7 +412,7 @@ def test_summary_has_exact_peak(folder: Path, says_reserved: bool) -> None:
 
 
 def test_peak_lies_in_its_step(folder: Path) -> None:
-    """The peak of a step lies in it however long its processes went on.
+    """The peak of a step lies in the step, however long its processes went on.
 
     An engine keeps its allocations until its first phase in the next step, awake and with more than in this one.
     """

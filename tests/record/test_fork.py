@@ -72,7 +72,7 @@ def test_silent_child_leaves_nothing(folder: Path) -> None:
 
 
 def test_child_counts_hooks_from_start(folder: Path) -> None:
-    """Hooks of a forked child count from the start.
+    """Hooks of a forked child start counting at zero.
 
     What fired before the child's first record counts too; it leaves as after a kill, so what fired later may not.
     """

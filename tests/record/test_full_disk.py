@@ -103,7 +103,7 @@ print(json.dumps({"written": written, "impatient": impatient, "child": child, "c
 
 @pytest.mark.parametrize("way", WAYS)
 def test_full_disk_counts_losses(tmp_path: Path, process_of: Callable[[Path], Process], way: str) -> None:
-    """A full disk loses events and says how many.
+    """On a full disk events are lost and counted.
 
     No SIGBUS, no exception; what was recorded stays, and recording goes on when there is space again.
     """
@@ -223,7 +223,7 @@ def test_deleted_folder_is_not_noticed(folder: Path) -> None:
 
 
 def test_cut_file_kills_nobody(folder: Path) -> None:
-    """A file that is cut kills nobody.
+    """A truncated file kills no process.
 
     A program that overwrites what it has mapped ends as it would have: no page of it is read any more.
     """

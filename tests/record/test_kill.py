@@ -74,7 +74,7 @@ asyncio.run(main())
 
 
 def test_spans_left_before_a_kill(tmp_path: Path) -> None:
-    """Every span left before a kill is in the recording.
+    """Every span that ended before a kill is in the Recording.
 
     Over many kills at random moments, with threads and asyncio tasks at work.
     """
@@ -139,7 +139,7 @@ def _compare(folder: Path, lines: list[str]) -> int:
 
 
 def test_early_kills_leave_no_nonsense(tmp_path: Path) -> None:
-    """Kills in the first milliseconds leave no nonsense.
+    """Kills in the first milliseconds leave nothing that makes no sense.
 
     Of a process, and of children that it forks: what they opened is whole, what they did not is not there.
     """

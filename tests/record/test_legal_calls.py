@@ -126,7 +126,7 @@ def test_what_may_be_written_is_read(folder: Path, call: str, role: str) -> None
     ],
 )
 def test_impossible_time_is_lost(folder: Path, call: Callable[[], object]) -> None:
-    """A time that no clock tells is lost.
+    """A time that no clock can show counts as lost.
 
     Counted where it is written, and nothing else is lost for it.
     """
@@ -152,7 +152,7 @@ REFUSED = {
 def test_wrong_identity_is_ignored(
     folder: Path, capsys: pytest.CaptureFixture, field: str, value: Any, by: str
 ) -> None:
-    """Identity of another type is left out.
+    """An identity of the wrong type is ignored.
 
     With a line that says so, and with what else is said kept.
     """
@@ -173,7 +173,7 @@ def test_wrong_identity_is_ignored(
 
 
 def test_numpy_identity_is_kept(folder: Path) -> None:
-    """Identity of numpy is what it says.
+    """An identity of numpy's types is kept.
 
     Numbers of numpy are numbers, and what a device has is text.
     """
@@ -185,7 +185,7 @@ def test_numpy_identity_is_kept(folder: Path) -> None:
 
 
 def test_wrong_bound_is_ignored(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    """A bound that is no number is left out.
+    """A bound that is no number is ignored.
 
     Nothing is lost for it.
     """
@@ -223,7 +223,7 @@ rltrace.stop()
 
 
 def test_broken_text_gets_a_mark(folder: Path, process_of: Callable[[Path], Process]) -> None:
-    """Text that is none is read with a mark.
+    """Text that cannot be decoded is read with a replacement mark.
 
     Bytes that are no UTF-8, as file names have: in roles, names, threads, command lines, spans and keys.
     """

@@ -72,7 +72,7 @@ OPENING_FRAMES = {"_open", "_show", "_attempt", "_lines", "__init__", "show", "a
 
 
 def test_killed_opening_is_whole_or_counted(folder: Path) -> None:
-    """A process killed at any line of its opening is whole or counted.
+    """A process that is killed at any line of its opening is read or counted.
 
     By SIGKILL at each line: it has said who it is, or is said to have died; it is never a process of time zero.
     """
@@ -104,7 +104,7 @@ def test_killed_opening_is_whole_or_counted(folder: Path) -> None:
 
 
 def test_interrupted_opening_is_resumed(folder: Path) -> None:
-    """An exception at any bytecode of the opening leaves it to the next record.
+    """If an exception interrupts the opening at any bytecode, the next record completes it.
 
     Whichever it is: the next record makes the folder, and it says who the process is and what was lost.
     """
@@ -204,7 +204,7 @@ def test_full_disk_keeps_identity(folder: Path, size_bytes: int, when: str) -> N
 
 
 def test_no_identity_is_in_no_figure(tmp_path: Path) -> None:
-    """A process without identity is in no figure and its spans are lost.
+    """A process without an identity is in no figure, and its spans count as lost.
 
     As those have that an earlier release left: an empty `process.jsonl`, with segments or without.
     """
@@ -244,7 +244,7 @@ def test_opening_process_has_not_died(folder: Path) -> None:
 
 
 def test_empty_spool_gets_a_folder(tmp_path: Path) -> None:
-    """A spool without any folder gets one.
+    """A spool without a folder gets one.
 
     On another host than the run's, nobody has made the folder of the processes before the first one.
     """

@@ -163,7 +163,7 @@ def test_hooks_rest_in_a_pause(recorded: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_dormant_hook_after_a_pause(recorded: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
-    """A dormant hook is after a pause what it was told in it.
+    """A dormant hook keeps after a pause what it was told during it.
 
     A history of allocations may begin or end while recording is paused.
     """

@@ -276,7 +276,7 @@ def test_unrecordable_argument_is_counted(folder: Path, process_of: ReadProcess,
 
 
 def test_many_short_threads_cost_little(folder: Path, process_of: ReadProcess, spans_of: Spans) -> None:
-    """Three hundred threads of one span each cost little.
+    """Three hundred threads with one span each cost little.
 
     Alive together they have a small segment each; those of dead threads are used again.
     """
@@ -754,7 +754,7 @@ def test_second_process_joins(folder: Path, spans_of: Spans) -> None:
 def test_run_from_elsewhere_is_joined(
     folder: Path, monkeypatch: pytest.MonkeyPatch, parent: str | None, joined: str
 ) -> None:
-    """A run that began elsewhere is joined though its owner cannot be seen.
+    """A run that began on another host is joined even if its owner cannot be seen.
 
     On another host, or in a container with pids of its own; `RLTRACE_DIR` alone is a wish of the user's.
     """
@@ -828,7 +828,7 @@ def test_span_outlives_its_recording(folder: Path, process_of: ReadProcess) -> N
 
 
 def test_stop_cuts_nothing_off(folder: Path, spans_of: Spans) -> None:
-    """Stop while threads record cuts nothing off.
+    """`stop` while threads record cuts nothing off.
 
     A span that was left before `stop` was called is there; a thread that goes on is not disturbed.
     """
@@ -882,7 +882,7 @@ def test_record_while_closing(tmp_path: Path) -> None:
 
 
 def test_late_line_stays_out_of_other_files(folder: Path, tmp_path: Path) -> None:
-    """A line that comes late does not go into another file of the program.
+    """A late line does not go into another file of the program.
 
     Which is given the number of the file that was closed.
     """
@@ -948,7 +948,7 @@ def test_hook_counts_its_firings(folder: Path, process_of: ReadProcess) -> None:
 
 
 def test_hook_fires_inside_its_count(folder: Path, process_of: ReadProcess) -> None:
-    """A hook that fires inside of its own count loses none.
+    """A hook that fires inside of its own counting loses no count.
 
     As in a signal handler, or in two threads of which the later one stores its number first.
     """
@@ -990,7 +990,7 @@ def test_max_bytes_drops_the_oldest(folder: Path, process_of: ReadProcess, spans
 
 
 def test_max_bytes_over_many_threads(folder: Path) -> None:
-    """Max bytes holds over threads that come and go.
+    """`max_bytes` holds over threads that come and go.
 
     What a dead thread filled is dropped like anything else.
     """
@@ -1013,7 +1013,7 @@ def test_max_bytes_over_many_threads(folder: Path) -> None:
 
 
 def test_threads_hold_no_file_open(folder: Path, spans_of: Spans) -> None:
-    """Threads that record hold no file open.
+    """Recording threads hold no file open.
 
     A program may come near its limit of open files.
     """
@@ -1058,7 +1058,7 @@ for file in own:
 
 
 def test_closed_descriptors_stay_the_programs(tmp_path: Path) -> None:
-    """A program that closes all descriptors has its own under the same numbers.
+    """A program that closes all descriptors keeps its own under the same numbers.
 
     Daemons do so: nothing of ours is written into a file of theirs, nor is one of theirs closed.
     """
@@ -1074,7 +1074,7 @@ def test_closed_descriptors_stay_the_programs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("work", ["span", "counter", "hook"])
 def test_handlers_error_reaches_program(folder: Path, work: str) -> None:
-    """What a signal handler raises in the middle of ours reaches the program.
+    """An error that a signal handler raises in our code reaches the program.
 
     As the timeout of a reward does: it was taken for a failure of ours, and the program went on for ever.
     """
@@ -1117,7 +1117,7 @@ def test_handlers_error_reaches_program(folder: Path, work: str) -> None:
 
 @pytest.mark.parametrize("ask", [rltrace.start, lifecycle.join])
 def test_max_bytes_of_a_recorded_process(folder: Path, ask: Callable[..., object]) -> None:
-    """Max bytes bounds a process that records already.
+    """`max_bytes` bounds a process that records already.
 
     As one does under `rltrace exec`; and who names no bound leaves the one that there is.
     """

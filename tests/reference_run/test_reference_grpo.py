@@ -28,7 +28,7 @@ def test_equal_rewards_teach_nothing() -> None:
 
 @pytest.mark.parametrize("n", [2, 1])
 def test_incomplete_groups_are_refused(n: int) -> None:
-    """Rewards that are no whole groups are refused.
+    """Rewards of incomplete groups are refused.
 
     Nor does one sample have others to be compared with.
     """

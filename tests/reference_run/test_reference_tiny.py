@@ -77,7 +77,7 @@ def test_no_gpu_keeps_no_allocation(tiny: Recording) -> None:
 
 
 def test_start_up_objects_are_frozen(tiny: Recording, folder_of_said: Path) -> None:
-    """What the start up made is left out of collections in every process of a run.
+    """In every process of a run, collections leave out what the start-up made.
 
     Full collections in the steps do not look at what torch and Ray brought.
     """

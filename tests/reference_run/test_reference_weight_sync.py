@@ -109,7 +109,7 @@ def test_swapped_rows_are_named(channel: Channel, server: Server, weights: dict[
 
 
 def test_parts_sum_up_to_the_whole() -> None:
-    """Parts of a tensor sum up to the whole and in other places to something else.
+    """Parts of a tensor sum up to the whole, and in other places to something else.
 
     Whichever rank has them.
     """
@@ -128,7 +128,7 @@ def test_parts_sum_up_to_the_whole() -> None:
 
 
 def test_checksum_follows_its_formula() -> None:
-    """A checksum is what its formula says in integers without an end.
+    """A checksum is what its formula gives in unbounded integers.
 
     Also far into a parameter, where products are large: a GPU's kernel is held to the same formula.
     """

@@ -127,7 +127,7 @@ def test_program_only_of_a_python() -> None:
 
 
 def test_missing_module_or_script_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module or a script that is not there is named.
+    """A missing module or script is named.
 
     From the folder that it would run in, as Python itself would look.
     """
@@ -154,7 +154,7 @@ def test_missing_module_or_script_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_checks_own_interpreter(environment: installed.Environment, tmp_path: Path) -> None:
-    """It looks from the command's own interpreter.
+    """The doctor asks the command's own interpreter.
 
     A Python without rltrace, one whose start-up hook is switched off, and a script's.
     """
@@ -183,7 +183,7 @@ def test_checks_own_interpreter(environment: installed.Environment, tmp_path: Pa
 
 
 def test_launchers_are_looked_through(environment: installed.Environment, tmp_path: Path) -> None:
-    """What a command starts is looked for behind the programs in front of it.
+    """The doctor looks through launchers for what a command starts.
 
     `env -i` really takes the variables away; a script of a shell is not read, and no verdict is made up.
     """
@@ -227,7 +227,7 @@ def test_torchrun_names_its_python() -> None:
 
 
 def test_closed_start_up_hook_is_not_a_missing_rltrace(tmp_path: Path) -> None:
-    """A Python whose start up hook does not run is told from one that has no rltrace.
+    """A Python whose start-up hook does not run is told from one without rltrace.
 
     By PYTHONPATH alone, another sitecustomize in front of ours is the only one that Python runs.
     """

@@ -365,7 +365,7 @@ def test_sleeps_give_back_what_is_expected(summary):
 
 
 def test_compiling_engine_is_reported_as_growth(summary):
-    """An engine that compiles kernels all along is told and no owner leaks.
+    """An engine that keeps compiling kernels is reported, and no owner leaks.
 
     Its shapes differ in every step; what it compiles is a cache, and the code itself lies outside of the heap.
 

@@ -92,7 +92,7 @@ def test_unknown_words_have_a_reason(words: list[str], reason: str) -> None:
 
 
 def test_program_is_found_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program is looked for where the one in front of it would.
+    """A program is searched where its launcher would search it.
 
     Without a PATH there is the system's own, not ours.
     """

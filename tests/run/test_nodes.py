@@ -292,7 +292,7 @@ ray.shutdown()
 
 @pytest.mark.parametrize("where", ["here", "there"])
 def test_chosen_step_is_known_on_every_host(where: str, nodes: Cluster, tmp_path: Path) -> None:
-    """A chosen step is known on every host wherever the driver runs.
+    """A chosen step is known on every host, wherever the driver runs.
 
     Without a GPU a process that was in the step says just that; one that never heard of it says nothing.
     """
@@ -307,7 +307,7 @@ def test_chosen_step_is_known_on_every_host(where: str, nodes: Cluster, tmp_path
 
 
 def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
-    """A node that dies is named and what it had said stays.
+    """A node that dies is named, and what was collected from it stays.
 
     Last: it takes the second node down.
     """

@@ -229,7 +229,7 @@ def exec_command(folder: Path, program: str) -> list[str]:
     ],
 )
 def test_each_signal_arrives_once(tmp_path: Path, sent: tuple[Callable[[int, int], None], ...], before: str) -> None:
-    """A command has each signal once however it was sent and as often as it was.
+    """A command receives each signal as often as it was sent, however it was sent.
 
     And nobody is ended by force who was only asked twice, as one that leaves a prompt by Ctrl-C is not.
     """
@@ -246,7 +246,7 @@ def test_each_signal_arrives_once(tmp_path: Path, sent: tuple[Callable[[int, int
 
 @pytest.mark.parametrize("first", [os.kill, os.killpg])
 def test_simultaneous_signals_are_told_apart(tmp_path: Path, first: Callable[[int, int], None]) -> None:
-    """Signals that come together are told apart.
+    """Signals that arrive together are told apart.
 
     Also where the first is to us alone and the other to the group.
     """
@@ -356,7 +356,7 @@ def test_only_signals_kill(tmp_path: Path, role: str, code: int, ended_s: float 
 
 @pytest.mark.parametrize("ran", [True, False])
 def test_killed_with_its_cluster_is_not_dead(tmp_path: Path, ran: bool) -> None:
-    """Who is killed with the cluster that its driver has left is not dead.
+    """A process that is killed with the cluster that its driver has left did not die.
 
     Ray kills the workers that take longer than it likes; one that was gone before is why the driver left, maybe.
     """
@@ -377,7 +377,7 @@ def test_killed_with_its_cluster_is_not_dead(tmp_path: Path, ran: bool) -> None:
 
 
 def test_untold_end_is_when_it_was_seen(tmp_path: Path) -> None:
-    """A process that nobody can tell of ended when it was seen to be gone.
+    """A process whose end nobody can tell ended when it was seen to be gone.
 
     And not with the supervisor, though only then is it known that the run ended well.
     """
@@ -410,7 +410,7 @@ def test_parent_and_command_come_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_our_run", [True, False])
 def test_second_interrupt_hurries(tmp_path: Path, is_our_run: bool) -> None:
-    """Who interrupts a run twice is in a hurry.
+    """A second interrupt ends the run at once.
 
     The first time the command is given time to leave; the second time none. A program of one's own may go on.
     """
@@ -461,7 +461,7 @@ s._Supervisor._collect_from_cluster = s._Supervisor._finish = s._Supervisor._cle
 
 @pytest.mark.parametrize(("end", "code"), [("exit 4", 4), ("kill -9 $$", 137)])
 def test_own_bugs_keep_signals_and_code(tmp_path: Path, end: str, code: int) -> None:
-    """Bugs of ours leave a command its signals and its exit code.
+    """Our own bugs change neither the signals nor the exit code of a command.
 
     Every step but waiting and handing on fails; it is said once, and once more of what is said in the end.
     """
@@ -498,7 +498,7 @@ os.kill(os.getpid(), signal.SIGTERM) if sys.argv[2] == "killed" else sys.exit(4)
 @pytest.mark.parametrize("streams", ["1>&-", "0<&- 1>&- 2>&-", "2>/dev/full"])
 @pytest.mark.parametrize(("end", "code"), [("exit", 4), ("killed", 143)])
 def test_bad_streams_keep_exit_code(tmp_path: Path, streams: str, end: str, code: int) -> None:
-    """Closed and full streams leave the exit code.
+    """Closed and full streams do not change the exit code.
 
     And the command's own are as they were: nothing of ours is in the place of one that is closed.
     """
