@@ -1,8 +1,9 @@
 """The memory of each device as one group of counters: the ledger over all processes, and one line of its total.
 
 A process's own counters are beside its threads; here the worker's and the engine's are one ledger. What is counted at
-edges (`unaccounted` among it) comes from `analysis.ledger`, as in `rltrace summary`: an edge needs what each process
-said before and behind it, so all is kept until the trace ends: 16 bytes a sample, and some 270 an edge, packed.
+phase boundaries (such as `unaccounted`) comes from `analysis.ledger`, as in `rltrace summary`. A phase boundary needs
+what each process said before and after it, so everything is kept until the trace ends: 16 bytes per sample, and some
+270 per boundary, packed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ USED = "used_bytes"
 is right."""
 
 OWNED = "owned_bytes"
-"""The total as the owners count it: without `free`, and without what is `unaccounted`."""
+"""The total as the owners count it: without `free` and without `unaccounted`."""
 
 TOTALS = (USED, OWNED)
 """In the order of their rows, above the owners'."""
@@ -35,11 +36,11 @@ AT_EDGES = (DRIVER_RESERVED, UNACCOUNTED, FREE)
 """Rows of the ledger that no process samples."""
 
 GROUP = " Memory"
-"""Begins the names of devices' groups. The UI puts groups and threads in the order of their names, and processes behind
-the fiftieth: with the space, the groups are above the processes however many threads there are."""
+"""How the names of devices' groups begin. The UI sorts groups and threads by name, and puts processes after the
+fiftieth: with the space, the groups are above the processes however many threads there are."""
 
 _OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "age_ns")
-"""The arguments that the ledger is made of."""
+"""The arguments from which the ledger is computed."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(dict).decode
 
@@ -55,7 +56,7 @@ class Total(NamedTuple):
 
 
 class _Kept:
-    """Of one process, in the trace's time."""
+    """What is kept of one process, in the trace's time."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -66,7 +67,8 @@ class _Kept:
         self.end_ns: int | None = None
 
     def seen(self, lane: Lane) -> Seen:
-        """As the ledger wants it: its edges unpacked, some 1.6 kB each, so of one device at a time."""
+        """Return it as the ledger needs it, with phase boundaries unpacked: some 1.6 kB each, so for one device at a
+        time."""
         seen = Seen(self.process, lane)
         seen.owners.update(self.owners)
         seen.edges = [
@@ -79,7 +81,7 @@ class _Kept:
 
 
 class DeviceCounters:
-    """What processes own, by the device that they own it on."""
+    """What processes own, by the device on which they own it."""
 
     def __init__(self, processes: Iterable[Process]) -> None:
         self._lanes = lanes(list(processes))
@@ -91,8 +93,8 @@ class DeviceCounters:
         """Keep a sample, if it is of a device's memory.
 
         Args:
-            process: Who wrote it.
-            name: Of the counter.
+            process: The process that wrote it.
+            name: Name of the counter.
             ts_ns: In the trace's time.
             value: In bytes.
         """
@@ -114,12 +116,12 @@ class DeviceCounters:
         return name == USED and self._lanes[process.key].device is not None
 
     def add_edge(self, process: Process, edge: Span, offset_ns: int) -> None:
-        """Keep what a process read at an edge.
+        """Keep what a process read at a phase boundary.
 
         Args:
-            process: Who wrote it.
-            edge: An open one says nothing yet.
-            offset_ns: From its times to the trace's.
+            process: The process that wrote it.
+            edge: Its span; an open one says nothing yet.
+            offset_ns: What to add to its times to get the trace's.
         """
         if edge.end_ns is None or self._lanes[process.key].device is None:
             return
@@ -128,13 +130,14 @@ class DeviceCounters:
         kept.edges.append(_encode({name: edge.args[name] for name in _OF_EDGES if name in edge.args}))
 
     def end(self, process: Process, ts_ns: int) -> None:
-        """With the process, its bytes go."""
+        """Let a process's bytes end with the process."""
         kept = self._kept.get(self._lanes[process.key], {}).get(process.key)
         if kept is not None:
             kept.end_ns = ts_ns
 
     def devices(self) -> Iterator[tuple[str, list[Total]]]:
-        """Name of each device's group, and its counters, totals first and then the ledger, each in time."""
+        """Yield the name of each device's group, and its counters, totals first and then the ledger, each in order of
+        time."""
         for lane in sorted(self._kept, key=order):
             processes = list(self._kept[lane].values())
             if any(kept.owners or kept.used.times_ns for kept in processes):
@@ -170,14 +173,15 @@ def _pairs(samples: Samples) -> _Pairs:
 
 
 def _held(kept: _Kept, owner: str | None = None) -> Iterator[_Pairs]:
-    """What a process holds for one owner, or for each of them, until it ends."""
+    """Return what a process holds for one owner, or for each of them, until it ends."""
     for name, samples in kept.owners.items():
         if owner in (None, name):
             yield _pairs(samples) + ([] if kept.end_ns is None else [(kept.end_ns, 0.0)])
 
 
 def _at_edges(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
-    """What only edges tell, by counter; each keeps its last value, for nobody looked after the last edge."""
+    """Return what only phase boundaries tell, by counter; each keeps its last value, because nobody looked after the
+    last one."""
     seen = [kept.seen(lane) for kept in processes if kept.owners or kept.edges]
     ledger = edge_ledger(seen) if any(process.owners for process in seen) else None
     if ledger is None:
@@ -189,7 +193,7 @@ def _at_edges(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
 
 
 def _sums(name: str, series: list[_Pairs]) -> Iterator[Total]:
-    """What is held together, wherever one of the series says something else than before."""
+    """Return the sums, wherever one of the series changes."""
     held = [0.0] * len(series)
     events = sorted((ts_ns, index, value) for index, pairs in enumerate(series) for ts_ns, value in pairs)
 

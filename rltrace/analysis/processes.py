@@ -40,7 +40,7 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     died. `gone`: likewise, and nobody watched it, so it may have ended well. `unknown`: not finished, and on another
     host."""
     killed_by: str | None
-    """Name of the signal that killed it, where that is known."""
+    """Name of the signal that killed it, if known."""
     start_seconds: float
     """When it began, counted from the beginning of the Recording."""
     last_seconds: float
@@ -57,14 +57,14 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def processes(seen: Observations) -> list[ProcessFigures]:
-    """Every process, by when it began."""
+    """Return every process, by when it began."""
     parents = _parents(seen.processes)
     found = [_process(process, parents[process.process.key], seen) for process in seen.processes]
     return sorted(found, key=lambda process: process.start_seconds)
 
 
 def state(seen: Seen, all_seen: Observations) -> State:
-    """Whether a process lives, ended in good order, or died, as far as anybody saw."""
+    """Return whether a process lives, ended in good order, or died, as far as anybody saw."""
     process = seen.process
     if process.was_stopped:
         return "stopped"
@@ -104,7 +104,7 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
 
 
 def _parents(all_seen: list[Seen]) -> dict[str, str | None]:
-    """Each process's parent: the one it names, else the one that had its parent's pid when it began."""
+    """Return each process's parent: the one it names, else the one that had its parent's pid when it began."""
     known = {seen.process.key for seen in all_seen}
     of_pid: dict[tuple[str, Any], list[Seen]] = {}
     for seen in sorted(all_seen, key=_began):
@@ -117,7 +117,8 @@ def _parents(all_seen: list[Seen]) -> dict[str, str | None]:
 
 
 def _by_pid(child: Seen, of_pid: dict[tuple[str, Any], list[Seen]]) -> str | None:
-    """The last that began with the parent's pid before the child; processes of a pid are in the order they began."""
+    """Return the last process that began with the parent's pid before the child; processes of a pid are in order of
+    their start."""
     same = of_pid.get((child.process.host, child.process.identity.get("ppid")), [])
     older = reversed(same[: bisect_right(same, child.first_ns, key=_began)])
     return next((seen.process.key for seen in older if seen is not child), None)
@@ -128,7 +129,7 @@ def _began(seen: Seen) -> int:
 
 
 def signal_name(number: int | None) -> str | None:
-    """What a signal is called; None for none."""
+    """Return what a signal is called; None for no signal."""
     if number is None:
         return None
     try:

@@ -160,7 +160,7 @@ class Hook:
         try:
             reason = f"{type(error).__name__}: {error}"
             self.report("failed", reason)
-            complain(f"the hook on {self.target} failed, the program runs on: {reason}")
+            complain(f"the hook on {self.target} failed, and the program runs on: {reason}")
         except own_failure():  # an error that cannot be printed must not reach the program either
             pass
 
@@ -475,7 +475,7 @@ def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
     if isinstance(raw, staticmethod | classmethod):
         return type(raw)(make(raw.__func__))
     if isinstance(raw, property):
-        raise UntouchableError("a property: reading it must stay what it is")
+        raise UntouchableError("a property, which no hook can wrap")
     if isinstance(raw, type):
         raise UntouchableError("a class: name one of its methods")
     if isinstance(raw, FunctionType | MethodType) or inspect.isroutine(raw):
@@ -785,7 +785,9 @@ class PatchSet:
             take_back()
         for hook in (*self._awaited, *self.hooks):
             if hook.bound:
-                hook.report("undone", "patched again since: left in place, inert" if hook.target in left else None)
+                hook.report(
+                    "undone", "patched by other code since: left in place, inactive" if hook.target in left else None
+                )
         self._patches.clear()
         self._undos.clear()
         return left

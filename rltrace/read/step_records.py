@@ -1,4 +1,4 @@
-"""Finds the steps in segments by the bytes that begin and end them: all else is passed over and not decoded."""
+"""Finds the steps in segments by the bytes that begin and end them; everything else is skipped without decoding it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepRecords:
         self._open: dict[int, Span] = {}
 
     def through(self, content: bytes) -> None:
-        """One more segment, the next of its process."""
+        """Go through one more segment, the next of its process."""
         for found in _BEGIN.finditer(content):
             match _record(content, found.start() - 1):
                 case [_, int(), int(start_ns), dict() | None as args, True]:
@@ -39,7 +39,7 @@ class StepRecords:
 
 
 def _record(content: bytes, at: int) -> list[Any] | None:
-    """The record that begins at a place; None if that is none."""
+    """Return the record that begins at a place; None if there is none."""
     if at < 0 or content[at] not in b"\x94\x95\x96":
         return None
     unpacker = msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=_LONGEST_RECORD_BYTES)

@@ -40,29 +40,30 @@ _local = threading.local()
 """`.write` appends to this thread's segment; absent until the thread's first record."""
 _recorder: Recorder | None = None
 _paused: Recorder | None = None
-"""The recorder while `pause` holds it back: then `_recorder` is None, and recording costs what it costs untraced."""
+"""The recorder while `pause` holds it back. `_recorder` is None then, and recording costs as little as without
+tracing."""
 
 
 # ---------------------------------------------------------------- who records
 
 
 def current() -> Recorder | None:
-    """The recorder of this process, paused or not; None if this process is not recorded."""
+    """Return the recorder of this process, paused or not; None if this process is not recorded."""
     return _recorder if _recorder is not None else _paused
 
 
 def is_recording() -> bool:
-    """Whether this process records now: it was started, and not paused."""
+    """Return whether this process records now: it was started, and is not paused."""
     return _recorder is not None
 
 
 def has_recorded() -> bool:
-    """Whether it records now, and there is an event of it."""
+    """Return whether it records now and has recorded an event."""
     return _recorder is not None and _recorder.has_written
 
 
 def record_with(recorder: Recorder | None) -> None:
-    """Have this process's records go to a recorder from here on; None: nowhere."""
+    """Send this process's records to a recorder from here on; None drops them."""
     global _recorder, _paused, _local
     _recorder, _paused = recorder, None
     _local = threading.local()
@@ -75,14 +76,14 @@ def hold(on: bool) -> None:
 
 
 def forget_threads() -> None:
-    """In a forked child: what its threads' segments were is its parent's."""
+    """Drop the segments of all threads in a forked child: they are its parent's."""
     global _local
     _local = threading.local()
 
 
 @contextlib.contextmanager
 def writing_to(segment: Segment) -> Iterator[None]:
-    """Let this thread's records go to another segment meanwhile, one that is not of the Recording."""
+    """Write this thread's records meanwhile to another segment, which is not part of the Recording."""
     own = _local.__dict__
     before = own.get("write")
     own["write"] = segment.write
@@ -122,13 +123,13 @@ _NO_SPAN = NoSpan()
 
 
 class _Enterable:
-    """Entering and leaving a span: the record of its beginning is the Struct itself, that of its end a tuple."""
+    """Enters and leaves a span. The record of its beginning is the Struct itself, and that of its end a tuple."""
 
     __slots__ = ()
     task: int
     start_ns: int
     args: dict[str, Any] | None
-    """What the record of the beginning says; once that is written, what the end will add."""
+    """The arguments of the beginning's record; once that is written, the arguments that the end will add."""
 
     def __enter__(self: Any) -> Any:
         if _recorder is None:
@@ -195,7 +196,7 @@ class LiveSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
 
 
 _make_span: Callable[..., LiveSpan] = LiveSpan
-"""What `span` makes; something else in a process where somebody watches spans of a name."""
+"""What `span` makes; in a process where spans of a name are watched, it makes something else."""
 
 
 # Fields that only a keyword sets come last on the wire, so `ok` is the last byte here too.
@@ -223,7 +224,7 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
         TypeError: the name is no text, or a field has no such type.
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of a span is text, not {name!r}")
+        raise TypeError(f"the name of a span must be text, not {name!r}")
     number = -1 - len(typed_spans)
     # Called by position, so the fields need no names here: an argument may be called `task` or `args`.
     numbered = [(f"field{n}", type_) for n, type_ in enumerate(fields.values())]
@@ -236,7 +237,7 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
 
 
 def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
-    """A named interval of this thread or asyncio task, for `with` and `async with`.
+    """Make a named interval of this thread or asyncio task, for `with` and `async with`.
 
     Args:
         name: `subject.action`.
@@ -246,19 +247,19 @@ def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
 
 
 def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
-    """A span that partitions its rank's step: phases of one rank do not overlap."""
+    """Make a span that partitions its rank's step: phases of one rank do not overlap."""
     return _NO_SPAN if _recorder is None else LiveSpan(name, 0, 0, {**args, "phase": True})
 
 
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Have somebody told of the spans of a name that are made from here on, typed ones left out; one at a time.
+    """Report the spans of a name that are made from here on, without typed ones; there can be one watcher at a time.
 
-    Nobody pays where nobody watches.
+    It costs nothing if nobody watches.
 
     Args:
-        watched: The name.
-        begin: Called with the arguments before one begins; must not raise.
-        end: Called with what `begin` returned after it has ended; must not raise.
+        watched: Name of the spans.
+        begin: Called with the arguments before a span begins; must not raise.
+        end: Called with what `begin` returned after the span has ended; must not raise.
 
     Returns:
         What undoes it.
@@ -287,16 +288,16 @@ def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Calla
 
 
 def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
-    """A span that is over, with times read elsewhere from `clock.now_ns`.
+    """Record a span that is over, with times read elsewhere from `clock.now_ns`.
 
-    One whose times no clock tells, negative ones or more than 63 bits or an end before the start, is counted as lost.
+    A span with impossible times (negative, more than 63 bits, or an end before the start) is counted as lost.
 
     Args:
         name: `subject.action`.
         start_ns: First instant, CLOCK_MONOTONIC.
         end_ns: First instant after it.
-        lane: Spans of one lane nest; 0 is the thread's own, any other number below 2**63 a row of its own (a request,
-            a stream).
+        lane: Spans of one lane nest; 0 is the thread's own lane, any other number below 2**63 a row of its own (a
+            request, a stream).
         **args: Recorded with it.
     """
     if _recorder is None:
@@ -308,16 +309,16 @@ def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: 
 
 
 _END_NS = 2**63
-"""No clock tells this time, or a later one."""
+"""No clock shows this time or a later one."""
 
 
 def _whole(value: Any) -> Any:
-    """A whole number as it is; what is none as one that is in no range."""
+    """Return a whole number as it is, and anything else as a number that is out of range."""
     return value if value.__class__ is int or isinstance(value, Integral) else _END_NS
 
 
 def counter(name: str, value: float, /) -> None:
-    """A sample of a value; the unit is the end of its name (`allocated_bytes`)."""
+    """Record a sample of a value; its name ends with the unit (`allocated_bytes`)."""
     if _recorder is None:
         return
     try:
@@ -327,7 +328,8 @@ def counter(name: str, value: float, /) -> None:
 
 
 def counter_at(name: str, ts_ns: int, value: float, /) -> None:
-    """A value with the time at which it was so, read elsewhere from `clock.now_ns`; lost if no clock tells it."""
+    """Record a value with the time at which it held, read elsewhere from `clock.now_ns`; lost if no clock shows that
+    time."""
     if _recorder is None:
         return
     if 0 <= _whole(ts_ns) < _END_NS:
@@ -361,7 +363,7 @@ def _write(record: Any) -> None:
 
 
 def _write_slowly(record: Any) -> None:
-    """The first record of a thread, one that its segment has no room for, or one that cannot be written at all."""
+    """Write a thread's first record, one that its segment has no room for, or one that cannot be written at all."""
     recorder = _recorder
     if recorder is None:  # stopped while the span was open
         return
@@ -399,6 +401,6 @@ def _write_to_new_segment(recorder: Recorder, data: bytes) -> None:
 
 
 def _is_written(part: bytes) -> bool:
-    """Whether this thread's segment has a part of a record; a span's time of beginning is no other's."""
+    """Return whether this thread's segment has a part of a record; no two spans begin at the same time."""
     held: Held | None = getattr(_local, "held", None)
     return held is not None and held.segment.has(part)

@@ -1,7 +1,7 @@
-"""`python -m rltrace.sampler RECORDING`: one process a host that samples it while a run goes on.
+"""`python -m rltrace.sampler RECORDING`: one process per host, which samples the host while a run goes on.
 
-A process of its own, so that no thread of a traced one ever waits for NVML or walks its pages. It joins the Recording
-as any process does, and touches no other process.
+It is a process of its own, so that no thread of a traced process ever waits for NVML or walks its pages. It joins the
+Recording as any process does, and touches no other process.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def start(recording: Path, interval_s: float) -> Sidecar | None:
 
     Args:
         recording: Folder of the Recording.
-        interval_s: Between two samples.
+        interval_s: Seconds between two samples.
 
     Returns:
-        None if it cannot be started, which is said and keeps nothing from running.
+        The sampler; None if it cannot be started, which is reported and stops nothing else.
     """
     try:
         return Sidecar("rltrace.run.sampler", str(recording), "--interval", str(interval_s))
@@ -46,7 +46,7 @@ def start(recording: Path, interval_s: float) -> Sidecar | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Sample until the end of the run."""
+    """Sample until the run ends."""
     parser = argparse.ArgumentParser(prog="python -m rltrace.sampler", description=__doc__)
     parser.add_argument("recording", type=Path)
     parser.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds between two samples")
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Sampler:
-    """What this host can be asked; what it cannot is said once, with the reason."""
+    """The sources that this host has; one that is not available is reported once, with the reason."""
 
     def __init__(self, recording: Path) -> None:
         self._unavailable: set[str] = set()

@@ -49,8 +49,11 @@ def test_archives_say_what_their_summary_says() -> None:
         assert (run["state"], run["size_bytes"]) == ("ended", os.path.getsize(run["path"]))
 
 
-def test_a_real_run_and_a_failed_one(tmp_path: Path) -> None:
-    """Steps that end in a later segment, are aborted, or are open are told apart as the summary does."""
+def test_real_and_failed_run(tmp_path: Path) -> None:
+    """A real run and a failed one are listed.
+
+    Steps that end in a later segment, are aborted, or are open are told apart as the summary does.
+    """
     program = tmp_path / "train.py"
     program.write_text(
         "import rltrace, sys, contextlib, os\n"
@@ -93,8 +96,11 @@ def test_states(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
-    """A folder or zip file of something else is none; a damaged run is named."""
+def test_others_are_not_listed(tmp_path: Path) -> None:
+    """Other folders and files are not listed.
+
+    A folder or zip file of something else is none; a damaged run is named.
+    """
     two_ranks(tmp_path / "run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other.zip").write_bytes(b"PK")

@@ -1231,7 +1231,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 NO_LIBRARY = "NVML: NVML Shared Library Not Found"
-A_PART = "GPU-mine is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
+A_PART = "GPU-mine is a MIG slice, but NVML's totals are of the whole card; use a GPU without MIG"
 NOT_SHOWN = "NVML does not show GPU-mine here, but GPU-other, GPU-more"
 OF_TOTAL = ("driver.reserved", "unaccounted", "free")
 
