@@ -463,8 +463,8 @@ class Process:
 
         Yields:
             Spans where they end and samples where they were taken, in the order in which each thread wrote them;
-            threads follow each other segment by segment. Spans that never ended come last, with `end_ns` None; those among
-            them that a pause cut off end where it began.
+            threads follow each other segment by segment. Spans that never ended come last, with `end_ns` None; those
+            among them that a pause cut off end where it began.
         """
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
