@@ -70,6 +70,12 @@ class ProcessFile:
         with (self.folder / "process.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "end", "end_ns": 1000 * SECOND + at}) + "\n")
 
+    def is_killed(self, at: int, signal: int = 9) -> None:
+        """Say that whoever watched it saw that it was gone."""
+        with (self.folder / "process.jsonl").open("a") as file:
+            line = {"kind": "exit", "killed_by": signal, "was_stopped": False, "end_ns": 1000 * SECOND + at}
+            file.write(json.dumps(line) + "\n")
+
     def pauses(self, at: int, until: int) -> None:
         """Say that it recorded nothing for a while."""
         with (self.folder / "process.jsonl").open("a") as file:

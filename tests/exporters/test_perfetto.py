@@ -696,6 +696,30 @@ def group_rows(trace: Trace) -> list[str]:
     return [name for (name,) in rows]
 
 
+def test_rows_end_with_a_killed_process(importer: Importer, recording: RecordingFile) -> None:
+    """Rows of a process that was killed end when it was seen to be gone, in its own group and in its device's."""
+    device = {"host": "node", "uuid": "GPU-1"}
+    engine = recording.process(200, role="engine", rank=0, device=device)
+    thread = engine.thread()
+    thread.counter("rollout.weights_bytes", 10, 5)
+    thread.counter("loss", 10, 5)
+    engine.is_killed(20)
+    trace = load(importer, recording)
+    rows = trace.query("""
+        select t.name as name, c.ts as ts, c.value as value from counter c join track t on t.id = c.track_id
+        order by t.name, c.ts
+    """)
+    found = [(name, ts - REALTIME_NS, value) for name, ts, value in rows]
+    assert sorted(set(found)) == [
+        ("loss", 10, 5),
+        ("owned_bytes", 10, 5),
+        ("owned_bytes", 20, 0),
+        ("rollout.weights_bytes", 10, 5),
+        ("rollout.weights_bytes", 20, 0),
+    ]
+    assert found.count(("rollout.weights_bytes", 20, 0)) == 2
+
+
 def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(
     importer: Importer, recording: RecordingFile
 ) -> None:
