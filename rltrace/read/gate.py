@@ -214,7 +214,9 @@ LINES: dict[str, Check] = {
             "emits": maybe(many(text)),
         }
     ),
-    "type": record({"number": Field(whole(-(2**31), -1)), "name": Field(text), "fields": Field(many(text))}),
+    "type": record(
+        {"number": Field(whole(-(2**31), -1)), "name": Field(text), "fields": Field(many(text)), "automatic": truth}
+    ),
     "pause": record({"ts_ns": Field(_time_ns)}),
     "resume": record({"ts_ns": Field(_time_ns)}),
     "cost": by_name(number),

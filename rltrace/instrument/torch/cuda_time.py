@@ -249,7 +249,7 @@ def one_pair(times: DeviceTimes) -> Callable[[], None]:
 
 def write(span: DeviceSpan) -> None:
     """Write a span into the Recording, with how far off it may be."""
-    spans.span_at(
+    spans.automatic_span_at(
         span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, stream=span.stream, error_ns=span.error_ns
     )
 

@@ -24,9 +24,9 @@ PACKAGE = "torch.distributed.fsdp._fully_shard"
 OpenBackward = Callable[[str], Any]
 """A function that opens what is around a backward of the module at a path."""
 
-_forward = spans.typed_span("fsdp.forward", module=str)
-_repeated_forward = spans.typed_span("fsdp.forward", module=str, recompute=bool)
-_backward = spans.typed_span("fsdp.backward", module=str)
+_forward = spans.automatic_typed_span("fsdp.forward", module=str)
+_repeated_forward = spans.automatic_typed_span("fsdp.forward", module=str, recompute=bool)
+_backward = spans.automatic_typed_span("fsdp.backward", module=str)
 
 
 def open_forward(path: str, is_repeated: bool) -> Any:
@@ -93,7 +93,7 @@ class Gathers:
         opened.__exit__(None if error is None else type(error))
 
 
-_all_gather = spans.typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
+_all_gather = spans.automatic_typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
 
 
 @dataclass
@@ -108,7 +108,7 @@ class FirstGather:
     def begin(cls, fsdp_params: list[Any], ranks: int) -> FirstGather:
         """Open the span."""
         said = {"module": module_of(fsdp_params), "tensors": len(fsdp_params), "ranks": ranks}
-        return cls(spans.span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
+        return cls(spans.automatic_span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
 
     def learn(self, gathered: Any, known: dict[int, Any]) -> None:
         """Keep what the next ones say."""
@@ -130,7 +130,7 @@ def open_reduce(
     return _reduce_scatter(module_of(fsdp_params), len(unsharded_grads), ranks).__enter__() if ranks > 1 else None
 
 
-_reduce_scatter = spans.typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
+_reduce_scatter = spans.automatic_typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
 
 
 def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
