@@ -89,7 +89,7 @@ def say_left(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
 
     recording = spans.current()
     if recording is not None and ray._private.worker.global_worker.mode == ray.SCRIPT_MODE:
-        recording.append("left", running=running_processes(recording.recording))
+        recording.append("left", ts_ns=clock.now_ns(), running=running_processes(recording.recording))
 
 
 def address_of_joined_cluster() -> str | None:

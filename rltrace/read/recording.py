@@ -304,7 +304,9 @@ class Process:
         self.was_stopped = False
         """It ended because another process of the run had died."""
         self.left_running: set[str] = set()
-        """Keys of who ran when it, a driver, left its Ray cluster, whose workers Ray ends then."""
+        """Keys of who ran on its host when it, a driver, left its Ray cluster, whose workers Ray ends then."""
+        self.left_ns: int | None = None
+        """When it left it, the last time."""
         self.pauses: list[tuple[int, int | None]] = []
         """From when to when it recorded nothing because it was told so; None: it never went on."""
         self.costs: dict[str, float] = {}
@@ -427,8 +429,8 @@ class Process:
     def align(self, alignment: Alignment, domain: Domain) -> None:
         """Give all times of this process in those of another clock domain from here on."""
         self.alignment, self._aligned_to = alignment, domain
-        self.end_ns, self.gone_ns = (
-            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns)
+        self.end_ns, self.gone_ns, self.left_ns = (
+            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns, self.left_ns)
         )
 
     def time_bound_ns(self, last_ns: int) -> float:
@@ -559,6 +561,7 @@ class Process:
             self._dropped |= {line["segment"]} if "segment" in line else set()
         elif kind == "left":
             self.left_running |= set(line["running"])
+            self.left_ns = line.get("ts_ns")
         elif kind == "seal":
             self._seals[line["segment"]] = checksum.Sum(line["bytes"], line["crc32"])
         elif kind == "end":
