@@ -11,8 +11,14 @@ from rltrace.dependencies import msgspec
 
 Args = dict[str, Any]
 
-VERSION = 1
+VERSION = 2
 """Version of the Recording's format; a reader refuses a higher one."""
+
+MARKED_SINCE = 2
+"""The format since which records say whether a hook made a span; in older ones its name is all that tells."""
+
+AUTOMATIC = 0
+"""Before the record of a span that a hook made; the first element of no other record is this number."""
 
 
 class Span(msgspec.Struct, gc=False):
@@ -36,6 +42,8 @@ class Span(msgspec.Struct, gc=False):
     """Row among the spans of its thread and task: on one row, spans nest. It is above 0 for a span that overlaps
     another without nesting, as spans of interleaved generators do. None for a span that was recorded afterwards with
     its own times, which may overlap anything."""
+    is_automatic: bool = False
+    """Whether a hook of ours made it, and not the program itself."""
 
     @property
     def seconds(self) -> float:

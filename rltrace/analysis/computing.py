@@ -48,12 +48,8 @@ def computing(seen: Observations) -> dict[Lane, Intervals]:
 
 def _of_spans(process: Seen, seen: Observations) -> list[Intervals]:
     until_ns = seen.open_until_ns(process)
-    named = [
-        kept
-        for (name, _), kept in process.named.items()
-        if seen.is_automatic(process, name) and not name.startswith(WAITING)
-    ]
-    return [kept.rows(until_ns) for kept in (*named, *process.stages.values(), *process.device_spans.values())]
+    automatic = [kept for (name, _), kept in process.automatic_spans.items() if not name.startswith(WAITING)]
+    return [kept.rows(until_ns) for kept in (*automatic, *process.stages.values(), *process.device_spans.values())]
 
 
 def _by_processor_time(seen: Observations) -> list[tuple[Lane, Intervals]]:

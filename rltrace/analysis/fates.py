@@ -51,10 +51,15 @@ def fate(process: ProcessFigures, around: Circumstances) -> Fate:
 
 
 def _is_ended_by_others(process: ProcessFigures, around: Circumstances) -> bool:
-    """Return whether its parent ended it: by SIGTERM as a Pool does, or by SIGKILL as Ray does at the end of a run."""
+    """Return whether its parent let it go: by SIGTERM as a Pool does, or by SIGKILL as Ray does when its driver leaves.
+
+    A worker that Ray stops before that, as one that is idle or by `ray.kill`, leaves by itself. One that was killed
+    before its driver left was killed by somebody else, such as the kernel, short of memory.
+    """
     if process.killed_by in (None, "SIGTERM") and process.rank is None and around.parent_ended:
         return True
-    return around.uses_ray and around.run_ended_well and process.killed_by in ("SIGTERM", "SIGKILL")
+    is_by_ray = around.uses_ray and around.run_ended_well and process.ran_when_driver_left is not False
+    return is_by_ray and process.killed_by in ("SIGTERM", "SIGKILL")
 
 
 def fates(summary: Summary) -> dict[str, Fate]:

@@ -93,7 +93,8 @@ class _Spans:
         known: dict[str, int] = {}
         for process in processes:
             until_ns = seen.open_until_ns(process)
-            of_calls = ((method or name, kept) for (name, method), kept in process.named.items())
+            named = (*process.own_spans.items(), *process.automatic_spans.items())
+            of_calls = ((method or name, kept) for (name, method), kept in named)
             for name, kept in (*of_calls, *process.phases.items(), *process.stages.items()):
                 rows.append(kept.rows(until_ns))
                 places.append(np.full(len(rows[-1]), known.setdefault(name, len(known)), np.intp))

@@ -12,7 +12,7 @@ import msgspec
 
 from rltrace.analysis.steps import is_whole
 from rltrace.errors import RecordingError
-from rltrace.events import SAMPLER, Span
+from rltrace.events import SAMPLER, STEP, Span
 from rltrace.host import regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import archive
@@ -131,7 +131,7 @@ def _steps(path: Path, folder: Path, processes: Sequence[Process], limits: Limit
     for process in in_order(processes):
         if process.role == SAMPLER:
             continue
-        look = StepRecords()
+        look = StepRecords(process.typed(STEP))
         for content in _segments(path, folder, process.key, limits):
             if left_bytes <= 0:
                 return look.spans, False

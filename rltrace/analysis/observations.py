@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -18,7 +17,6 @@ from rltrace.events import (
     ALLOCATIONS,
     ALLOCATIONS_KEPT,
     ALLOCATIONS_RESERVED,
-    ALLOCATIONS_WRITTEN,
     DEVICE_TIME,
     KERNEL,
     MEMORY_EDGE,
@@ -26,7 +24,6 @@ from rltrace.events import (
     OPERATOR,
     OUT_OF_MEMORY,
     RAY_CALL,
-    REQUEST,
     SAMPLER,
     STEP,
     WEIGHT_SYNC_STAGES,
@@ -128,6 +125,10 @@ class Balances:
         self.places.append(self.owners.index(owner))
 
 
+SpanName = tuple[str, str | None]
+"""Name of a span; of a call also what was called."""
+
+
 class Seen:
     """What was kept of one process."""
 
@@ -173,8 +174,10 @@ class Seen:
         self.errors: defaultdict[tuple[int, int, str, str], Intervalled] = defaultdict(Intervalled)
         """Spans that an exception left, by thread, task, exception and name, without steps and moves, which have their
         own."""
-        self.named: defaultdict[tuple[str, str | None], Intervalled] = defaultdict(Intervalled)
-        """All other spans, by name; those of a call also by what was called."""
+        self.own_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
+        """All other spans that the program made itself."""
+        self.automatic_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
+        """All other spans that hooks made."""
 
 
 class Observations:
@@ -188,8 +191,6 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        self._made_by_hooks = {process.key: _made_by_hooks(process.hooks) for process in processes if process.hooks}
-        self._made_by_any = frozenset().union(_made_by_hooks(()), *self._made_by_hooks.values())
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
@@ -197,14 +198,6 @@ class Observations:
         self.now_ns = self.time_line.now_ns()
         self.went_on_ns = _went_on_ns(self.processes)
         """By the key of a process that went on as another program (`exec`), when that program began."""
-
-    def is_automatic(self, seen: Seen, name: str) -> bool:
-        """Return whether spans of this name in a process are made by its hooks, and not by the program itself.
-
-        A process that reports no hooks, for example because its report is damaged, is judged by the hooks of all
-        processes.
-        """
-        return name in self._made_by_hooks.get(seen.process.key, self._made_by_any)
 
     def open_until_ns(self, seen: Seen) -> int:
         """Return until when an open span of a process counts: until the process was over, else until its last event."""
@@ -223,12 +216,6 @@ class Observations:
             return self.now_ns
         gone_ns = seen.process.gone_ns
         return None if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
-
-
-def _made_by_hooks(hooks: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Return names of the spans that hooks make."""
-    emitted = (str(name) for hook in hooks for name in hook.get("emits") or ())
-    return frozenset({REQUEST, ALLOCATIONS_WRITTEN, *emitted})
 
 
 def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:
@@ -263,7 +250,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             seen.open_spans.append(event)
         if end_ns > last_span_ns:
             last_span_ns = end_ns
-        kept = _kept_whole(seen, event.name)
+        kept = _kept_whole(seen, event)
         if kept is not None:
             kept.append(event)
         error = event.args.get("error")
@@ -275,11 +262,12 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             _see_interval(seen.phases[event.name], event, shift_ns)
         elif event.name == STEP:
             seen.steps.append(event)
-        elif event.name.startswith(DEVICE_TIME):
+        elif event.is_automatic and event.name.startswith(DEVICE_TIME):
             _see_device_span(seen.device_spans[event.name.removeprefix(DEVICE_TIME)], event, shift_ns)
-        elif kept is None and not event.name.startswith(_PROFILED):
+        elif kept is None and not (event.is_automatic and event.name.startswith(_PROFILED)):
             method = event.args.get("method") if event.name == RAY_CALL else None
-            _see_interval(seen.named[event.name, None if method is None else str(method)], event, shift_ns)
+            spans = seen.automatic_spans if event.is_automatic else seen.own_spans
+            _see_interval(spans[event.name, None if method is None else str(method)], event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)
     seen.first_ns = process.start_ns + shift_ns
@@ -292,14 +280,17 @@ _STAGES = frozenset(WEIGHT_SYNC_STAGES)
 _PROFILED = (KERNEL, OPERATOR)
 
 
-def _kept_whole(seen: Seen, name: str) -> list[Span] | None:
-    """Return where the spans of a name are kept whose arguments count."""
+def _kept_whole(seen: Seen, span: Span) -> list[Span] | None:
+    """Return where a span goes whose arguments count; a program marks its own sleeps and wake-ups too."""
+    name = span.name
+    if name in MEMORY_MOVES:
+        return seen.moves
+    if not span.is_automatic:
+        return None
     if name == MEMORY_EDGE:
         return seen.edges
     if name == ALLOCATIONS_KEPT:
         return seen.allocations_kept
-    if name in MEMORY_MOVES:
-        return seen.moves
     return seen.out_of_memory if name == OUT_OF_MEMORY else None
 
 

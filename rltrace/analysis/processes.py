@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rltrace.analysis.clocks import bound_seconds
+from rltrace.analysis.clocks import TimeLine, bound_seconds
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.record.manifest import host_name
 
@@ -41,6 +41,9 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     host."""
     killed_by: str | None
     """Name of the signal that killed it, if known."""
+    ran_when_driver_left: bool | None
+    """Whether it still ran when a driver left its Ray cluster, whose workers Ray ends then. None: no driver has said
+    that it left one, or nobody saw when this process, on another host, went."""
     start_seconds: float
     """When it began, counted from the beginning of the Recording."""
     last_seconds: float
@@ -59,7 +62,8 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
 def processes(seen: Observations) -> list[ProcessFigures]:
     """Return every process, by when it began."""
     parents = _parents(seen.processes)
-    found = [_process(process, parents[process.process.key], seen) for process in seen.processes]
+    left = [process for process in seen.processes if process.process.left_running]
+    found = [_process(process, parents[process.process.key], left, seen) for process in seen.processes]
     return sorted(found, key=lambda process: process.start_seconds)
 
 
@@ -81,7 +85,7 @@ def state(seen: Seen, all_seen: Observations) -> State:
     return "died" if all_seen.recording.is_watched else "gone"
 
 
-def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessFigures:
+def _process(seen: Seen, parent: str | None, left: list[Seen], all_seen: Observations) -> ProcessFigures:
     process = seen.process
     return ProcessFigures(
         key=process.key,
@@ -94,6 +98,7 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
         parent=parent,
         state=state(seen, all_seen),
         killed_by=signal_name(process.killed_by),
+        ran_when_driver_left=_ran_when_left(seen, left, all_seen.time_line),
         start_seconds=(seen.first_ns - all_seen.start_ns) / 1e9,
         last_seconds=(seen.last_ns - all_seen.start_ns) / 1e9,
         spans=seen.spans,
@@ -101,6 +106,22 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
         clock_aligned=all_seen.time_line.is_aligned(process),
         clock_bound_seconds=bound_seconds(seen, all_seen.time_line),
     )
+
+
+def _ran_when_left(seen: Seen, left: list[Seen], time_line: TimeLine) -> bool | None:
+    """Whether a process still ran when one of the drivers that left their cluster did so, the last time."""
+    process = seen.process
+    if any(process.key in driver.process.left_running for driver in left):
+        return True
+    if any(process.host == driver.process.host for driver in left):
+        return False
+    left_ns = max((at_ns for driver in left if (at_ns := _at(driver, driver.process.left_ns, time_line))), default=None)
+    gone_ns = _at(seen, process.gone_ns, time_line)
+    return None if left_ns is None or gone_ns is None else gone_ns >= left_ns
+
+
+def _at(seen: Seen, time_ns: int | None, time_line: TimeLine) -> int | None:
+    return None if time_ns is None else time_ns + time_line.shift_ns(seen.process)
 
 
 def _parents(all_seen: list[Seen]) -> dict[str, str | None]:

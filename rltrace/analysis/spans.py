@@ -55,11 +55,11 @@ def hook_spans(seen: Observations, windows: StepWindows) -> list[SpanFigures]:
 def _spans(seen: Observations, windows: StepWindows, *, of_hooks: bool) -> list[SpanFigures]:
     found: dict[tuple[str, str | None, str], list[tuple[Seen, Intervalled]]] = {}
     for process in seen.processes:
-        for (name, method), kept in process.named.items():
-            if seen.is_automatic(process, name) is of_hooks:
-                found.setdefault((name, method, process.process.role), []).append((process, kept))
-    spans = [_figures(*key, members, seen, windows) for key, members in found.items()]
-    return sorted(spans, key=lambda span: (-span.seconds, span.name, span.method or "", span.role))
+        spans = process.automatic_spans if of_hooks else process.own_spans
+        for (name, method), kept in spans.items():
+            found.setdefault((name, method, process.process.role), []).append((process, kept))
+    figures = [_figures(*key, members, seen, windows) for key, members in found.items()]
+    return sorted(figures, key=lambda span: (-span.seconds, span.name, span.method or "", span.role))
 
 
 def _figures(

@@ -556,11 +556,11 @@ def _at_boundaries(before: Before, after: After, emits: tuple[str, ...]) -> tupl
 def _begin(name: str, args: Describe | None) -> Before:
     """Return a `before` that opens a span, or returns None for a call that `args` calls no span."""
     if args is None:
-        return lambda _args, _kwargs: spans.span(name).__enter__()
+        return lambda _args, _kwargs: spans.automatic_span(name).__enter__()
 
     def begin(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
         known = args(*call_args, **call_kwargs)
-        return None if known is None else spans.span(name, **known).__enter__()
+        return None if known is None else spans.automatic_span(name, **known).__enter__()
 
     return begin
 

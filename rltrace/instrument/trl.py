@@ -106,7 +106,7 @@ class StepPhases:
         """Begin a step, and close what an exception left open of the last one."""
         self._close("actor.micro_batch", "actor.update", "advantage", STEP)
         state = argument("state", 2, args, kwargs)
-        self._begin(STEP, spans.span(STEP, step=state.global_step))
+        self._begin(STEP, spans.automatic_span(STEP, step=state.global_step))
 
     def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
         """End the step: the optimizer has stepped."""
@@ -172,7 +172,7 @@ class StepPhases:
             return
         if "actor.update" not in self._open:
             self._begin("actor.update", spans.phase("actor.update"))
-        self._begin("actor.micro_batch", spans.span("actor.micro_batch"))
+        self._begin("actor.micro_batch", spans.automatic_span("actor.micro_batch"))
 
     def end_micro_batch(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """End a micro-batch: its backward is over."""

@@ -216,14 +216,16 @@ LINES: dict[str, Check] = {
             "emits": maybe(many(text)),
         }
     ),
-    "type": record({"number": Field(whole(-(2**31), -1)), "name": Field(text), "fields": Field(many(text))}),
+    "type": record(
+        {"number": Field(whole(-(2**31), -1)), "name": Field(text), "fields": Field(many(text)), "automatic": truth}
+    ),
     "pause": record({"ts_ns": Field(_time_ns)}),
     "resume": record({"ts_ns": Field(_time_ns)}),
     "cost": by_name(number),
     "unavailable": record({"what": Field(text), "reason": Field(text)}),
     "allocations": record({"step": Field(_count)}),
     "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text}),
-    "left": record({"running": Field(many(text))}),
+    "left": record({"running": Field(many(text)), "ts_ns": _time_ns}),
     "seal": record({"segment": Field(text), "bytes": Field(_size), "crc32": Field(whole(0, 2**32 - 1))}),
     "end": record({"end_ns": Field(_time_ns), "counts": by_name(whole(0, 2**64 - 1)), "segments": _count}),
     "exit": record({"end_ns": Field(_time_ns), "killed_by": Field(maybe(whole(1, 128))), "was_stopped": Field(truth)}),

@@ -340,7 +340,8 @@ class _Handler(SimpleHTTPRequestHandler):
         self.end_headers()
 
     def _send_launcher(self) -> None:
-        page = _LAUNCHER_PAGE.replace("TRACE", f"/{self.server.token}{TRACE}").replace("UI", ONLINE_UI)
+        # The token behind the others' names, which it may spell; then what may spell any.
+        page = _LAUNCHER_PAGE.replace("UI", ONLINE_UI).replace("TRACE", f"/{self.server.token}{TRACE}")
         body = page.replace("TITLE", _in_script(self.server.trace.name)).encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/html; charset=utf-8")

@@ -19,10 +19,10 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from rltrace.errors import RecordingError
-from rltrace.events import SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
+from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import alignment, archive, ending, gate
+from rltrace.read import alignment, archive, ending, gate, unmarked
 from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
@@ -154,6 +154,10 @@ class Recording:
         found = [Process(folder, self.limits) for folder in sorted(self._folders)]
         for process in found:
             process.complete(found, self.manifest)
+        if self.manifest["version"] < MARKED_SINCE:
+            mark = unmarked.markers({process.key: process.hooks for process in found if process.is_identified})
+            for process in found:
+                process.mark = mark.get(process.key)
         return found
 
     @cached_property
@@ -272,6 +276,14 @@ def _is_opening(folder: Path, key: str) -> bool:
         return True
 
 
+class TypedSpan(NamedTuple):
+    """What a process has declared."""
+
+    name: str
+    fields: list[str]
+    is_automatic: bool
+
+
 class Process:
     """What one process wrote."""
 
@@ -283,6 +295,8 @@ class Process:
         self.alignment: Alignment | None = None
         """How its clock's times were mapped to the run's; None if they are as it wrote them."""
         self._aligned_to: Domain = ("", "")
+        self.mark: unmarked.Mark | None = None
+        """What tells its automatic spans by their names, where its records do not."""
         self.hooks: list[dict[str, Any]] = []
         """Its hooks as last reported, each with `fired`, and with `spent_ns`, which is None if nobody asked for it."""
         self.end_ns: int | None = None
@@ -294,7 +308,10 @@ class Process:
         self.was_stopped = False
         """Whether it ended because another process of the run had died."""
         self.left_running: set[str] = set()
-        """Keys of the processes that ran when this driver left its Ray cluster; Ray then ends the cluster's workers."""
+        """Keys of the processes on its host that ran when this driver left its Ray cluster; Ray then ends the cluster's
+        workers."""
+        self.left_ns: int | None = None
+        """When it left it, the last time."""
         self._own_pauses: list[tuple[int, int | None]] = []
         self.costs: dict[str, float] = {}
         """Nanoseconds that recording one event took in it, by kind of event; empty if nobody measured."""
@@ -331,7 +348,7 @@ class Process:
         self._last_counts: dict[int, int] | None = None
         """The content of `counts.u64` when it ended."""
         self._closed_segments: int | None = None
-        self._types: dict[int, tuple[str, list[str]]] = {}
+        self._types: dict[int, TypedSpan] = {}
         self._cut = Cut()
         self._read_lines()
         self.life_ns = self._life_ns()
@@ -429,8 +446,8 @@ class Process:
     def align(self, alignment: Alignment, domain: Domain) -> None:
         """Give all times of this process in those of another clock domain from here on."""
         self.alignment, self._aligned_to = alignment, domain
-        self.end_ns, self.gone_ns = (
-            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns)
+        self.end_ns, self.gone_ns, self.left_ns = (
+            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns, self.left_ns)
         )
 
     def time_bound_ns(self, last_ns: int) -> float:
@@ -453,6 +470,10 @@ class Process:
         ticks = manifest.started_ticks(self.pid)
         return ticks is not None and ticks == self.identity.get("start_ticks")
 
+    def typed(self, name: str) -> dict[int, list[str]]:
+        """The fields of each typed span that it declared by this name, by its number."""
+        return {number: declared.fields for number, declared in self._types.items() if declared.name == name}
+
     @property
     def lost_events(self) -> int:
         """How many events it could not write (a full disk, a record too large), or only as `misfits`."""
@@ -468,7 +489,9 @@ class Process:
         """
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
-        events = _EventReader(self, self._types).events()
+        events: Iterator[Event] = _EventReader(self, self._types).events()
+        if self.mark is not None:
+            events = map(self.mark, events)
         if self.alignment is not None:
             events = map(self._aligned, events)
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
@@ -540,7 +563,7 @@ class Process:
         elif kind == "hook":
             hooks[line["instrumentation"], line["target"]] = line
         elif kind == "type":
-            self._types[line["number"]] = (line["name"], line["fields"])
+            self._types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
         elif kind == "pause":
             self._own_pauses.append((line["ts_ns"], None))
         elif kind == "resume":
@@ -557,6 +580,7 @@ class Process:
             self._dropped |= {line["segment"]} if "segment" in line else set()
         elif kind == "left":
             self.left_running |= set(line["running"])
+            self.left_ns = line.get("ts_ns")
         elif kind == "seal":
             self._seals[line["segment"]] = checksum.Sum(line["bytes"], line["crc32"])
         elif kind == "end":
@@ -634,7 +658,7 @@ MOST_COUNT = 1 << 53
 class _EventReader:
     """Matches the ends of one process's spans to their beginnings."""
 
-    def __init__(self, process: Process, types: dict[int, tuple[str, list[str]]]) -> None:
+    def __init__(self, process: Process, types: dict[int, TypedSpan]) -> None:
         self.process = process
         self.types = types
         self.thread = 0
@@ -717,19 +741,23 @@ class _EventReader:
                             span.args |= late
                         yield span
                         continue
-            elif size == 5 and first.__class__ is str:
-                task, start_ns, args = record[1], record[2], record[3]
+            elif (size == 5 and first.__class__ is str) or (size == 6 and first == AUTOMATIC):
+                if size == 5:
+                    name, task, start_ns, args, _ = record
+                else:
+                    _, name, task, start_ns, args, _ = record
                 if (
                     args.__class__ in _ARGS
+                    and name.__class__ is str
                     and start_ns.__class__ is int
                     and first_ns <= start_ns <= last_ns
                     and task.__class__ is int
                     and start_ns not in open_spans
                     and not self.early_ends
                 ):
-                    if args and checks.get(first, _NEW):  # a name that is new, or whose arguments figures are made of
-                        self._check(first, args)
-                    span = Span(first, self.thread, task, start_ns, None, args or {})
+                    if args and checks.get(name, _NEW):  # a name that is new, or whose arguments figures are made of
+                        self._check(name, args)
+                    span = Span(name, self.thread, task, start_ns, None, args or {}, (), (), 0, size == 6)
                     open_spans[start_ns] = [span]
                     siblings = stacks.get((self.thread, task))
                     if siblings is None:
@@ -737,10 +765,15 @@ class _EventReader:
                     else:
                         siblings.append(span)
                     continue
-            read = self.readers.get((*map(type, record),))
-            event = self._typed(*record) if read is None else read(*record)
+            event = self._event(record)
             if event is not None:
                 yield event
+
+    def _event(self, record: list[Any]) -> Event | None:
+        """What a record makes; every reader takes, for the `true` at its end, whether a hook wrote it."""
+        unmarked = _unmarked(record)
+        read = self.readers.get((*map(type, unmarked),))
+        return self._typed(*record) if read is None else read(*unmarked[:-1], unmarked is not record)
 
     def _records(self, path: Path) -> Iterator[list[Any]]:
         """Yield the records of a segment. What can have been written into it is known when the first one is asked
@@ -769,9 +802,10 @@ class _EventReader:
         life."""
         if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
             return False
-        types = (*map(type, record),)
+        unmarked = _unmarked(record)
+        types = (*map(type, unmarked),)
         if types in self.readers:
-            times_ns = record[_TIMES[types[0], len(types)]]
+            times_ns = unmarked[_TIMES[types[0], len(types)]]
         elif record[0].__class__ is int and record[0] in self.types and types[-4:-1] in _TYPED:
             times_ns = record[-3:-2]
         else:
@@ -812,21 +846,23 @@ class _EventReader:
     def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter | None:
         return self._counter(name, ts_ns, int(value), True)
 
-    def _whole(self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, _: bool) -> Span | None:
+    def _whole(
+        self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, is_automatic: bool
+    ) -> Span | None:
         if not 0 <= start_ns <= end_ns <= self.last_ns:
             self._damaged()
             return None
         if args and self.checks.get(name, _NEW):
             self._check(name, args)
-        return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None)
+        return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None, is_automatic=is_automatic)
 
-    def _begin(self, name: str, task: int, start_ns: int, args: Args | None, _: bool) -> Span | None:
+    def _begin(self, name: str, task: int, start_ns: int, args: Args | None, is_automatic: bool) -> Span | None:
         if not self.first_ns <= start_ns <= self.last_ns:
             self._damaged()
             return None
         if args and self.checks.get(name, _NEW):
             self._check(name, args)
-        span = Span(name, self.thread, task, start_ns, None, args or {})
+        span = Span(name, self.thread, task, start_ns, None, args or {}, is_automatic=is_automatic)
         if self.early_ends and start_ns in self.early_ends:
             return self._ended(span, *self.early_ends.pop(start_ns))
         self.open.setdefault(start_ns, []).append(span)
@@ -840,11 +876,13 @@ class _EventReader:
         if not sound or number.__class__ is not int or number >= 0:
             self._misfit(record[-3] if sound and len(record) == 5 else None)
             return None
-        name, fields = self.types.get(number) or (f"type {number}", [f"arg{n}" for n in range(len(record) - 5)])
-        args = dict(zip(fields, record[1:-4], strict=False))
+        declared = self.types.get(number)
+        if declared is None:
+            declared = TypedSpan(f"type {number}", [f"arg{n}" for n in range(len(record) - 5)], is_automatic=False)
+        args = dict(zip(declared.fields, record[1:-4], strict=False))
         if record[-2]:
             args |= record[-2]
-        return self._begin(name, record[-4], record[-3], args, True)
+        return self._begin(declared.name, record[-4], record[-3], args, declared.is_automatic)
 
     def _misfit(self, start_ns: int | None = None) -> None:
         """Count a whole record without use: the sample is no number, or the name of the span is no text."""
@@ -938,7 +976,7 @@ def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
     """
     times_ns: list[int] = []
     finished_ns: list[int] = []
-    for record in records:
+    for record in map(_unmarked, records):
         where = _TIMES.get((type(record[0]), len(record)))
         for at_ns in record[where][-1:] if where else ():
             if at_ns.__class__ is int:
@@ -954,6 +992,11 @@ def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
 MOST_SILENCE_NS = 3600 * 10**9
 """How long a process that was killed while nobody watched may have been silent before its last record; a longer gap is
 damage."""
+
+
+def _unmarked(record: list[Any]) -> list[Any]:
+    """The record of a span as it is without the mark that a hook made it; any other record itself."""
+    return record[1:] if len(record) > 5 and record[0] == AUTOMATIC else record
 
 
 _ARGS = (dict, NoneType)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.dependencies import msgspec
+from rltrace.events import AUTOMATIC
 from rltrace.host.interruption import own_failure
 
 MOST_LETTERS = 256
@@ -72,9 +73,9 @@ def encode_anyhow(record: Any) -> bytes:
     if isinstance(record, msgspec.Struct):
         number = record.__struct_config__.tag
         fields = msgspec.structs.astuple(record)
-        if number is not None:  # of a typed span
+        if number not in (None, AUTOMATIC):  # of a typed span
             return encode((number, *map(_sayable, fields)))
-        record = fields
+        record = fields if number is None else (number, *fields)
     return encode([_sayable_part(part) for part in record])
 
 

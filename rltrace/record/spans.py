@@ -16,6 +16,7 @@ from numbers import Integral
 from typing import Any, Literal, cast
 
 from rltrace.dependencies import msgspec
+from rltrace.events import AUTOMATIC
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
@@ -195,8 +196,13 @@ class LiveSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
     ok: Literal[True] = True
 
 
+class AutomaticSpan(LiveSpan, array_like=True, gc=False, tag=AUTOMATIC):
+    """A span that a hook makes. On the wire: `[0, name, task, start_ns, args, true]`."""
+
+
 _make_span: Callable[..., LiveSpan] = LiveSpan
 """What `span` makes; in a process where spans of a name are watched, it makes something else."""
+_make_automatic_span: Callable[..., LiveSpan] = AutomaticSpan
 
 
 # Fields that only a keyword sets come last on the wire, so `ok` is the last byte here too.
@@ -223,13 +229,22 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
     Raises:
         TypeError: the name is no text, or a field has no such type.
     """
+    return _declared(name, fields)
+
+
+def automatic_typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
+    """Declare, for a hook, what `typed_span` declares for a program."""
+    return _declared(name, fields, automatic=True)
+
+
+def _declared(name: str, fields: dict[str, type], **said: Any) -> Callable[..., TypedSpan]:
     if not isinstance(name, str):
         raise TypeError(f"the name of a span must be text, not {name!r}")
     number = -1 - len(typed_spans)
     # Called by position, so the fields need no names here: an argument may be called `task` or `args`.
     numbered = [(f"field{n}", type_) for n, type_ in enumerate(fields.values())]
     declared = msgspec.defstruct(f"TypedSpan{-number}", numbered, bases=(TypedSpan,), tag=number, gc=False)
-    line = {"number": number, "name": name, "fields": list(fields)}
+    line = {"number": number, "name": name, "fields": list(fields), **said}
     typed_spans.append(line)
     if (recorder := current()) is not None:
         recorder.append("type", **line)
@@ -244,6 +259,11 @@ def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
         **args: Recorded with the beginning, so they are known even if the process dies inside.
     """
     return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, args)
+
+
+def automatic_span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
+    """The same for a hook: readers tell what it makes from the program's own spans, whatever their names."""
+    return _NO_SPAN if _recorder is None else _make_automatic_span(name, 0, 0, args)
 
 
 def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
@@ -264,26 +284,29 @@ def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Calla
     Returns:
         What undoes it.
     """
-    global _make_span
+    global _make_span, _make_automatic_span
 
-    class WatchedSpan(LiveSpan, dict=True, gc=True):
-        def __enter__(self) -> Any:
-            self.token = begin(self.args or {})
-            return LiveSpan.__enter__(self)
+    def maker(kind: type[LiveSpan]) -> Callable[..., LiveSpan]:
+        class WatchedSpan(kind, dict=True, gc=True):  # type: ignore[call-arg, misc, valid-type]
+            def __enter__(self) -> Any:
+                self.token = begin(self.args or {})
+                return kind.__enter__(self)
 
-        def __exit__(self, *error: Any) -> None:
-            LiveSpan.__exit__(self, *error)
-            end(self.token)
+            def __exit__(self, *error: Any) -> None:
+                kind.__exit__(self, *error)
+                end(self.token)
 
-    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> LiveSpan:
-        return (WatchedSpan if name == watched else LiveSpan)(name, task, start_ns, args)
+        def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> LiveSpan:
+            return (WatchedSpan if name == watched else kind)(name, task, start_ns, args)
+
+        return make
 
     def undo() -> None:
-        global _make_span
-        if _make_span is make:
-            _make_span = LiveSpan
+        global _make_span, _make_automatic_span
+        if _make_span is own:
+            _make_span, _make_automatic_span = LiveSpan, AutomaticSpan
 
-    _make_span = make
+    _make_span, _make_automatic_span = own, _ = maker(LiveSpan), maker(AutomaticSpan)
     return undo
 
 
@@ -300,10 +323,19 @@ def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: 
             request, a stream).
         **args: Recorded with it.
     """
+    _write_finished((name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
+
+
+def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
+    """The same for a hook."""
+    _write_finished((AUTOMATIC, name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
+
+
+def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: int) -> None:
     if _recorder is None:
         return
     if 0 <= _whole(start_ns) <= _whole(end_ns) < _END_NS and -_END_NS < _whole(lane) < _END_NS:
-        _write((name, lane, start_ns, end_ns, args, True))
+        _write(record)
     else:
         _recorder.lose()
 

@@ -703,7 +703,7 @@ def test_own_spans_by_name_and_role(tmp_path: Path) -> None:
     written = Written(tmp_path / "run").process("d", *steps, *mine, *theirs, role="driver", hooks=hooks, ended_s=33)
     for rank in range(2):
         score = [span("score", 12, 12 + 2 * rank + 1), span("load", 12, 13), span("verl.work", 1, 2)]
-        written.process(f"w{rank}", *score, role="worker", rank=rank, ended_s=30)
+        written.process(f"w{rank}", *score, role="worker", rank=rank, hooks=hooks, ended_s=30)
     summary = summarize(written.read())
     assert [(made.name, made.role, made.count) for made in summary.hook_spans] == [
         ("verl.work", "worker", 2), (events.REQUEST, "driver", 1), ("verl.work", "driver", 1)

@@ -19,6 +19,7 @@ from rich.console import Console, Group, RenderableType
 from traced_runs import run_traced, traced_environment
 
 from rltrace.analysis import summarize
+from rltrace.cli import tables
 from rltrace.cli.tables import figures, show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
 from rltrace.cli.tables.phases import SLIGHT
@@ -365,6 +366,25 @@ def test_hooks_by_kind(tmp_path: Path) -> None:
     )  # fmt: skip
     for row in told:
         assert row in rows
+
+
+def test_first_screen_promises(recorded: dict[str, Recording], tmp_path: Path) -> None:
+    """What the first screen says that `--all` shows is what it draws, for runs of every kind."""
+    empty = Written(tmp_path / "empty").read()
+    open_step = Written(tmp_path / "open").process("p", span("step", 0, None), span("reward", 1, None), role="driver")
+    idle = Written(tmp_path / "idle").process("p", span("step", 0, 1), span("step", 1, 2), role="driver", ended_s=2)
+    shipped = sorted((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
+    runs = [*recorded.values(), empty, open_step.read(), idle.read(), *map(Recording.open, shipped)]
+    promised = set()
+    for summary in map(summarize, runs):
+        for section in tables.SECTIONS:
+            if section.name:
+                drawn = bool(list(section.draw(summary, whole=True)))
+                assert bool(section.has(summary)) is drawn, (section.name, summary.run.path)
+                promised |= {(section.name, drawn)}
+    names = {section.name for section in tables.SECTIONS if section.name}
+    assert {name for name, drawn in promised if drawn} >= names - {"every allocation"}
+    assert {name for name, drawn in promised if not drawn} == names
 
 
 def test_own_spans_have_a_table(recorded: dict[str, Recording]) -> None:

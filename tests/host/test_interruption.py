@@ -134,6 +134,8 @@ def task() -> None:
         one_task().send(None)
 
 
+# Interrupted between the call of a coroutine function and its await, Python itself leaves the coroutine behind.
+@pytest.mark.filterwarnings("ignore:coroutine '_Enterable.__aexit__' was never awaited:RuntimeWarning")
 @pytest.mark.parametrize(
     "made", [LateError, LateWithTextError, TimeoutError, ValueError, QuietError, KeyboardInterrupt]
 )

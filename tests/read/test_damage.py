@@ -263,7 +263,10 @@ def test_whatever_a_program_writes_is_read(folder: Path) -> None:
         for _ in range(2):
             rltrace.counter("actor.params_bytes", 1e308)
             rltrace.counter("loss", 1e308)
-        with rltrace.span("weight_sync.send", bytes=10**19), rltrace.span("memory.out_of_memory", asked_bytes="a"):
+        with (
+            rltrace.span("weight_sync.send", bytes=10**19),
+            spans.automatic_span("memory.out_of_memory", asked_bytes="a"),
+        ):
             pass
         rltrace.span_at("c", 2**63, 2**63 + 1)
         spans.counter_at("c", 2**63, 1)

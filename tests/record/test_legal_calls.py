@@ -17,7 +17,7 @@ from rltrace.analysis.summary import Summary, summarize
 from rltrace.cli import main
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
-from rltrace.record import announcement
+from rltrace.record import announcement, spans
 
 READERS = (
     ["summary"], ["summary", "--all"], ["summary", "--json"],
@@ -51,7 +51,7 @@ def _send(size_bytes: Any) -> None:
         with rltrace.span("step", step=1), rltrace.phase("weight_sync"):
             with rltrace.span("weight_sync.send", bytes=size_bytes, tensors=size_bytes):
                 pass
-            with rltrace.span("gpu.fsdp.all_gather", bytes=size_bytes, ranks=size_bytes, queued_ns=size_bytes):
+            with spans.automatic_span("gpu.fsdp.all_gather", bytes=size_bytes, ranks=size_bytes, queued_ns=size_bytes):
                 pass
 
 
@@ -65,7 +65,11 @@ def _count(*values: Any) -> None:
 
 
 def _run_out(**asked: Any) -> None:
-    with rltrace.span("step", step=1), rltrace.phase("actor.update"), rltrace.span("memory.out_of_memory", **asked):
+    with (
+        rltrace.span("step", step=1),
+        rltrace.phase("actor.update"),
+        spans.automatic_span("memory.out_of_memory", **asked),
+    ):
         pass
 
 

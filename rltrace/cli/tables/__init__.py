@@ -6,7 +6,7 @@ names what it leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -38,6 +38,7 @@ from rltrace.cli.tables.memory import (
 from rltrace.cli.tables.origin import made_with, when_and_where
 from rltrace.cli.tables.phases import (
     STARTUP_IDLE,
+    has_phases_by_step,
     lane_tables,
     phases_by_step,
     steady_table,
@@ -118,9 +119,8 @@ def _spread(length: Spread) -> str:
 
 
 def _in_short(summary: Summary, **_: bool) -> Iterator[RenderableType]:
-    """Return one line for each table of `--all`, and what else it shows."""
-    promised = [section for section in SECTIONS if section.screens == ALL and section.name]
-    named = [section.name for section in promised if any(True for _ in section.draw(summary, whole=True))]
+    """Return one line for each thing of which `--all` has a table, and what it shows besides."""
+    named = [section.name for section in SECTIONS if section.name and section.has(summary)]
     yield Group(*_lines(summary), Text(f"--all shows {', '.join(named)}", "dim"))
 
 
@@ -284,27 +284,29 @@ class Section(NamedTuple):
     """What the last line of the first screen calls it if only `--all` shows it; empty if it is not worth a word."""
     draw: Draw
     screens: Screens
+    has: Callable[[Summary], object] = bool
+    """Of a section with a name: whether there is anything to draw, told without drawing it."""
 
 
 SECTIONS = (
     Section("", _wrong, BOTH),
     Section("", _open_spans, BOTH),
     Section("", _seconds, FIRST),
-    Section("each rank and its idle time", _all_seconds, ALL),
-    Section("each step", _steps, ALL),
-    Section("phases by step", _phases_by_step, ALL),
+    Section("each rank and its idle time", _all_seconds, ALL, lambda summary: summary.phases),
+    Section("each step", _steps, ALL, lambda summary: summary.steps),
+    Section("phases by step", _phases_by_step, ALL, has_phases_by_step),
     Section("", _fullest, FIRST),
     Section("", _your_spans, BOTH),
     Section("", _automatic_spans_alone, FIRST),
-    Section("automatic spans", _automatic_spans, ALL),
-    Section("GPU work", _gpu_work, ALL),
-    Section("weight sync", _weight_sync, ALL),
-    Section("memory by phase", _memory, ALL),
-    Section("every allocation", _allocations, ALL),
-    Section("hosts", _hosts, ALL),
-    Section("sleeps", _sleeps, ALL),
-    Section("processes", _processes, ALL),
-    Section("hooks", _hooks, ALL),
+    Section("automatic spans", _automatic_spans, ALL, lambda summary: summary.hook_spans),
+    Section("GPU work", _gpu_work, ALL, lambda summary: summary.gpu_work or summary.gpu_work_missed),
+    Section("weight sync", _weight_sync, ALL, lambda summary: summary.weight_sync),
+    Section("memory by phase", _memory, ALL, lambda summary: summary.memory),
+    Section("every allocation", _allocations, ALL, lambda summary: summary.allocations),
+    Section("hosts", _hosts, ALL, lambda summary: summary.samples or summary.host_memory),
+    Section("sleeps", _sleeps, ALL, lambda summary: summary.sleeps),
+    Section("processes", _processes, ALL, lambda summary: summary.processes or any(_bare(summary))),
+    Section("hooks", _hooks, ALL, lambda summary: summary.hooks),
     Section("", _clocks, ALL),
     Section("", _in_short, FIRST),
 )

@@ -131,16 +131,27 @@ def steady_words(found: Steady) -> str:
     return f"{'step' if len(found.steps) == 1 else 'steps'} {figures.ranges(found.steps)}"
 
 
+def has_phases_by_step(summary: Summary) -> bool:
+    """Whether there are several steps to compare, all of them the run's."""
+    return len(_compared_steps(summary)) >= 2 and len(by_lane(summary.steps)) <= 1
+
+
+def _compared_steps(summary: Summary) -> list[list[RankStep]]:
+    """The steps that are over, of the ranks, else of all but the driver, else of the driver."""
+    over = [row for row in summary.phases if row.step is not None and row.finished]
+    ranks = [row for row in over if row.rank is not None]
+    return _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE] or over)
+
+
 def phases_by_step(summary: Summary) -> RenderableType | None:
     """Draw one row per finished step, with its phases as means over the ranks.
 
     None for a single step, which the mean shows as well, and if processes have steps of their own.
     """
-    over = [row for row in summary.phases if row.step is not None and row.finished]
-    ranks = [row for row in over if row.rank is not None]
-    steps = _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE] or over)
-    if len(steps) < 2 or len(by_lane(summary.steps)) > 1:
+    if not has_phases_by_step(summary):
         return None
+    steps = _compared_steps(summary)
+    ranks = [row for rows in steps for row in rows if row.rank is not None]
     names = in_order(name for rows in steps for row in rows for name, own in row.phases.items() if own.seconds)
     table = Figures("step", "seconds", *(str(number) for number in range(1, len(names) + 1)))
     for rows in first_and_last(steps):

@@ -251,7 +251,7 @@ class CudaLedger:
             if not self._is_known(state, is_phase, of_processes):
                 self._sample(device, state, of_processes=of_processes)
         elif is_phase and is_engines and (card := self.engines_card()) is not None:
-            with spans.span(MEMORY_EDGE) as sampled:
+            with spans.automatic_span(MEMORY_EDGE) as sampled:
                 self._set_totals(sampled, card, {}, of_processes)
 
     def engines_card(self) -> Card | None:
@@ -318,7 +318,7 @@ class CudaLedger:
         in_pass: bool = False,
         of_processes: bool = True,
     ) -> None:
-        with spans.span(MEMORY_EDGE) as sampled:
+        with spans.automatic_span(MEMORY_EDGE) as sampled:
             if turn is not None:
                 sampled.set(turn=turn.value)
             rows = self.rows(device, state, is_boundary=turn is None, in_pass=in_pass)
@@ -489,7 +489,7 @@ class CudaLedger:
             args["bound"] = f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"
         except UnavailableError as reason:
             self._say("unaccounted", str(reason))
-        with spans.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
+        with spans.automatic_span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
     def _outside_bytes(self, device: OwnCard) -> int | None:

@@ -265,7 +265,7 @@ class Steps:
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
-        spans.span_at(
+        spans.automatic_span_at(
             "engine.step",
             start_ns,
             now_ns(),

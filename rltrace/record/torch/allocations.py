@@ -325,7 +325,7 @@ def end(**args: Any) -> str | None:
         return "nothing was kept"
     try:
         _keep(None)
-        with spans.span(ALLOCATIONS_WRITTEN), _without_collections():
+        with spans.automatic_span(ALLOCATIONS_WRITTEN), _without_collections():
             _write(*_stop(keeping), **args)
     except own_failure() as error:
         return f"{type(error).__name__}: {error}"
@@ -577,7 +577,7 @@ def write(
     Then what is reserved. Behind the end all of them get a 0: from there on nothing is known.
     """
     owners = dict.fromkeys([*timeline.start_bytes, *timeline.end_bytes])
-    spans.span_at(
+    spans.automatic_span_at(
         ALLOCATIONS_KEPT,
         start_ns,
         end_ns,

@@ -112,7 +112,7 @@ def _write(profiling: _Profiling) -> None:
     for event in events:
         if event.name() != MARK:
             start_ns = clocks.host_ns(event.start_ns())
-            spans.span_at(
+            spans.automatic_span_at(
                 (OPERATOR if _is_host(event) else KERNEL) + event.name(),
                 start_ns,
                 start_ns + event.duration_ns(),
