@@ -1232,7 +1232,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 NO_LIBRARY = "NVML: NVML Shared Library Not Found"
 A_PART = "GPU-mine is a MIG slice, but NVML's totals are of the whole card; use a GPU without MIG"
-NOT_SHOWN = "NVML does not show GPU-mine here, but GPU-other, GPU-more"
+NOT_SHOWN = "NVML does not show GPU-mine here; it shows GPU-other, GPU-more"
 OF_TOTAL = ("driver.reserved", "unaccounted", "free")
 
 
