@@ -209,6 +209,19 @@ def test_what_of_a_sync_is_in_no_stage_is_said(tmp_path: Path) -> None:
     assert (without_phase.seconds, without_phase.rest_seconds) == (4, 2)
 
 
+def test_emptying_the_cache_is_a_stage_of_the_sync_around_it_alone(tmp_path: Path) -> None:
+    """The sync is interrupted by a wake-up; a cache that is emptied outside of it is no part of it."""
+    pieces = [span("weight_sync", 1, 3), span("rollout.wake_weights", 3, 4), span("weight_sync", 4, 8)]
+    stages = [span("allocator.empty_cache", 1, 3), span("weight_sync.merge", 4, 5), span("weight_sync.load", 5, 8)]
+    elsewhere = span("allocator.empty_cache", 8.5, 9.5)
+    records = [span("step", 0, 10, step=0), *pieces, *stages, elsewhere]
+    written = Written(tmp_path / "run").process("w", *records, rank=0, ended_s=10)
+    (sync,) = summarize(written.read()).weight_sync
+    seconds = {name: stage.seconds for name, stage in sync.stages.items()}
+    assert seconds == {"allocator.empty_cache": 2, "weight_sync.merge": 1, "weight_sync.load": 3}
+    assert (sync.seconds, sync.rest_seconds) == (6, 0)
+
+
 def test_where_nobody_says_what_was_sent_what_was_loaded_counts(tmp_path: Path) -> None:
     """An engine whose trainer is not traced, or has no hooks."""
     loads = [span("weight_sync.load", at, at + 1, bytes=50, tensors=3) for at in (1, 3)]

@@ -69,6 +69,18 @@ def test_layers_of_a_model_that_is_not_sharded_itself_are_counted(tmp_path: Path
     assert (row.seconds, row.count) == (3, 3)
 
 
+def test_gpu_work_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
+    """An optimizer step that the GPU ends, or even begins, in the next step of the program counts whole and once."""
+    steps = ((0, 10, True), (10, 20, True), (20, 30, True), (30, 40, False))
+    behind_s = 1.5  # the GPU begins after the program's step is over
+    work = [span(OPTIMIZER, n + 0.5, n + 2, behind_host_ns=int(behind_s * SECOND)) for n in (10, 20, 30)]
+    row = rows(written(tmp_path / "run", work, steps=steps))[0, "optimizer.step", None]
+    assert (row.seconds, row.count) == (1.5, 1)
+    work = [span(OPTIMIZER, n - 1, n + 2, behind_host_ns=1000) for n in (10, 20, 30)]
+    row = rows(written(tmp_path / "later", work, steps=steps))[0, "optimizer.step", None]
+    assert (row.seconds, row.count) == (3, 1)
+
+
 def test_collectives_at_once_take_their_time_once_and_are_counted_each(tmp_path: Path) -> None:
     """Of three gathers, one of them within another, and of a gather and a reduce-scatter."""
     gathers = [span(GATHER, 1, 3, stream=2), span(GATHER, 2, 4, stream=3), span(GATHER, 2.5, 3.5, stream=4)]
