@@ -126,7 +126,7 @@ def _work(
     compute: tuple[Intervals, Intervals],
     steps: int,
 ) -> GpuWork:
-    """Of these pieces, and of the rows that begin with one; `compute` is when the GPU may have computed, or surely did."""
+    """Of these pieces and the rows that begin with one; `compute` is when the GPU may have computed, and surely did."""
     seconds, size_bytes = covered_ns(pieces) / 1e9, int(columns.bytes[begun].sum())
     least, most = (_uncovered_ns(pieces, by) / 1e9 / steps if len(by) else None for by in compute)
     return GpuWork(

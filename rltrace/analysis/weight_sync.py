@@ -55,7 +55,7 @@ class RankSync(msgspec.Struct, frozen=True, kw_only=True):
     buckets: int
     """Buckets sent; where no span says so, buckets loaded."""
     tensors: int
-    """Tensors sent; where no span says so, parameters gathered, or else tensors loaded."""
+    """Tensors sent; where no span says so, tensors loaded, or else parameters gathered."""
     stages: dict[str, Stage]
     """By name, in the order in which a bucket passes them."""
     rest_seconds: float
@@ -147,7 +147,7 @@ def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[st
         bytes=size_bytes,
         gigabytes_per_second=_rate(size_bytes, seconds),
         buckets=sent.spans or loaded.spans,
-        tensors=counted or parts.get(GATHER, nothing).spans or loaded.tensors,
+        tensors=counted or loaded.tensors or parts.get(GATHER, nothing).spans,
         stages={name: part.figures() for name, part in parts.items()},
         rest_seconds=covered_ns(outside(in_stages, whole)[0]) / 1e9,
     )

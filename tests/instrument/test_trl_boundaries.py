@@ -57,7 +57,7 @@ def test_update(told: list[tuple[str, str]]) -> None:
     for _ in range(3):
         step.begin_update((trainer,), {})
         step.end_micro_batch(None, None, None)
-    step.end(None, None, None)
+    step.end_update(None, None, None)
     assert told == [("begin", "actor.update"), ("end", "actor.update")]
 
 
