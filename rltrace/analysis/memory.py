@@ -152,7 +152,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     residual: Residual | None
     """What has no owner, over the phase boundaries; None where nobody read the device's total."""
     allocated_peaks: list[AllocatedPeak]
-    """One item per process whose torch counts its own peak; engines are not among them."""
+    """One item per process whose torch counts its own peak; engines in processes of their own are not among them, and
+    the pools of an engine beside a trainer are not in it."""
     unknown: dict[str, str]
     """Rows that cannot be known on this machine, with the reason."""
     others: Others | None
