@@ -1,8 +1,8 @@
 """Where every second and every byte of a colocated RL step went.
 
-`instrument` a program, or `start` a recording, name what happens with `span`, `phase`, `traced`, `counter` and `flow`,
-and read the `Recording` with `rltrace summary` and `rltrace view`. While nothing is recorded each of them costs a
-disabled span only.
+`instrument` a program, or `start` a recording; name what happens with `span`, `phase`, `traced`, `counter` and `flow`;
+and read the `Recording` with `rltrace summary` and `rltrace view`. While nothing is recorded, each of these calls costs
+no more than a disabled span.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The packages that rltrace needs inside a traced program, whatever the program has under the same names.
 
-A program may have a `msgspec.py` of its own: that is what it imports, traced or not, and ours is loaded beside it. So
-this is the only module that imports msgspec and wrapt for what runs in a traced process.
+A program may have a `msgspec.py` of its own. It imports that one, traced or not, and ours is loaded beside it. So this
+is the only module that imports msgspec and wrapt for what runs in a traced process.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 _apart: dict[str, ModuleType] = {}
-"""Modules of ours that `sys.modules` does not hold, since the program has others of their names."""
+"""Modules of ours that `sys.modules` does not hold, because the program has others of their names."""
 
 
 def own(name: str, needed: str) -> ModuleType:
-    """The package of a distribution, whatever else the program imports by its name.
+    """Return the package of a distribution, whatever else the program imports by its name.
 
     Args:
-        name: Of the package, and of its distribution.
-        needed: A name in it by which it is known.
+        name: Name of the package, and of its distribution.
+        needed: A name in the package by which it is recognized.
 
     Raises:
         ImportError: there is none, or only another module of this name.
@@ -38,7 +38,7 @@ def own(name: str, needed: str) -> ModuleType:
 
 
 def put_installed_first() -> None:
-    """In a process of ours, let nothing of PYTHONPATH, the script's or the working folder hide what is installed.
+    """Let nothing of PYTHONPATH, the script's or the working folder hide what is installed, in a process of ours.
 
     The variable itself stays as it is, for the program that is started.
     """
@@ -51,7 +51,7 @@ def put_installed_first() -> None:
 
 
 def _home(name: str) -> str | None:
-    """The folder that has a distribution, where `import` would find something else; None where it finds that."""
+    """Return the folder that has a distribution, if `import` would find something else; None if it would find that."""
     found_in = _folder_of(name)
     if found_in is not None and _holds(found_in, name):
         return None
@@ -61,7 +61,7 @@ def _home(name: str) -> str | None:
 
 
 def _folder_of(name: str) -> str | None:
-    """The folder on the path where a package lies that is imported, or would be."""
+    """Return the folder on the path of a package that is imported, or would be."""
     is_imported = name in sys.modules
     spec = getattr(sys.modules[name], "__spec__", None) if is_imported else PathFinder.find_spec(name)
     origin = getattr(spec, "origin", None)
@@ -72,7 +72,7 @@ def _folder_of(name: str) -> str | None:
 
 
 def _holds(folder: str, name: str) -> bool:
-    """Whether a folder on the path has the distribution, by what its installer wrote beside it."""
+    """Return whether a folder on the path has the distribution, by what its installer wrote beside it."""
     try:
         entries = os.listdir(folder or os.curdir)
     except OSError:

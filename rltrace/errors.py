@@ -25,7 +25,7 @@ class SelectionError(RltraceError):
 
 
 class RecordingError(RltraceError):
-    """A Recording that is missing, damaged, or in the way."""
+    """A Recording that is missing or damaged, or exists where a new one should go."""
 
     exit_code = 3
 
@@ -47,8 +47,8 @@ class MissingExtraError(RltraceError):
 
     Args:
         said: What is missing, and what for.
-        extra: Of our distribution, which brings them.
-        otherwise: What works without.
+        extra: The extra of our distribution that brings them.
+        otherwise: What works without them.
     """
 
     exit_code = 6

@@ -1,6 +1,6 @@
-"""The words of rltrace: what a Recording is made of, and the names every reader knows.
+"""The words of rltrace: what a Recording consists of, and the names that every reader knows.
 
-Imports the standard library and msgspec only, so that a laptop reads what a cluster wrote.
+It imports the standard library and msgspec only, so that a laptop reads what a cluster wrote.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from rltrace.dependencies import msgspec
 
 Args = dict[str, Any]
 
-VERSION = 1
-"""Of the Recording's format; a reader refuses a higher one."""
+VERSION = 2
+"""Version of the Recording's format; a reader refuses a higher one."""
+
+MARKED_SINCE = 2
+"""The format since which records say whether a hook made a span; in older ones its name is all that tells."""
+
+AUTOMATIC = 0
+"""Before the record of a span that a hook made; the first element of no other record is this number."""
 
 
 class Span(msgspec.Struct, gc=False):
@@ -25,17 +31,19 @@ class Span(msgspec.Struct, gc=False):
     """Identity of the asyncio task, or of another lane such as a request; 0 is the thread itself."""
     start_ns: int
     end_ns: int | None
-    """None: still open when its process was last heard of."""
+    """When it ended; None if it was still open at the last event of its process."""
     args: Args
-    """What was known at the beginning and, over it, what was known at the end."""
+    """The arguments of the beginning, overridden by those of the end."""
     flows_out: tuple[str, ...] = ()
     """Keys of the arrows that leave here."""
     flows_in: tuple[str, ...] = ()
     """Keys of the arrows that arrive here."""
     lane: int | None = 0
-    """Row among the spans of its thread and task: on one row, spans nest. Above 0 for a span that overlaps another
-    without nesting, as spans of interleaved generators do. None: recorded afterwards with its own times, it may
-    overlap anything."""
+    """Row among the spans of its thread and task: on one row, spans nest. It is above 0 for a span that overlaps
+    another without nesting, as spans of interleaved generators do. None for a span that was recorded afterwards with
+    its own times, which may overlap anything."""
+    is_automatic: bool = False
+    """Whether a hook of ours made it, and not the program itself."""
 
     @property
     def seconds(self) -> float:
@@ -73,7 +81,7 @@ STARTUP_PHASES = (
     "rollout.reserve_kv",
     "rollout.capture",
 )
-"""What lies before the first step, in the order it happens."""
+"""Phases before the first step, in the order in which they happen."""
 
 STEP_PHASES = (
     "rollout.wake_weights",
@@ -89,12 +97,12 @@ STEP_PHASES = (
     "critic.update",
     "actor.update",
 )
-"""The phases of a step, in the order they happen."""
+"""The phases of a step, in the order in which they happen."""
 
 PHASES = frozenset(STARTUP_PHASES + STEP_PHASES)
 
 DRIVER_PHASES = frozenset({"reward", "advantage"})
-"""Phases of the driver; on the ranks they are `WAIT_DRIVER`."""
+"""Phases of the driver; on the ranks this time is `WAIT_DRIVER`."""
 
 STEP = "step"
 WAIT_DRIVER = "wait.driver"
@@ -105,10 +113,12 @@ RAY_CALL = "ray.call"
 """A method of an actor, or a task, where it runs; `method` says which."""
 
 INPUTS, LOG_PROBS, LOSS = "micro_batch.inputs", "micro_batch.log_probs", "micro_batch.loss"
-"""What is around a model's forward: its inputs; log-probs of its logits, often with entropy; the loss made of these."""
+"""Work around a model's forward: its inputs; log-probs of its logits, often with entropy; and the loss computed from
+these."""
 
 MEMORY_EDGE = "memory.edge"
-"""A process measures what it owns, and the kernel's totals of all processes on its device; its length is its cost."""
+"""A process measures what it owns, and the kernel's totals of all processes on its device, at a phase boundary; its
+length is its cost."""
 
 SLEEP = "rollout.sleep"
 WAKE_UPS = ("rollout.wake_weights", "rollout.wake_kv_cache")
@@ -117,36 +127,36 @@ MEMORY_MOVES = frozenset({SLEEP, *WAKE_UPS, MAP, UNMAP})
 """Sleep and wake-up: the phases of a rank, and the moves of memory that its engine makes inside them."""
 
 OUT_OF_MEMORY = "memory.out_of_memory"
-"""A process of a device asked for more than there was; its arguments say how much."""
+"""A process of a device asked for more memory than there was; its arguments say how much."""
 
 DEVICE_TIME = "gpu."
-"""Before the name of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
+"""Prefix of a span that was timed on a GPU's stream: `gpu.fsdp.forward` is what `fsdp.forward` launched."""
 GPU_TIME = "GPU time"
-"""What a process says is unavailable, with the reasons, where some of a GPU's work was not timed."""
+"""What a process reports as unavailable, with the reasons, if some of a GPU's work was not timed."""
 DEVICE_SPAN = "device_span"
-"""Such a span, where costs are told by kind of event."""
+"""Such a span, in the costs by kind of event."""
 
 KERNEL, OPERATOR = "kernel.", "op."
-"""Before the names that torch.profiler gives: of what ran on a GPU, and of what the host called."""
+"""Prefixes of the names that torch.profiler gives to what ran on a GPU, and to what the host called."""
 
 ALLOCATIONS = "allocations."
-"""Before the name of an owner's counter that has every allocation: `allocations.actor.params_bytes` is no sample."""
+"""Prefix of an owner's counter that has every allocation: `allocations.actor.params_bytes` is no sample."""
 
 ALLOCATIONS_RESERVED = "allocations.reserved_bytes"
-"""Counter: what the allocators have from the driver, handed out or not, where every allocation is kept."""
+"""Counter of what the allocators have from the driver, handed out or not, while every allocation is kept."""
 
 ALLOCATIONS_KEPT = "memory.allocations"
-"""Where every allocation was kept; its arguments say how far off their times are, and what was lost."""
+"""Span in which every allocation was kept; its arguments say how far off their times are, and what was lost."""
 
 ALLOCATIONS_WRITTEN = "memory.write_allocations"
-"""A process writes what it has kept, seconds for a million entries; its length is its cost."""
+"""A process writes what it has kept, which takes seconds for a million entries; its length is its cost."""
 
 NO_GPU = "this process uses no GPU"
-"""Why a process keeps none, if that is so."""
+"""Why a process that uses no GPU keeps none."""
 
 
 def allocations_of(step: int) -> str:
-    """What a process says is unavailable, with the reason, where it kept none of a chosen step."""
+    """Return what a process reports as unavailable, with the reason, if it kept none of a chosen step."""
     return f"allocations of step {step}"
 
 
@@ -163,26 +173,26 @@ WEIGHT_SYNC_STAGES = (
     "weight_sync.load",
     "weight_sync.verify",
 )
-"""Stages of one bucket, in the order its bytes pass them; adapters are merged before, and taken out behind it."""
+"""Stages of one bucket, in the order in which its bytes pass them; adapters are merged before it."""
 
 SYNC_STAGES = (EMPTY_CACHE, *WEIGHT_SYNC_STAGES)
 """All that a weight sync is divided into."""
 
 ENGINE_STAGES = ("weight_sync.map", "weight_sync.load", "weight_sync.verify")
-"""Those of whoever takes the weights; the others are the sender's."""
+"""Stages of the receiver; the others are the sender's."""
 
 
 def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict[str, str]:
-    """Names whose bytes do not really move on such a run, each with the reason.
+    """Return names whose bytes do not really move in such a run, each with the reason.
 
     Args:
         device_type: "cpu" or "cuda".
         ranks: Number of ranks of the run.
-        draws: Whether random weights were drawn where they lie.
+        draws: Whether random weights were drawn in place.
     """
     reasons: dict[str, str] = {}
     if device_type == "cpu":
-        no_copy = "host and device are one memory on a CPU"
+        no_copy = "on a CPU, host and device share one memory"
         reasons |= {"offload.h2d": no_copy, "offload.d2h": no_copy}
         reasons["rollout.capture"] = "there are no CUDA graphs on a CPU"
         one_draws = "on a CPU rank 0 draws random weights and broadcasts them"
@@ -191,7 +201,7 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
         nobody_sends = "every rank draws its own random weights"
         reasons |= {"actor.broadcast": nobody_sends, "ref.broadcast": nobody_sends}
     if ranks == 1:
-        alone = "one rank has nobody to exchange shards with"
+        alone = "a single rank exchanges no shards"
         reasons |= {"fsdp.all_gather": alone, "fsdp.reduce_scatter": alone}
     return reasons
 
@@ -226,7 +236,7 @@ OWNERS = (
     "unaccounted",
     "free",
 )
-"""Who can hold a byte of a device, in the order the readers show them."""
+"""Who can hold a byte of a device, in the order in which readers show them."""
 
 OWNER_COLORS = {
     "actor.params": "#1d4ed8",
@@ -255,7 +265,7 @@ OWNER_COLORS = {
     "unaccounted": "#dc2626",
     "free": "#f8fafc",
 }
-"""One colour an owner, in every picture.
+"""One colour per owner, in every picture.
 
 Blue learns, teal is the ref, lime the critic, violet rewards, pink moves, orange samples, grey is neither.
 """
@@ -285,52 +295,54 @@ SAMPLED = (
     "gpu.pcie_received_bytes_per_second",
     "sampler.cpu_seconds",
 )
-"""What a sampler samples. Behind a slash follows whose: a process's folder, or a GPU's uuid and then a process's."""
+"""What a sampler samples. A slash is followed by whose it is: a process's folder, or a GPU's uuid and then a
+process's."""
 
 
 def subject(name: str, *of: str) -> str:
-    """The name of a counter of one process or GPU: `process.pss_bytes/host-12-34`."""
+    """Return the name of a counter of one process or GPU: `process.pss_bytes/host-12-34`."""
     return "/".join((name, *of))
 
 
 def subjects(name: str) -> tuple[str, list[str]]:
-    """What `subject` put together: the counter, and whose it is."""
+    """Return what `subject` joined: the counter, and whose it is."""
     counter, *of = name.split("/")
     return counter, of
 
 
 ALLOCATED_PEAK = "allocated_peak_bytes"
-"""Counter: the most that torch's allocator has handed out of a GPU at once, by its own count; where that changed."""
+"""Counter of the most that torch's allocator has handed out of a GPU at once, by its own count, each time that this
+changed."""
 
 
 def owner_of_counter(name: str) -> str | None:
-    """The owner whose bytes a counter samples: `actor.params_bytes` gives `actor.params`; None for another counter."""
+    """Return the owner whose bytes a counter samples: `actor.params_bytes` gives `actor.params`; None for another
+    counter."""
     return _owner_before(name, "_bytes")
 
 
 HOST_BYTES, PINNED_BYTES = "_host_bytes", "_pinned_bytes"
-"""How counters of what lies in the host's memory end, of a process that uses a GPU: all of an owner's bytes there, and
-those among them that are page-locked, so that a GPU reads and writes them by itself. What is pinned and has no owner is
-`unattributed_pinned_bytes`."""
+"""How counters of a GPU process's host memory end: all of an owner's bytes there, and the page-locked ones among them,
+which a GPU reads and writes by itself. What is pinned and has no owner is `unattributed_pinned_bytes`."""
 
 
 def owner_on_host(name: str) -> str | None:
-    """The owner whose bytes in the host's memory a counter samples; None for another counter."""
+    """Return the owner whose bytes in the host's memory a counter samples; None for another counter."""
     return _owner_before(name, HOST_BYTES)
 
 
 def owner_of_pinned(name: str) -> str | None:
-    """The owner whose pinned bytes a counter samples; None for another counter."""
+    """Return the owner whose pinned bytes a counter samples; None for another counter."""
     return _owner_before(name, PINNED_BYTES)
 
 
 def pinned_of(owner: str) -> str:
-    """What a process says is unavailable, with the reason, where nobody can tell what of an owner's bytes is pinned."""
+    """Return what a process reports as unavailable, with the reason, if an owner's pinned bytes are unknown."""
     return f"pinned bytes of {owner}"
 
 
 def is_of_bytes(name: str) -> bool:
-    """Whether a counter samples how many bytes there are."""
+    """Return whether a counter samples a number of bytes."""
     return subjects(name)[0].endswith("_bytes")
 
 

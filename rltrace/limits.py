@@ -1,35 +1,35 @@
-"""How large what a reader opens may be: a Recording from somebody else may have been made to fill a disk or memory."""
+"""Limits of what a reader opens: a Recording from somebody else may have been made to fill a disk or memory."""
 
 from __future__ import annotations
 
 import sys
 from typing import NamedTuple
 
-LIFT = "--no-limits (in Python: limits=NO_LIMITS) lifts the limits, for a Recording whose maker you know"
+LIFT = "--no-limits (in Python: limits=NO_LIMITS) lifts the limits; use it if you trust who made this Recording"
 
 
 class Limits(NamedTuple):
     """What is opened without a question. The defaults are far above what rltrace itself writes."""
 
     unpacked_bytes: int = 16 << 30
-    """Of an archive, all files together."""
+    """Bytes that an archive may unpack to, all files together."""
     expansion: int = 100
     """How many times its own size an archive may unpack to; those of real runs grow seven times."""
     expansion_from_bytes: int = 1 << 30
-    """Below this many unpacked bytes, `expansion` does not matter: zeros that nobody wrote to yet pack well."""
+    """Up to this many unpacked bytes `expansion` does not matter, because zeros that nobody wrote to yet pack well."""
     files: int = 100_000
-    """In an archive."""
+    """Files in an archive."""
     depth: int = 16
-    """Of its folders; a Recording in one has four."""
+    """Depth of its folders; a Recording in one has four."""
     segment_bytes: int = 4 << 20
-    """Of a file of records; the recorder writes 1 MiB."""
+    """Size of a file of records; the recorder writes 1 MiB."""
     lines_bytes: int = 1 << 30
-    """Of a file that lines are appended to, and that is read line by line."""
+    """Size of a file that lines are appended to, and that is read line by line."""
     document_bytes: int = 16 << 20
-    """Of any other file, and of a line: each is in memory whole."""
+    """Size of any other file, and of a line: each is in memory whole."""
 
     def of(self, name: str) -> int:
-        """The bytes that a file of this name may have."""
+        """Return the bytes that a file of this name may have."""
         if name.endswith(".seg"):
             return self.segment_bytes
         return self.lines_bytes if name.endswith(".jsonl") else self.document_bytes

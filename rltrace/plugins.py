@@ -41,17 +41,17 @@ EXPORTERS = {
 
 
 def instrumentations() -> dict[str, str]:
-    """Our instrumentations and those of other distributions, name -> "module:Class"."""
+    """Return our instrumentations and those of other distributions, name -> "module:Class"."""
     return INSTRUMENTATIONS | _entry_points("rltrace.instrumentations")
 
 
 def exporters() -> dict[str, str]:
-    """Our exporters and those of other distributions, name -> "module:Class"."""
+    """Return our exporters and those of other distributions, name -> "module:Class"."""
     return EXPORTERS | _entry_points("rltrace.exporters")
 
 
 def load(reference: str) -> Any:
-    """The object that "module:Class" names."""
+    """Return the object that "module:Class" names."""
     module, _, attr = reference.partition(":")
     return getattr(importlib.import_module(module), attr)
 

@@ -42,7 +42,7 @@ role, rank, is_killed = sys.argv[2], int(sys.argv[3]), sys.argv[4] == "killed"
 rltrace.start(sys.argv[1], role=role, rank=None if rank < 0 else rank)
 spans.current().hook("reference", "m:f", "installed", emits=("act",)).fired()
 lifecycle.unavailable("GPU time", "there is none")
-gather = rltrace.typed_span("weight_sync.gather", bytes=int, tensors=int)
+gather = spans.automatic_typed_span("weight_sync.gather", bytes=int, tensors=int)
 pid = str(os.getpid())
 for n in range(4):
     with rltrace.span("step", step=n) as step:
@@ -50,20 +50,21 @@ for n in range(4):
             for bucket in range(3):
                 with gather(1000 + bucket, 2):
                     rltrace.flow(f"{n}.{bucket}", "out" if rank < 0 else "in")
-        with rltrace.span("memory.edge") as edge:
+        with spans.automatic_span("memory.edge") as edge:
             edge.set(totals={pid: 5000}, cpu_ns={pid: 7}, age_ns=0)
         rltrace.counter("actor.params_bytes", 3000 + n)
         rltrace.counter("host.cpu_percent", 1.5)
         with rltrace.phase("rollout.generate", text="é", nested={"a": [1, None]}):
             time.sleep(0.001)
         now = time.monotonic_ns()
-        rltrace.span_at("gpu.fsdp.all_gather", now - 1000, now, lane=3, bytes=64, ranks=2, error_ns=5)
-        rltrace.span_at("rollout.request", now - 5000, now, lane=4, tokens=3)
+        spans.automatic_span_at("gpu.fsdp.all_gather", now - 1000, now, lane=3, bytes=64, ranks=2, error_ns=5)
+        spans.automatic_span_at("rollout.request", now - 5000, now, lane=4, tokens=3)
         with rltrace.span("rollout.sleep", level=1), rltrace.span("cumem.unmap", tags={"weights": 1 << 21}):
             pass
         with rltrace.span("fails"):
             try:
-                with rltrace.span("memory.out_of_memory", asked_bytes=9000, free_bytes=10, owners=["actor.params"]):
+                asked = {"asked_bytes": 9000, "free_bytes": 10, "owners": ["actor.params"]}
+                with spans.automatic_span("memory.out_of_memory", **asked):
                     raise KeyError(n)
             except KeyError:
                 pass

@@ -10,6 +10,16 @@ from typing import Any
 
 import msgspec
 
+from rltrace.events import (
+    ALLOCATIONS_KEPT,
+    AUTOMATIC,
+    DEVICE_TIME,
+    KERNEL,
+    MEMORY_EDGE,
+    OPERATOR,
+    OUT_OF_MEMORY,
+    REQUEST,
+)
 from rltrace.host import clock
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
@@ -28,9 +38,18 @@ def span(name: str, start_s: float, end_s: float | None, **args: Any) -> list[li
     return [[name, 0, start_ns, round(end_s * SECOND), args, True]]
 
 
+ONLY_HOOKS_MAKE = (DEVICE_TIME, KERNEL, OPERATOR, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT, REQUEST)
+"""How the names of spans begin that are marked as automatic in a process, whatever its hooks say that they emit."""
+
+
 def sample(name: str, at_s: float, value: float) -> list[list[Any]]:
     """The record of a sample."""
     return [[name, round(at_s * SECOND), value, True]]
+
+
+def _marked(record: list[Any], made_by_hooks: set[str]) -> list[Any]:
+    is_automatic = record[0] in made_by_hooks or str(record[0]).startswith(ONLY_HOOKS_MAKE)
+    return [AUTOMATIC, *record] if len(record) in (5, 6) and is_automatic else record
 
 
 class Written:
@@ -43,7 +62,10 @@ class Written:
     def process(
         self, key: str, *records: list[list[Any]], ended_s: float | None = None, hooks: tuple[Any, ...] = (), **who: Any
     ) -> Written:
-        """Add a process; without `ended_s` it is one that died, unless its pid lives."""
+        """Add a process; without `ended_s` it is one that died, unless its pid lives.
+
+        Spans of the names that its hooks emit are marked as theirs.
+        """
         folder = self.folder / manifest.PROCESSES / key
         folder.mkdir()
         identity = {
@@ -57,7 +79,9 @@ class Written:
         counts = [0, *(hook.get("fires", 0) for hook in hooks)]
         (folder / "counts.u64").write_bytes(b"".join(count.to_bytes(8, "little") for count in counts))
         encode = msgspec.msgpack.Encoder().encode
-        events = [[THREAD, "MainThread", True], *(record for group in records for record in group)]
+        names = {name for hook in hooks for name in hook["emits"]}
+        marked = [_marked(record, names) for group in records for record in group]
+        events = [[THREAD, "MainThread", True], *marked]
         (folder / "000001.seg").write_bytes(b"".join(map(encode, events)) + bytes(64))
         return self
 

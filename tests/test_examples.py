@@ -28,7 +28,8 @@ def rltrace_command(*arguments: str, folder: Path) -> subprocess.CompletedProces
     )
 
 
-def test_a_loop_of_ones_own_is_recorded_with_its_tasks_processes_and_arrows(tmp_path: Path) -> None:
+def test_own_loop_is_recorded(tmp_path: Path) -> None:
+    """A loop of one's own is recorded with its tasks, processes and arrows."""
     run = tmp_path / "run"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
     subprocess.run([sys.executable, EXAMPLES / "trace_your_own_loop.py", run], env=environment, check=True, timeout=120)
@@ -44,7 +45,8 @@ def test_a_loop_of_ones_own_is_recorded_with_its_tasks_processes_and_arrows(tmp_
 
 
 @pytest.mark.run
-def test_the_memory_example_shows_the_kv_cache_leaving_while_the_actor_learns(tmp_path: Path) -> None:
+def test_memory_example_frees_kv_cache(tmp_path: Path) -> None:
+    """The memory example shows the KV cache leaving while the actor learns."""
     result = rltrace_command("run", str(EXAMPLES / "laptop_memory.yaml"), "--out", "run", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     summary = json.loads(rltrace_command("summary", "run", "--json", folder=tmp_path).stdout)

@@ -211,8 +211,11 @@ def test_no_framework_is_loaded(module: str, path: Path) -> None:
     assert not loaded, f"{path.relative_to(ROOT)} loads {sorted(loaded)}: import it inside the function that needs it"
 
 
-def test_source_roots_are_never_imported_as_packages() -> None:
-    """`exporters` and `reference_run` are folders: a top-level package of such a name would overwrite others'."""
+def test_source_roots_are_no_packages() -> None:
+    """Source roots are never imported as packages.
+
+    `exporters` and `reference_run` are folders: a top-level package of such a name would overwrite others'.
+    """
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
         for folder in (ROOT / "rltrace", ROOT / "exporters", ROOT / "reference_run", ROOT / "tests", ROOT / "examples")
@@ -223,21 +226,28 @@ def test_source_roots_are_never_imported_as_packages() -> None:
     assert not wrong
 
 
-def test_files_are_named_for_what_they_hold() -> None:
+def test_files_have_nouns_for_names() -> None:
+    """Files are named for what they hold."""
     vague = {"utils", "util", "helpers", "helper", "common", "misc"}
     assert not [path for folder in SOURCES.values() for path in folder.rglob("*.py") if path.stem in vague]
 
 
-def test_every_folder_says_what_it_is_for() -> None:
-    """What flows in, what flows out, where to add one: in 30 lines at most, before any code."""
+def test_every_folder_has_a_purpose() -> None:
+    """Every folder says what it is for.
+
+    What flows in, what flows out, where to add one: in 30 lines at most, before any code.
+    """
     folders = {path.parent for _, path in _modules() if path.parent.name != "startup"}
     for folder in folders - set(SOURCES.values()):
         said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
         assert said and len(said.splitlines()) <= 30, folder.relative_to(ROOT)
 
 
-def test_the_check_sees_the_arrows_it_is_about() -> None:
-    """A check that finds no import at all would pass on anything."""
+def test_check_sees_its_arrows() -> None:
+    """The check sees the imports that it is about.
+
+    A check that finds no import at all would pass on anything.
+    """
     found = {module: _imports(path, module, at_import_only=False) for module, path in _modules()}
     assert {"rltrace.host.clock", "rltrace.record.process"} <= found["rltrace.record.writer"]
     assert "rltrace.record.spans" in found["rltrace"]

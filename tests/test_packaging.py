@@ -27,16 +27,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    """A plain `exporters` or `tests` would overwrite another project's on install."""
+def test_wheel_holds_three_packages(wheel: zipfile.ZipFile) -> None:
+    """The wheel holds the three packages and nothing else.
+
+    A plain `exporters` or `tests` would overwrite another project's on install.
+    """
     top = {name.split("/")[0] for name in wheel.namelist()}
     (info,) = (name for name in top if name.endswith(".dist-info"))
     assert top - {info} == set(SOURCES) | {"rltrace-startup.pth"}
     assert info.startswith("rltrace_toolkit-")
 
 
-def test_the_wheel_holds_every_file_of_the_packages(wheel: zipfile.ZipFile) -> None:
-    """Those that are no Python too: what a start-up hook or a report is made of."""
+def test_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
+    """The wheel holds every file of the packages.
+
+    Those that are no Python too: what a start-up hook or a report is made of.
+    """
     moved = {"rltrace-startup.pth": "rltrace/hooks/startup/rltrace-startup.pth"}  # Python reads it at the top only
     inside = {moved.get(name, name) for name in wheel.namelist() if ".dist-info/" not in name}
     source = {
@@ -49,7 +55,8 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: zipfile.ZipFile) -> N
     assert "rltrace/py.typed" in inside
 
 
-def test_the_wheel_says_what_it_needs_and_what_it_runs(wheel: zipfile.ZipFile) -> None:
+def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
+    """The wheel says what it needs and what it runs."""
     texts = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" in name}
     assert "rltrace = rltrace.__main__:main" in texts["entry_points.txt"]
     assert "[verl.plugins]\nrltrace = rltrace.verl_plugin" in texts["entry_points.txt"]

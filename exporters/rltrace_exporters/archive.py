@@ -1,7 +1,7 @@
-"""Writes a Recording as one small file that every reader opens as it opens the folder.
+"""Writes a Recording as one small file that every reader opens like the folder.
 
-Of each segment what was written, not the zeros that were allocated behind it. Of a path only its last name: where it
-lay says something on the machine alone that recorded it, and of its user besides.
+Of each segment it takes what was written, not the zeros that were allocated after it. Of a path it keeps only the last
+name: where it lay matters only on the machine that recorded it, and says something about its user.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rltrace.record import checksum
 from rltrace.record.process import OPENING
 
 CONTENTS = ("*.json", "*.jsonl", "processes/*/*.jsonl", "processes/*/*.u64", "processes/*/*.seg")
-"""Files of a Recording; what a process says of itself before its events, as readers of a run that goes on take them."""
+"""Files of a Recording; what a process says about itself comes before its events, as readers of a live run need it."""
 
 _SEGMENT = r"[^/\s'\"=,:;|]+"
 _PATH = re.compile(rf"(?<![\w/.~-])/(?:{_SEGMENT}/)+(?:{_SEGMENT})?")
-"""An absolute path of more than one name, also inside of a text; no part of an URL, and no relative path."""
+"""An absolute path of more than one name, also inside of a text; no part of a URL, and no relative path."""
 
 
 class Archive:
-    """The format of a Recording that is sent or kept."""
+    """The format for a Recording that is sent or kept."""
 
     suffix = SUFFIX
     writes_parts = False
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
-        """Pack every file of a Recording, alive, dead or complete; the same ones give the same bytes."""
+        """Pack every file of a Recording, live, dead or complete; the same files give the same bytes."""
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
             root = recording.folder.resolve().name  # an archive's own, whatever it was renamed to: the same bytes
             for file in _files(recording.folder):
@@ -56,14 +56,14 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _leads_out(parent: Path, folder: Path) -> bool:
-    """Whether a folder in a Recording is a link, or below one: what lies there is no part of the Recording."""
+    """Return whether a folder in a Recording is a link, or lies below one: its content is no part of the Recording."""
     return any(folder.joinpath(*parent.relative_to(folder).parts[:depth]).is_symlink() for depth in (1, 2))
 
 
 def _written(file: Path, content: bytes) -> bytes:
-    """What goes into the archive of a file.
+    """Return what goes into the archive of a file.
 
-    A segment up to its last record, which never ends in a zero; of texts the paths by their last names.
+    For a segment, everything up to its last record, which never ends in a zero; in texts, paths by their last names.
     """
     if file.suffix == ".seg":
         return content.rstrip(b"\0")
@@ -75,9 +75,10 @@ def _written(file: Path, content: bytes) -> bytes:
 
 
 def _without_folders(text: str, indent: int | None = None) -> bytes:
-    """A JSON text with the paths in its strings shortened; what is none, such as a line that was cut, as it is.
+    """Return a JSON text with the paths in its strings shortened; other text, such as a line that was cut, stays as it
+    is.
 
-    What was signed is signed anew; what is damaged keeps its checksum, which is of another text.
+    A signed text is signed again; a damaged one keeps its checksum, which does not match it.
     """
     content = text.encode(errors="surrogateescape")
     try:

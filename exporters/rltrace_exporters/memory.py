@@ -46,7 +46,7 @@ class Memory:
             draw = _drawer(self._suffix)
         except ImportError as error:
             raise MissingExtraError(
-                f"a picture of memory as {self._suffix} needs {error.name}, not installed here", "pictures"
+                f"a picture of memory as {self._suffix} needs {error.name}, which is not installed here", "pictures"
             ) from None
         out.write(draw(drawn))
 

@@ -78,7 +78,7 @@ def _figure(device: Device) -> go.Figure:
 
 def _add_bands(figure: go.Figure, device: Device) -> None:
     """The phases above the areas: a strip, and a line through where one begins."""
-    whole = float(device.seconds[-1]) if len(device.seconds) else 1.0
+    whole = (float(device.seconds[-1]) if len(device.seconds) else 0.0) or 1.0
     for place, band in enumerate(device.bands):
         figure.add_shape(
             type="rect", x0=band.start, x1=band.end, y0=0.945, y1=1.0, yref="y domain", line={"width": 0},

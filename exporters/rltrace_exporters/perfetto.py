@@ -17,7 +17,7 @@ from time import time_ns
 from typing import Any, BinaryIO, NamedTuple
 
 from rltrace.analysis.clocks import TimeLine
-from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, STEP, Counter, Span, is_of_bytes
+from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, SAMPLER, STEP, Counter, Span, is_of_bytes
 from rltrace.read.gate import plain
 from rltrace.read.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
@@ -26,10 +26,10 @@ from rltrace_exporters.protobuf import PAIRS, SHORT, SMALL, data, double, fixed6
 from rltrace_exporters.rows import FlatRow, NestedRow, Row, Rows
 
 BLOCK_PIECES = 65_536
-"""Pieces of packets (about half a megabyte) that are compressed at a time."""
+"""Pieces of packets (about half a megabyte) that are compressed together."""
 
 MOST_NAMES = 20_000
-"""Names that one process's sequence of packets refers to by number; then it starts numbering afresh."""
+"""Names that one process's sequence of packets refers to by number; then it starts numbering again."""
 
 _REALTIME, _MONOTONIC = 1, 3
 _TYPE_BEGIN, _TYPE_END, _TYPE_INSTANT, _TYPE_COUNTER = (integer(9, kind) for kind in (1, 2, 3, 4))
@@ -47,7 +47,7 @@ class Perfetto:
         """Write every event of a Recording.
 
         Args:
-            recording: Alive, dead or complete; what is open in it stays open in the trace.
+            recording: Live, dead or complete; an open span stays open in the trace.
             out: Written from its position on, never read or rewound.
         """
         processes = in_order(recording.processes)
@@ -82,12 +82,14 @@ def _write_process(
     offset_ns, is_known = clocks.offset_ns(process), clocks.is_known(process)
     writer = _ProcessWriter(trace, process, uuid, pid, sequence, offset_ns, devices, is_clock_known=is_known)
     writer.write(is_first=is_first)
-    if process.end_ns is not None:
-        devices.end(process, process.end_ns + offset_ns)
+    ended_ns = process.gone_ns if process.end_ns is None else process.end_ns
+    if ended_ns is not None:
+        writer.end_counters(ended_ns + offset_ns)
+        devices.end(process, ended_ns + offset_ns)
 
 
 def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> None:
-    """A group for each device, after all processes: only now is it known what they hold together."""
+    """Write a group for each device, after all processes: only now is it known what they hold together."""
     trusted = integer(10, sequence)
     for name, totals in devices.devices():
         group = trace.track(partial(tracks.group, name=name))
@@ -100,13 +102,14 @@ def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> Non
                 uuid = trace.track(partial(tracks.device_counter, parent=group, name=total.name))
                 found[total.name] = _Track(uuid, trusted)
             track = found[total.name]
-            head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value))
+            source = b"" if total.source is None else data(4, text(10, "source") + text(6, total.source))
+            head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value) + source)
             trace.packets.extend((head, *_time_pieces(total.ts_ns), tail))
         trace.flush()
 
 
 def _write_snapshot(trace: _Trace, now_ns: int, sequence: int) -> None:
-    """A row that says of a run that goes on when it was looked at, with an instant there."""
+    """Write a row that says when a live run was looked at, with an instant there."""
     uuid = trace.track(partial(tracks.group, name=tracks.snapshot(now_ns)))
     track = _Track(uuid, integer(10, sequence))
     head, tail = track.around(_TYPE_INSTANT + track.uuid + text(23, tracks.SNAPSHOT))
@@ -124,30 +127,30 @@ class Clocks:
         self.time_line = TimeLine(recording)
         self.domains = len({process.clock_domain for process in processes if process.identity})
         self.error_bound_ns = max(map(_bound_ns, processes), default=0.0)
-        """Of the times that are aligned, the largest."""
+        """The largest error bound of the times that are aligned."""
 
     @property
     def error_bound(self) -> str:
-        """How far times of different processes are off at most, in words."""
+        """Return in words how far off times of different processes are at most."""
         if self.time_line.domains > 1:
             return "unknown: aligned by real time"
         return f"{_milliseconds(self.error_bound_ns)} ms" if self.error_bound_ns else "exact: one clock"
 
     def is_known(self, process: Process) -> bool:
-        """Whether the times of `process` compare with those of the run, exactly or within a known bound."""
+        """Return whether the times of `process` compare with those of the run, exactly or within a known bound."""
         return self.time_line.domains < 2 or self.time_line.is_aligned(process)
 
     def offset_ns(self, process: Process) -> int:
-        """What to add to the times of `process` to get nanoseconds since 1970."""
+        """Return what to add to the times of `process` to get nanoseconds since 1970."""
         return self.time_line.offset_ns(process)
 
     def first(self, processes: Iterable[Process]) -> Process | None:
-        """The process that began first; those that never said when do not count."""
+        """Return the process that began first; those that never said when do not count."""
         known = [process for process in processes if process.start_ns]
         return min(known, key=lambda process: process.start_ns + self.offset_ns(process), default=None)
 
     def labels(self, process: Process) -> list[str]:
-        """What must be said next to the name of `process`."""
+        """Return what must be said next to the name of `process`."""
         if not self.is_known(process):
             return ["another clock, aligned by real time, error unknown"]
         bound_ns = _bound_ns(process)
@@ -155,7 +158,8 @@ class Clocks:
 
 
 def _bound_ns(process: Process) -> float:
-    """As of the end of the process; of one that died, as of its beginning: its last event is not known yet."""
+    """Return the bound at the end of the process; for one that died, at its beginning: its last event is not known
+    yet."""
     return process.time_bound_ns(process.end_ns or process.start_ns)
 
 
@@ -172,12 +176,12 @@ class _Trace:
         """Packets or pieces of packets, in order."""
         self.tracks = 0
         self.process_names: dict[str, str] = {}
-        """What each process is, by its key."""
+        """The name of each process, by its key."""
         self.digest = blake2b(digest_size=16)
-        """Of all that was written."""
+        """Digest of everything that was written."""
 
     def preamble(self, recording: Recording, processes: list[Process], clocks: Clocks) -> None:
-        """What holds for the whole trace: its clock, the order of its processes."""
+        """Write what holds for the whole trace: its clock, and the order of its processes."""
         if processes:
             monotonic_ns = processes[0].start_ns
             pair = ((_REALTIME, monotonic_ns + clocks.offset_ns(processes[0])), (_MONOTONIC, monotonic_ns))
@@ -213,7 +217,7 @@ class _Trace:
     def end(self) -> None:
         """Write the rest, and what tells this trace from others.
 
-        The UI keeps traces by it: the same Recording must give the same, and more of a live run another one.
+        The UI keeps traces by it: the same Recording must give the same value, and more of a live run another one.
         """
         self.flush()
         identity = int.from_bytes(self.digest.digest(), "big")
@@ -258,10 +262,10 @@ class _Begin(NamedTuple):
     event: bytes
     head: bytes
     tail: bytes
-    """Before and after the time, for a span that has nothing else."""
+    """Return the bytes before and after the time, for a span without arguments."""
     end_head: bytes
     end_tail: bytes
-    """Before and after the time of the packet that ends it."""
+    """Return the bytes before and after the time of the packet that ends it."""
 
 
 class _Names:
@@ -273,7 +277,7 @@ class _Names:
         self.numbers: dict[tuple[int, str], bytes] = {}
 
     def number(self, kind: int, name: str) -> bytes:
-        """The number of a name, as a varint: `kind` is its field in InternedData."""
+        """Return the number of a name, as a varint; `kind` is its field in InternedData."""
         number = self.numbers.get((kind, name))
         if number is None:
             number = self.numbers[kind, name] = varint(len(self.numbers) + 1)
@@ -293,16 +297,16 @@ class _Arguments:
     def __init__(self, names: _Names):
         self.names = names
         self.integers: dict[str, list[bytes]] = {}
-        """By name: what precedes an integer of so many varint bytes."""
+        """By name, the bytes before an integer of so many varint bytes."""
         self.strings: dict[tuple[str, str], bytes] = {}
 
     def forget(self) -> None:
-        """The names have been numbered afresh."""
+        """Forget the numbers of names, which start again."""
         self.integers.clear()
         self.strings.clear()
 
     def encode(self, args: dict[str, Any]) -> bytes:
-        """The annotations of one span, the most frequent kinds of value first."""
+        """Return the annotations of one span, the most frequent kinds of value first."""
         pieces = []
         for key, value in args.items():
             if value.__class__ is str:
@@ -331,11 +335,11 @@ class _Arguments:
 
 
 _DEEPEST = 32
-"""Levels of a nested argument that are shown; what is below them is one dotted value."""
+"""Levels of a nested argument that are shown; anything below them is one dotted value."""
 
 
 def _annotation_value(value: Any, level: int = 0) -> bytes:
-    """A DebugAnnotation without its name."""
+    """Return a DebugAnnotation without its name."""
     if isinstance(value, bool):
         return integer(2, value)
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
@@ -359,7 +363,7 @@ def _counter_value(value: float) -> bytes:
 
 
 def _flows(keys: Iterable[str]) -> bytes:
-    """Arrows of one slice; the importer joins the slices of one number in the order of their times."""
+    """Return the arrows of one slice; the importer joins the slices of one number in the order of their times."""
     return b"".join(
         fixed64(47, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")) for key in keys
     )
@@ -391,18 +395,20 @@ class _ProcessWriter:
         self.names = _Names(trace, integer(10, sequence))
         self.arguments = _Arguments(self.names)
         self.begins: dict[tuple[int, int, int | None, str], _Begin] = {}
-        """Of spans whose row follows from their thread, task and lane."""
+        """The beginnings of spans whose row follows from their thread, task and lane."""
         self.tracks: dict[Hashable, _Track] = {}
         self.rows: dict[Hashable, Rows] = {}
         self.counters: dict[str, _Track] = {}
+        self.held: dict[str, float] = {}
+        """The last value of each counter."""
         self.zeros: dict[str, array[int]] = {}
-        """When a counter of memory that was never anything else was 0: its row is drawn once it is."""
+        """When a memory counter that was never anything else was 0: its row is drawn once it has another value."""
         self.groups: dict[str, int] = {}
         self.threads: dict[int, int] = {}
         self.times: dict[int, bytes] = {}
 
     def write(self, *, is_first: bool) -> None:
-        """Write all events of the process, of the first one also when it began.
+        """Write all events of the process; for the first process also when it began.
 
         This loop is the exporter's speed: a span without arguments takes one look-up of prepared bytes and two of
         times; nothing is encoded.
@@ -412,6 +418,9 @@ class _ProcessWriter:
             start_ns = self.process.start_ns
             mark = Span(tracks.STARTS, self.process.pid, 0, start_ns, start_ns, {"phase": True})
             self._rare(mark, self._begin(mark, mark.name))
+        for begin_ns, end_ns in self.process.pauses:
+            pause = Span(tracks.PAUSED, self.process.pid, 0, begin_ns, end_ns, {"phase": True})
+            self._rare(pause, self._begin(pause, pause.name))
         packets = self.trace.packets
         append = packets.extend
         arguments = self.arguments.encode
@@ -462,8 +471,8 @@ class _ProcessWriter:
     def _rare(self, span: Span, begin: _Begin) -> None:
         """Write a span that is still open, or takes no time, or has arrows or very long arguments.
 
-        Arrows leave at a span's beginning and arrive at its end, so that they point forward where both began at once.
-        The importer turns an arrow around if its receiver began before its sender did.
+        Arrows leave at a span's beginning and arrive at its end, so that they point forward if both began at once. The
+        importer turns an arrow around if its receiver began before its sender did.
         """
         track, fields = begin.track, begin.event + _flows(span.flows_out) + self.arguments.encode(span.args)
         start = span.start_ns + self.offset_ns
@@ -483,6 +492,9 @@ class _ProcessWriter:
     def _counter(self, sample: Counter) -> None:
         time = sample.ts_ns + self.offset_ns
         self.devices.add(self.process, sample.name, time, sample.value)
+        if self.devices.has_total(self.process, sample.name):
+            return
+        self.held[sample.name] = sample.value
         track = self.counters.get(sample.name)
         if track is None:
             if not sample.value and is_of_bytes(sample.name):
@@ -492,6 +504,13 @@ class _ProcessWriter:
             for before in self.zeros.pop(sample.name, ()):
                 self._packet(before, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
         self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
+
+    def end_counters(self, time: int) -> None:
+        """With the process, its memory goes."""
+        for name, value in self.held.items():
+            if value and is_of_bytes(name) and self.process.role != SAMPLER:
+                track = self.counters[name]
+                self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
 
     def _rest(self, high: int) -> bytes:
         rest = self.times[high] = rest_of_nine(high)
@@ -525,7 +544,7 @@ class _ProcessWriter:
         return begin
 
     def _track_of(self, span: Span) -> tuple[_Track, bool]:
-        """The row of a span, and whether every span of its thread, task, lane and name is on it."""
+        """Return the row of a span, and whether every span of its thread, task, lane and name is on it."""
         if _has_phase_row(span):
             name = tracks.phases(self.process, span.name, is_clock_known=self.is_clock_known)
             return self._placed(span, name, NestedRow, name), False
@@ -542,7 +561,7 @@ class _ProcessWriter:
         return self.tracks.get(key) or self._thread_row(*key), span.name != MEMORY_EDGE
 
     def _placed(self, span: Span, group: Hashable, kind: type[Row], name: str) -> _Track:
-        """The first row of a group that has room for a span."""
+        """Return the first row of a group that has room for a span."""
         rows = self.rows.setdefault(group, Rows(kind))
         index = rows.place(span.start_ns, _NEVER if span.end_ns is None else span.end_ns)
         key = (group, index)
@@ -585,5 +604,5 @@ class _ProcessWriter:
 
 
 def _has_phase_row(span: Span) -> bool:
-    """Whether a span is on the row of its rank's phases, or on that of the steps."""
+    """Return whether a span is on the row of its rank's phases, or on that of the steps."""
     return span.is_phase or span.name == STEP

@@ -1,8 +1,9 @@
-"""The memory of each device as one group of counters: the ledger over all processes, its total, and NVML's own line.
+"""The memory of each device as one group of counters: the ledger over all processes, and one line of its total.
 
 A process's own counters are beside its threads; here the worker's and the engine's are one ledger. What is counted at
-edges (`unaccounted` among it) comes from `analysis.ledger`, as in `rltrace summary`: an edge needs what each process
-said before and behind it, so all is kept until the trace ends: 16 bytes a sample, and some 270 an edge, packed.
+phase boundaries (such as `unaccounted`) comes from `analysis.ledger`, as in `rltrace summary`. A phase boundary needs
+what each process said before and after it, so everything is kept until the trace ends: 16 bytes per sample, and some
+270 per boundary, packed.
 """
 
 from __future__ import annotations
@@ -16,31 +17,30 @@ import msgspec
 from rltrace.analysis.lanes import Lane, lanes, order
 from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNACCOUNTED, edge_ledger
 from rltrace.analysis.observations import Samples, Seen
+from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
 from rltrace.read.gate import is_size
 from rltrace.read.recording import Process
 
 USED = "used_bytes"
-"""The kernel's total of a device, read at edges: not a sum, whoever read it last is right."""
+"""The total of a device, by whoever looked: a process of the run, or the sampler of its host. No sum: who read it last
+is right."""
 
 OWNED = "owned_bytes"
-"""The total as the owners count it: without `free`, and without what is `unaccounted`."""
+"""The total as the owners count it: without `free` and without `unaccounted`."""
 
-NVML = "gpu.used_bytes"
-"""What NVML told the host's sampler, which knows nothing of owners; the driver's own bytes are not in it."""
-
-TOTALS = (USED, OWNED, NVML)
+TOTALS = (USED, OWNED)
 """In the order of their rows, above the owners'."""
 
 AT_EDGES = (DRIVER_RESERVED, UNACCOUNTED, FREE)
 """Rows of the ledger that no process samples."""
 
 GROUP = " Memory"
-"""Begins the names of devices' groups. The UI puts groups and threads in the order of their names, and processes behind
-the fiftieth: with the space, the groups are above the processes however many threads there are."""
+"""How the names of devices' groups begin. The UI sorts groups and threads by name, and puts processes after the
+fiftieth: with the space, the groups are above the processes however many threads there are."""
 
 _OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "age_ns")
-"""The arguments that the ledger is made of."""
+"""The arguments from which the ledger is computed."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(dict).decode
 
@@ -51,10 +51,12 @@ class Total(NamedTuple):
     name: str
     ts_ns: int
     value: float
+    source: str | None = None
+    """Who read it, where several do."""
 
 
 class _Kept:
-    """Of one process, in the trace's time."""
+    """What is kept of one process, in the trace's time."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -65,7 +67,8 @@ class _Kept:
         self.end_ns: int | None = None
 
     def seen(self, lane: Lane) -> Seen:
-        """As the ledger wants it: its edges unpacked, some 1.6 kB each, so of one device at a time."""
+        """Return it as the ledger needs it, with phase boundaries unpacked: some 1.6 kB each, so for one device at a
+        time."""
         seen = Seen(self.process, lane)
         seen.owners.update(self.owners)
         seen.edges = [
@@ -78,44 +81,47 @@ class _Kept:
 
 
 class DeviceCounters:
-    """What processes own, by the device that they own it on."""
+    """What processes own, by the device on which they own it."""
 
     def __init__(self, processes: Iterable[Process]) -> None:
         self._lanes = lanes(list(processes))
         self._kept: dict[Lane, dict[str, _Kept]] = {}
         self._sampled: dict[str, Samples] = {}
-        """NVML's, by the GPU's uuid."""
+        """The samplers', by the counter's name with the GPU's uuid."""
 
     def add(self, process: Process, name: str, ts_ns: int, value: float) -> None:
         """Keep a sample, if it is of a device's memory.
 
         Args:
-            process: Who wrote it.
-            name: Of the counter.
+            process: The process that wrote it.
+            name: Name of the counter.
             ts_ns: In the trace's time.
             value: In bytes.
         """
         if not is_size(value):  # nobody knows how many bytes
             return
         if process.role == SAMPLER:
-            counter, of = subjects(name)
-            if counter == NVML:
-                self._sampled.setdefault(of[0], Samples()).add(ts_ns, value)
+            if subjects(name)[0] in (SAMPLED_USED, SAMPLED_RESERVED):
+                self._sampled.setdefault(name, Samples()).add(ts_ns, value)
             return
         owner = owner_of_counter(name)
-        if self._lanes[process.key].device is None or not (name == USED or owner):
+        if not (self.has_total(process, name) or (owner and self._lanes[process.key].device)):
             return
         kept = self._of(process)
         samples = kept.owners.setdefault(owner, Samples()) if owner else kept.used
         samples.add(ts_ns, value)
 
+    def has_total(self, process: Process, name: str) -> bool:
+        """Whether a process's counter is the total of its device, which has its line here and none beside a process."""
+        return name == USED and self._lanes[process.key].device is not None
+
     def add_edge(self, process: Process, edge: Span, offset_ns: int) -> None:
-        """Keep what a process read at an edge.
+        """Keep what a process read at a phase boundary.
 
         Args:
-            process: Who wrote it.
-            edge: An open one says nothing yet.
-            offset_ns: From its times to the trace's.
+            process: The process that wrote it.
+            edge: Its span; an open one says nothing yet.
+            offset_ns: What to add to its times to get the trace's.
         """
         if edge.end_ns is None or self._lanes[process.key].device is None:
             return
@@ -124,13 +130,14 @@ class DeviceCounters:
         kept.edges.append(_encode({name: edge.args[name] for name in _OF_EDGES if name in edge.args}))
 
     def end(self, process: Process, ts_ns: int) -> None:
-        """With the process, its bytes go."""
+        """Let a process's bytes end with the process."""
         kept = self._kept.get(self._lanes[process.key], {}).get(process.key)
         if kept is not None:
             kept.end_ns = ts_ns
 
     def devices(self) -> Iterator[tuple[str, list[Total]]]:
-        """Name of each device's group, and its counters, totals first and then the ledger, each in time."""
+        """Yield the name of each device's group, and its counters, totals first and then the ledger, each in order of
+        time."""
         for lane in sorted(self._kept, key=order):
             processes = list(self._kept[lane].values())
             if any(kept.owners or kept.used.times_ns for kept in processes):
@@ -142,13 +149,19 @@ class DeviceCounters:
 
     def _totals(self, lane: Lane, processes: list[_Kept]) -> Iterator[Total]:
         at_edges = _at_edges(lane, processes)
-        yield from _changes(USED, sorted(pair for kept in processes for pair in _pairs(kept.used)))
+        yield from _changes(USED, sorted(self._used(lane, processes)))
         yield from at_edges.get(OWNED) or _sums(OWNED, [held for kept in processes for held in _held(kept)])
-        yield from _changes(NVML, sorted(_pairs(self._sampled.get(str(lane.device), Samples()))))
         for owner in OWNERS:
             name = f"{owner}_bytes"
             of_owner = [held for kept in processes for held in _held(kept, owner)]
             yield from _sums(name, of_owner) if of_owner else at_edges.get(name, [])
+
+    def _used(self, lane: Lane, processes: list[_Kept]) -> Iterator[tuple[int, float, str]]:
+        for kept in processes:
+            for ts_ns, value in _pairs(kept.used):
+                yield ts_ns, value, kept.process.name
+        for ts_ns, value in sampled_points(self._sampled, str(lane.device)):
+            yield ts_ns, value, SAMPLER
 
 
 _Pairs = list[tuple[int, float]]
@@ -160,14 +173,15 @@ def _pairs(samples: Samples) -> _Pairs:
 
 
 def _held(kept: _Kept, owner: str | None = None) -> Iterator[_Pairs]:
-    """What a process holds for one owner, or for each of them, until it ends."""
+    """Return what a process holds for one owner, or for each of them, until it ends."""
     for name, samples in kept.owners.items():
         if owner in (None, name):
             yield _pairs(samples) + ([] if kept.end_ns is None else [(kept.end_ns, 0.0)])
 
 
 def _at_edges(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
-    """What only edges tell, by counter; each keeps its last value, for nobody looked after the last edge."""
+    """Return what only phase boundaries tell, by counter; each keeps its last value, because nobody looked after the
+    last one."""
     seen = [kept.seen(lane) for kept in processes if kept.owners or kept.edges]
     ledger = edge_ledger(seen) if any(process.owners for process in seen) else None
     if ledger is None:
@@ -179,7 +193,7 @@ def _at_edges(lane: Lane, processes: list[_Kept]) -> dict[str, list[Total]]:
 
 
 def _sums(name: str, series: list[_Pairs]) -> Iterator[Total]:
-    """What is held together, wherever one of the series says something else than before."""
+    """Return the sums, wherever one of the series changes."""
     held = [0.0] * len(series)
     events = sorted((ts_ns, index, value) for index, pairs in enumerate(series) for ts_ns, value in pairs)
 
@@ -191,10 +205,10 @@ def _sums(name: str, series: list[_Pairs]) -> Iterator[Total]:
     return _changes(name, sums())
 
 
-def _changes(name: str, pairs: Iterable[tuple[int, float]]) -> Iterator[Total]:
-    """The pairs that differ from the one before."""
+def _changes(name: str, points: Iterable[tuple[int, float] | tuple[int, float, str]]) -> Iterator[Total]:
+    """The points that differ from the one before."""
     last: float | None = None
-    for ts_ns, value in pairs:
+    for ts_ns, value, *source in points:
         if value != last:
             last = value
-            yield Total(name, ts_ns, value)
+            yield Total(name, ts_ns, value, *source)

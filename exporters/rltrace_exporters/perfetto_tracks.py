@@ -1,12 +1,12 @@
 """The rows of the timeline: which there are, what they are called, and their order.
 
-One process per recorded process. In a process: its threads (each with rows for asyncio tasks and for spans that
+There is one process per recorded process. It has its threads (each with rows for asyncio tasks and for spans that
 overlap), its phases, memory by owner, other counters, requests, and what was recorded afterwards with its own times.
-Requests are below memory because they take as many rows as are in flight. Sibling rows of one name are laid out as one
-by the UI.
+Requests are below memory because they take as many rows as are in flight. The UI lays out sibling rows of one name as
+one.
 
 The UI puts threads first, and sorts what else a process has by name, whatever order we ask for: the names below are in
-that order (capital letters sort first). Inside a group it does as asked.
+that order (capital letters sort first). Inside a group it keeps our order.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ MAX_LINUX_PID = 1 << 22
 
 MEMORY = "memory"
 ON_HOST = "memory of the host"
-"""What lies there beside a GPU: of each owner all of it, and below that what of it is pinned."""
+"""What lies in host memory beside a GPU: all bytes of each owner, and below that the pinned ones."""
 EVERY_ALLOCATION = "memory, every allocation (0 where none was kept)"
 COUNTERS = "other counters"
 REQUESTS = "requests"
 
 
 STARTS = "recording starts"
+PAUSED = "recording paused"
 """Name of the instant at which the first process began: the UI, like `rltrace summary`, counts seconds from it."""
 
 
 SNAPSHOT = "snapshot"
-"""Name of the instant at which a run that goes on was looked at."""
+"""Name of the instant at which a live run was looked at."""
 
 BARE_NAME = "rltrace_name"
-"""Argument of a slice that is not called as its span: what the span is called. (The importer allows no dot in it.)"""
+"""Argument with the name of a span whose slice is called differently. (The importer allows no dot in it.)"""
 
 _MODULE, _METHOD = "module", "method"
 _OF_MODULE = ("fsdp.forward", "fsdp.backward", "fsdp.all_gather", "fsdp.reduce_scatter")
@@ -66,36 +67,40 @@ NAMED_BY = {
     **dict.fromkeys(_OF_MODULE, _MODULE),
     **dict.fromkeys((DEVICE_TIME + name for name in _OF_MODULE), _MODULE),
 }
-"""Spans that are many things by one name, and the argument that says which: a slice's name has it too."""
+"""Spans that stand for many things under one name, and the argument that says which; a slice's name includes it."""
 
 _ROOT = "(root)"
-"""The module that has no name inside of itself: the whole model."""
+"""The module without a name inside of itself: the whole model."""
 
 
 def shown_name(span: Span) -> str:
-    """What a span's slice is called: `step 3`, `fsdp.forward model.layers.7`; else as the span."""
+    """Return what a span's slice is called: `step 3`, `fsdp.forward model.layers.7`; else the span's name."""
     key = NAMED_BY.get(span.name)
     value = span.args.get(key) if key is not None else None
     return span.name if value is None else f"{span.name} {value if value != '' else _ROOT}"
 
 
 def snapshot(now_ns: int) -> str:
-    """Name of the row of a run that goes on."""
+    """Return the name of a live run's row."""
     return f"{LIVE}{datetime.fromtimestamp(now_ns // 10**9, timezone.utc):%H:%M:%S} UTC"
 
 
 def phases(process: Process, phase: str, *, is_clock_known: bool) -> str:
-    """Name of the row of a phase; it says whose it is, for they are pinned to the top, away from their process.
+    """Return the name of a phase's row. It says whose it is, because phases are pinned to the top, away from their
+    process.
 
-    An engine's start-up and the Recording's have a row apart: pinned, it would be empty in every step.
+    The phases of an engine's and the Recording's start-up have a row of their own: pinned, it would be empty in every
+    step.
     """
+    if phase == PAUSED:
+        return f"Recording · {process.name}"
     is_apart = phase == STARTS or (process.role == "engine" and phase in STARTUP_PHASES)
     named = f"{'Start-up' if is_apart else 'Phases'} · {process.name}"
     return named + ("" if is_clock_known else " · CLOCK NOT ALIGNED")
 
 
 def device_row(span: Span) -> str | None:
-    """Name of the row of what was timed on a GPU's stream or by torch.profiler; None for any other span."""
+    """Return the name of the row for times on a GPU's stream or by torch.profiler; None for any other span."""
     if span.lane is not None:
         return None
     kinds = {DEVICE_TIME: "gpu stream", KERNEL: "kernels of gpu stream", OPERATOR: "torch operators of thread"}
@@ -107,13 +112,13 @@ _SIZE_BYTES = 3
 
 
 def title(process: Process, pid: int) -> str:
-    """`rank 0 engine · host`: the UI adds the pid, so the true one is said only where that is another."""
+    """Return `rank 0 engine · host`. The UI adds the pid, so the true pid is given only if the UI shows another."""
     named = f"{process.name} · {process.host}"
     return named if pid == process.pid else f"{named}, pid {process.pid}"
 
 
 def pids(processes: Iterable[Process]) -> dict[str, int]:
-    """A number for each process, by its key: its pid, if no other process of the Recording has the same.
+    """Return a number for each process, by its key: its pid, if no other process of the Recording has the same.
 
     To the importer a pid is the process: two hosts' equal pids, or one pid used twice, would become one. Machine ids
     would tell hosts apart, but not pid namespaces, nor a pid's second use; numbers above Linux's largest pid always do.
@@ -130,12 +135,12 @@ def pids(processes: Iterable[Process]) -> dict[str, int]:
 
 
 def root(uuid: int = 0) -> bytes:
-    """The descriptor that makes newer UIs (v57) keep our order of processes and threads."""
+    """Return the descriptor that makes newer UIs (v57) keep our order of processes and threads."""
     return integer(1, uuid) + integer(19, 1) + integer(20, 1)
 
 
 def process_track(uuid: int, pid: int, process: Process, position: int, labels: Iterable[str]) -> bytes:
-    """The descriptor of a process."""
+    """Return the descriptor of a process."""
     descriptor = integer(1, pid) + integer(3, position) + text(6, title(process, pid))
     for label in labels:
         descriptor += text(8, label)
@@ -143,23 +148,23 @@ def process_track(uuid: int, pid: int, process: Process, position: int, labels: 
 
 
 def thread_track(uuid: int, parent: int, pid: int, tid: int, name: str, position: int) -> bytes:
-    """The descriptor of a thread; threads keep the order in which they were first heard of."""
+    """Return the descriptor of a thread; threads keep the order in which they first appeared."""
     descriptor = integer(1, pid) + integer(2, tid) + integer(3, position) + text(5, name)
     return integer(1, uuid) + integer(5, parent) + data(4, descriptor)
 
 
 def row(uuid: int, parent: int, name: str) -> bytes:
-    """The descriptor of a row or a group of rows."""
+    """Return the descriptor of a row or a group of rows."""
     return integer(1, uuid) + integer(5, parent) + text(2, name) + integer(11, _EXPLICIT)
 
 
 def group(uuid: int, name: str) -> bytes:
-    """The descriptor of a group of rows that belongs to no process."""
+    """Return the descriptor of a group of rows that belongs to no process."""
     return integer(1, uuid) + text(2, name) + integer(11, _EXPLICIT)
 
 
 def counter_group(process: Process, name: str) -> str:
-    """Which group of counters a process's counter is in: a sampler has one for the host and one for each GPU."""
+    """Return which group a process's counter is in: a sampler has one for the host and one for each GPU."""
     if process.role != SAMPLER:
         if name.startswith(ALLOCATIONS):
             return EVERY_ALLOCATION
@@ -173,7 +178,7 @@ def counter_group(process: Process, name: str) -> str:
 
 
 def counter_name(process: Process, name: str, names: Mapping[str, str]) -> str:
-    """What a counter is called in its group: a sampler's without the GPU, and with the process it is about."""
+    """Return what a counter is called in its group: a sampler's without the GPU, and with the process it is about."""
     if process.role != SAMPLER:
         return f"{name.removeprefix(ALLOCATIONS)}, every allocation" if name.startswith(ALLOCATIONS) else name
     counter, of = subjects(name)
@@ -182,10 +187,10 @@ def counter_name(process: Process, name: str, names: Mapping[str, str]) -> str:
 
 
 def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
-    """The descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
+    """Return the descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
 
-    A process's totals have a scale of their own, and its interpreter too, or the owners beside them would be too flat
-    to see.
+    A process's totals have a scale of their own, and so has its interpreter; otherwise the owners beside them would be
+    too flat to see.
     """
     on_host = owner_on_host(name) or owner_of_pinned(name)
     if on_host is not None:
@@ -200,9 +205,10 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
 
 
 def device_counter(uuid: int, parent: int, name: str) -> bytes:
-    """The descriptor of a counter of a device: totals on one scale above owners on another, so that heights compare.
+    """Return the descriptor of a device's counter: totals on one scale above owners on another, so that heights
+    compare.
 
-    What is free, and what a laptop's libraries take, has a scale of its own: beside it owners would be too flat to see.
+    Free memory, and what a laptop's libraries take, has a scale of its own: beside it owners would be too flat to see.
     """
     owner = owner_of_counter(name)
     position = TOTALS.index(name) if owner is None else len(TOTALS) + OWNERS.index(owner)

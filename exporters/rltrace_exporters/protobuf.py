@@ -42,37 +42,37 @@ def varint(number: int) -> bytes:
 
 
 def tag(field: int, wire_type: int) -> bytes:
-    """What precedes a field's value."""
+    """Return what precedes a field's value."""
     return varint(field << 3 | wire_type)
 
 
 def integer(field: int, number: int) -> bytes:
-    """An int, uint, bool or enum field."""
+    """Return an int, uint, bool or enum field."""
     return tag(field, _VARINT) + varint(number)
 
 
 def fixed64(field: int, number: int) -> bytes:
-    """A fixed64 field."""
+    """Return a fixed64 field."""
     return tag(field, _FIXED64) + struct.pack("<Q", number)
 
 
 def double(field: int, number: float) -> bytes:
-    """A double field."""
+    """Return a double field."""
     return tag(field, _FIXED64) + struct.pack("<d", number)
 
 
 def data(field: int, value: bytes) -> bytes:
-    """A bytes or message field."""
+    """Return a bytes or message field."""
     return tag(field, _LENGTH) + varint(len(value)) + value
 
 
 def text(field: int, value: str) -> bytes:
-    """A string field; what UTF-8 cannot say becomes a question mark."""
+    """Return a string field; a question mark replaces what UTF-8 cannot encode."""
     return data(field, value.encode("utf-8", "replace"))
 
 
 def rest_of_nine(high: int) -> bytes:
-    """The last five of nine varint bytes, for the bits of a number above its lowest 28.
+    """Return the last five of nine varint bytes, for the bits of a number above its lowest 28.
 
     A timestamp is written as nine bytes whatever its size, so that the length of a packet is known before its time is:
     `PAIRS[t & 0x3FFF] + PAIRS[t >> 14 & 0x3FFF] + rest_of_nine(t >> 28)`. Nine bytes hold any time from 1970 to 2262.

@@ -6,11 +6,11 @@ from bisect import bisect_right
 from typing import Protocol
 
 REMEMBERED = 512
-"""Intervals a row remembers; a span that reaches back further gets another row."""
+"""Intervals that a row remembers; a span that reaches back further gets another row."""
 
 
 class Row(Protocol):
-    """Something that takes spans as long as they fit."""
+    """A row that takes spans as long as they fit."""
 
     def takes(self, start: int, end: int) -> bool:
         """Put the span [start, end) on this row, if it fits."""
@@ -29,7 +29,7 @@ class NestedRow:
         self.starts: list[int] = []
         self.ends: list[int] = []
         self.horizon = -1
-        """Nothing is known any more about what lies before."""
+        """Nothing is known any more about the time before this."""
 
     def takes(self, start: int, end: int) -> bool:
         """Put the span [start, end) on this row, if it fits."""
@@ -72,7 +72,7 @@ class Rows:
         self.rows: list[Row] = []
 
     def place(self, start: int, end: int) -> int:
-        """Index of the first row that takes the span [start, end)."""
+        """Return the index of the first row that takes the span [start, end)."""
         for index, row in enumerate(self.rows):
             if row.takes(start, end):
                 return index

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 RAY_KNOWS_NO_MORE = "^A worker died or was killed .* unexpected system error.* connection error code 2"
-"""What Ray says, in a thousand letters, of a worker whose socket closed; we say which one, and what killed it."""
+"""What Ray says, in a thousand letters, about a worker whose socket closed; we say which worker it was, and what killed
+it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the configuration and returns the exit code."""
+    """Run the configuration and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rltrace_reference", description="One colocated GRPO run.")
     parser.add_argument("config", help="YAML file, such as examples/laptop.yaml")
     parser.add_argument("--out", type=Path, help="folder for steps.jsonl, one line a step")
@@ -42,15 +43,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def leave_out_what_ray_does_not_know() -> None:
-    """Keep Ray's words on a closed socket off the terminal; before it is imported, for it reads this then."""
+    """Keep Ray's words about a closed socket off the terminal; call this before Ray is imported, because it reads this
+    then."""
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", RAY_KNOWS_NO_MORE)
 
 
 def checked(file: str, force: bool = False) -> Config:
-    """The configuration of a file, and the machine it needs.
+    """Return the configuration of a file, after checking it and the machine that it needs.
 
     Raises:
-        ConfigError: Before anything was made or started.
+        ConfigError: before anything was made or started.
     """
     from rltrace_reference import config as configuration
     from rltrace_reference import task
@@ -64,11 +66,11 @@ def checked(file: str, force: bool = False) -> Config:
 
 
 def run(file: str, out: Path | None, force: bool = False) -> None:
-    """Checks everything there is to check, then trains.
+    """Check everything that can be checked, then train.
 
     Raises:
-        ConfigError: Before anything was made or started.
-        RunError: The run failed.
+        ConfigError: before anything was made or started.
+        RunError: the run failed.
     """
     if not sys.platform.startswith("linux"):
         raise RltraceError(f"the reference run needs Linux, this is {sys.platform}; recordings can be read anywhere")

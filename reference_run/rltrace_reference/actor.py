@@ -24,7 +24,7 @@ from rltrace_reference.config import Config, ModelConfig
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What the update of a step measured; means over the step's tokens or optimizer steps."""
+    """What the update of a step measured: means over the step's tokens or optimizer steps."""
 
     loss: float
     kl: float
@@ -32,7 +32,7 @@ class UpdateStats:
 
 
 class Policy:
-    """A sharded model that says log-probs: the ref is one, the actor is one that also learns."""
+    """A sharded model that computes log-probs: the ref is one, and the actor is one that also learns."""
 
     def __init__(self, config: Config, rank: int) -> None:
         self.config, self.rank = config, rank
@@ -48,11 +48,11 @@ class Policy:
 
     @property
     def offload_policy(self) -> OffloadPolicy:
-        """Where FSDP2 keeps the shards."""
+        """Return where FSDP2 keeps the shards."""
         return OffloadPolicy()
 
     def build(self) -> None:
-        """Rank 0 builds the model on the CPU, from the checkpoint or at random; the others its shapes only."""
+        """Build the model: rank 0 on the CPU, from the checkpoint or at random; the others only its shapes."""
         self.whole = self.rank == 0 and self.config.model.init != "sharded"
         with torch.device("cpu" if self.whole else "meta"):
             self.model = _build_model(self.config.model, self.config.seed)
@@ -60,7 +60,7 @@ class Policy:
         self.full = dict(self.model.named_parameters()) if self.whole else {}
 
     def shard(self) -> None:
-        """Turns every parameter into this rank's slice: a unit per decoder layer, and one for the rest."""
+        """Turn every parameter into this rank's slice: one unit per decoder layer, and one for the rest."""
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         mesh = init_device_mesh(self.device.type, (self.config.ranks,))
         self.full = {name: parameter.detach().clone() for name, parameter in self.full.items()}
@@ -69,7 +69,7 @@ class Policy:
         fully_shard(self.model, mesh=mesh, mp_policy=precision, offload_policy=self.offload_policy)
 
     def broadcast(self) -> None:
-        """Fills the slices from rank 0, one parameter at a time, so that no other rank ever holds the model."""
+        """Fill the slices from rank 0, one parameter at a time, so that no other rank ever holds the model."""
         self._place()
         for name, parameter in self.parameters():
             if self.whole:
@@ -81,7 +81,7 @@ class Policy:
             parameter.data.to_local().copy_(mine.to_local())
 
     def draw(self) -> None:
-        """Fills the slices at random, each rank its own; actor and ref get the same."""
+        """Fill the slices at random, each rank its own; actor and ref get the same values."""
         self._place()
         generator = torch.Generator(self.device).manual_seed(self.config.seed * 65_537 + self.rank)
         for _, parameter in self.parameters():
@@ -94,7 +94,7 @@ class Policy:
                 local.copy_(drawn.to(local.dtype))  # half as much goes to the host, none is rounded there
 
     def _place(self) -> None:
-        """Gives slices that have shapes only their memory, and computes what nobody sends: the rotary frequencies."""
+        """Give memory to slices that have only shapes, and compute what nobody sends: the rotary frequencies."""
         home = torch.device("cpu") if isinstance(self.offload_policy, CPUOffloadPolicy) else self.device
         if not self.whole:
             self.model.to_empty(device=home)
@@ -106,18 +106,18 @@ class Policy:
             rotary.register_buffer(name, buffer.to(self.device), persistent=False)
 
     def parameters(self) -> Iterator[tuple[str, DTensor]]:
-        """Names as in a checkpoint, tied ones once, and this rank's slices."""
+        """Yield this rank's slices by their names in a checkpoint, tied ones once."""
         for name, parameter in self.model.named_parameters():
             yield name.replace("_checkpoint_wrapped_module.", ""), parameter
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def log_probs(self, batch: Batch) -> Tensor:
-        """Log-prob of every token, shape (B, T), micro-batch by micro-batch."""
+        """Return the log-prob of every token, shape (B, T), micro-batch by micro-batch."""
         parts = _micro_batches(batch.to(self.device), self.config)
         return torch.cat([self.forward(part.tokens_BT) for part in parts]).cpu()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Log-prob of every token; padding is on the right, where causal attention hides it."""
+        """Return the log-prob of every token; padding is on the right, where causal attention hides it."""
         logits_BTV = self.model(input_ids=tokens_BT).logits
         return grpo.token_log_probs(logits_BTV, tokens_BT, self.config.rollout.temperature)
 
@@ -131,13 +131,13 @@ class Ref(Policy):
 
     @property
     def offload_policy(self) -> OffloadPolicy:
-        """Host memory, pinned where a GPU copies from it."""
+        """Return host memory, pinned if a GPU copies from it."""
         if not self.config.ref.offload:
             return OffloadPolicy()
         return CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
 
     def build(self) -> None:
-        """As `Policy.build`, in bf16: what is computed is the same, and half as much is moved."""
+        """Build as `Policy.build` does, in bf16: the computation is the same, and half as much is moved."""
         super().build()
         self.model.bfloat16()
         self.full = dict(self.model.named_parameters()) if self.whole else {}
@@ -159,12 +159,12 @@ class Actor(Policy):
         )
 
     def onload(self) -> None:
-        """Brings what `offload` took away back to the GPU, before it is used."""
+        """Bring back to the GPU what `offload` moved away, before it is used."""
         if self.config.actor.offload:
             self._move(self.device)
 
     def offload(self) -> None:
-        """Takes parameters and optimizer state to host memory, if the configuration says so."""
+        """Move parameters and optimizer state to host memory, if the configuration says so."""
         if self.config.actor.offload:
             self._move(torch.device("cpu"))
 
@@ -176,17 +176,17 @@ class Actor(Policy):
                     state[name] = value.to(home)
 
     def shard(self) -> None:
-        """As `Policy.shard`, with each layer's activations computed again in the backward."""
+        """Shard as `Policy.shard` does, with each layer's activations recomputed in the backward."""
         layers = set(self.model.model.layers)
         apply_activation_checkpointing(self.model, check_fn=lambda module: module in layers)
         super().shard()
 
     def state_dict(self) -> Iterator[tuple[str, Tensor]]:
-        """Names as in a checkpoint and sharded parameters, one at a time."""
+        """Yield sharded parameters by their names in a checkpoint, one at a time."""
         yield from self.parameters()
 
     def update(self, batch: Batch, step: int) -> UpdateStats:
-        """One optimizer step per minibatch, over the step's samples in an order that the seed fixes."""
+        """Make one optimizer step per minibatch, over the step's samples in an order that the seed fixes."""
         a = self.config.actor
         batch = batch.to(self.device)
         order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(self.config.seed * 100_003 + step))
@@ -202,7 +202,7 @@ class Actor(Policy):
         return UpdateStats(loss=loss, kl=kl, grad_norm=sum(norms) / len(norms))
 
     def micro_batch(self, batch: Batch, tokens: Tensor) -> Tensor:
-        """Forward and backward of a part of a minibatch; gradients add up.
+        """Run forward and backward of a part of a minibatch; gradients add up.
 
         Args:
             batch: Sequences that fit in memory at once.
@@ -223,7 +223,7 @@ class Actor(Policy):
         return torch.stack((loss.detach(), kl.detach()))
 
     def _optimizer_step(self) -> float:
-        """Clips the gradients, steps, and returns their norm over all ranks."""
+        """Clip the gradients, step, and return their norm over all ranks."""
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.actor.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -245,6 +245,6 @@ def _micro_batches(batch: Batch, config: Config) -> Iterator[Batch]:
 
 
 def _over_ranks(value: Tensor) -> Tensor:
-    """The sum over all ranks."""
+    """Return the sum over all ranks."""
     dist.all_reduce(value)
     return value

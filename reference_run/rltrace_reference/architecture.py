@@ -10,11 +10,11 @@ if TYPE_CHECKING:  # two seconds to import, which the driver need not wait for
     from transformers import Qwen3Config
 
 WEIGHTS_FILE = "model.safetensors"
-"""Of a checkpoint in one file."""
+"""File of a checkpoint in one file."""
 
 
 def transformers_config(config: ModelConfig) -> Qwen3Config:
-    """Sizes of the checkpoint at `config.path`, or those that the configuration says."""
+    """Return the configuration with the sizes of the checkpoint at `config.path`, or those in our own configuration."""
     from transformers import Qwen3Config
 
     if config.path is not None:

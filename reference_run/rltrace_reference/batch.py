@@ -39,15 +39,15 @@ class Batch:
         return int(self.response_mask_BT.sum())
 
     def rows(self, index: Tensor | slice) -> Batch:
-        """The sequences at these positions."""
+        """Return the sequences at these positions."""
         return replace(self, **{name: value[index] for name, value in self._present().items()})
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
+        """Return the same batch on a device."""
         return replace(self, **{name: value.to(device) for name, value in self._present().items()})
 
     def split(self, parts: int) -> list[Batch]:
-        """Equal consecutive parts, one a rank."""
+        """Return equal consecutive parts, one per rank."""
         size = len(self) // parts
         return [self.rows(slice(i * size, (i + 1) * size)) for i in range(parts)]
 
@@ -56,7 +56,7 @@ class Batch:
 
 
 def concatenate(parts: list[Batch]) -> Batch:
-    """One batch of the ranks' parts, in rank order."""
+    """Return one batch of the ranks' parts, in rank order."""
     names = parts[0]._present()
     return Batch(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
@@ -64,7 +64,7 @@ def concatenate(parts: list[Batch]) -> Batch:
 def from_responses(
     prompts: list[list[int]], responses: list[list[int]], log_probs: list[list[float]], max_tokens: int
 ) -> Batch:
-    """A padded batch of what the engine said.
+    """Make a padded batch of the engine's responses.
 
     Args:
         prompts: One per response.
@@ -87,7 +87,7 @@ def from_responses(
 
 
 def texts(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Prompt and response of each sequence, without padding."""
+    """Return prompt and response of each sequence, without padding."""
     pairs = []
     for tokens_T, mask_T in zip(batch.tokens_BT, batch.response_mask_BT, strict=True):
         start = int(mask_T.int().argmax())

@@ -11,26 +11,26 @@ HEADER_BYTES = 8
 
 
 class Channel:
-    """One end of a socket pair; messages are what msgpack can say, each with the descriptors it carries."""
+    """One end of a socket pair; a message is what msgpack can encode, with the descriptors that it carries."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Sends one message.
+        """Send one message.
 
         Raises:
-            ConnectionError: The other process is gone.
+            ConnectionError: the other process is gone.
         """
         body = msgspec.msgpack.encode(message)
         socket.send_fds(self.end, [len(body).to_bytes(HEADER_BYTES, "little")], list(descriptors))
         self.end.sendall(body)
 
     def receive(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors, which are the receiver's to close.
+        """Receive the next message and its descriptors, which the receiver must close.
 
         Raises:
-            ConnectionError: The other process is gone.
+            ConnectionError: the other process is gone.
         """
         header, descriptors, _, _ = socket.recv_fds(self.end, HEADER_BYTES, 8, socket.MSG_WAITALL)
         if len(header) < HEADER_BYTES:

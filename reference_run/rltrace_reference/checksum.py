@@ -1,8 +1,8 @@
-"""Checksums of tensors in parts: any rank sums up the elements it has, and the sums add up to the whole tensor's.
+"""Checksums of tensors in parts: each rank sums up the elements it has, and the sums add up to the whole tensor's.
 
 The checksum of words w_0 ... w_n is the sum of w_i * (mix(i) | 1) modulo 2^64, each word (16 or 32 bits) taken as a
 signed integer and `mix` a bijection of 32-bit integers that scatters positions. It needs no order, so that a GPU
-computes it at the speed of its memory; it sees every single changed word, and words or rows that changed places.
+computes it at the speed of its memory. It detects every single changed word, and words or rows that changed places.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ class Piece(NamedTuple):
     """Consecutive words of a parameter."""
 
     slot: int
-    """Whose sum they belong to."""
+    """The slot that its sum is added to."""
     start: int
-    """Position of the first in the whole parameter, in words."""
+    """Position of its first word in the whole parameter."""
     words: Tensor
-    """Flat and contiguous, int16 or int32."""
+    """The words: flat and contiguous, int16 or int32."""
 
 
 class Summands(Protocol):
-    """Pieces made ready to be added, once or often; they are read when they are added."""
+    """Pieces that are ready to be added, once or repeatedly; they are read when they are added."""
 
     def add_to(self, values: Tensor) -> None:
-        """Adds each piece's weighted sum to its slot; on a GPU the work is queued only."""
+        """Add each piece's weighted sum to its slot; on a GPU the work is only queued."""
 
 
 def prepare(pieces: Sequence[Piece], device: torch.device) -> Summands:
-    """The pieces, which must stay where they are, ready to be added."""
+    """Prepare the pieces, which must stay where they are, to be added."""
     if device.type == "cpu":
         return HostSummands(list(pieces))
     from rltrace_reference import kernels  # needs Triton
@@ -48,13 +48,13 @@ class HostSummands:
         self.pieces = pieces
 
     def add_to(self, values: Tensor) -> None:
-        """One after the other."""
+        """Add them one after another."""
         for piece in self.pieces:
             values[piece.slot] += weighted_sum(piece.words, piece.start)
 
 
 def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
-    """Checksums of whole bf16 tensors, contiguous and all on one device."""
+    """Return the checksums of whole bf16 tensors, contiguous and all on one device."""
     words = [tensor.detach().reshape(-1).view(torch.int16) for tensor in tensors]
     sums = torch.zeros(len(words), dtype=torch.int64, device=words[0].device)
     prepare([Piece(slot, 0, of_one) for slot, of_one in enumerate(words)], sums.device).add_to(sums)
@@ -63,7 +63,7 @@ def of_tensors(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def weighted_sum(words: Tensor, start: int) -> Tensor:
-    """The checksum's share of some consecutive words, shape (), int64; any device."""
+    """Return the checksum's share of consecutive words, shape (), int64; on any device."""
     positions = torch.arange(start, start + len(words), dtype=torch.int64, device=words.device)
     return (words.to(torch.int64) * (_mix(positions) | 1)).sum()
 

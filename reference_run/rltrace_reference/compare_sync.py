@@ -1,4 +1,4 @@
-"""`python -m rltrace_reference.compare_sync CONFIG.yaml`: the same weights synced in several ways, and a table."""
+"""`python -m rltrace_reference.compare_sync CONFIG.yaml` syncs the same weights in several ways and prints a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rltrace_reference.worker_group import WorkerGroup
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compares and returns the exit code."""
+    """Compare, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rltrace_reference.compare_sync", description=__doc__)
     parser.add_argument("config", help="YAML file; its model, ranks and bucket size are used")
     parser.add_argument("--rounds", type=int, default=6, help="syncs in each way; the first is shown apart")
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def compare(config: Config, rounds: int) -> Table:
-    """Starts the run's processes and syncs in every way.
+    """Start the run's processes and sync in every way.
 
     Args:
         config: The run.
@@ -54,7 +54,7 @@ def compare(config: Config, rounds: int) -> Table:
 
 
 def _figures(of_ranks: list[list[SyncStats]]) -> list[str]:
-    """A row: a round is as slow as its slowest rank."""
+    """Return a row: a round is as slow as its slowest rank."""
     first, *rest = (max(stats.seconds for stats in of_round) for of_round in zip(*of_ranks, strict=True))
     stats, median = of_ranks[0][0], statistics.median(rest)
     gigabytes_per_second = stats.bytes / median / 1e9

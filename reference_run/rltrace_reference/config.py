@@ -1,6 +1,6 @@
-"""The configuration of a run: read from YAML, checked whole before any process is started or file is made.
+"""The configuration of a run: read from YAML, and checked completely before any process is started or file is made.
 
-A wrong one is a `ConfigError` of one line: file, key, what is wrong with both values, and the next step.
+A wrong configuration is a `ConfigError` of one line: file, key, what is wrong with both values, and the next step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rltrace.errors import ConfigError
 
 BF16_BYTES = 2
 CHECKPOINT_DEFAULTS = {"tie_word_embeddings": False, "rope_theta": 10000.0, "initializer_range": 0.02}
-"""What a Qwen3 checkpoint's `config.json` means where it says nothing."""
+"""What a Qwen3 checkpoint's `config.json` means by keys that it does not have."""
 MEBIBYTE = 1 << 20
 SMALLEST_PART_BYTES = 128
-"""Of a bucket, for one rank: see `weight_sync.ALIGNMENT`."""
+"""Smallest part of a bucket for one rank: see `weight_sync.ALIGNMENT`."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -29,7 +29,7 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A part of the file; a key that is not named here is an error."""
+    """A part of the file; an unknown key is an error."""
 
 
 class ModelConfig(Section, frozen=True):
@@ -49,11 +49,11 @@ class ModelConfig(Section, frozen=True):
     tie_word_embeddings: bool = True
     initializer_range: PositiveFloat = 0.02
     init: Literal["auto", "broadcast", "sharded"] = "auto"
-    """Where first weights come from: rank 0 builds and broadcasts them, or every rank draws its own shards, where they
-    lie, so that nobody ever holds the model. `auto`: broadcast a checkpoint, and everything on a CPU."""
+    """Where first weights come from: rank 0 builds and broadcasts them, or every rank draws its own shards in place, so
+    that nobody ever holds the model. `auto`: broadcast a checkpoint, and everything on a CPU."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter's shape by its name in a checkpoint, tied ones once."""
+        """Return every parameter's shape by its name in a checkpoint, tied ones once."""
         hidden, inter = self.hidden_size, self.intermediate_size
         heads, kv_heads = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         layer: dict[str, tuple[int, ...]] = {
@@ -78,7 +78,7 @@ class ModelConfig(Section, frozen=True):
         return shapes
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values of one token over all layers."""
+        """Return bytes of keys and values of one token over all layers."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * BF16_BYTES
 
 
@@ -88,7 +88,7 @@ class TaskConfig(Section, frozen=True):
     prompts: Positive = 32
     """Prompts of one step, over all ranks."""
     prompt_tokens: Annotated[int, msgspec.Meta(ge=2)] = 2
-    """Length of a prompt; what the digit does not need is filled with BOS."""
+    """Length of a prompt; the rest beside the digit is filled with BOS."""
 
 
 class RolloutConfig(Section, frozen=True):
@@ -104,7 +104,7 @@ class RolloutConfig(Section, frozen=True):
     engine: Literal["auto", "embedded", "vllm"] = "auto"
     """`auto`: vLLM on GPUs, the embedded one on a CPU."""
     slots: Positive = 128
-    """Sequences that run at once on one rank; further ones wait."""
+    """Sequences that run at once on one rank; others wait."""
     kv_cache_megabytes: Annotated[float, msgspec.Meta(ge=64)] = 64.0
     """Embedded engine: size of the KV pool of one rank in MiB, divided evenly over the slots."""
     gpu_memory_utilization: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
@@ -118,13 +118,14 @@ class RolloutConfig(Section, frozen=True):
     wake_up: Literal["staged", "all"] = "staged"
     """Staged: weights, then the sync, then the KV cache. All: both before the sync."""
     sync: bool = True
-    """False: the engine keeps its initial weights for ever (then `sleep_level` must be 0). For experiments."""
+    """If False, the engine keeps its initial weights forever (then `sleep_level` must be 0). For experiments."""
     bucket_megabytes: PositiveFloat = 0.0625
     """Size of a bucket of the weight sync in MiB."""
     buckets: Annotated[int, msgspec.Meta(ge=2)] = 2
-    """How many there are at a time: while one is loaded, others are gathered."""
+    """How many buckets exist at a time: while one is loaded, others are gathered."""
     keep_buckets: bool = False
-    """True: the buckets stay allocated and mapped from step to step; False: they go back after every sync."""
+    """If True, the buckets stay allocated and mapped from step to step; if False, they are released after every
+    sync."""
 
 
 class ActorConfig(Section, frozen=True):
@@ -140,14 +141,14 @@ class ActorConfig(Section, frozen=True):
     clip_ratio: PositiveFloat = 0.2
     kl_coefficient: Annotated[float, msgspec.Meta(ge=0)] = 1.0e-3
     offload: bool = False
-    """On GPUs: parameters and optimizer state lie in host memory except while the actor uses them."""
+    """On GPUs: keep parameters and optimizer state in host memory while the actor does not use them."""
 
 
 class RefConfig(Section, frozen=True):
     """The initial policy that the KL term holds the actor to."""
 
     offload: bool = True
-    """Its shards lie in host memory (pinned, where there is a GPU) and come layer by layer."""
+    """Keep its shards in host memory (pinned, if there is a GPU) and copy them layer by layer."""
 
 
 class KernelsConfig(Section, frozen=True):
@@ -157,24 +158,25 @@ class KernelsConfig(Section, frozen=True):
 
 
 class AllocationsConfig(Section, frozen=True):
-    """On GPUs: steps whose allocations are all recorded; they take a little longer, and writing them longer still."""
+    """On GPUs: steps whose allocations are all recorded; they take a little longer, and writing them takes longer
+    still."""
 
     steps: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
 
 
 class Config(Section, frozen=True):
-    """A whole run; every key has a default, so that a file says what it changes only."""
+    """A whole run; every key has a default, so that a file only says what it changes."""
 
     ranks: Positive = 2
     steps: Positive = 24
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Engine, transport and collectives follow from it. `auto`: cuda where there is a GPU."""
+    """The engine, transport and collectives follow from it. `auto`: cuda if there is a GPU."""
     ray_address: str | None = None
-    """`host:port` of a Ray cluster to place the ranks on, which fills one node before the next; by default RAY_ADDRESS,
-    else a Ray of the run's own on this machine."""
+    """`host:port` of a Ray cluster for the ranks, which fill one node before the next; by default RAY_ADDRESS, else a
+    private Ray on this machine."""
     force: bool = False
-    """Tries versions of vLLM that this has not been run with, and GPUs that others use too."""
+    """Try versions of vLLM that this has not been run with, and GPUs that others use too."""
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -185,37 +187,37 @@ class Config(Section, frozen=True):
 
     @property
     def sequence_tokens(self) -> int:
-        """Tokens of the longest sequence, prompt and response."""
+        """Return the tokens of the longest sequence, prompt and response."""
         return self.task.prompt_tokens + self.rollout.max_tokens
 
     @property
     def prompts_per_rank(self) -> int:
-        """Prompts that one rank's engine answers in a step."""
+        """Return the prompts that one rank's engine answers in a step."""
         return self.task.prompts // self.ranks
 
     @property
     def sequences_per_rank(self) -> int:
-        """Sequences that one rank samples and learns from in a step."""
+        """Return the sequences that one rank samples and learns from in a step."""
         return self.prompts_per_rank * self.rollout.n
 
     @property
     def bucket_bytes(self) -> int:
-        """Size of one bucket in bytes."""
+        """Return the size of one bucket in bytes."""
         return int(self.rollout.bucket_megabytes * MEBIBYTE)
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Size of one rank's KV pool in bytes."""
+        """Return the size of one rank's KV pool in bytes."""
         return int(self.rollout.kv_cache_megabytes * MEBIBYTE)
 
     @property
     def tokens_per_slot(self) -> int:
-        """Tokens that one slot of the KV pool holds."""
+        """Return the tokens that one slot of the KV pool holds."""
         return self.kv_cache_bytes // (self.rollout.slots * self.model.kv_bytes_per_token())
 
 
 def load(file: str | Path, *, vocabulary: int, force: bool = False) -> Config:
-    """The configuration in a YAML file.
+    """Load the configuration in a YAML file.
 
     Args:
         file: Path of the file.
@@ -226,7 +228,7 @@ def load(file: str | Path, *, vocabulary: int, force: bool = False) -> Config:
         The run with nothing left `auto`.
 
     Raises:
-        ConfigError: The file cannot be read, has an unknown key or wrong type, or asks for the impossible.
+        ConfigError: the file cannot be read, has an unknown key or wrong type, or asks for the impossible.
     """
     path = Path(file)
     values = _read_yaml(path)
@@ -245,7 +247,7 @@ def load(file: str | Path, *, vocabulary: int, force: bool = False) -> Config:
 
 
 def resolved(config: Config) -> Config:
-    """The run with what is `auto` decided by what this machine has."""
+    """Return the run with every `auto` decided by what this machine has."""
     device, model, rollout = config.device, config.model, config.rollout
     if device == "auto":
         device = "cuda" if _has_gpu() else "cpu"
@@ -273,7 +275,7 @@ def _has_gpu() -> bool:
 
 
 def _check_combinations(config: Config, vocabulary: int) -> None:
-    """Raises a ConfigError for the first pair of values that cannot go together."""
+    """Raise a ConfigError for the first pair of values that cannot go together."""
     rollout, actor, model = config.rollout, config.actor, config.model
     if config.task.prompts % config.ranks:
         raise _impossible(
@@ -349,7 +351,7 @@ def _check_combinations(config: Config, vocabulary: int) -> None:
 
 
 def _with_checkpoint_sizes(model: ModelConfig) -> ModelConfig:
-    """The model with the sizes that the checkpoint at `model.path` says, if there is one."""
+    """Return the model with the sizes that the checkpoint at `model.path` names, if there is one."""
     if model.path is None:
         return model
     file = Path(model.path) / "config.json"
@@ -385,10 +387,10 @@ def _with_checkpoint_sizes(model: ModelConfig) -> ModelConfig:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's own loader keeps the last of two equal keys and says nothing."""
+    """A loader that refuses equal keys: YAML's own keeps the last one silently."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping as it is written, before merge keys add to it: those may be overridden."""
+        """Compose a mapping as it is written, before merge keys add to it, because those may be overridden."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         first: dict[str, int] = {}
         for key, _ in node.value:
@@ -423,7 +425,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def _explain(message: str, values: Any) -> str:
-    """One line from msgspec's message: the key, what it holds, what is expected, and the next step."""
+    """Return one line from msgspec's message: the key, what it holds, what is expected, and the next step."""
     what, _, place = message.partition(" - at `$")
     key = place.rstrip("`").lstrip(".")
     unknown = re.search(r"unknown field `(.*)`", what)
@@ -453,7 +455,7 @@ def _section_at(key: str) -> type[Section]:
 
 
 def _choices(key: str) -> tuple[Any, ...]:
-    """The values that a key may have, where these are given one by one."""
+    """Return the values that a key may have, if these are listed one by one."""
     section, _, name = key.rpartition(".")
     kind = get_type_hints(_section_at(section)).get(name)
     return get_args(kind) if get_origin(kind) is Literal else ()
@@ -478,6 +480,6 @@ def _impossible(key: str, what: str, next_step: str) -> ConfigError:
 
 
 def _multiple(value: int, of: int) -> str:
-    """The nearest multiples, as a next step."""
+    """Return the nearest multiples, as a next step."""
     below = value // of * of
     return f"{below} or {below + of}" if below else f"{of}"

@@ -14,7 +14,8 @@ from rltrace_reference.shared_memory import SliceCopies
 from rltrace_reference.weight_sync import Copies
 
 DEVICE_ARGUMENT = 6
-"""Of what `reduce_tensor` gives: the sender's number of the device, which the receiver may count otherwise."""
+"""Argument of what `reduce_tensor` returns: the sender's number of the device, which the receiver may number
+differently."""
 
 
 class IpcBuffer:
@@ -28,42 +29,42 @@ class IpcBuffer:
         return pickle.dumps(reduce_tensor(self.bytes)), ()
 
     def publish(self, size_bytes: int) -> None:
-        """It is visible once the work that writes it is done."""
+        """Do nothing: the bytes are visible once the work that writes them is done."""
 
     def fetch(self, size_bytes: int) -> None:
-        """It is visible."""
+        """Do nothing: the bytes are visible."""
 
     def close(self) -> None:
-        """Lets go of the memory, or of the mapping."""
+        """Release the memory, or the mapping."""
         del self.bytes
 
 
 class GpuQueue:
-    """A stream of the weight sync's own; what all transports between GPU processes share."""
+    """The weight sync's own stream, which all transports between GPU processes share."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.Stream()
 
     def copies(self, places: list[Tensor], offsets: list[int]) -> Copies:
-        """All in one launch, at the speed of the memory, where addresses and sizes allow it."""
+        """Return copies in one launch, at the speed of the memory, if addresses and sizes allow it."""
         from rltrace_reference import kernels  # needs Triton
 
         return kernels.Copies(places, offsets) if kernels.Copies.fits(places, offsets) else SliceCopies(places, offsets)
 
     def queue(self) -> AbstractContextManager[Any]:
-        """The stream, behind all that the current one has been given."""
+        """Return the stream, after all work that the current one has been given."""
         self.stream.wait_stream(torch.cuda.current_stream())
         entered: AbstractContextManager[Any] = torch.cuda.stream(self.stream)
         return entered
 
     def mark(self) -> torch.cuda.Event:
-        """An event of the current stream."""
+        """Return an event of the current stream."""
         event = torch.cuda.Event()
         event.record()
         return event
 
     def release(self) -> None:
-        """Lets torch's allocator have what no other process maps any more."""
+        """Let torch's allocator have what no other process maps any more."""
         torch.cuda.ipc_collect()
 
 
@@ -71,11 +72,11 @@ class CudaIpc(GpuQueue):
     """The transport of processes that share a GPU: nothing is copied on the way."""
 
     def create(self, size_bytes: int) -> IpcBuffer:
-        """New memory of the current device."""
+        """Allocate new memory of the current device."""
         return IpcBuffer(torch.empty(size_bytes, dtype=torch.uint8, device="cuda"))
 
     def open(self, handle: bytes, descriptors: list[int], size_bytes: int) -> IpcBuffer:
-        """The sender's memory, mapped."""
+        """Map the sender's memory."""
         rebuild, arguments = pickle.loads(handle)
         arguments = list(arguments)
         arguments[DEVICE_ARGUMENT] = torch.cuda.current_device()

@@ -16,26 +16,26 @@ from rltrace_reference.weight_sync import Transport
 VLLM_VERSIONS = ("0.24", "0.26")
 """Releases that this has been run with."""
 USED_BYTES = 2 << 30
-"""What may be in use of a GPU that is ours: other people's contexts, but no other people's models."""
+"""How much may be in use on a GPU that is ours: other people's contexts, but not their models."""
 
 
 def of(config: Config) -> torch.device:
-    """Where the actor computes."""
+    """Return where the actor computes."""
     return torch.device("cuda" if config.device == "cuda" else "cpu")
 
 
 def backend(config: Config) -> str:
-    """Collectives, in the words of torch.distributed."""
+    """Return the collectives, in the words of torch.distributed."""
     return "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
 
 
 def transport_name(config: Config) -> str:
-    """How buckets pass from the worker to the engine."""
+    """Return how buckets pass from the worker to the engine."""
     return "cuda_ipc" if config.device == "cuda" else "shared_memory"
 
 
 def transport(name: str) -> Transport:
-    """The transport of this name."""
+    """Return the transport of this name."""
     if name == "shared_memory":
         from rltrace_reference.shared_memory import SharedMemory
 
@@ -50,7 +50,7 @@ def transport(name: str) -> Transport:
 
 
 def empty_cache(config: Config) -> None:
-    """Gives back what this process's allocator holds without using it."""
+    """Release what this process's allocator holds without using it."""
     if config.device == "cuda":
         torch.cuda.empty_cache()
     else:
@@ -58,10 +58,10 @@ def empty_cache(config: Config) -> None:
 
 
 def check(config: Config) -> None:
-    """Looks for what a run on GPUs needs, before anything is started.
+    """Check what a run on GPUs needs, before anything is started.
 
     Raises:
-        ConfigError: There are fewer GPUs than ranks, one is in use by others, or vLLM is missing or of another version.
+        ConfigError: there are fewer GPUs than ranks, one is in use by others, or vLLM is missing or of another version.
     """
     if not torch.cuda.is_available():
         raise ConfigError(
@@ -92,7 +92,7 @@ def check_vllm(config: Config) -> None:
 
 
 def _check_free(ranks: int) -> None:
-    """Raises a ConfigError for the first GPU of ours that somebody else uses."""
+    """Raise a ConfigError for the first GPU of ours that somebody else uses."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -110,7 +110,7 @@ def _check_free(ranks: int) -> None:
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """NVML's handles of the GPUs that CUDA shows this process, in its order."""
+    """Return NVML's handles of the GPUs that CUDA shows this process, in its order."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is None:
         return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

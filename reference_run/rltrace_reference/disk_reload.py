@@ -25,7 +25,7 @@ from rltrace_reference.weight_sync import SyncStats
 
 
 class DiskReload:
-    """One rank's part; a context manager, which removes the checkpoint in the end. All ranks are on one host."""
+    """One rank's part: a context manager, which removes the checkpoint at the end. All ranks are on one host."""
 
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
@@ -46,13 +46,13 @@ class DiskReload:
             shutil.rmtree(self.folder)
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]]) -> SyncStats:
-        """Saves every parameter, restarts the engine, and returns when it has proven that it has them.
+        """Save every parameter, restart the engine, and return when the engine has proven that it has them.
 
         Args:
             parameters: Names and sharded parameters; every rank must come with all of them.
 
         Raises:
-            RunError: What the engine loaded is not what was saved; names the first tensor.
+            RunError: what the engine loaded is not what was saved; names the first tensor.
         """
         start = time.monotonic()
         sent, tensors, sent_bytes = {}, {}, 0
@@ -72,13 +72,13 @@ class DiskReload:
 
 
 def _whole(parameter: Tensor) -> Tensor:
-    """All ranks' elements of a parameter in bf16."""
+    """Return all ranks' elements of a parameter in bf16."""
     cast = parameter.detach().bfloat16()
     return cast.full_tensor() if hasattr(cast, "full_tensor") else cast
 
 
 def _check(sent: dict[str, int], found: dict[str, int], rank: int) -> None:
-    """Raises a RunError for the first parameter whose checksum differs."""
+    """Raise a RunError for the first parameter whose checksum differs."""
     for name, of_sent in sent.items():
         if found.get(name) != of_sent:
             raise RunError(

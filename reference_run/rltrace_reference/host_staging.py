@@ -17,19 +17,19 @@ class StagedBuffer:
         _checked(torch.cuda.cudart().cudaHostRegister(host.bytes.data_ptr(), host.bytes.numel(), 0))
 
     def handle(self) -> tuple[bytes, tuple[int, ...]]:
-        """The host memory's."""
+        """Return the handle of the host memory."""
         return self.host.handle()
 
     def publish(self, size_bytes: int) -> None:
-        """GPU to host."""
+        """Copy from GPU to host."""
         self.host.bytes[:size_bytes].copy_(self.bytes[:size_bytes], non_blocking=True)
 
     def fetch(self, size_bytes: int) -> None:
-        """Host to GPU."""
+        """Copy from host to GPU."""
         self.bytes[:size_bytes].copy_(self.host.bytes[:size_bytes], non_blocking=True)
 
     def close(self) -> None:
-        """Lets go of both."""
+        """Release both."""
         _checked(torch.cuda.cudart().cudaHostUnregister(self.host.bytes.data_ptr()))
         self.host.close()
         del self.bytes
@@ -39,11 +39,11 @@ class HostStaging(GpuQueue):
     """The transport through the host."""
 
     def create(self, size_bytes: int) -> StagedBuffer:
-        """New memory on both sides."""
+        """Allocate new memory on both sides."""
         return StagedBuffer(SharedMemory().create(size_bytes))
 
     def open(self, handle: bytes, descriptors: list[int], size_bytes: int) -> StagedBuffer:
-        """The host memory behind the descriptor, and GPU memory to copy it to."""
+        """Map the host memory behind the descriptor, and allocate GPU memory to copy it to."""
         return StagedBuffer(SharedMemory().open(handle, descriptors, size_bytes))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch and Ray take seconds, in sight of the display
     from rltrace_reference.worker_group import WorkerGroup
 
 WARM_UP_STEPS = 2
-"""Left out: allocators, caches and the optimizer's state come into being in them."""
+"""Steps that are left out: allocators, caches and the optimizer's state come into being in them."""
 
 
 class TimedStep(msgspec.Struct, frozen=True):
@@ -38,38 +38,38 @@ class TimedStep(msgspec.Struct, frozen=True):
     seconds: float
     recorded: bool
     pair: int | None
-    """Of two steps next to each other, one recorded and one not; None while the run warms up."""
+    """Number of the pair of neighbouring steps, one recorded and one not; None while the run warms up."""
     phases: dict[str, float] = {}
-    """Seconds of each phase, by the same clock: those of a step that is not recorded are nowhere else."""
+    """Seconds of each phase, by the same clock; for a step that is not recorded they are nowhere else."""
 
 
 class TimedDisplay(Display):
-    """Notes when each phase of a step begins, which it is told of anyway."""
+    """Notes when each phase of a step begins, which it is told anyway."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(steps)
         self.begun: list[tuple[str, float]] = []
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.begun = []
 
     def phase(self, name: str) -> None:
-        """Shows a phase, and ends the one before."""
+        """Show a phase, and end the one before."""
         super().phase(name)
         self.begun.append((PHASE_OF_CALL.get(name, name), time.monotonic()))
 
     def end(self) -> dict[str, float]:
-        """The step is over: seconds of each of its phases, of which each lasted until the next one began."""
+        """End the step; return the seconds of its phases, each of which lasted until the next one began."""
         ends = [at_s for _, at_s in self.begun[1:]] + [time.monotonic()]
         return {name: end_s - at_s for (name, at_s), end_s in zip(self.begun, ends, strict=True)}
 
 
 def plan(pairs: int, seed: int) -> list[tuple[int | None, bool]]:
-    """Which step belongs to which pair, and whether it is recorded.
+    """Return which step belongs to which pair, and whether it is recorded.
 
-    Half the pairs begin with the recorded step, in a random order: what drifts over the run, and what a step leaves
-    behind for the next one, hits both kinds alike.
+    Half the pairs begin with the recorded step, in a random order. So what drifts over the run, and what a step leaves
+    behind for the next one, affects both kinds alike.
     """
     first = [place % 2 == 0 for place in range(pairs)]
     random.Random(seed).shuffle(first)
@@ -80,13 +80,13 @@ def plan(pairs: int, seed: int) -> list[tuple[int | None, bool]]:
 
 
 def with_fixed_length(config: Config, pairs: int) -> Config:
-    """The run with responses of one length, so that all its steps do the same work."""
+    """Return the run with responses of one length, so that all its steps do the same work."""
     steps = WARM_UP_STEPS + 2 * pairs
     return replace(config, steps=steps, rollout=replace(config.rollout, ignore_eos=True))
 
 
 def measure(config: Config, pairs: int, display: TimedDisplay, on_step: Callable[[TimedStep], None]) -> None:
-    """Runs all steps.
+    """Run all steps.
 
     Args:
         config: The run.
@@ -116,7 +116,7 @@ def measure(config: Config, pairs: int, display: TimedDisplay, on_step: Callable
 
 
 def _record(workers: WorkerGroup, on: bool) -> None:
-    """Switches recording in every process of the run, outside of what is timed."""
+    """Switch recording in every process of the run, outside of what is timed."""
     if on:
         rltrace.resume()
     workers.call("record", [(on,)] * workers.config.ranks)
@@ -125,7 +125,7 @@ def _record(workers: WorkerGroup, on: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures one arm and returns the exit code."""
+    """Measure one arm and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rltrace_reference.measure_overhead", description=__doc__)
     parser.add_argument("config", help="YAML file; its responses are given one length")
     parser.add_argument("--times", type=Path, required=True, help="file for one line a step")

@@ -37,11 +37,11 @@ class Display:
         self.task = self.bar.add_task("starting", total=steps, figures="")
 
     def phase(self, name: str) -> None:
-        """Shows what goes on now, by the name of a phase or of a worker's method."""
+        """Show what goes on now, by the name of a phase or of a worker's method."""
         self.bar.update(self.task, description=PHASE_OF_CALL.get(name, name))
 
     def step(self, record: StepRecord) -> None:
-        """Shows the figures of a step that is done."""
+        """Show the figures of a finished step."""
         figures = f"reward {record.reward_mean:.3f}  {record.tokens_per_second:,.0f} tokens/s"
         self.bar.update(self.task, advance=1, figures=figures)
         if not self.console.is_terminal:

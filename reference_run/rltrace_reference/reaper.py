@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 
 GRACE_SECONDS = 2.0
-"""For processes that end by themselves, with their exit handlers."""
+"""Time for processes that end by themselves, with their exit handlers."""
 PATIENCE_SECONDS = 20.0
-"""For the kernel to end what was killed."""
+"""Time for the kernel to end what was killed."""
 
 
 class Reaper:
-    """The driver's handle: as long as it is open, nobody is ended."""
+    """The driver's handle; while it is open, the reaper ends nobody."""
 
     def __init__(self, folder: str) -> None:
         self._process = subprocess.Popen(
@@ -34,17 +34,17 @@ class Reaper:
         )
 
     def close(self) -> None:
-        """Ends what is left of the run and waits until it is gone."""
+        """End what is left of the run and wait until it is gone."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 def processes_of(folder: str) -> list[int]:
-    """Pids of this machine's processes that have a file below the folder open, as their log.
+    """Return the pids of this machine's processes that have a file below the folder open, as their log.
 
-    That is every process which Ray starts, and every child of those. Not by name or environment: Ray's agents overwrite
-    both with a title.
+    These are every process that Ray starts, and every child of those. Name and environment do not tell: Ray's agents
+    overwrite both with a title.
     """
     processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [int(process.name) for process in processes if _uses(process, folder)]
@@ -58,7 +58,7 @@ def _uses(process: Path, folder: str) -> bool:
 
 
 def reap(folder: str, driver: int) -> None:
-    """Ends the processes of the folder, the driver excepted, and removes it."""
+    """End the processes of the folder, except for the driver, and remove it."""
     start = time.monotonic()
     while left := [pid for pid in processes_of(folder) if pid != driver]:
         waited = time.monotonic() - start

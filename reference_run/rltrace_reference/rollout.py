@@ -20,7 +20,7 @@ class Rollout:
     """One engine process, which lives as long as this worker does."""
 
     def __init__(self, config: Config, rank: int) -> None:
-        """Starts the process; its imports run while the worker builds its actor."""
+        """Start the process; its imports run while the worker builds its actor."""
         self.config, self.rank = config, rank
         self._spawn(checkpoint=None)
 
@@ -43,23 +43,23 @@ class Rollout:
         )
 
     def start(self) -> None:
-        """Lets the engine load dummy weights, profile and reserve its KV pool; vLLM captures its graphs too."""
+        """Let the engine load dummy weights, profile and reserve its KV pool; vLLM captures its graphs too."""
         self._call("start")
 
     def restart(self, checkpoint: str) -> None:
-        """Ends the engine and starts another, which loads its weights from this checkpoint's folder."""
+        """End the engine and start another one, which loads its weights from this checkpoint's folder."""
         ended, channel = self.process, self.channel
         self._spawn(checkpoint)
         _end(ended, channel)
         self.start()
 
     def checksums(self) -> dict[str, int]:
-        """Of the engine's weights by their names in a checkpoint."""
+        """Return the checksums of the engine's weights by their names in a checkpoint."""
         of_names: dict[str, int] = self._call("checksums")
         return of_names
 
     def generate(self, prompts: list[list[int]], seed: int, step: int) -> Batch:
-        """Samples n responses of each prompt.
+        """Sample n responses of each prompt.
 
         Returns:
             Samples of one prompt adjacent, with the engine's log-probs.
@@ -69,7 +69,7 @@ class Rollout:
         return batch.from_responses(repeated, said["tokens"], said["log_probs"], self.config.rollout.max_tokens)
 
     def sleep(self, level: int) -> dict[str, int]:
-        """Lets the engine give its memory back.
+        """Let the engine release its memory.
 
         Returns:
             Bytes that are still there, by tag.
@@ -78,31 +78,31 @@ class Rollout:
         return residual
 
     def wake_up(self, tags: list[str]) -> None:
-        """Lets the engine put memory behind these tags again."""
+        """Let the engine put memory behind these tags again."""
         self._call("wake_up", tags=tags)
 
     def use_transport(self, name: str) -> None:
-        """Lets the engine expect the next sync by this transport, as `device.py` names them."""
+        """Let the engine expect the next sync by this transport, as `device.py` names them."""
         self._call("use_transport", transport=name)
 
     def record(self, on: bool) -> None:
-        """Lets the engine's process go on recording, or pause."""
+        """Let the engine's process continue recording, or pause."""
         self._call("record", on=on)
 
     def kernels(self, on: bool) -> None:
-        """Lets the engine's process begin or end recording every operator and kernel."""
+        """Let the engine's process begin or end recording every operator and kernel."""
         self._call("kernels", on=on)
 
     def allocations(self, on: bool) -> None:
-        """Lets the engine's process begin or end recording every allocation."""
+        """Let the engine's process begin or end recording every allocation."""
         self._call("allocations", on=on)
 
     def measure_cost(self) -> None:
-        """Lets the engine's process measure what recording an event costs in it."""
+        """Let the engine's process measure what recording an event costs in it."""
         self._call("measure_cost")
 
     def death(self) -> str:
-        """Waits until the engine process has ended, a restart apart, and says how."""
+        """Wait until the engine process has ended (a restart does not count), and say how."""
         while True:
             process = self.process
             code = process.wait()
@@ -112,7 +112,7 @@ class Rollout:
         return f"engine of rank {self.rank} (pid {self.process.pid}) died: {how}"
 
     def close(self) -> None:
-        """Ends the engine process."""
+        """End the engine process."""
         _end(self.process, self.channel)
 
     def _call(self, name: str, **arguments: Any) -> Any:
@@ -127,7 +127,7 @@ class Rollout:
 
 
 def _end(process: subprocess.Popen[bytes], channel: Channel) -> None:
-    """Lets an engine process exit, or kills one that does not."""
+    """Let an engine process exit, or kill one that does not."""
     try:
         channel.send({"call": "exit"})
         process.wait(timeout=5)

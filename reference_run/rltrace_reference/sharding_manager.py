@@ -30,7 +30,7 @@ class ShardingManager:
         self.step = 0
 
     def sender_of(self, strategy: Strategy) -> Sender:
-        """The sender that syncs in this way."""
+        """Return the sender that syncs in this way."""
         return Sender(
             self.rollout.channel,
             int(strategy.bucket_megabytes * MEBIBYTE),
@@ -42,7 +42,7 @@ class ShardingManager:
         )
 
     def at(self, step: int) -> ShardingManager:
-        """This manager, for the buckets of that step."""
+        """Return this manager, for the buckets of that step."""
         self.step = step
         return self
 
@@ -64,23 +64,23 @@ class ShardingManager:
             self.empty_cache()
 
     def wake_weights(self) -> None:
-        """Memory for the weights first: the KV cache need not be there while parameters are gathered."""
+        """Take memory for the weights first: the KV cache need not exist while parameters are gathered."""
         both = self.config.rollout.wake_up == "all"
         self.rollout.wake_up(["weights", "kv_cache"] if both else ["weights"])
 
     def sync_weights(self) -> SyncStats:
-        """The actor's parameters into the engine, one bucket after the other."""
+        """Send the actor's parameters to the engine, one bucket after another."""
         return self.sender.sync(self.actor.state_dict(), self.step)
 
     def wake_kv_cache(self) -> None:
-        """Memory for the KV cache."""
+        """Take memory for the KV cache."""
         if self.config.rollout.wake_up == "staged":
             self.rollout.wake_up(["kv_cache"])
 
     def sleep(self) -> None:
-        """The engine's memory back to the device."""
+        """Give the engine's memory back to the device."""
         self.rollout.sleep(self.config.rollout.sleep_level)
 
     def empty_cache(self) -> None:
-        """What this process's allocator holds without using it back to the device."""
+        """Give back to the device what this process's allocator holds without using it."""
         device.empty_cache(self.config)

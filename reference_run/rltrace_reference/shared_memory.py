@@ -1,4 +1,4 @@
-"""Buckets in host memory that both processes map, named by a file descriptor only."""
+"""Buckets in host memory that both processes map; only a file descriptor names it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class SharedBuffer:
         self.bytes = torch.frombuffer(mmap.mmap(descriptor, size_bytes), dtype=torch.uint8)
 
     def handle(self) -> tuple[bytes, tuple[int, ...]]:
-        """The descriptor."""
+        """Return the descriptor."""
         return b"", (self.descriptor,)
 
     def publish(self, size_bytes: int) -> None:
-        """It is visible."""
+        """Do nothing: the bytes are visible."""
 
     def fetch(self, size_bytes: int) -> None:
-        """It is visible."""
+        """Do nothing: the bytes are visible."""
 
     def close(self) -> None:
-        """Unmaps it and closes the descriptor."""
+        """Unmap it and close the descriptor."""
         del self.bytes
         os.close(self.descriptor)
 
@@ -40,7 +40,7 @@ class SliceCopies:
         self.places, self.offsets = places, offsets
 
     def run(self, buffer: Tensor) -> None:
-        """Copies."""
+        """Copy."""
         for place, offset in zip(self.places, self.offsets, strict=True):
             place.copy_(buffer[offset : offset + place.nbytes].view(place.dtype))
 
@@ -49,33 +49,33 @@ class Done:
     """The mark of work that is done when its call returns."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
 
 class SharedMemory:
     """The transport of a CPU."""
 
     def create(self, size_bytes: int) -> SharedBuffer:
-        """New memory."""
+        """Allocate new memory."""
         descriptor = os.memfd_create("rltrace-bucket")
         os.ftruncate(descriptor, size_bytes)
         return SharedBuffer(descriptor, size_bytes)
 
     def open(self, handle: bytes, descriptors: list[int], size_bytes: int) -> SharedBuffer:
-        """The memory behind the one descriptor."""
+        """Map the memory behind the one descriptor."""
         return SharedBuffer(descriptors[0], size_bytes)
 
     def copies(self, places: list[Tensor], offsets: list[int]) -> SliceCopies:
-        """One after the other."""
+        """Return copies that run one after another."""
         return SliceCopies(places, offsets)
 
     def queue(self) -> AbstractContextManager[None]:
-        """A CPU has no queue."""
+        """Do nothing: a CPU has no queue."""
         return nullcontext()
 
     def mark(self) -> Done:
-        """All is done."""
+        """Return a mark: all work is done."""
         return Done()
 
     def release(self) -> None:
-        """Closed is released."""
+        """Do nothing: closed memory is released."""

@@ -17,29 +17,29 @@ class StepRecord(msgspec.Struct, frozen=True):
     """What a step did; means and sums are over all ranks."""
 
     step: int
-    """From 0."""
+    """Number of the step, from 0."""
     reward_mean: float
     tokens: int
-    """Tokens that the engines said."""
+    """Tokens that the engines generated."""
     seconds: float
-    """Of the whole step."""
+    """Seconds of the whole step."""
     tokens_per_second: float
     kl: float
-    """To the ref, token mean of k3 over the step's minibatches."""
+    """KL to the ref: token mean of k3 over the step's minibatches."""
     grad_norm: float
-    """Before clipping, mean over the minibatches."""
+    """Norm before clipping, mean over the minibatches."""
     logprob_abs_diff_mean: float
     logprob_abs_diff_max: float
-    """Engine's log-probs of its own samples against the actor's: bf16 noise, unless the engine's policy is another."""
+    """Engine's log-probs of its own samples against the actor's: bf16 noise, unless the engine has another policy."""
 
     def figures(self) -> dict[str, int | float]:
-        """What a reader of the step is told, by name."""
+        """Return what a reader of the step is told, by name."""
         names = ("reward_mean", "tokens", "tokens_per_second", "kl", "grad_norm", "logprob_abs_diff_max")
         return {name: getattr(self, name) for name in names}
 
 
 def record_step(step: int, reward_B: Tensor, batch: Batch, updates: list[UpdateStats], seconds: float) -> StepRecord:
-    """The record of a step from what its phases returned."""
+    """Make the record of a step from what its phases returned."""
     assert batch.old_log_probs_BT is not None
     difference = (batch.engine_log_probs_BT - batch.old_log_probs_BT)[batch.response_mask_BT].abs()
     return StepRecord(

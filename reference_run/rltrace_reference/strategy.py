@@ -13,14 +13,14 @@ class Strategy:
     """One way."""
 
     transport: str
-    """As `device.py` names them."""
+    """Name of the transport, as in `device.py`."""
     exchange: Literal["all_gather", "per_parameter", "relay"] = "all_gather"
-    """Whether every rank gathers from all others, a bucket or a parameter at a time, or rank 0 collects and relays."""
+    """Whether every rank gathers from all others, by bucket or by parameter, or rank 0 collects and relays."""
     keep: bool = False
     """Whether the buckets stay allocated and mapped from sync to sync."""
     bucket_megabytes: float
     buckets: int = 2
-    """How many there are at a time."""
+    """How many buckets exist at a time."""
 
     @property
     def restarts_engine(self) -> bool:
@@ -35,10 +35,11 @@ class Strategy:
 
 
 def alternatives(transports: list[str], bucket_megabytes: float) -> list[Strategy]:
-    """What is worth comparing: each transport, buckets kept or freed, smaller and larger, other exchanges, the disk.
+    """Return what is worth comparing: each transport, buckets kept or freed, smaller and larger, other exchanges, the
+    disk.
 
     Args:
-        transports: That the device has, the usual one first.
+        transports: Transports that the device has, the usual one first.
         bucket_megabytes: Size of the run's buckets.
     """
     usual, size = transports[0], bucket_megabytes

@@ -23,15 +23,15 @@ from rltrace_reference.worker_group import WorkerGroup
 
 
 def train(config: Config, display: Display, on_step: Callable[[StepRecord], None]) -> None:
-    """Runs all steps.
+    """Run all steps.
 
     Args:
         config: The run.
         display: Shows where it is.
-        on_step: Given each step's record when it is done.
+        on_step: Called with each step's record when it is done.
 
     Raises:
-        RunError: A process died, or weights did not arrive.
+        RunError: a process died, or weights did not arrive.
     """
     with WorkerGroup(config, run_id=uuid.uuid4().hex[:8], on_call=display.phase) as workers:
         for step in range(config.steps):
@@ -50,7 +50,7 @@ def train(config: Config, display: Display, on_step: Callable[[StepRecord], None
 
 
 def train_step(config: Config, workers: WorkerGroup, display: Display, step: int) -> StepRecord:
-    """One step of GRPO: ask, score, compare with the group, learn."""
+    """Run one step of GRPO: ask, score, compare with the group, learn."""
     start = time.monotonic()
 
     # Each rank wakes its engine, syncs the weights into it, generates, and puts it to sleep again.

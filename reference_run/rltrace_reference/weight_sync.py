@@ -27,7 +27,7 @@ from rltrace_reference.channel import Channel
 from rltrace_reference.checksum import Piece, Summands, prepare
 
 ALIGNMENT = 64
-"""Elements: every run begins at a multiple of it in its part, so that copies and checksums read whole words."""
+"""Every run begins at a multiple of so many elements in its part, so that copies and checksums read whole words."""
 BF16_BYTES = 2
 ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
 
@@ -38,27 +38,27 @@ class Entry:
 
     name: str
     index: int
-    """Of the parameter, in the order sent."""
+    """Index of the parameter, in the order sent."""
     total_elements: int
     """Elements of the whole parameter."""
     shard_elements: int
     """Elements of a whole shard, the last rank's padding included."""
     first: int
-    """Where in the shard the run begins, in elements."""
+    """Where the run begins in the shard, in elements."""
     elements: int
     offset: int
-    """Where in the bucket's part of a rank it lies, in elements."""
+    """Where it lies in the bucket's part of a rank, in elements."""
 
 
 @dataclass
 class Bucket:
-    """What is sent at once: a part for each rank, one after the other in one buffer, laid out alike."""
+    """What is sent at once: a part for each rank, one after another in one buffer, laid out alike."""
 
     key: str
     """Unique in the run: sender, step and index."""
     index: int
     buffer: int
-    """Which of the buffers."""
+    """Which of the buffers it uses."""
     ranks: int
     entries: list[Entry] = field(default_factory=list)
     part_elements: int = 0
@@ -88,7 +88,7 @@ class SyncStats:
     tensors: int
     buckets: int
     seconds: float
-    """From the first shard packed to the last tensor proven to be there."""
+    """Seconds from the first shard packed to the last tensor proven to be there."""
 
 
 class Buffer(Protocol):
@@ -100,55 +100,55 @@ class Buffer(Protocol):
         """What the other process needs to map it: bytes, and file descriptors."""
 
     def publish(self, size_bytes: int) -> None:
-        """Makes the first bytes visible to the other process, where writing them did not."""
+        """Make the first bytes visible to the other process, if writing them did not."""
 
     def fetch(self, size_bytes: int) -> None:
-        """Makes what the other process published visible in `bytes`, where it is not."""
+        """Make what the other process published visible in `bytes`, if it is not."""
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Release it."""
 
 
 class Copies(Protocol):
     """See `Transport.copies`."""
 
     def run(self, buffer: Tensor) -> None:
-        """Copies, or on a GPU queues it."""
+        """Copy; on a GPU, queue the copies."""
 
 
 class Transport(Protocol):
     """How buckets pass between two processes on one device."""
 
     def create(self, size_bytes: int) -> Buffer:
-        """New memory."""
+        """Allocate new memory."""
 
     def open(self, handle: bytes, descriptors: list[int], size_bytes: int) -> Buffer:
-        """The memory of the other process that the handle says."""
+        """Map the memory of the other process that the handle names."""
 
     def copies(self, places: list[Tensor], offsets: list[int]) -> Copies:
-        """Copies from the bytes at these offsets of a buffer to flat tensors, made ready to run often."""
+        """Prepare copies from the bytes at these offsets of a buffer to flat tensors, to run often."""
 
     def queue(self) -> AbstractContextManager[Any]:
-        """Work begun inside runs in order, and may go on after it."""
+        """Return a context in which work is queued in order and may continue after it."""
 
     def mark(self) -> Any:
-        """Something whose `synchronize()` returns when the work queued so far is done."""
+        """Return a mark whose `synchronize()` returns when the work queued so far is done."""
 
     def release(self) -> None:
-        """Gives closed buffers back to the device."""
+        """Give closed buffers back to the device."""
 
 
 Exchange = Callable[[Tensor, int, list[Entry]], None]
-"""Fills the other ranks' rows of a tensor of shape (ranks, bytes) of which this rank's row is there, in place."""
+"""Fills in place the other ranks' rows of a tensor of shape (ranks, bytes) that has this rank's row."""
 
 
 def all_gather(parts: Tensor, rank: int, entries: list[Entry]) -> None:
-    """Every rank sends its part to all others at once; as bytes, since gloo does not gather bf16 everywhere."""
+    """Send every rank's part to all others at once; as bytes, since gloo does not gather bf16 everywhere."""
     ALL_GATHER(parts.view(-1), parts[rank])
 
 
 def per_parameter(parts: Tensor, rank: int, entries: list[Entry]) -> None:
-    """One all-gather a parameter and a copy of it into the bucket: what `DTensor.full_tensor()` and packing cost."""
+    """Gather each parameter and copy it into the bucket: what `DTensor.full_tensor()` and packing cost."""
     for entry in entries:
         start, size_bytes = BF16_BYTES * entry.offset, BF16_BYTES * entry.elements
         gathered = parts.new_empty(len(parts), size_bytes)
@@ -157,7 +157,7 @@ def per_parameter(parts: Tensor, rank: int, entries: list[Entry]) -> None:
 
 
 def relay(parts: Tensor, rank: int, entries: list[Entry]) -> None:
-    """Rank 0 collects all parts and sends the whole to everybody: what a central parameter server costs.
+    """Let rank 0 collect all parts and send the whole to everybody: what a central parameter server costs.
 
     Source: figure 1 of vLLM's RFC of weight synchronisation for RLHF.
     """
@@ -210,14 +210,14 @@ class Sender:
         self.in_flight: list[Bucket] = []
 
     def sync(self, parameters: Iterable[tuple[str, Tensor]], step: int) -> SyncStats:
-        """Sends every parameter and returns when the engine has proven that it has them.
+        """Send every parameter, and return when the engine has proven that it has them.
 
         Args:
-            parameters: Names and sharded parameters, `Shard(0)` or on one rank plain.
+            parameters: Names and sharded parameters, `Shard(0)`, or plain ones on a single rank.
             step: Step of the run, for the buckets' keys.
 
         Raises:
-            RunError: What lies in the engine's weights is not what was sent; names the first tensor.
+            RunError: what lies in the engine's weights is not what was sent; names the first tensor.
         """
         try:
             with self.transport.queue(), torch.no_grad():
@@ -257,7 +257,7 @@ class Sender:
         return SyncStats(sent_bytes, len(parameters), count, time.monotonic() - start)
 
     def _prepare(self, bucket: Bucket, parameters: dict[str, Tensor]) -> Packing:
-        """What goes where, so that packing is a matter of two launches."""
+        """Prepare what goes where, so that packing takes two launches."""
         mine = bucket.parts(self.buffers[bucket.buffer].bytes)[self.rank]
         places, pieces, packed = [], [], []
         for entry in bucket.entries:
@@ -270,18 +270,18 @@ class Sender:
         return Packing(places, pieces, prepare(packed, mine.device))
 
     def pack(self, bucket: Bucket, packing: Packing) -> None:
-        """Casts this rank's shards into its part of the bucket and sums them up."""
+        """Cast this rank's shards into its part of the bucket and sum them up."""
         torch._foreach_copy_(packing.places, packing.pieces)
         packing.summands.add_to(self.sums)
 
     def gather(self, bucket: Bucket) -> None:
-        """Fills the other ranks' parts of the bucket, in place."""
+        """Fill the other ranks' parts of the bucket, in place."""
         if self.ranks > 1:
             parts = bucket.parts(self.buffers[bucket.buffer].bytes).view(torch.uint8)
             self.exchange(parts, self.rank, bucket.entries)
 
     def send(self, bucket: Bucket, mark: Any, new: bool) -> None:
-        """Hands a gathered bucket to the engine, with its buffer's handle when it goes there the first time.
+        """Pass a gathered bucket to the engine, with its buffer's handle if it goes there for the first time.
 
         Args:
             bucket: Packed, its gather begun.
@@ -296,23 +296,23 @@ class Sender:
         self.in_flight.append(bucket)
 
     def wait(self, bucket: Bucket) -> None:
-        """Returns when the engine has loaded the bucket.
+        """Return when the engine has loaded the bucket.
 
         Raises:
-            RunError: It cannot.
+            RunError: it cannot.
         """
         key = _result_of(self.channel)
         assert key == bucket.key, f"the engine acknowledged bucket {key}, not {bucket.key}"
         self.in_flight.remove(bucket)
 
     def _total_checksums(self, names: list[str]) -> dict[str, int]:
-        """The checksum of every whole parameter, from what all ranks packed."""
+        """Return the checksum of every whole parameter, from what all ranks packed."""
         if self.ranks > 1:
             dist.all_reduce(self.sums)
         return dict(zip(names, self.sums.tolist(), strict=True))
 
     def close(self) -> None:
-        """Gives the buffers back; the engine must have unmapped them."""
+        """Release the buffers; the engine must have unmapped them."""
         for buffer in self.buffers:
             buffer.close()
         self.buffers = []
@@ -342,7 +342,7 @@ class Receiver:
         self.rank, self.transport = rank, transport
         self.buffers: dict[int, Buffer] = {}
         self.unpackings: dict[int, Unpacking] = {}
-        """Of each bucket, as of the last sync: the next one is laid out alike."""
+        """For each bucket, the unpacking of the last sync: the next one is laid out alike."""
         self._begin()
 
     def _begin(self) -> None:
@@ -351,13 +351,13 @@ class Receiver:
         self.sums = torch.zeros(len(self.parameters), dtype=torch.int64, device=device)
 
     def receive(self, bucket: Bucket, handle: bytes, size_bytes: int, descriptors: list[int]) -> str:
-        """Maps, loads and sums up one bucket.
+        """Map, load and sum up one bucket.
 
         Returns:
             Its key, the acknowledgement: the buffer may be written again.
 
         Raises:
-            RunError: A name or size that the engine does not have.
+            RunError: the engine does not have such a name or size.
         """
         if bucket.index == 0:  # whatever became of the sync before
             self._begin()
@@ -371,21 +371,21 @@ class Receiver:
         return bucket.key
 
     def map(self, buffer: int, handle: bytes, size_bytes: int, descriptors: list[int]) -> None:
-        """Maps the sender's buffer into this process."""
+        """Map the sender's buffer into this process."""
         self.buffers[buffer] = self.transport.open(handle, descriptors, size_bytes)
 
     def load(self, bucket: Bucket) -> None:
-        """Copies every rank's part of the bucket into its rows of the engine's weights."""
+        """Copy every rank's part of the bucket into its rows of the engine's weights."""
         self._unpacking(bucket).copies.run(self.buffers[bucket.buffer].bytes)
         for entry in bucket.entries:
             self.arrived[entry.name] += sum(end - start for _, start, end in _runs(entry, bucket.ranks))
 
     def verify(self, bucket: Bucket) -> None:
-        """Sums up what now lies in the engine's weights where the bucket went; `finish` compares."""
+        """Sum up what lies in the engine's weights where the bucket went; `finish` compares."""
         self._unpacking(bucket).summands.add_to(self.sums)
 
     def _unpacking(self, bucket: Bucket) -> Unpacking:
-        """What goes where."""
+        """Prepare what goes where."""
         known = self.unpackings.get(bucket.index)
         if known is not None and known.entries == bucket.entries and known.ranks == bucket.ranks:
             return known
@@ -403,14 +403,14 @@ class Receiver:
         return self.unpackings[bucket.index]
 
     def finish(self, checksums: dict[str, int], keep: bool) -> None:
-        """Ends a sync.
+        """End a sync.
 
         Args:
             checksums: What was sent, by the parameter's name, in the order sent.
             keep: Whether the buffers stay mapped.
 
         Raises:
-            RunError: A parameter of the engine never came whole, or what lies there is not what was sent.
+            RunError: a parameter of the engine did not arrive completely, or what lies there is not what was sent.
         """
         if not keep:
             self.close()
@@ -431,13 +431,13 @@ class Receiver:
                 )
 
     def close(self) -> None:
-        """Unmaps the buffers."""
+        """Unmap the buffers."""
         for buffer in self.buffers.values():
             buffer.close()
         self.buffers = {}
 
     def _check(self, entry: Entry) -> None:
-        """Raises a RunError if what is sent cannot be what the engine has."""
+        """Raise a RunError if what is sent cannot be what the engine has."""
         parameter = self.parameters.get(entry.name)
         if parameter is None or len(parameter) != entry.total_elements:
             has = "no such weight" if parameter is None else f"{len(parameter):,} elements"
@@ -451,14 +451,14 @@ MASK = (1 << 64) - 1
 
 
 def plan(parameters: dict[str, Tensor], ranks: int, bucket_bytes: int, buffers: int, prefix: str) -> Iterator[Bucket]:
-    """Cuts the stream of shards into buckets.
+    """Cut the stream of shards into buckets.
 
     Args:
-        parameters: Whole ones, or sharded by `Shard(0)`: only their shapes are used.
+        parameters: Whole ones, or sharded by `Shard(0)`; only their shapes are used.
         ranks: How many shards there are.
         bucket_bytes: Size of a bucket; it holds `bucket_bytes // ranks` of each rank.
         buffers: How many there are, used in turn.
-        prefix: Of the buckets' keys.
+        prefix: Prefix of the buckets' keys.
     """
     room = bucket_bytes // BF16_BYTES // ranks // ALIGNMENT * ALIGNMENT
     bucket = Bucket(f"{prefix}.0", 0, 0, ranks)
@@ -479,13 +479,14 @@ def plan(parameters: dict[str, Tensor], ranks: int, bucket_bytes: int, buffers: 
 
 
 def local_shard(parameter: Tensor) -> Tensor:
-    """This rank's elements of a parameter, flat."""
+    """Return this rank's elements of a parameter, flat."""
     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return local.detach().reshape(-1)
 
 
 def _runs(entry: Entry, ranks: int) -> Iterator[tuple[int, int, int]]:
-    """Each rank's run of an entry: rank, first and end in the whole parameter, in elements; without empty ones."""
+    """Return each rank's run of an entry: rank, first and end in the whole parameter, in elements; without empty
+    ones."""
     for rank in range(ranks):
         start = rank * entry.shard_elements + entry.first
         end = min(start + entry.elements, (rank + 1) * entry.shard_elements, entry.total_elements)
@@ -494,14 +495,14 @@ def _runs(entry: Entry, ranks: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _summand(entry: Entry, elements: Tensor, start: int) -> Piece:
-    """Elements of a parameter for the checksum: two at a time if they pair up on every rank."""
+    """Return elements of a parameter for the checksum: two at a time if they pair up on every rank."""
     if entry.total_elements % 2 or entry.shard_elements % 2:
         return Piece(entry.index, start, elements.view(torch.int16))
     return Piece(entry.index, start // 2, elements.view(torch.int32))
 
 
 def _result_of(channel: Channel) -> Any:
-    """The engine's answer; raises what the engine raised."""
+    """Return the engine's answer, or raise what the engine raised."""
     answer, _ = channel.receive()
     if answer.get("error"):
         raise RunError(answer["error"])

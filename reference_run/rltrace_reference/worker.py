@@ -36,11 +36,11 @@ class Worker:
         self.rollout = Rollout(config, rank)
 
     def pids(self) -> dict[str, Any]:
-        """This rank's processes by role, and the host on which they have these pids."""
+        """Return this rank's processes by role, and the host on which they have these pids."""
         return {"worker": os.getpid(), "engine": self.rollout.process.pid, "host": socket.gethostname()}
 
     def open_store(self) -> tuple[str, int]:
-        """Rank 0 opens the meeting point of the ranks at a free port and returns where it is."""
+        """Open the ranks' meeting point at a free port of rank 0, and return where it is."""
         host = LOOPBACK
         if self.config.ray_address is not None:
             import ray
@@ -50,7 +50,7 @@ class Worker:
         return host, self.store.port
 
     def setup(self, host: str, port: int) -> None:
-        """Joins the ranks at rank 0's store, then builds actor, ref and engine, and puts the engine to sleep."""
+        """Join the ranks at rank 0's store, then build actor, ref and engine, and put the engine to sleep."""
         threading.current_thread().name = "worker"  # Ray runs the driver's calls on a thread of its own
         if self.rank != 0:
             self.store = dist.TCPStore(host, port, is_master=False)
@@ -74,28 +74,28 @@ class Worker:
         garbage.freeze()
 
     def generate(self, prompts: list[list[int]], step: int) -> Batch:
-        """Samples responses from the current policy."""
+        """Sample responses from the current policy."""
         seed = (self.config.seed * 1_000_003 + step) * 4099 + self.rank
         with self.sharding_manager.at(step):
             return self.rollout.generate(prompts, seed, step)
 
     def old_log_prob(self, batch: Batch) -> torch.Tensor:
-        """Log-probs by the actor before the update, shape (B, T)."""
+        """Return log-probs by the actor before the update, shape (B, T)."""
         self.actor.onload()
         return self.actor.log_probs(batch)
 
     def ref_log_prob(self, batch: Batch) -> torch.Tensor:
-        """Log-probs by the ref, shape (B, T)."""
+        """Return log-probs by the ref, shape (B, T)."""
         return self.ref.log_probs(batch)
 
     def update(self, batch: Batch, step: int) -> UpdateStats:
-        """Learns from the step's samples."""
+        """Learn from the step's samples."""
         stats = self.actor.update(batch, step)
         self.actor.offload()
         return stats
 
     def compare_sync(self, strategy: Strategy, rounds: int) -> list[SyncStats]:
-        """Syncs the weights again and again in one way; not part of a run."""
+        """Sync the weights repeatedly in one way; not part of a run."""
         manager = self.sharding_manager
         if strategy.restarts_engine:
             return self._compare_reload(rounds)
@@ -115,30 +115,30 @@ class Worker:
         return stats
 
     def record(self, on: bool) -> None:
-        """Goes on recording or pauses, and the engine with it; nothing where nobody records."""
+        """Continue or pause recording, here and in the engine; does nothing if nobody records."""
         (rltrace.resume if on else rltrace.pause)()
         self.rollout.record(on)
 
     def kernels(self, on: bool) -> None:
-        """Begins or ends recording every operator and kernel, here and in the engine."""
+        """Begin or end recording every operator and kernel, here and in the engine."""
         (rltrace.start_kernels if on else rltrace.stop_kernels)()
         self.rollout.kernels(on)
 
     def allocations(self, on: bool) -> None:
-        """Begins recording every allocation, here and in the engine; or ends it, and writes them."""
+        """Begin recording every allocation, here and in the engine; or end it, and write them."""
         (rltrace.start_allocations if on else rltrace.stop_allocations)()
         self.rollout.allocations(on)
 
     def measure_cost(self) -> None:
-        """Measures what recording an event costs here, and in the engine."""
+        """Measure what recording an event costs here and in the engine."""
         rltrace.measure_cost()
         self.rollout.measure_cost()
 
     def watch(self) -> str:
-        """Returns when this rank's engine has died, with how; runs beside the other methods."""
+        """Return how this rank's engine died, once it has; this runs beside the other methods."""
         return self.rollout.death()
 
     def close(self) -> None:
-        """Ends the engine and leaves the ranks."""
+        """End the engine and leave the ranks."""
         self.rollout.close()
         dist.destroy_process_group()

@@ -27,7 +27,7 @@ from rltrace_reference.worker import Worker
 
 OBJECT_STORE_BYTES = 80 << 20
 SETTLE_SECONDS = 3.0
-"""How long a failed call waits to learn whether a process died: its peers' broken collectives are heard of first."""
+"""How long a failed call waits to learn whether a process died: its peers' broken collectives are reported first."""
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,19 +36,19 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Of a run on this machine only."""
+"""Address of a run on this machine only."""
 
 
 class WorkerGroup:
-    """One worker a rank, each in a bundle of its own of one placement group; a context manager."""
+    """One worker per rank, each in a bundle of its own of one placement group; a context manager."""
 
     def __init__(self, config: Config, run_id: str, on_call: Callable[[str], None] = lambda method: None) -> None:
-        """Starts Ray and the workers and sets them up.
+        """Start Ray and the workers and set them up.
 
         Args:
             config: The run.
             run_id: Unique, for what must be unique beyond this run.
-            on_call: Told the method of each call.
+            on_call: Called with the method of each call.
         """
         self.config, self.on_call = config, on_call
         self.temp_folder = tempfile.mkdtemp(prefix="rlt-", dir="/tmp")  # short: it holds Unix sockets
@@ -56,7 +56,7 @@ class WorkerGroup:
         self.watches: list[Any] = []
         self.pids: list[dict[str, Any]] = []
         self.pidfds: list[int | None] = []
-        """Of the workers on this host."""
+        """Pidfds of the workers on this host."""
         self.reaper = Reaper(self.temp_folder)
         try:
             _start_ray(config, self.temp_folder)
@@ -86,28 +86,28 @@ class WorkerGroup:
         garbage.freeze()
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Runs a method on every rank.
+        """Run a method on every rank.
 
         Args:
-            method: Of `Worker`.
-            arguments: Of each rank.
+            method: Name of a method of `Worker`.
+            arguments: Arguments of each rank.
 
         Returns:
             What each rank returned, in rank order.
 
         Raises:
-            RunError: A rank failed or a process died; says which.
+            RunError: a rank failed or a process died; says which.
         """
         self.on_call(method)
         return self.collect(self.execute(self.dispatch(method, arguments)))
 
     @contextlib.contextmanager
     def recording(self, what: str, wanted: bool) -> Iterator[None]:
-        """Records every one of something during what is called inside, if that is wanted.
+        """Record every one of something during what is called inside, if that is wanted.
 
         Args:
             what: "kernels" (operators too) or "allocations".
-            wanted: Else nothing is called.
+            wanted: If False, nothing is called.
         """
         if wanted:
             self.call(what, [(True,)] * self.config.ranks)
@@ -116,16 +116,16 @@ class WorkerGroup:
             self.call(what, [(False,)] * self.config.ranks)
 
     def dispatch(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Sends each rank its call; returns one reference a rank."""
+        """Send each rank its call; return one reference per rank."""
         return [
             getattr(worker, method).remote(*of_rank) for worker, of_rank in zip(self.workers, arguments, strict=True)
         ]
 
     def execute(self, references: list[Any]) -> list[Any]:
-        """Waits until every rank is done.
+        """Wait until every rank is done.
 
         Raises:
-            RunError: As soon as the first one fails, or a worker or an engine dies, whatever it was doing.
+            RunError: as soon as the first one fails, or a worker or an engine dies, whatever it was doing.
         """
         pending = list(references)
         while pending:
@@ -139,12 +139,12 @@ class WorkerGroup:
         return references
 
     def collect(self, references: list[Any]) -> list[Any]:
-        """The results of each rank, in rank order."""
+        """Return the results of each rank, in rank order."""
         results: list[Any] = ray.get(references)
         return results
 
     def _check(self, reference: Any) -> None:
-        """Raises a RunError if what has ended here is a process, or a call that failed."""
+        """Raise a RunError if what has ended here is a process, or a call that failed."""
         if reference in self.watches:
             raise RunError(self._death(reference))
         try:
@@ -157,7 +157,7 @@ class WorkerGroup:
             raise RunError(self._death(ended[0])) from None
 
     def _death(self, watch: Any) -> str:
-        """Who died, from the watch that ended."""
+        """Return who died, from the watch that ended."""
         rank = self.watches.index(watch)
         try:
             return str(ray.get(watch))
@@ -172,7 +172,7 @@ class WorkerGroup:
             return f"worker of rank {rank}: {_one_line(error.cause)}"
 
     def close(self) -> None:
-        """Ends every process of the run: gently while all are well, then with Ray itself."""
+        """End every process of the run: gently while all are well, then with Ray itself."""
         ray.shutdown()
         self.reaper.close()
         for pidfd in self.pidfds:
@@ -192,7 +192,7 @@ class WorkerGroup:
         self.close()
 
     def _end_workers(self) -> None:
-        """Lets the workers run their exit handlers, which Ray's shutdown does not wait for."""
+        """Let the workers run their exit handlers, which Ray's shutdown does not wait for."""
         for worker in self.workers:
             worker.__ray_terminate__.remote()
         end = time.monotonic() + 5
@@ -210,10 +210,10 @@ def _start_ray(config: Config, temp_folder: str) -> None:
 
 
 def _join_cluster(config: Config, address: str) -> None:
-    """Becomes a job of a Ray that is there already; the workers get this run's environment wherever they are.
+    """Become a job of an existing Ray cluster; the workers get this run's environment wherever they are.
 
     Raises:
-        RunError: Nobody answers there, or the cluster is smaller than the run.
+        RunError: nobody answers there, or the cluster is smaller than the run.
     """
     own = {name: value for name, value in os.environ.items() if name.startswith(("GLOO_", "NCCL_"))}
     try:
@@ -233,11 +233,11 @@ def _join_cluster(config: Config, address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Asks once whether somebody is there: Ray itself waits for ever.
+    """Ask once whether somebody listens there; Ray itself waits forever.
 
     Raises:
-        OSError: Nobody is.
-        ValueError: The address is not `host:port`.
+        OSError: nobody does.
+        ValueError: the address is not `host:port`.
     """
     if address != "auto":
         host, _, port = address.rpartition(":")
@@ -245,7 +245,7 @@ def _require_listener(address: str) -> None:
 
 
 def _start_private_ray(config: Config, temp_folder: str) -> None:
-    """A private, quiet Ray on this machine; its processes inherit this one's environment and die with it."""
+    """Start a private, quiet Ray on this machine; its processes inherit this one's environment and die with it."""
     for name, value in (ENVIRONMENT | LOOPBACK).items():
         os.environ.setdefault(name, value)
     ray.init(
@@ -262,11 +262,11 @@ def _start_private_ray(config: Config, temp_folder: str) -> None:
 
 
 _exit_code: int | None = None
-"""Of a driver that was told to end."""
+"""Exit code of a driver that was told to end."""
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Ends the driver by way of every `finally`, with the exit code of a shell."""
+    """End the driver by way of every `finally`, with the exit code of a shell."""
     global _exit_code
     _exit_code = 128 + number
     sys.exit(_exit_code)

@@ -1,6 +1,6 @@
 """Figures of a Recording: pure functions from what was recorded to frozen values with their units in the name.
 
-`summarize` reads every event once; its parts can be called alone. Imports no framework.
+`summarize` reads every event once; its parts can be called alone. Nothing here imports a framework.
 """
 
 from __future__ import annotations

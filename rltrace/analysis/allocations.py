@@ -1,4 +1,5 @@
-"""What a device's allocators had given out in a step of which every allocation was kept, and who kept none."""
+"""What a device's allocators had handed out in a step whose every allocation was kept, and which processes kept
+none."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ NOT_ALLOCATED = frozenset(
     {"allocator.cached", "cuda.context", "nccl", "library.kernels", "interpreter", "driver.reserved"}
     | {"unaccounted", "free"}
 )
-"""Owners of what no process's allocator has given out."""
+"""Owners of memory that no process's allocator has handed out."""
 
 
-GONE = "it was gone before it had written them; choose a step that another one follows"
-BEHIND = "more was allocated behind it than is kept, before this process had another phase"
+GONE = "its process ended before they were written; choose a step that is followed by another one"
+BEHIND = "later allocations pushed them out of the history before this process reached its next phase"
 
 
 class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +49,13 @@ class AllocationPeak(msgspec.Struct, frozen=True, kw_only=True):
     at_peak_bytes: dict[str, int]
     """By owner, at that moment."""
     reserved_peak_bytes: int | None
-    """The most that those allocators had from the driver, caches included; None where nobody said."""
+    """The most that those allocators had from the driver, caches included; None if no process said so."""
     sampled_peak_bytes: int | None
-    """What the same owners held at the step's sampled peak; None where nothing was sampled."""
+    """What the same owners held at the step's sampled peak; None if nothing was sampled."""
     error_seconds: float
     """The largest possible error of these times."""
     late_seconds: float
-    """How long after the beginning of the step the last process has its allocations; what came and went there before is
+    """How long after the beginning of the step the last process began to keep its allocations; earlier ones are
     missing."""
     lost: int
     """Allocations and frees that are missing in the allocators' histories."""
@@ -77,32 +78,32 @@ class AllocationTimeline(NamedTuple):
     lane: Lane
     step: int | None
     window: tuple[int, int] | None
-    """When that step began and ended; None: it was kept outside of any step."""
+    """When that step began and ended; None if it was kept outside of any step."""
     is_over: bool
-    """Whether the step is, and was not aborted."""
+    """Whether the step is over and was not aborted."""
     keys: frozenset[str]
-    """Of those processes."""
+    """Keys of those processes."""
     spans: list[Span]
-    """Where they were kept."""
+    """Spans in which the allocations were kept."""
     times_ns: NDArray[np.int64]
-    """Of allocations, frees, and what came from the driver or went back."""
+    """Times of allocations and frees, and of memory that came from the driver or went back."""
     bytes_by_owner: dict[str, NDArray[np.int64]]
-    """At each of those times; what was asked for, so without the rounding of blocks."""
+    """Bytes by owner at each of those times, as asked for, so without the rounding of blocks."""
     reserved_bytes: NDArray[np.int64] | None
-    """What their allocators had from the driver; None: a Recording from before they said so."""
+    """What their allocators had from the driver; None in an older Recording that does not say."""
 
     def known(self) -> tuple[int, int]:
-        """From when to when all of them kept theirs."""
+        """From when to when all of them kept their allocations."""
         return max(span.start_ns for span in self.spans), min(span.end_ns or span.start_ns for span in self.spans)
 
     def allocated_bytes(self) -> NDArray[np.int64]:
-        """Of all owners."""
+        """Return the bytes of all owners."""
         total: NDArray[np.int64] = sum(self.bytes_by_owner.values(), np.zeros(len(self.times_ns), np.int64))
         return total
 
 
 def allocation_timelines(seen: Observations, windows: StepWindows) -> Iterator[AllocationTimeline]:
-    """Every device and step with all allocations, by device."""
+    """Return every device and step with all allocations, by device."""
     kept: dict[tuple[Lane, int], list[tuple[Seen, Span]]] = {}
     for process in seen.processes:
         for span in process.allocations_kept:
@@ -114,7 +115,7 @@ def allocation_timelines(seen: Observations, windows: StepWindows) -> Iterator[A
 
 
 def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[DeviceMemory]) -> list[AllocationPeak]:
-    """The peak of each of them."""
+    """Return the peak of each timeline."""
     sampled = {
         (device.lane, moment.step): sum(size for owner, size in moment.bytes.items() if owner not in NOT_ALLOCATED)
         for device in memory
@@ -127,13 +128,13 @@ def allocation_peaks(seen: Observations, windows: StepWindows, memory: Sequence[
 
 
 OUTSIDE = 0
-"""The place of what was kept outside of any step; a step has that of its window, from 1."""
+"""The place of what was kept outside of any step; a step has the place of its window, from 1."""
 
 
 def _place_of(span: Span, windows: StepWindows) -> int | None:
-    """The step that a span has most of, if it was kept for one among those of that number.
+    """Return the step that a span covers most of; if it was kept for a numbered step, one of that number.
 
-    None if it was kept for one and has nothing of it: all that its ring still had was from behind it.
+    None if it was kept for a step and covers nothing of it: all that its ring still had came after the step.
     """
     wanted = span.args.get("step")
     is_wanted = wanted in windows.numbers[1:]
@@ -149,7 +150,7 @@ def _place_of(span: Span, windows: StepWindows) -> int | None:
 
 
 def _shared_ns(span: Span, start_ns: int, end_ns: int) -> int:
-    """For how long a span and a step go on together; negative: how far they are apart."""
+    """Return how long a span and a step overlap; a negative number is the distance between them."""
     return min(span.end_ns or span.start_ns, end_ns) - max(span.start_ns, start_ns)
 
 
@@ -199,7 +200,7 @@ def _peak(kept: AllocationTimeline, sampled_bytes: int | None, start_ns: int) ->
 
 
 def _inside(times_ns: NDArray[np.int64], window: tuple[int, int] | None) -> slice:
-    """Where the levels of a step are; an engine keeps its allocations until its first phase behind it."""
+    """Return where the levels of a step are; an engine keeps its allocations until its first phase after the step."""
     if window is None:
         return slice(0, len(times_ns))
     first = max(0, int(np.searchsorted(times_ns, window[0], side="right")) - 1)  # the level that the step begins with
@@ -210,7 +211,7 @@ def _inside(times_ns: NDArray[np.int64], window: tuple[int, int] | None) -> slic
 
 
 class _ChosenStep:
-    """When a chosen step ran, by any process's spans, and where."""
+    """When a chosen step ran, by any process's spans, and on which hosts."""
 
     def __init__(self, step: int, seen: Observations) -> None:
         self.step = step
@@ -226,7 +227,8 @@ class _ChosenStep:
 
 
 def allocations_missed(seen: Observations) -> list[AllocationsMissed]:
-    """Chosen steps that never began, and processes that kept none of one that did; one item a step and reason."""
+    """Return chosen steps that never began, and processes that kept none of one that did; one item per step and
+    reason."""
     chosen = sorted({step for process in seen.processes for step in process.process.chosen_steps})
     return [missed for number in chosen for missed in _missed(_ChosenStep(number, seen), seen)]
 
@@ -249,7 +251,7 @@ def _steps_there(seen: Observations) -> str:
 
 
 def _why_none(process: Seen, step: _ChosenStep) -> str | None:
-    """Why a process has no allocations of a step; None if it has them, or has nothing to do with it."""
+    """Return why a process has no allocations of a step; None if it has them, or has nothing to do with the step."""
     said = process.process
     kept = [span for span in process.allocations_kept if _is_of(span, step)]
     assert step.start_ns is not None
@@ -264,19 +266,23 @@ def _why_none(process: Seen, step: _ChosenStep) -> str | None:
     if not process.owners or process.first_ns > step.end_ns or process.last_ns < step.start_ns:
         return None
     if said.host not in step.hosts:
-        return f"nobody told {said.host} in time that it ran"
-    return "it was gone before it had looked" if not said.is_alive else "no phase of it has begun or ended in it"
+        return f"{said.host} did not hear in time that the step had begun"
+    if not said.is_alive:
+        return "its process ended before it had looked"
+    return "the process has had no phase boundary in this step"
 
 
 def _is_of(span: Span, step: _ChosenStep) -> bool:
-    """By what it says, else by when it was: a program may keep them by itself."""
+    """Return whether a span belongs to a step: by the number it names, else by its time, since a program may keep
+    allocations itself."""
     if "step" in span.args:
         return bool(span.args["step"] == step.step)
     return step.start_ns is not None and _shared_ns(span, step.start_ns, step.end_ns) > 0
 
 
 def _changes(process: Seen, span: Span) -> Iterator[tuple[int, str, int]]:
-    """When an owner's bytes changed, or what is reserved, which and by how much, where a span has them; from 0 to 0."""
+    """Yield when an owner's bytes (or the reserved bytes) changed within a span, which and by how much; it starts and
+    ends at 0."""
     held: Counter[str] = Counter()
     yield span.start_ns, UNATTRIBUTED, 0
     for ts_ns, name, value in (*_balances(process.balances), *_reserved(process.reserved)):

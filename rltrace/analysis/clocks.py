@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class TimeLine:
     """Shifts the times of every process to the clock of the run.
 
-    Processes of one clock domain are not shifted against each other: they share a clock by construction. One that
-    exchanges measured has the run's times from its reader. Any other is shifted as a whole, by the real-time clocks of
-    both; the error of that is not known, and is said.
+    Processes of one clock domain are not shifted against each other, because they share a clock. If exchanges measured
+    a domain, the reader already gives its times on the run's clock. Any other domain is shifted as a whole, by the
+    real-time clocks of both; its error is unknown, and reported as such.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -41,26 +41,26 @@ class TimeLine:
 
     @property
     def domains(self) -> int:
-        """How many clocks the times are given in: more than one where some were never compared with the run's."""
+        """How many clocks the times are given in; more than one if some were never compared with the run's."""
         return len(self._offsets)
 
     def offset_ns(self, process: Process) -> int:
-        """What to add to a time of the process to get nanoseconds since 1970.
+        """Return what to add to a time of the process to get nanoseconds since 1970.
 
-        A process that never said its clock is taken to have the run's.
+        A process that never said its clock is assumed to have the run's.
         """
         return self._offsets.get(process.time_domain, self.unix_offset_ns)
 
     def is_aligned(self, process: Process) -> bool:
-        """Whether the times of a process compare with those of the run, exactly or within a known bound."""
+        """Return whether the times of a process compare with those of the run, exactly or within a known bound."""
         return process.time_domain == self._home
 
     def shift_ns(self, process: Process) -> int:
-        """What to add to a time of the process."""
+        """Return what to add to a time of the process."""
         return self.offset_ns(process) - self.unix_offset_ns
 
     def now_ns(self) -> int:
-        """The present, on this line; exact where this process shares its clock."""
+        """Return the present on this line; it is exact if this process shares its clock."""
         domain = clock.domain()
         if (domain["boot_id"], domain["time_namespace"]) == self._home:
             return clock.now_ns()
@@ -79,23 +79,23 @@ class ClockFigures(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     """How many processes have it."""
     is_reference: bool
-    """All times of the Recording are given in this clock's."""
+    """Whether all times of the Recording are given in this clock's."""
     aligned: bool
     """False if its times were shifted by real time only, so that their error is unknown."""
     readings: int
-    """Exchanges with the reference clock that the alignment is made from."""
+    """Exchanges with the reference clock from which the alignment is computed."""
     offset_seconds: float | None
-    """What was added to its times at the first exchange; None without any."""
+    """What was added to its times at the first exchange; None without an exchange."""
     drift_ppm: float | None
-    """How many microseconds per second the offset grows by; None where the exchanges do not say."""
+    """How many microseconds per second the offset grows by; None if the exchanges do not say."""
     drift_error_ppm: float | None
     """The largest possible error of `drift_ppm`."""
     bound_seconds: float | None
-    """The largest possible error of its times on the reference clock; None is unknown."""
+    """The largest possible error of its times on the reference clock; None if unknown."""
 
 
 def clocks(all_seen: Iterable[Seen], time_line: TimeLine) -> list[ClockFigures]:
-    """Every clock, the reference first."""
+    """Return every clock, the reference first."""
     domains: dict[Domain, list[Seen]] = {}
     for seen in all_seen:
         domains.setdefault(seen.process.clock_domain, []).append(seen)
@@ -104,7 +104,7 @@ def clocks(all_seen: Iterable[Seen], time_line: TimeLine) -> list[ClockFigures]:
 
 
 def bound_seconds(seen: Seen, time_line: TimeLine) -> float | None:
-    """How far the times of a process are off at most; None is unknown."""
+    """Return how far off the times of a process are at most; None if unknown."""
     return seen.process.time_bound_ns(seen.last_ns) / 1e9 if time_line.is_aligned(seen.process) else None
 
 

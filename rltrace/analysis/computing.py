@@ -1,4 +1,5 @@
-"""When a rank computed, whatever phase it was in: so that time in no phase is called idle only where it was."""
+"""Finds when a rank computed, whatever phase it was in, so that time in no phase is called idle only if the rank was
+idle."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ WAITING = (
     "memory.",
     REQUEST,
 )
-"""How the automatic spans begin in which a process may wait for another one, or measures itself."""
+"""How the names of automatic spans begin in which a process may wait for another one, or measures itself."""
 
 CPU_COUNTER, BUSY_PERCENT = "process.cpu_percent", 50.0
-"""Of one processor, from which on a process computed between two samples."""
+"""The share of one processor from which on a process counts as computing between two samples."""
 
 
 def computing(seen: Observations) -> dict[Lane, Intervals]:
-    """When the processes of each lane computed, as their automatic spans, GPU times and processor times tell.
+    """Return when the processes of each lane computed, by their automatic spans, GPU times and processor times.
 
-    The processor time between two samples counts where no phase lies between them: else it may be the phase's. The
-    driver is left out, whose ranks are what it is for.
+    The processor time between two samples counts only if no phase lies between them; otherwise it may be the phase's.
+    The driver is left out, because its ranks compute for it.
     """
     rows: dict[Lane, list[Intervals]] = {}
     for process in seen.processes:
@@ -47,16 +48,12 @@ def computing(seen: Observations) -> dict[Lane, Intervals]:
 
 def _of_spans(process: Seen, seen: Observations) -> list[Intervals]:
     until_ns = seen.open_until_ns(process)
-    named = [
-        kept
-        for (name, _), kept in process.named.items()
-        if seen.is_automatic(process, name) and not name.startswith(WAITING)
-    ]
-    return [kept.rows(until_ns) for kept in (*named, *process.stages.values(), *process.device_spans.values())]
+    automatic = [kept for (name, _), kept in process.automatic_spans.items() if not name.startswith(WAITING)]
+    return [kept.rows(until_ns) for kept in (*automatic, *process.stages.values(), *process.device_spans.values())]
 
 
 def _by_processor_time(seen: Observations) -> list[tuple[Lane, Intervals]]:
-    """Between which samples each process was busy."""
+    """Return the intervals between samples in which each process was busy."""
     lane_of = {process.process.key: process.lane for process in seen.processes}
     found = []
     for sampler in (process for process in seen.processes if process.process.role == SAMPLER):
@@ -70,7 +67,7 @@ def _by_processor_time(seen: Observations) -> list[tuple[Lane, Intervals]]:
 
 
 def _apart_from(rows: Intervals, phases: Intervals) -> Intervals:
-    """Those that no phase lies in."""
+    """Return the intervals that no phase lies in."""
     if not len(rows) or not len(phases):
         return rows if len(rows) else EMPTY
     _, _, touched = cut(rows, phases)

@@ -1,4 +1,4 @@
-"""`rltrace diff`: two runs beside each other, phase by phase and owner by owner."""
+"""`rltrace diff`: two runs side by side, phase by phase and owner by owner."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rltrace.events import DRIVER_PHASES, OWNERS, STEP, SYNC_STAGES
 from rltrace.read.command_line import PYTHON, words_of_program
 
 VERSION = 2
-"""Of the JSON, as `Summary`'s."""
+"""Version of the JSON, raised like that of `Summary`."""
 LEAST_STEPS = 2
-"""Of a run, to know how far its steps lie apart."""
+"""Steps of a run that are needed to know how much its steps vary."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +33,13 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     """Numbers of the steps that are compared: those of `steady`."""
     is_first: bool
-    """The only step that has ended is the first, which also warms everything up."""
+    """Whether the first step, which includes warm-up, is the only one that has ended."""
     ranks: int
     """How many ranks it has."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What the runs were made with, where that differs."""
+    """A setting that differs between the runs."""
 
     name: str
     """`gpus`, `driver` or `processors`; a package; a key of the configuration; or of the command the name of a word
@@ -51,7 +51,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Seconds(msgspec.Struct, frozen=True, kw_only=True):
-    """A length in both runs: over the steps of each, a step's being the mean of its ranks."""
+    """A length in both runs, over the steps of each; a step's length is the mean of its ranks."""
 
     name: str
     """Name of the phase or stage."""
@@ -60,12 +60,12 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True):
     b: Spread | None
     """The same of B."""
     difference_seconds: float | None
-    """Mean of B minus mean of A; a run without it counts as 0. None where a run has no step that has ended."""
+    """Mean of B minus mean of A; a run without it counts as 0. None if a run has no step that has ended."""
     ratio: float | None
-    """Mean of B divided by mean of A; None where one lacks it."""
+    """Mean of B divided by mean of A; None if one lacks it."""
     overlapping: bool | None
-    """Some step of one run lies among those of the other, so that the difference may be chance. None where fewer than
-    two steps of a run are compared."""
+    """Whether some step of one run lies among those of the other, so that the difference may be chance. None if fewer
+    than two steps of a run are compared."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +74,12 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of the spans; that of a phase too."""
     a_seconds: float | None
-    """Sum over the spans of A that have ended, or a phase's seconds, the mean of the ranks; None if A has none."""
+    """Sum over the spans of A that have ended; for a phase, its seconds as the mean of the ranks. None if A has
+    none."""
     b_seconds: float | None
     """The same of B."""
     a_count: int | None
-    """How many of A have ended; None if A has none, and of a phase."""
+    """How many spans of A have ended; None if A has none, and for a phase."""
     b_count: int | None
     """The same of B."""
 
@@ -100,13 +101,13 @@ class Bytes(msgspec.Struct, frozen=True):
     owner: str
     """Name of the owner."""
     a_bytes: int | None
-    """The most that it held on any device of A; None if A has none, or nobody could tell."""
+    """The most that it held on any device of A; None if A has none, or it is unknown."""
     b_bytes: int | None
     """The same of B."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Two runs, `a` the one to compare with."""
+    """Two runs side by side; `a` is the one to compare with."""
 
     version: int
     """Version of this format; it is raised like that of `Summary`."""
@@ -115,40 +116,40 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     b: Side
     """The other run."""
     same_program: bool
-    """Both have a configuration, or run the same script, module or command; if not, `settings` has only the machine and
-    the packages."""
+    """Whether both have a configuration, or run the same script, module or command. If not, `settings` has only the
+    machine and the packages."""
     settings: list[Setting]
     """One item per thing that differs: the machine, packages, the configuration, the command line."""
     step: Seconds | None
-    """The whole step; None where neither run has one that has ended."""
+    """The whole step; None if neither run has one that has ended."""
     phases: list[Seconds]
     """One item per phase of the ranks, in the order of a step, then `wait.driver` and `idle`."""
     driver: list[Seconds]
-    """The driver's own phases, where they are not in `phases` already. A phase that the driver runs in one run and the
+    """The driver's own phases, unless they are in `phases` already. A phase that the driver runs in one run and the
     ranks in the other is in both."""
     weight_sync: list[Seconds]
     """One item per stage of the weight sync; overlapping spans of one rank count once."""
     weight_sync_bytes: Bytes | None
-    """Sent to one rank's engine in a sync; None where neither run syncs."""
+    """Bytes sent to one rank's engine in a sync; None if neither run syncs."""
     totals: list[Totals]
-    """One item per name of phases and spans, over whole runs, the longest first; empty where both runs have a step that
+    """One item per name of phases and spans, over whole runs, the longest first; empty if both runs have a step that
     has ended."""
     gpu_work: list[Work]
     """One item per kind of GPU work, by the GPUs' own clocks."""
     peak: Bytes | None
-    """The fullest device, all owners together; None where neither run sampled memory."""
+    """The fullest device, all owners together; None if neither run sampled memory."""
     memory: list[Bytes]
     """One item per owner, each at its own peak."""
 
 
 def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same_program: bool = True) -> Difference:
-    """Set two runs beside each other.
+    """Compare two runs.
 
     Args:
         a: The figures of the run to compare with.
-        b: The figures of the other one.
-        settings: As `settings` gives them; what differs between their machines is put before.
-        same_program: As `same_program` says.
+        b: The figures of the other run.
+        settings: The result of `settings`; differences between their machines are put before it.
+        same_program: The result of `same_program`.
     """
     rows = [_of_ranks(summary) for summary in (a, b)]
     phases = [_phases(of_ranks) for of_ranks in rows]
@@ -191,7 +192,7 @@ def _side(summary: Summary) -> Side:
 # ---- seconds ----------------------------------------------------------------------------------------------------
 
 _BySteps = Mapping[str, Sequence[float]]
-"""Of each name, seconds of each steady step."""
+"""For each name, seconds of each steady step."""
 
 
 def _of_ranks(summary: Summary) -> list[RankStep]:
@@ -235,7 +236,7 @@ def _steady_syncs(summary: Summary) -> list[RankSync]:
 
 
 def _work(summary: Summary) -> dict[str, float]:
-    """Seconds of a whole step by kind of work."""
+    """Return seconds of a whole step by kind of work."""
     of_kind: dict[str, list[float]] = {}
     for work in summary.gpu_work:
         if work.phase is None:
@@ -244,7 +245,7 @@ def _work(summary: Summary) -> dict[str, float]:
 
 
 def _by_step(seconds: Iterable[tuple[int | None, float]]) -> list[float]:
-    """The mean of each step."""
+    """Return the mean of each step."""
     of_step: dict[int | None, list[float]] = {}
     for step, length in seconds:
         of_step.setdefault(step, []).append(length)
@@ -271,7 +272,7 @@ def _seconds(name: str, a: Sequence[float], b: Sequence[float], *, have_steps: b
 # ---- whole runs -------------------------------------------------------------------------------------------------
 
 _Total = tuple[float, int | None]
-"""Seconds, and how many."""
+"""Seconds, and the number of spans."""
 
 
 def _totals(a: Summary, b: Summary) -> list[Totals]:
@@ -284,7 +285,7 @@ def _totals(a: Summary, b: Summary) -> list[Totals]:
 
 
 def _of_whole(summary: Summary) -> dict[str, _Total]:
-    """By name: phases, the mean of the ranks, then spans; the start-up and steps that are open count too."""
+    """Return totals by name: phases as the mean of the ranks, then spans. The start-up and open steps count too."""
     found: dict[str, _Total] = {}
     for span in (*summary.own_spans, *summary.hook_spans):
         seconds, count = found.get(span.name, (0.0, 0))
@@ -296,7 +297,7 @@ def _of_whole(summary: Summary) -> dict[str, _Total]:
 
 
 def _sums(rows: Sequence[RankStep], lanes: int) -> dict[str, _Total]:
-    """Seconds by phase, the mean of so many lanes."""
+    """Return seconds by phase, as the mean of so many lanes."""
     found: dict[str, float] = {}
     for row in rows:
         for name, share in row.phases.items():
@@ -317,7 +318,7 @@ def _peak(summary: Summary) -> int | None:
 
 
 def _held(summary: Summary) -> dict[str, int]:
-    """By owner; what was free is nobody's."""
+    """Return bytes by owner; free memory has no owner."""
     held: dict[str, int] = {}
     for device in summary.memory:
         peaks = device.at_peak_bytes | {owner: peak.bytes for owner, peak in device.owner_peaks.items()}
@@ -334,7 +335,7 @@ def _bytes(name: str, sizes: Sequence[int | None]) -> Bytes | None:
 
 
 def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Setting]:
-    """What differs between two manifests: packages, then the configuration, then what the program was given."""
+    """Return what differs between two manifests: packages, then the configuration, then what the program was given."""
     found = _differing(_versions(a), _versions(b))
     if same_program(a, b):
         found += [*_differing(_config(a), _config(b)), *_differing(_given(a), _given(b))]
@@ -342,12 +343,14 @@ def settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Setting]:
 
 
 def same_program(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two manifests are of one program: both have a configuration, or the same script, module or command."""
+    """Return whether two manifests are of one program: both have a configuration, or the same script, module or
+    command."""
     return bool(_config(a) and _config(b)) or (not (_config(a) or _config(b)) and _program(a) == _program(b))
 
 
 def _of_machines(a: Run, b: Run) -> list[Setting]:
-    """Of a run that nobody sampled the machine is unknown, which is no difference."""
+    """Return the differences between machines; the machine of a run without samples is unknown, which is no
+    difference."""
     if not (a.machines and b.machines):
         return []
     return _differing(described(a.machines), described(b.machines))
@@ -366,7 +369,7 @@ def _config(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Keys joined by dots."""
+    """Return a flat dictionary with keys joined by dots."""
     flat: dict[str, str] = {}
     for key, value in config.items():
         name = f"{before}{key}"
@@ -375,12 +378,13 @@ def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
 
 
 def _program(manifest: Mapping[str, Any]) -> list[str]:
-    """Of the command the script, `-m` and the module, or the program."""
+    """Return a command's script, `-m` and its module, or its program."""
     return _parted(manifest)[0]
 
 
 def _given(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What the program was given: `name=value`, `--option value`, an option alone, and arguments by their number."""
+    """Return what the program was given: `name=value`, `--option value`, an option alone, and arguments by their
+    number."""
     given: dict[str, str] = {}
     option = None
     arguments = 0

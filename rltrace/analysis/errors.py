@@ -1,7 +1,7 @@
-"""Exceptions that left a span, whether the program caught them further out or not.
+"""Exceptions that left a span, whether or not the program caught them further out.
 
-A span has the name of the exception that left it, and nothing says which one of that type it was. So one that leaves an
-outer span is not told apart from another of its type that had left a span inside of it, and been caught: it is not
+A span has the name of the exception type that left it, and nothing says which exception of that type it was. So one
+that leaves an outer span cannot be told from another of its type that had left an inner span and was caught: it is not
 counted.
 """
 
@@ -18,7 +18,7 @@ from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.steps import StepWindows
 
 NO_ERRORS = frozenset({"StopIteration", "StopAsyncIteration", "CancelledError", "SystemExit"})
-"""How Python says that something is over, or was called off; of an exit no span says whether its code was 0."""
+"""How Python says that something is over, or was cancelled; for an exit no span says whether its code was 0."""
 
 
 class SpanErrors(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,8 @@ class SpanErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def span_errors(seen: Observations, windows: StepWindows) -> list[SpanErrors]:
-    """Each exception once, the first one first; not of steps and of sleeps, whose figures say it."""
+    """Return each exception once, the first one first, without those of steps and sleeps, whose own figures have
+    them."""
     alike: dict[tuple[str, str, str | None, str], list[tuple[Seen, int]]] = {}
     for process in seen.processes:
         phases = (
@@ -73,7 +74,7 @@ def span_errors(seen: Observations, windows: StepWindows) -> list[SpanErrors]:
 
 
 def _innermost(process: Seen) -> Iterator[tuple[str, str, int]]:
-    """Exception, span and end of each span that one left and that no other span is inside of which it left."""
+    """Return exception, span and end of each span that an exception left, unless it left a span inside of that too."""
     rows = sorted(
         (thread, task, error, start_ns, -end_ns, name)
         for (thread, task, error, name), kept in process.errors.items()
@@ -89,11 +90,11 @@ def _innermost(process: Seen) -> Iterator[tuple[str, str, int]]:
 
 
 def _phase_at(phases: dict[str, Intervals], end_ns: int) -> str | None:
-    """The phase that was ended by an exception, or in which one left a span."""
+    """Return the phase that an exception ended, or in which it left a span."""
     return next((name for name, rows in phases.items() if _is_in(rows, end_ns)), None)
 
 
 def _is_in(rows: Intervals, at_ns: int) -> bool:
-    """Whether an instant is in one of disjoint intervals, or the end of one."""
+    """Return whether an instant is in one of disjoint intervals, or at the end of one."""
     place = int(np.searchsorted(rows[:, 0], at_ns)) - 1
     return place >= 0 and bool(at_ns <= rows[place, 1])

@@ -1,4 +1,4 @@
-"""How each process went: whether that was as it should be, or somebody has to look."""
+"""Judges how each process ended: whether that was as it should be, or somebody has to look."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Circumstances(NamedTuple):
     """What a process left behind, and what became of the others."""
 
     is_busy: bool
-    """A span of it was open."""
+    """Whether it had an open span."""
     is_first: bool
-    """It is the first process of the run, the sampler apart."""
+    """Whether it is the first process of the run, without the sampler."""
     uses_ray: bool
-    """Ray runs the processes: it kills the workers that it started in advance and did not need."""
+    """Whether Ray runs the processes: it kills the workers that it started in advance and did not need."""
     parent_ended: bool
-    """The process that started it ended in good order."""
+    """Whether the process that started it ended in good order."""
     run_ended_well: bool
-    """Every step ended, none by an exception, and the driver ended in good order."""
+    """Whether every step ended, none by an exception, and the driver ended in good order."""
 
 
 def fate(process: ProcessFigures, around: Circumstances) -> Fate:
     """Judge one process.
 
     Returns:
-        `died`: it died, and the run misses it. `in doubt`: it went in the middle of something, or was the run itself,
-        and nobody saw how. `silent`: it died before it recorded anything. `released`: it was stopped while it did
-        nothing, as Ray stops idle workers and a Pool its children. `fine`: it lives, ended, or the user stopped it.
+        `died`: it died, and the run lacks it. `in doubt`: it ended in the middle of something, or was the run itself,
+            and nobody saw how. `silent`: it died before it recorded anything. `released`: it was stopped while idle, as
+            Ray stops its workers and a Pool its children. `fine`: it lives, ended, or the user stopped it.
     """
     if process.state == "gone":
         return "in doubt" if around.is_busy or around.is_first else "released"
@@ -51,14 +51,19 @@ def fate(process: ProcessFigures, around: Circumstances) -> Fate:
 
 
 def _is_ended_by_others(process: ProcessFigures, around: Circumstances) -> bool:
-    """Whether its parent let it go: by SIGTERM as a Pool does, or by SIGKILL as Ray does at the end of a run."""
+    """Return whether its parent let it go: by SIGTERM as a Pool does, or by SIGKILL as Ray does when its driver leaves.
+
+    A worker that Ray stops before that, as one that is idle or by `ray.kill`, leaves by itself. One that was killed
+    before its driver left was killed by somebody else, such as the kernel, short of memory.
+    """
     if process.killed_by in (None, "SIGTERM") and process.rank is None and around.parent_ended:
         return True
-    return around.uses_ray and around.run_ended_well and process.killed_by in ("SIGTERM", "SIGKILL")
+    is_by_ray = around.uses_ray and around.run_ended_well and process.ran_when_driver_left is not False
+    return is_by_ray and process.killed_by in ("SIGTERM", "SIGKILL")
 
 
 def fates(summary: Summary) -> dict[str, Fate]:
-    """The fate of every process, by its key."""
+    """Return the fate of every process, by its key."""
     busy = {span.process_key for span in summary.open_spans}
     first = next((process.key for process in summary.processes if process.role != SAMPLER), None)
     ended = {process.key for process in summary.processes if process.state == "ended"}
@@ -79,13 +84,13 @@ def fates(summary: Summary) -> dict[str, Fate]:
 
 
 def having(summary: Summary, *wanted: Fate) -> list[ProcessFigures]:
-    """The processes that had one of these fates."""
+    """Return the processes that had one of these fates."""
     found = fates(summary)
     return [process for process in summary.processes if found[process.key] in wanted]
 
 
 def uses_ray(summary: Summary) -> bool:
-    """Whether any process imported Ray."""
+    """Return whether any process imported Ray."""
     return any(hook.instrumentation == "ray" and hook.state == "installed" for hook in summary.hooks)
 
 

@@ -1,4 +1,4 @@
-"""Where a timeline opens: at a steady step, or at what was asked for."""
+"""Where a timeline opens: at a steady step, or at the chosen part."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rltrace.read.recording import Recording
 from rltrace.read.selection import ALL, Selection
 
 MARGIN = 0.02
-"""Of its length, that is shown before and after a step."""
+"""Share of a step's length that is shown before and after it."""
 
 
 def first_look(recording: Recording, selection: Selection = ALL) -> tuple[int, int] | None:
-    """What of a timeline to show first: a steady step of middle length, or the part that was chosen.
+    """Return what a timeline shows first: a steady step of middle length, or the part that was chosen.
 
     Args:
-        recording: All of it; it may go on.
-        selection: The part.
+        recording: The whole Recording, which may be live.
+        selection: The chosen part.
 
     Returns:
-        From and to when, in nanoseconds since 1970, inside of what was recorded; None where no step is over.
+        From and to when, in nanoseconds since 1970, inside of what was recorded; None if no step is over.
     """
     steps = step_times(recording)
     if not steps:
@@ -46,7 +46,7 @@ def first_look(recording: Recording, selection: Selection = ALL) -> tuple[int, i
 
 
 def _steady(steps: Sequence[StepTime]) -> list[StepTime]:
-    """The one of middle length; without any after the first, that one."""
+    """Return the steady step of middle length; without a steady step, the first step."""
     whole = [step for step in steps if step.is_whole and step.key == steps[0].key]
     steady = [step for step in whole if step is not steps[0]] or whole
     by_length = sorted(steady, key=lambda step: (step.end_ns or step.start_ns) - step.start_ns)

@@ -17,18 +17,18 @@ from rltrace.events import GPU_TIME, LOG_PROBS, LOSS, WEIGHT_SYNC_STAGES
 
 FORWARD, BACKWARD = PASSES = ("fsdp.forward", "fsdp.backward")
 WHOLE_BACKWARD = "autograd.backward"
-"""From the loss on: the model's is a part of it."""
+"""The backward from the loss on; the model's backward is a part of it."""
 OPTIMIZER = "optimizer.step"
 SCATTER = "fsdp.reduce_scatter"
 GATHERS_AND_SCATTERS = ("fsdp.all_gather", SCATTER)
 COLLECTIVES = "collectives"
-"""All of them together: what overlaps counts once."""
+"""All collectives together; overlapping ones count once."""
 COMPUTE = (FORWARD, LOG_PROBS, LOSS, WHOLE_BACKWARD, BACKWARD, OPTIMIZER)
 ORDER = (*COMPUTE, *GATHERS_AND_SCATTERS, COLLECTIVES, *WEIGHT_SYNC_STAGES)
 
 
 class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of work of a rank's GPU: a mean over the steady steps."""
+    """One kind of work of a rank's GPU, as a mean over the steady steps."""
 
     lane: str
     """The rank's lane."""
@@ -48,14 +48,14 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per step that a rank receives of an all-gather, or sends of a reduce-scatter: (ranks - 1) / ranks of the
     whole; 0 where the spans do not say."""
     gigabytes_per_second: float | None
-    """10^9 such bytes per second of `seconds`; None where the spans do not say."""
+    """10^9 such bytes per second of `seconds`; None if the spans do not say."""
     queued_seconds: float
     """How long collectives were ready and waited behind another of their group, added up; not a part of `seconds`."""
     least_exposed_seconds: float | None
     """Lower bound of the time in which a collective ran and that GPU computed nothing beside it. None for other work,
     or where no layer was timed (RLTRACE_CUDA_TIME=layers)."""
     most_exposed_seconds: float | None
-    """Upper bound of the same: without what a model computes before and behind its layers, and without the part of a
+    """Upper bound of the same: without what a model computes before and after its layers, and without the part of a
     layer's backward that may have been a wait for an earlier reduce-scatter."""
     largest_error_seconds: float
     """The largest possible error of a beginning or end of these spans."""
@@ -75,7 +75,8 @@ class _Columns:
 
 
 def gpu_work(seen: Observations, windows: StepWindows) -> list[GpuWork]:
-    """By rank and kind, the whole step and then its phases; empty without such spans or a step that is over."""
+    """Return the work by rank and kind, for the whole step and then for its phases; empty without such spans or a
+    finished step."""
     of_lane: dict[Lane, dict[str, list[DeviceSpans]]] = {}
     for process in seen.processes:
         for name, kept in process.device_spans.items():
@@ -90,7 +91,8 @@ def gpu_work(seen: Observations, windows: StepWindows) -> list[GpuWork]:
 
 
 def gpu_work_missed(seen: Observations) -> dict[str, str]:
-    """By process, what its GPU did and nobody timed, with the reasons; one after the other of those with one name."""
+    """Return by process what its GPU did and nobody timed, with the reasons; processes of one name follow each
+    other."""
     found: dict[str, list[str]] = {}
     for process in seen.processes:
         if (reason := process.process.unavailable.get(GPU_TIME)) is not None:
@@ -159,12 +161,13 @@ def _while(columns: _Columns, inside: Intervals) -> tuple[Intervals, NDArray[np.
 
 
 def _maybe_computing(columns: dict[str, _Columns]) -> Intervals:
-    """When a GPU may have computed: in its layers, in what a model does before and behind them, and in the optimizer.
+    """Return when a GPU may have computed: in its layers, in what a model does before and after them, and in the
+    optimizer.
 
     Between two layers of a pass it waited for their parameters.
 
     Returns:
-        Empty where no layer was timed.
+        Empty if no layer was timed.
     """
     passes = [columns[name] for name in PASSES if name in columns]
     parts = union(*(kind.rows[kind.is_part] for kind in passes))
@@ -175,13 +178,13 @@ def _maybe_computing(columns: dict[str, _Columns]) -> Intervals:
 
 
 def _surely_computing(columns: dict[str, _Columns]) -> Intervals:
-    """When it surely did: in a layer's forward, at the end of its backward, and in the optimizer.
+    """Return when it certainly computed: in a layer's forward, at the end of its backward, and in the optimizer.
 
-    At its end a layer's backward may wait for an earlier reduce-scatter (torch 2.13, FSDPParamGroup.post_backward), so
-    that only what is behind the last one that ended inside of it is no wait.
+    A layer's backward may wait at its end for an earlier reduce-scatter (torch 2.13, FSDPParamGroup.post_backward), so
+    only the part after the last reduce-scatter that ended inside of it is certainly no wait.
 
     Returns:
-        Empty where no layer was timed.
+        Empty if no layer was timed.
     """
     forwards, backwards = _innermost_parts(columns, FORWARD), _innermost_parts(columns, BACKWARD)
     if not len(forwards) and not len(backwards):
@@ -197,7 +200,7 @@ def _rows(columns: dict[str, _Columns], name: str) -> Intervals:
 
 
 def _innermost_parts(columns: dict[str, _Columns], name: str) -> Intervals:
-    """Modules that no other one lies in: in one with others, the GPU waits between them."""
+    """Return modules that contain no other: in a module with others, the GPU waits between them."""
     if name not in columns:
         return EMPTY
     kind = columns[name]
@@ -207,7 +210,7 @@ def _innermost_parts(columns: dict[str, _Columns], name: str) -> Intervals:
 
 
 def _around(wholes: Intervals, parts: Intervals) -> Intervals:
-    """Of each whole, what lies before its first part and behind its last one; all of one without any."""
+    """Return for each whole what lies before its first part and after its last one; all of a whole without parts."""
     first = np.searchsorted(parts[:, 1], wholes[:, 0], side="right")
     behind = np.searchsorted(parts[:, 0], wholes[:, 1], side="left")
     has_parts = behind > first
@@ -218,7 +221,8 @@ def _around(wholes: Intervals, parts: Intervals) -> Intervals:
 
 
 def _outermost(rows: Intervals) -> NDArray[np.bool_]:
-    """Which rows lie in no other: by their middle, for of a row in another both ends are uncertain."""
+    """Return which rows lie in no other, judged by their middle, because both ends of a row inside another are
+    uncertain."""
     by_start = np.lexsort((-rows[:, 1], rows[:, 0]))
     reach_ns = np.maximum.accumulate(rows[by_start, 1])
     middle_ns = rows[by_start].mean(axis=1)

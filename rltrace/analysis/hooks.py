@@ -1,4 +1,4 @@
-"""Hooks over all processes: where they are, why they are not, and which never fired."""
+"""Hooks over all processes: where they are installed, why not, and which never fired."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
     not_applicable: str | None
     """Why its spans cannot be in this run; None if they can."""
     never_fired: bool
-    """It is installed and its spans could be in this run, yet nothing called it."""
+    """Whether it is installed and its spans could be in this run, yet nothing called it."""
 
 
 def hooks(seen: Observations) -> list[HookFigures]:
-    """Every hook, by instrumentation in the order they report, then by target."""
+    """Return every hook, by instrumentation in the order in which they report, then by target."""
     reported: dict[tuple[str, str], list[dict[str, object]]] = {}
     for process in seen.processes:
         for hook in process.process.hooks:
@@ -55,7 +55,7 @@ def hooks(seen: Observations) -> list[HookFigures]:
 
 
 def names_not_applicable(seen: Observations) -> dict[str, str]:
-    """Span names that cannot be in this run, each with the reason."""
+    """Return names of spans that cannot be in this run, each with the reason."""
     draws = any("actor.draw" in process.phases for process in seen.processes)
     return not_applicable(_device_type(seen), _ranks(seen), draws=draws)
 
@@ -92,6 +92,6 @@ def _ranks(seen: Observations) -> int:
 
 
 def _device_type(seen: Observations) -> str:
-    """`cuda` where a process names a GPU by its UUID."""
+    """Return `cuda` if a process names a GPU by its UUID."""
     uuids = [process.lane.device or "" for process in seen.processes]
     return "cuda" if any(uuid.startswith(("GPU-", "MIG-")) for uuid in uuids) else "cpu"

@@ -1,4 +1,4 @@
-"""The host's memory, beside the devices': what each process has resident and pinned, and which owners' that is."""
+"""The host's memory beside the devices': what each process has resident and pinned, and which owners it belongs to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import UNATTRIBUTED, pinned_of
 
-NOT_RECORDED = "nobody told what is pinned when this was recorded"
-"""Why that is unknown, where the process said nothing: a Recording of an earlier release."""
+NOT_RECORDED = "pinned memory was not measured in this Recording"
+"""Why pinned memory is unknown if the process did not say: the Recording is of an earlier release."""
 
 
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,27 +26,27 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     """Its host."""
     peak_resident_bytes: int | None
-    """Most memory that the whole process had resident; shared pages count in each process that maps them. None where
-    the process never said."""
+    """Most memory that the whole process had resident; shared pages count in each process that maps them. None if the
+    process never said."""
     peak_at_seconds: float | None
     """When that was, counted from the beginning of the Recording."""
     peak_owner_bytes: dict[str, int]
     """By owner, the most that lay in host memory, pinned or not: an offloaded ref, the copy of a level-1 sleep."""
     peak_pinned_bytes: int | None
-    """The most that all owners together had page-locked at once; a lower bound where `pinned_unknown` names an owner,
-    None where nobody could tell."""
+    """The most that all owners together had page-locked at once; a lower bound if `pinned_unknown` names an owner, None
+    if it is unknown."""
     peak_owner_pinned_bytes: dict[str, int | None]
-    """By owner, the most that was page-locked; None is unknown. `unattributed` is what torch's pinned allocator holds
-    besides: tensors of no owner, rounding to powers of two, and what it keeps for reuse. It is negative where somebody
+    """By owner, the most that was page-locked; None if unknown. `unattributed` is what torch's pinned allocator holds
+    besides: tensors of no owner, rounding to powers of two, and what it keeps for reuse. It is negative if somebody
     else pinned an owner's memory."""
     pinned_unknown: dict[str, str]
     """By owner whose pinned bytes are unknown, the reason."""
     is_device: bool
-    """The device is the CPU: `memory` has the same bytes, so do not add the two."""
+    """Whether the device is the CPU: `memory` has the same bytes, so do not add the two."""
 
 
 def host_memory(seen: Observations) -> list[HostMemory]:
-    """Every process that said what it has in host memory."""
+    """Return every process that said what it has in host memory."""
     return [
         _host_memory(process, seen)
         for process in seen.processes
@@ -76,9 +76,10 @@ def _host_memory(process: Seen, seen: Observations) -> HostMemory:
 
 
 def _unknown(process: Seen, *, has_gpu: bool) -> dict[str, str]:
-    """By owner with bytes in the host's memory whose pinned ones nobody told, why; of what has no owner too.
+    """Return why the pinned bytes of each owner in the host's memory are unknown, if they are; unattributed ones
+    included.
 
-    Without a GPU nothing is pinned: then only what the process itself called unknown is.
+    Without a GPU nothing is pinned: then only what the process itself called unknown is unknown.
     """
     silent = [owner for owner in (*process.on_host, UNATTRIBUTED) if owner not in process.pinned]
     told = process.process.unavailable
@@ -87,9 +88,9 @@ def _unknown(process: Seen, *, has_gpu: bool) -> dict[str, str]:
 
 
 def _most_together(pinned: Mapping[str, Samples]) -> int | None:
-    """The largest sum of what all owners said last.
+    """Return the largest sum of what all owners said last.
 
-    What has no owner is said last at an edge: between two of them a copy that torch had kept, and an engine has taken,
+    Unattributed bytes are said at phase boundaries only: in between, a copy that torch had kept and an engine has taken
     would count twice.
     """
     whole = pinned.get(UNATTRIBUTED)
@@ -99,7 +100,7 @@ def _most_together(pinned: Mapping[str, Samples]) -> int | None:
 
 
 def _said_by(moment_ns: int, samples: Samples) -> float:
-    """What a row said last; nothing before it has said anything."""
+    """Return what a row said last; nothing before it has said anything."""
     index = bisect_right(samples.times_ns, moment_ns)
     return samples.values[index - 1] if index else 0.0
 

@@ -16,14 +16,14 @@ from rltrace.analysis.phases import driver_phases, lane_phases
 from rltrace.analysis.steps import FIRST, StepWindows
 
 RUN, STARTUP, FIRST_STEP, STEADY_STEP = "run", "startup", "first_step", "steady_step"
-"""What is added up: all of a Recording without steps; else what is before them, or a step."""
+"""What is added up: all of a Recording without steps; otherwise the time before the steps, or a step."""
 
 Between = tuple[str | None, str | None]
-"""The phases that a gap lies between; None: the step begins, or ends, with it."""
+"""The phases around a gap; None if the step begins, or ends, with the gap."""
 
 
 class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane's time between two phases, idle or unlabelled; of the steady steps a mean."""
+    """A lane's time between two phases, idle or unlabelled; for the steady steps a mean."""
 
     lane: str
     """`rank 0`, `driver`, or the name of the process."""
@@ -39,7 +39,7 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
     after: str | None
     """The phase before the gap, of the rank or of the driver; None if the step begins with the gap."""
     before: str | None
-    """The phase behind the gap; None if the step ends with the gap."""
+    """The phase after the gap; None if the step ends with the gap."""
     count: float
     """How many such gaps there were; a mean over the steady steps."""
     seconds: float
@@ -58,7 +58,8 @@ class IdleGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
-    """Of each rank, without any of each other process: start-up, first step, steady ones; what took most first."""
+    """Return the gaps of each rank, or without ranks of each other process: start-up, first step, steady steps; the
+    longest first."""
     phases, of_driver = lane_phases(seen), driver_phases(seen)
     lanes = _lanes(phases)
     busy = union(*(rows for lane in lanes for rows in phases[lane].values()))
@@ -74,7 +75,7 @@ def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
 
 
 def _lanes(phases: Iterable[Lane]) -> list[Lane]:
-    """Those that one figure can stand for, as in `steady.together`."""
+    """Return the lanes that one figure can stand for, as in `steady.together`."""
     all_lanes = list(phases)
     ranks = [lane for lane in all_lanes if lane.rank is not None]
     return ranks or [lane for lane in all_lanes if not lane.is_driver] or all_lanes
@@ -85,14 +86,15 @@ def _is_elsewhere(lane: Lane, lanes: list[Lane]) -> bool:
 
 
 class _Spans:
-    """All spans of some processes, their phases with them."""
+    """All spans of some processes, phases included."""
 
     def __init__(self, seen: Observations, processes: Iterable[Seen]) -> None:
         rows, places = [EMPTY], [np.empty(0, np.intp)]
         known: dict[str, int] = {}
         for process in processes:
             until_ns = seen.open_until_ns(process)
-            of_calls = ((method or name, kept) for (name, method), kept in process.named.items())
+            named = (*process.own_spans.items(), *process.automatic_spans.items())
+            of_calls = ((method or name, kept) for (name, method), kept in named)
             for name, kept in (*of_calls, *process.phases.items(), *process.stages.items()):
                 rows.append(kept.rows(until_ns))
                 places.append(np.full(len(rows[-1]), known.setdefault(name, len(known)), np.intp))
@@ -102,10 +104,11 @@ class _Spans:
         self._opened: dict[int, tuple[Intervals, NDArray[np.intp]]] = {}
 
     def opened_last(self, windows: StepWindows) -> tuple[Intervals, NDArray[np.intp]]:
-        """Which was opened last at each instant, of those of its window: a program's main, open before, is no answer.
+        """Return which span was opened last at each instant, of those that began in its window; a program's main span
+        says nothing.
 
         Returns:
-            Segments, disjoint and in order; and each one's name, by its place in `names`.
+            Segments, disjoint and in order; and the name of each, by its place in `names`.
         """
         if id(windows) not in self._opened:
             segments, row = opened_last(self._rows, windows.windows)
@@ -125,13 +128,13 @@ class _Gaps:
         self._between: list[Between] = list(zip(after, before, strict=True))
 
     def figures(self, lane: Lane, busy: Intervals, computed: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
-        """One item a pair of phases, of the steps that go together.
+        """Return one item per pair of phases, for the steps that belong together.
 
         Args:
-            lane: Whose they are.
+            lane: The lane of the gaps.
             busy: When any lane was in a phase.
-            computed: When this one computed.
-            spans: Of the driver, of the lane, and of who is elsewhere.
+            computed: When this lane computed.
+            spans: Spans of the driver, of the lane, and of processes elsewhere.
         """
         others_ns, computed_ns = self._inside_ns(busy), self._inside_ns(computed)
         for what, places in _together(self._windows):
@@ -156,19 +159,19 @@ class _Gaps:
                 )
 
     def _inside_ns(self, rows: Intervals) -> NDArray[np.float64]:
-        """How much of each gap lies inside of some rows."""
+        """Return how much of each gap lies inside of some rows."""
         pieces, _, gap = cut(self._rows, rows)
         return np.bincount(gap, pieces[:, 1] - pieces[:, 0], len(self._rows)).astype(np.float64)
 
     def _alike(self, places: list[int]) -> list[tuple[Between, list[int]]]:
-        """The gaps of some windows, by what they are between; what took most first."""
+        """Return the gaps of some windows, grouped by the phases around them; the longest first."""
         found: dict[Between, list[int]] = {}
         for gap in np.flatnonzero(np.isin(self._window, places)).tolist():
             found.setdefault(self._between[gap], []).append(gap)
         return sorted(found.items(), key=lambda item: -total_ns(self._rows[item[1]]))
 
     def _meanwhile(self, alike: list[tuple[Between, list[int]]], spans: _Spans, steps: int) -> list[dict[str, float]]:
-        """Seconds of a step by name, of each such group of gaps."""
+        """Return seconds of a step by name, for each such group of gaps."""
         segments, name = spans.opened_last(self._windows)
         found = []
         for _, gaps in alike:
@@ -182,14 +185,14 @@ class _Gaps:
 def _names_at(
     times_ns: NDArray[np.int64], edges_ns: NDArray[np.int64], phases: dict[str, NDArray[np.int64]]
 ) -> list[str | None]:
-    """Which phase has one of its times at each of these; None at the edge of the window."""
+    """Return which phase begins or ends at each of these times; None at the edge of the window."""
     name_at = {at_ns: name for name, of_phase in phases.items() for at_ns in of_phase.tolist()}
     pairs = zip(times_ns.tolist(), edges_ns.tolist(), strict=True)
     return [None if at_ns == edge_ns else name_at.get(at_ns) for at_ns, edge_ns in pairs]
 
 
 def _together(windows: StepWindows) -> Iterator[tuple[str, list[int]]]:
-    """The windows that a mean is made over, and what they are."""
+    """Return the windows that a mean is computed over, and what they are."""
     yield (STARTUP if windows.spans else RUN), [0]
     if windows.spans and windows.recorded[FIRST] and windows.finished[FIRST] and FIRST not in windows.steady:
         yield FIRST_STEP, [FIRST]

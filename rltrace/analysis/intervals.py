@@ -16,7 +16,7 @@ EMPTY: Intervals = np.empty((0, 2), np.int64)
 
 
 def union(*sets: Intervals) -> Intervals:
-    """The intervals that at least one of the sets covers.
+    """Return the intervals that at least one of the sets covers.
 
     Returns:
         Disjoint, in order, none empty; touching ones are joined.
@@ -33,17 +33,17 @@ def union(*sets: Intervals) -> Intervals:
 
 
 def covered_ns(*sets: Intervals) -> int:
-    """Nanoseconds that at least one of the sets covers: overlaps count once."""
+    """Return the nanoseconds that at least one of the sets covers; overlaps count once."""
     return total_ns(union(*sets))
 
 
 def total_ns(rows: Intervals) -> int:
-    """Sum of the lengths: overlaps count as often as they overlap."""
+    """Return the sum of the lengths; overlaps count as often as they overlap."""
     return int((rows[:, 1] - rows[:, 0]).sum())
 
 
 def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp], NDArray[np.intp]]:
-    """Cut intervals at the edges of windows; what lies in no window is left out.
+    """Cut intervals at the edges of windows; what lies in no window is dropped.
 
     Args:
         rows: Shape (N, 2), in any order.
@@ -63,7 +63,7 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
 
 
 def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
-    """What of the windows no interval covers.
+    """Return the parts of the windows that no interval covers.
 
     Args:
         rows: Shape (N, 2), disjoint and in order.
@@ -80,14 +80,15 @@ def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.
 
 
 def opened_last(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
-    """Divide windows among intervals: each instant is of the one that began last of those that cover it.
+    """Divide windows among intervals: each instant belongs to the interval that began last among those that cover it.
 
     Args:
-        rows: Shape (N, 2), in any order; in a window those count that begin in it.
+        rows: Shape (N, 2), in any order; only those that begin in a window count in it.
         windows: Shape (W, 2), disjoint and in order.
 
     Returns:
-        Segments, shape (S, 2), disjoint and in order, and the index of each one's row; what nothing covers has none.
+        Segments, shape (S, 2), disjoint and in order, and the index of each one's row; what nothing covers has no
+        segment.
     """
     pieces, window, row = cut(rows, windows)
     begun = np.flatnonzero(pieces[:, 0] == rows[row, 0])
@@ -102,7 +103,7 @@ def opened_last(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray
 
 
 def _divide(rows: list[list[int]], names: list[int], end_ns: int) -> Iterator[tuple[int, int, int]]:
-    """Sweep over the rows of one window, sorted by their starts; of two that begin at once the shorter one counts."""
+    """Sweep over the rows of one window, sorted by their starts; of two that begin together the shorter one counts."""
     covering: list[tuple[int, int, int]] = []
     now_ns = 0
     for (start_ns, until_ns), name in zip(rows, names, strict=True):
@@ -113,7 +114,7 @@ def _divide(rows: list[list[int]], names: list[int], end_ns: int) -> Iterator[tu
 
 
 def _sweep(covering: list[tuple[int, int, int]], now_ns: int, until_ns: int) -> Iterator[tuple[int, int, int]]:
-    """On from now, with what covers it; what is over by then is taken off where it is in the way."""
+    """Continue from now with the rows that cover it; finished rows are removed where they are in the way."""
     while covering and now_ns < until_ns:
         _, end_ns, name = covering[0]
         if end_ns <= now_ns:

@@ -1,4 +1,4 @@
-"""Lanes: a rank is a device, not a process; its lane is assembled from all processes that work on it."""
+"""Lanes: a rank is a device, not a process; its lane is assembled from all processes that work on the device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Lane(msgspec.Struct, frozen=True):
     """`rank 0`, `driver`, or what the process is called."""
     rank: int | None
     host: str | None
-    """None where the processes of a rank do not say their device and lie on several hosts."""
+    """Its host; None if the processes of a rank do not name their device and run on several hosts."""
     device: str | None
-    """Its uuid; None where no process of the lane says one."""
+    """Uuid of its device; None if no process of the lane names one."""
 
     @property
     def is_driver(self) -> bool:
@@ -28,9 +28,9 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 def lanes(processes: Sequence[Process]) -> dict[str, Lane]:
-    """The lane of every process, by the process's key.
+    """Return the lane of every process, by the process's key.
 
-    A process that says its rank only is on the lane of the device that another process of this rank named.
+    A process that names only its rank is on the lane of the device that another process of this rank named.
     """
     device_of_rank: dict[int, tuple[str, str]] = {}
     for process in processes:

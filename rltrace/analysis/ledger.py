@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.analysis.observations import Observations, Samples, Seen, values_at
 from rltrace.events import OWNERS, Span
 
 FREE, UNACCOUNTED, INTERPRETER = "free", "unaccounted", "interpreter"
@@ -105,7 +105,7 @@ def counter_ledger(processes: list[Seen]) -> Ledger:
     times_ns = np.unique(np.concatenate([np.array(samples.times_ns, np.int64) for _, samples in series]))
     size_bytes = np.zeros((len(times_ns), len(owners)))
     for owner, samples in series:
-        size_bytes[:, owners.index(owner)] += _values_at(samples, times_ns)
+        size_bytes[:, owners.index(owner)] += values_at(samples, times_ns)
     return Ledger(owners, times_ns, size_bytes)
 
 
@@ -118,12 +118,6 @@ def _until_the_end(samples: Samples, process: Seen) -> Samples:
     ended.values = samples.values[:]
     ended.add(process.last_ns + 1, 0.0)
     return ended
-
-
-def _values_at(samples: Samples, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The last value of each moment or before it; 0 before the first."""
-    behind = np.searchsorted(np.array(samples.times_ns, np.int64), times_ns, side="right")
-    return np.concatenate([[0.0], np.array(samples.values, np.float64)])[behind]
 
 
 # ---- by edges ---------------------------------------------------------------------------------------------------
@@ -143,7 +137,7 @@ class _Process:
         self.used_bytes = np.array([_used_bytes(edge) for edge in self.edges])
         self.rows = np.zeros((len(self.edges), len(owners)))
         for owner, samples in seen.owners.items():
-            self.rows[:, owners.index(owner)] = _values_at(samples, self.ends_ns)
+            self.rows[:, owners.index(owner)] = values_at(samples, self.ends_ns)
 
     def has_said(self, at_ns: int) -> bool:
         """Whether it was there and had measured itself; one with rows and without an edge never did."""

@@ -1,4 +1,4 @@
-"""The runs of a folder, one line each: from manifests and as little else as can be."""
+"""The runs of a folder, one line each: from manifests and as little else as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from rltrace.analysis.steps import is_whole
 from rltrace.errors import RecordingError
-from rltrace.events import SAMPLER, Span
+from rltrace.events import SAMPLER, STEP, Span
 from rltrace.host import regular_file
 from rltrace.limits import LIMITS, Limits
 from rltrace.read import archive
@@ -21,7 +21,7 @@ from rltrace.read.step_records import StepRecords
 from rltrace.record import manifest
 
 MOST_LOOKED_BYTES = 64 << 20
-"""Of a run's segments are looked through for steps, in order."""
+"""How many bytes of a run's segments are searched for steps, in order."""
 
 State = Literal["running", "ended", "failed", "interrupted", "incomplete"]
 
@@ -30,7 +30,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run in one line."""
 
     path: str
-    """Its Recording: the folder, or an archive."""
+    """Path of its Recording: the folder, or an archive."""
     created_unix_seconds: float | None
     """When it began, since 1970."""
     command: list[str]
@@ -40,7 +40,7 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     `interrupted` by the user; `incomplete`: nobody saw how the command ended, and its driver did not end in good
     order."""
     exit_code: int | None
-    """Of the command; None while it goes on, and where nobody watched it."""
+    """Exit code of the command; None while it goes on, and if nobody watched it."""
     ranks: int
     """How many ranks it has."""
     processes: int
@@ -48,19 +48,19 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     """How many steps have ended or begun, of the driver or the lowest rank that has some."""
     all_steps_seen: bool
-    """False where the run has more segments than are looked through for steps: there may be more."""
+    """False if the run has more segments than are searched for steps: there may be more steps."""
     mean_step_seconds: float | None
     """Mean of the steps after the first that ended and were recorded; None without one."""
     size_bytes: int
-    """What it takes on the disk."""
+    """The space that it takes on the disk."""
 
 
 def listed(folder: Path, limits: Limits = LIMITS) -> Iterator[ListedRun | str]:
-    """Every run in a folder, the newest last; a text is why one cannot be read.
+    """Yield every run in a folder, the newest last; a text says why one cannot be read.
 
     Args:
-        folder: Of runs and archives; or of one run.
-        limits: To what is read.
+        folder: A folder of runs and archives, or one run.
+        limits: Limits of what is read.
     """
     paths = [folder] if (folder / manifest.FILE).exists() else _paths(folder)
     found: list[ListedRun | str] = []
@@ -118,18 +118,20 @@ def _state(recording: Recording, processes: Sequence[Process]) -> State:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Segments are as large as they may become, with holes where nothing is written yet."""
+    """Return the bytes on the disk: segments have their largest possible size, with holes where nothing is written
+    yet."""
     sizes = (file.lstat() for file in folder.rglob("*"))
     return sum(min(size.st_size, size.st_blocks * 512) for size in sizes)
 
 
 def _steps(path: Path, folder: Path, processes: Sequence[Process], limits: Limits) -> tuple[list[Span], bool]:
-    """Steps of the first process that has some, the driver before ranks, and whether all of them were looked for."""
+    """Return the steps of the first process that has some, drivers before ranks, and whether the search was
+    complete."""
     left_bytes = MOST_LOOKED_BYTES
     for process in in_order(processes):
         if process.role == SAMPLER:
             continue
-        look = StepRecords()
+        look = StepRecords(process.typed(STEP))
         for content in _segments(path, folder, process.key, limits):
             if left_bytes <= 0:
                 return look.spans, False

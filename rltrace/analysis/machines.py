@@ -1,4 +1,4 @@
-"""The hosts of a run: their processors and GPUs, as each one's sampler said."""
+"""The hosts of a run: their processors and GPUs, as each host's sampler said."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machines(processes: Iterable[Process]) -> list[Machine]:
-    """One for each process that has said what its machine is."""
+    """Return one machine for each process that has said what its machine is."""
     return [_machine(process.host, said) for process in processes if (said := process.machine) is not None]
 
 
@@ -37,7 +37,7 @@ def _machine(host: str, said: dict[str, Any]) -> Machine:
 
 
 def described(found: Sequence[Machine]) -> dict[str, str]:
-    """What all hosts together are: `gpus`, `driver` and `processors`, those of them that are known."""
+    """Return what all hosts together are: `gpus`, `driver` and `processors`, as far as known."""
     models = Counter(model for machine in found for model in machine.gpus.values())
     drivers = {machine.driver: None for machine in found if machine.driver}
     processors = {f"{machine.cpus} of {machine.cpu}": None for machine in found if machine.cpu}

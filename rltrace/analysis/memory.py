@@ -1,4 +1,4 @@
-"""Who held a device's bytes: at its peak, at each step's and each phase's, and at every phase boundary."""
+"""Who held a device's bytes: at its peak, at each step's and each phase's peak, and at every phase boundary."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.allocated_peaks import AllocatedPeak, AllocatedPeaks, Peak, of_steps
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
@@ -26,6 +27,7 @@ from rltrace.analysis.ledger import (
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
+from rltrace.analysis.used_memory import used_memory
 from rltrace.events import OWNERS, UNATTRIBUTED, Span
 
 
@@ -50,15 +52,15 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     at_seconds: float
     """When, counted from the beginning of the Recording."""
     used_bytes: int
-    """The device's total where somebody read it, else the sum of the owners."""
+    """The device's total if it was read, else the sum of the owners."""
     bytes: dict[str, int]
     """By owner; without `free` they add up to `used_bytes`."""
     apart_seconds: float | None
     """Age of the oldest sample: the time since it, or the CPU time that its process has used since, whichever is less;
-    None where nobody read the device's total."""
+    None if nobody read the device's total."""
     is_consistent: bool | None
-    """Whether the moment is consistent: no sample is older than 5 ms, or nothing has moved since. None where nobody
-    read the device's total."""
+    """Whether the moment is consistent: no sample is older than 5 ms, or nothing has moved since. None if nobody read
+    the device's total."""
 
 
 class Boundary(Moment, frozen=True, kw_only=True):
@@ -67,7 +69,7 @@ class Boundary(Moment, frozen=True, kw_only=True):
     side: str
     """`begin` or `end` of the phase."""
     away_seconds: float
-    """From the boundary to the moment nearest to it; more than 5 ms, and the boundary is not consistent."""
+    """From the boundary to the moment nearest to it; if more than 5 ms, the boundary is not consistent."""
 
 
 class Residual(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +80,7 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
     inconsistent_boundaries: int
     """How many of them are not consistent, and so not judged."""
     boundaries_over_limit: int
-    """How many consistent ones have more unaccounted and unattributed bytes than the limit."""
+    """How many consistent ones exceed the limit with their unaccounted and unattributed bytes."""
     worst_bytes: int
     """The most that a consistent phase boundary had without an owner: unaccounted bytes, whatever their sign, plus
     unattributed ones."""
@@ -87,35 +89,31 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
     worst_phase: str | None
     """The phase at that boundary."""
     sample_seconds: float
-    """What one boundary costs a process that is sampled there; the median."""
+    """Time that one boundary costs a process that is sampled there; the median."""
     sample_share: float | None
-    """Share of the steps' time for all samples in them, 0 to 1; None without a finished step."""
+    """Share of the steps' time that all samples in them take, 0 to 1; None without a finished step."""
 
 
 class Others(msgspec.Struct, frozen=True, kw_only=True):
-    """Processes on a GPU that are not of the Recording, at the moment when they held most together."""
+    """Processes on a GPU that do not belong to the Recording, at the moment when they held most together."""
 
     at_seconds: float
     """When, counted from the beginning of the Recording."""
     unaccounted_bytes: int
-    """The device's unaccounted bytes then; what the other processes held is a part of them."""
+    """The device's unaccounted bytes then; they include what the other processes held."""
     held_bytes: dict[str, int]
     """By process id, as the driver said, the largest first."""
 
 
-class AllocatedPeak(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that a process's torch had handed out at once, between samples too."""
+class MostUsed(msgspec.Struct, frozen=True, kw_only=True):
+    """The most that was used of a device, between the samples of its processes too."""
 
-    process: str
-    """What the process is called."""
     bytes: int
-    """The most that torch's allocator had handed out, by its own count."""
+    """What was used, with what the driver reserves."""
     at_seconds: float
-    """When that was first known: it happened since the sample before."""
-    step: int | None
-    """Number of the step; None outside of phases, where it may belong to the step before."""
-    phase: str | None
-    """The rank's phase; None outside of phases."""
+    """When, counted from the beginning of the Recording."""
+    by_sampler: bool
+    """Whether the host's sampler saw it; else a process of the run looked, as at `peak_bytes`."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +128,7 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None
     """Uuid of the device; None for a CPU."""
     peak_bytes: int
-    """The largest total over all owners and processes, apart from `free`."""
+    """The largest total over all owners and processes, without `free`."""
     peak_at_seconds: float
     """When that was, counted from the beginning of the Recording."""
     peak_step: int | None
@@ -140,6 +138,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     or else to the one that begins."""
     at_peak_bytes: dict[str, int]
     """By owner, at that moment; without `free` they add up to `peak_bytes`."""
+    most_used: MostUsed | None
+    """The most that was used by anybody's reading, the host's sampler's too; None where nobody read the total."""
     owner_peaks: dict[str, OwnerPeak]
     """By owner, its own peak, which may be at another moment."""
     steps: list[Moment]
@@ -150,25 +150,28 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: list[Boundary]
     """Both boundaries of every phase, those of the start-up included."""
     residual: Residual | None
-    """What has no owner, over the phase boundaries; None where nobody read the device's total."""
+    """Bytes without an owner, over the phase boundaries; None if nobody read the device's total."""
     allocated_peaks: list[AllocatedPeak]
     """One item per process whose torch counts its own peak; engines in processes of their own are not among them, and
     the pools of an engine beside a trainer are not in it."""
+    allocated_steps: list[AllocatedPeak]
+    """The same of each step and process."""
     unknown: dict[str, str]
     """Rows that cannot be known on this machine, with the reason."""
     others: Others | None
-    """Processes outside of this Recording that hold memory of the device; None where the driver named none."""
+    """Processes outside of this Recording that hold memory of the device; None if the driver named none."""
 
 
 OF_GPUS = ("actor.activations", "rollout.graphs", "allocator.cached", "cuda.context", "nccl", "driver.reserved")
-"""Rows of every GPU that more than tensors tell of."""
+"""Rows of every GPU that are measured by more than tensors."""
 
 NOT_SAMPLED = "no process of the run measured it"
-NO_TOTAL = "no process read the device's total, so what has no owner does not show"
+NO_PASS = "no forward and no backward was looked at"
+NO_TOTAL = "no process read the device's total, so unaccounted bytes are unknown"
 
 
 def device_memory(seen: Observations, windows: StepWindows) -> list[DeviceMemory]:
-    """Every device whose owners' bytes were sampled, by rank."""
+    """Return every device whose owners' bytes were sampled, by rank."""
     found = ledgers(seen)
     return [_Device(lane, found[lane], seen, windows.of(lane)).figures() for lane in sorted(found, key=order)]
 
@@ -184,9 +187,10 @@ class _Device:
         self.samplings = _samplings_of(seen, lane)
 
     def figures(self) -> DeviceMemory:
-        """Everything."""
+        """Return all its figures."""
         peak = self.moment(int(np.argmax(self.used)))
         boundaries = list(self.boundaries())
+        counted = list(self.counted_peaks())
         return DeviceMemory(
             lane=self.lane.name,
             rank=self.lane.rank,
@@ -197,18 +201,20 @@ class _Device:
             peak_step=peak.step,
             peak_phase=peak.phase,
             at_peak_bytes=peak.bytes,
+            most_used=self.most_used(),
             owner_peaks=self.owner_peaks(),
             steps=list(self.step_peaks()),
             phases=list(self.phase_peaks()),
             boundaries=boundaries,
             residual=self.residual(boundaries) if self.ledger.has_total else None,
-            allocated_peaks=list(self.allocated_peaks()),
+            allocated_peaks=[self.allocated_peak(name, peak) for name, peaks in counted for peak in peaks[:1]],
+            allocated_steps=[self.allocated_peak(name, peak) for name, peaks in counted for peak in peaks[1:]],
             unknown=self.unknown(),
             others=self.others(),
         )
 
     def moment(self, index: int, phase: str | None = None) -> Moment:
-        """One moment of the ledger; its phase by its time unless it is given."""
+        """Return one moment of the ledger; its phase goes by its time unless it is given."""
         at_ns = int(self.ledger.times_ns[index])
         apart_ns = float(self.ledger.apart_ns[index])
         return Moment(
@@ -222,10 +228,10 @@ class _Device:
         )
 
     def phase_at(self, at_ns: int) -> str | None:
-        """The phase that holds an instant; where one ends and another begins, the one that begins.
+        """Return the phase that holds an instant; where one ends and another begins, the one that begins.
 
-        A sample of a boundary lies just outside of its phase: it belongs to the one that had just ended when it was
-        begun, else to the one that begins after it.
+        A sample of a phase boundary lies just outside of its phase. It belongs to the phase that had just ended when
+        the sample was begun, else to the one that begins after it.
         """
         begins = [
             (-start_ns, name) for start_ns, _, name in self.told_apart if at_ns < start_ns <= at_ns + CONSISTENT_NS
@@ -233,7 +239,7 @@ class _Device:
         return self.phase_by(at_ns) or (max(begins)[1] if begins else None)
 
     def phase_by(self, at_ns: int) -> str | None:
-        """The same of what was so by an instant: not a phase that only begins after it."""
+        """Return the same for what held by an instant: not a phase that only begins after it."""
         began_ns = self.sampling_began_ns(at_ns)
         around = [(start_ns, name) for start_ns, end_ns, name in self.told_apart if start_ns <= at_ns <= end_ns]
         ended = [
@@ -245,13 +251,14 @@ class _Device:
         return max(found)[1] if found else None
 
     def sampling_began_ns(self, at_ns: int) -> int:
-        """When the sample that an instant lies in was begun: on a busy machine one takes longer than 5 ms."""
+        """Return when the sample that an instant lies in was begun; on a busy machine a sample takes longer than 5
+        ms."""
         starts_ns, ends_ns = self.samplings
         place = int(np.searchsorted(ends_ns, at_ns))
         return min(at_ns, int(starts_ns[place])) if place < len(ends_ns) else at_ns
 
     def step_peaks(self) -> Iterator[Moment]:
-        """The fullest moment of each step."""
+        """Return the fullest moment of each step."""
         times_ns = self.ledger.times_ns
         for number, (start_ns, end_ns) in zip(self.windows.numbers, self.windows.windows, strict=True):
             inside = np.flatnonzero((start_ns <= times_ns) & (times_ns < end_ns))
@@ -259,7 +266,7 @@ class _Device:
                 yield self.moment(int(inside[np.argmax(self.used[inside])]))
 
     def phase_peaks(self) -> Iterator[Moment]:
-        """The fullest moment of each phase: inside it, or at one of its boundaries."""
+        """Return the fullest moment of each phase: inside it, or at one of its boundaries."""
         times_ns = self.ledger.times_ns
         fullest: dict[str, int] = {}
         for start_ns, end_ns, name in self.told_apart:
@@ -273,7 +280,7 @@ class _Device:
             yield self.moment(fullest[name], name)
 
     def boundaries(self) -> Iterator[Boundary]:
-        """Both boundaries of every phase that is over."""
+        """Return both boundaries of every phase that is over."""
         for start_ns, end_ns, name in self.spans:
             for side, at_ns in (("begin", start_ns), ("end", end_ns)):
                 index = self.nearest(at_ns)
@@ -287,21 +294,36 @@ class _Device:
                 yield Boundary(**moment, side=side, away_seconds=away_ns / 1e9)
 
     def nearest(self, at_ns: int) -> int:
-        """The moment that tells most of an instant: the nearest one, or where that is not near the last one before.
+        """Return the moment that says most about an instant: the nearest one, or if that is not near, the last one
+        before.
 
-        Nobody looked then, so what was there is what was there last; what comes next may be after memory has moved.
+        If nobody looked at that time, what was there is what was there last; the next sample may be after memory has
+        moved.
         """
         index = int(np.argmin(np.abs(self.ledger.times_ns - at_ns)))
         before = int(np.searchsorted(self.ledger.times_ns, at_ns, side="right")) - 1
         return max(before, 0) if self.away_ns(index, at_ns) > CONSISTENT_NS else index
 
     def away_ns(self, index: int, at_ns: int) -> int:
-        """How far an instant is from the sampling of a moment, which takes a while on a busy machine; 0 inside it."""
+        """Return how far an instant is from the sampling of a moment, which takes a while on a busy machine; 0 inside
+        it."""
         end_ns = int(self.ledger.times_ns[index])
         return max(self.sampling_began_ns(end_ns) - at_ns, at_ns - end_ns, 0)
 
+    def most_used(self) -> MostUsed | None:
+        """The highest point of the line of what is used."""
+        line = used_memory(self.seen, self.lane)
+        if not len(line.bytes):
+            return None
+        most = int(np.argmax(line.bytes))
+        return MostUsed(
+            bytes=int(line.bytes[most]),
+            at_seconds=(int(line.times_ns[most]) - self.seen.start_ns) / 1e9,
+            by_sampler=bool(line.is_sampled[most]),
+        )
+
     def owner_peaks(self) -> dict[str, OwnerPeak]:
-        """Each owner's most, by all its samples."""
+        """Return each owner's peak, over all its samples."""
         ledger = counter_ledger(
             [process for process in self.seen.processes if process.lane == self.lane and process.owners]
         )
@@ -314,7 +336,7 @@ class _Device:
         return peaks
 
     def residual(self, boundaries: list[Boundary]) -> Residual:
-        """What has no owner at the phase boundaries that are consistent."""
+        """Return the bytes without an owner at the phase boundaries that are consistent."""
         consistent = [boundary for boundary in boundaries if boundary.is_consistent]
         over = [boundary for boundary in consistent if ownerless_bytes(boundary) > self.limit_bytes(boundary)]
         worst = max(consistent, key=ownerless_bytes, default=None)
@@ -329,23 +351,30 @@ class _Device:
             sample_share=self.sample_share(),
         )
 
-    def allocated_peaks(self) -> Iterator[AllocatedPeak]:
-        """By torch's own count: what came and went between two boundaries was at none."""
+    def counted_peaks(self) -> Iterator[tuple[str, list[Peak]]]:
+        """By torch's own count, of each process by name: the peak of the run, and that of each step."""
         for process in self.seen.processes:
-            if process.lane == self.lane and (values := process.allocated_peak.values):
-                place = int(np.argmax(values))
-                at_ns = process.allocated_peak.times_ns[place]
-                phase = self.phase_by(at_ns)
-                yield AllocatedPeak(
-                    process=process.process.name,
-                    bytes=int(values[place]),
-                    at_seconds=(at_ns - self.seen.start_ns) / 1e9,
-                    step=None if phase is None else self.windows.step_at(self.sampling_began_ns(at_ns)),
-                    phase=phase,
-                )
+            if process.lane == self.lane and len(process.allocated_peak.values):
+                peaks = AllocatedPeaks(process)
+                if (most := peaks.most()) is not None:
+                    yield process.process.name, [most, *of_steps(peaks, self.windows)]
+
+    def allocated_peak(self, name: str, peak: Peak) -> AllocatedPeak:
+        """One of a process with this name."""
+        at_ns = peak.look.end_ns or peak.look.start_ns
+        phase = self.phase_by(at_ns)
+        return AllocatedPeak(
+            process=name,
+            bytes=peak.bytes,
+            at_most_bytes=peak.at_most_bytes,
+            at_seconds=(at_ns - self.seen.start_ns) / 1e9,
+            step=None if phase is None else self.windows.step_at(peak.look.start_ns),
+            phase=phase,
+            at_peak_bytes=peak.by_owner,
+        )
 
     def unknown(self) -> dict[str, str]:
-        """Rows that this device has and that nobody could tell; never a zero."""
+        """Return the rows that this device has and nobody could measure; they are never shown as zero."""
         of_lane = [process.process.unavailable for process in self.seen.processes if process.lane == self.lane]
         named = [(FORMER_NAMES.get(row, row), reason) for one in of_lane for row, reason in one.items()]
         said = {row: reason for row, reason in named if row in OWNERS}
@@ -354,13 +383,16 @@ class _Device:
         if is_gpu:  # who read its total has told of the other rows too: what it did not meet is not there
             rows = (CONTEXT,) if has_total else OF_GPUS
             unknown = {row: NOT_SAMPLED for row in rows if row not in self.ledger.owners}
+            trained = [owner.partition(".")[0] for owner in self.ledger.owners if owner.endswith(".optimizer")]
+            passes = [f"{subject}.activations" for subject in trained]
+            unknown |= {row: NO_PASS for row in passes if row not in self.ledger.owners}
         if not has_total:  # whoever reads it reads these together
             of_total = (DRIVER_RESERVED, UNACCOUNTED, FREE) if is_gpu else (UNACCOUNTED,)
             unknown |= dict.fromkeys(of_total, said.get(UNACCOUNTED, NO_TOTAL))
         return unknown | said
 
     def others(self) -> Others | None:
-        """What the driver says of processes that are not of the Recording."""
+        """Return what the driver says about processes that do not belong to the Recording."""
         hosts = {process.process.host for process in self.seen.processes if process.lane == self.lane}
         ours = {str(process.process.pid) for process in self.seen.processes if process.process.host in hosts}
         held = [
@@ -376,12 +408,12 @@ class _Device:
         )
 
     def limit_bytes(self, moment: Moment) -> int:
-        """How much may have no owner."""
+        """Return how many bytes may have no owner."""
         on_cpu = (self.lane.device or "").startswith("cpu")
         return max(int(ALLOWED_SHARE * moment.used_bytes), ALLOWED_CPU_BYTES if on_cpu else ALLOWED_GPU_BYTES)
 
     def sample_share(self) -> float | None:
-        """Time of all samples of all processes inside the steps that are over, of the steps' time."""
+        """Return the share of the finished steps' time that all samples of all processes took."""
         steps = self.windows.windows[1:][np.array(self.windows.finished[1:], bool)]
         samples = [
             (edge.start_ns, edge.end_ns)
@@ -398,7 +430,7 @@ class _Device:
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of a device asked for more than there was."""
+    """A process of a device asked for more memory than there was."""
 
     lane: str
     """The rank's lane."""
@@ -409,15 +441,15 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
     at_seconds: float
     """When it failed, counted from the beginning of the Recording."""
     asked_bytes: int | None
-    """What it asked for; None where the error does not say."""
+    """What it asked for; None if the error does not say."""
     free_bytes: int | None
-    """What was free then; None where nobody knows."""
+    """What was free then; None if unknown."""
     bound: str | None
     """What was exhausted: the GPU, the machine, or a limit of the process or of its control group."""
     reason: str
     """The error's own text."""
     moment: Moment | None
-    """Who held what then, over all processes of the device; None where nobody sampled."""
+    """Who held what then, over all processes of the device; None if nobody sampled."""
     before: list[Moment]
     """The ledger of the last 30 seconds before it."""
     changes: list[str]
@@ -428,12 +460,12 @@ LAST_NS = 30_000_000_000
 
 CHANGES = {
     "actor.params": "offload the actor's parameters while they are not used",
-    "actor.grads": "fewer parameters a rank: more ranks, or smaller gradients' dtype",
+    "actor.grads": "fewer parameters per rank, with more ranks, or a smaller dtype of the gradients",
     "actor.optimizer": "offload the optimizer's state",
     "actor.activations": "a smaller micro-batch, or activation checkpointing",
     "ref.params": "offload the ref",
     "critic.params": "offload the critic's parameters while they are not used",
-    "critic.grads": "fewer of the critic's parameters a rank: more ranks, or smaller gradients' dtype",
+    "critic.grads": "fewer of the critic's parameters per rank, with more ranks, or a smaller dtype of its gradients",
     "critic.optimizer": "offload the state of the critic's optimizer",
     "critic.activations": "a smaller micro-batch of the critic, or activation checkpointing",
     "weight_sync.bucket": "smaller or fewer buckets",
@@ -447,7 +479,7 @@ CHANGES = {
 
 
 def out_of_memory(seen: Observations, windows: StepWindows) -> list[OutOfMemory]:
-    """Every time that a process ran out of memory, in time."""
+    """Return every time that a process ran out of memory, in order of time."""
     found = ledgers(seen)
     failures = [(span, process) for process in seen.processes for span in process.out_of_memory]
     return [
@@ -497,12 +529,12 @@ def _out_of_memory(
 
 
 def ownerless_bytes(moment: Moment) -> int:
-    """What is unaccounted, whatever its sign, and what is allocated for nobody."""
+    """Return the unaccounted bytes, whatever their sign, plus the unattributed ones."""
     return abs(moment.bytes.get(UNACCOUNTED, 0)) + abs(moment.bytes.get(UNATTRIBUTED, 0))
 
 
 def _phases_of(seen: Observations, lane: Lane) -> Iterator[tuple[int, int, str]]:
-    """Start, end and name of every phase on a lane; one that is open lasts until now."""
+    """Return start, end and name of every phase on a lane; an open phase lasts until now."""
     for process in seen.processes:
         if process.lane == lane:
             for name, kept in process.phases.items():
@@ -511,17 +543,17 @@ def _phases_of(seen: Observations, lane: Lane) -> Iterator[tuple[int, int, str]]
 
 
 def _told_apart(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """Without the slivers of a phase that is longer elsewhere.
+    """Return phases without the slivers of a phase that is longer elsewhere.
 
-    Samples of 5 ms are one moment of the ledger: what lasts less cannot be told from the phases around it. verl's
-    `weight_sync` has such a rest behind `rollout.wake_kv_cache`, where the KV cache is back already.
+    Samples within 5 ms are one moment of the ledger: a shorter phase cannot be told from those around it. verl's
+    `weight_sync` has such a remainder after `rollout.wake_kv_cache`, when the KV cache is back already.
     """
     longer = {name for start_ns, end_ns, name in spans if end_ns - start_ns >= CONSISTENT_NS}
     return [span for span in spans if span[1] - span[0] >= CONSISTENT_NS or span[2] not in longer]
 
 
 def _samplings_of(seen: Observations, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Start and end of every edge that a process of a lane sampled, by their ends."""
+    """Return start and end of every phase boundary that a process of a lane sampled, by their ends."""
     edges = [
         (edge.end_ns, edge.start_ns)
         for process in seen.processes

@@ -1,13 +1,13 @@
-"""One pass over all events of a Recording: keeps what the figures are made from, and lets the rest go by."""
+"""Reads all events of a Recording once: keeps what the figures are computed from, and drops the rest."""
 
 from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.clocks import TimeLine
 from rltrace.analysis.intervals import Intervals
@@ -17,7 +17,6 @@ from rltrace.events import (
     ALLOCATIONS,
     ALLOCATIONS_KEPT,
     ALLOCATIONS_RESERVED,
-    ALLOCATIONS_WRITTEN,
     DEVICE_TIME,
     KERNEL,
     MEMORY_EDGE,
@@ -25,7 +24,6 @@ from rltrace.events import (
     OPERATOR,
     OUT_OF_MEMORY,
     RAY_CALL,
-    REQUEST,
     SAMPLER,
     STEP,
     WEIGHT_SYNC_STAGES,
@@ -40,7 +38,7 @@ from rltrace.read.recording import Process, Recording
 
 REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
 STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
-"""Counters, or arguments of the `step` span, that say how a step went; what else the driver samples is kept too."""
+"""Counters, or arguments of the `step` span, that say how a step went; other samples of the driver are kept too."""
 
 RESIDENT = "resident_bytes"
 
@@ -48,7 +46,7 @@ _OPEN = -1
 
 
 class Intervalled:
-    """Spans of one name, as columns: 16 bytes a span, 32 where their bytes and tensors count."""
+    """Spans of one name, as columns: 16 bytes per span, 32 if their bytes and tensors count."""
 
     __slots__ = ("bytes", "ends", "starts", "tensors")
 
@@ -59,19 +57,19 @@ class Intervalled:
         self.tensors = array("q")
 
     def rows(self, until_ns: int) -> Intervals:
-        """Shape (N, 2); spans that are open end at `until_ns`."""
+        """Return rows of shape (N, 2); open spans end at `until_ns`."""
         starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
         ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
         return np.column_stack([starts, np.where(ends == _OPEN, until_ns, ends)])
 
     def ended(self) -> Intervals:
-        """The same of those spans only that are over."""
+        """Return the same, without open spans."""
         rows = self.rows(0)
         return rows[np.frombuffer(self.ends, np.int64) != _OPEN] if self.ends else rows
 
 
 class DeviceSpans(Intervalled):
-    """Spans of one kind of work on a GPU's streams, as columns: 41 bytes a span."""
+    """Spans of one kind of work on a GPU's streams, as columns: 41 bytes per span."""
 
     __slots__ = ("behind_ns", "largest_error_ns", "moved_bytes", "of_part", "queued_ns")
 
@@ -80,10 +78,10 @@ class DeviceSpans(Intervalled):
         self.behind_ns = array("q")
         """How long before its beginning the host had launched it."""
         self.moved_bytes = array("q")
-        """Of a collective: to a rank, or from it."""
+        """Bytes of a collective: to a rank, or from it."""
         self.queued_ns = array("q")
         self.of_part = array("b")
-        """1: of a module inside of the model."""
+        """1 for a module inside of the model."""
         self.largest_error_ns = 0
 
 
@@ -102,6 +100,12 @@ class Samples:
         self.values.append(value)
 
 
+def values_at(samples: Samples, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The last value of each moment or before it; 0 before the first."""
+    behind = np.searchsorted(np.array(samples.times_ns, np.int64), times_ns, side="right")
+    return np.concatenate([[0.0], np.array(samples.values, np.float64)])[behind]
+
+
 class Balances:
     """What the owners of a process held after each allocation, as columns in the order of the allocator's changes."""
 
@@ -111,7 +115,7 @@ class Balances:
         self.times_ns = array("q")
         self.values = array("d")
         self.places = array("B")
-        """Of each one's owner in `owners`."""
+        """The place of each one's owner in `owners`."""
         self.owners: list[str] = []
 
     def add(self, owner: str, time_ns: int, value: float) -> None:
@@ -123,6 +127,10 @@ class Balances:
         self.places.append(self.owners.index(owner))
 
 
+SpanName = tuple[str, str | None]
+"""Name of a span; of a call also what was called."""
+
+
 class Seen:
     """What was kept of one process."""
 
@@ -131,49 +139,53 @@ class Seen:
         self.lane = lane
         self.first_ns = 0
         self.last_ns = 0
-        """When it began, and was last heard of."""
+        """When it began, and when its last event was."""
         self.last_span_ns = 0
-        """When a span of it last began or ended."""
+        """When one of its spans last began or ended."""
         self.spans = 0
         self.samples = 0
         self.steps: list[Span] = []
         self.phases: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.stages: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.device_spans: defaultdict[str, DeviceSpans] = defaultdict(DeviceSpans)
-        """By kind of work: their names behind `gpu.`."""
+        """Spans by kind of work: their names after `gpu.`."""
         self.owners: defaultdict[str, Samples] = defaultdict(Samples)
         self.on_host: defaultdict[str, Samples] = defaultdict(Samples)
         """Bytes of owners that lie in the host's memory, beside a GPU."""
         self.pinned: defaultdict[str, Samples] = defaultdict(Samples)
-        """Of those, the page-locked ones; and what else torch has page-locked, as unattributed."""
+        """The page-locked ones among them; `unattributed` is what else torch has page-locked."""
         self.resident = Samples()
         """Bytes of the whole process in the host's memory."""
         self.allocated_peak = Samples()
-        """The most that torch's allocator had handed out at once, whenever that changed."""
+        """The most that torch's allocator had handed out at once, each time that this changed."""
         self.figures: defaultdict[str, Samples] = defaultdict(Samples)
         self.sampled: defaultdict[str, Samples] = defaultdict(Samples)
-        """Of the sampler of a host: everything."""
+        """All counters of a host's sampler."""
         self.open_spans: list[Span] = []
         self.balances = Balances()
         self.reserved = Samples()
-        """What its allocators have from the driver, whenever that changed; of the same histories as `balances`."""
+        """What its allocators have from the driver, each time that this changed; from the same histories as
+        `balances`."""
         self.allocations_kept: list[Span] = []
-        """Where every allocation is in `balances`."""
+        """Spans in which every allocation is in `balances`."""
         self.edges: list[Span] = []
-        """When it measured what it owns, with the totals that it read."""
+        """When it measured what it owns, at phase boundaries, with the totals that it read."""
         self.moves: list[Span] = []
         """Sleeps and wake-ups, and the mappings inside them."""
         self.out_of_memory: list[Span] = []
         self.errors: defaultdict[tuple[int, int, str, str], Intervalled] = defaultdict(Intervalled)
-        """Spans that an exception left, by thread, task, exception and name; not steps and moves, which have it."""
-        self.named: defaultdict[tuple[str, str | None], Intervalled] = defaultdict(Intervalled)
-        """All other spans, by name; those of a call by what was called too."""
+        """Spans that an exception left, by thread, task, exception and name, without steps and moves, which have their
+        own."""
+        self.own_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
+        """All other spans that the program made itself."""
+        self.automatic_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
+        """All other spans that hooks made."""
 
 
 class Observations:
     """What was kept of a Recording; all times are on its `TimeLine`.
 
-    Memory: a few numbers for each span and each owner's sample; nothing for any other event, as torch.profiler's.
+    Memory: a few numbers for each span and each owner's sample; nothing for any other event, such as torch.profiler's.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -181,34 +193,25 @@ class Observations:
         self.recording = recording
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
-        self._made_by_hooks = {process.key: _made_by_hooks(process.hooks) for process in processes if process.hooks}
-        self._made_by_any = frozenset().union(_made_by_hooks(()), *self._made_by_hooks.values())
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
-        """When anything was last heard of."""
+        """The time of the last event of all."""
         self.now_ns = self.time_line.now_ns()
         self.went_on_ns = _went_on_ns(self.processes)
-        """By the key of a process that went on as another program (`exec`), when that one began."""
-
-    def is_automatic(self, seen: Seen, name: str) -> bool:
-        """Whether spans of this name in a process are its hooks', and not the program's own.
-
-        A process that reports no hooks, as one whose report is damaged, is judged by those of all processes.
-        """
-        return name in self._made_by_hooks.get(seen.process.key, self._made_by_any)
+        """By the key of a process that went on as another program (`exec`), when that program began."""
 
     def open_until_ns(self, seen: Seen) -> int:
-        """Until when a span that is open in a process counts: until it was over, else until it was last heard of."""
+        """Return until when an open span of a process counts: until the process was over, else until its last event."""
         over_ns = self._over_ns(seen)
         return seen.last_ns if over_ns is None else over_ns
 
     def is_end_known(self, seen: Seen) -> bool:
-        """Whether a process is alive, or has ended its part, or somebody saw that it was gone."""
+        """Return whether a process is alive, or has ended its part, or was seen to be gone."""
         return seen.process.end_ns is not None or self._over_ns(seen) is not None
 
     def _over_ns(self, seen: Seen) -> int | None:
-        """When somebody saw that it was gone, or now, if it is alive."""
+        """Return when it was seen to be gone, or now if it is alive."""
         if seen.process.key in self.went_on_ns:
             return self.went_on_ns[seen.process.key]
         if seen.process.is_alive:
@@ -217,14 +220,8 @@ class Observations:
         return None if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
 
 
-def _made_by_hooks(hooks: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Names of the spans that hooks make."""
-    emitted = (str(name) for hook in hooks for name in hook.get("emits") or ())
-    return frozenset({REQUEST, ALLOCATIONS_WRITTEN, *emitted})
-
-
 def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:
-    """When the next program of the same process began, of each that did not end its part itself."""
+    """Return when the next program of the same process began, for each that did not end its part itself."""
     began_ns: dict[str, int] = {}
     next_of: dict[tuple[Any, ...], Seen] = {}
     for seen in sorted(all_seen, key=lambda seen: -seen.first_ns):
@@ -255,7 +252,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             seen.open_spans.append(event)
         if end_ns > last_span_ns:
             last_span_ns = end_ns
-        kept = _kept_whole(seen, event.name)
+        kept = _kept_whole(seen, event)
         if kept is not None:
             kept.append(event)
         error = event.args.get("error")
@@ -267,11 +264,12 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             _see_interval(seen.phases[event.name], event, shift_ns)
         elif event.name == STEP:
             seen.steps.append(event)
-        elif event.name.startswith(DEVICE_TIME):
+        elif event.is_automatic and event.name.startswith(DEVICE_TIME):
             _see_device_span(seen.device_spans[event.name.removeprefix(DEVICE_TIME)], event, shift_ns)
-        elif kept is None and not event.name.startswith(_PROFILED):
+        elif kept is None and not (event.is_automatic and event.name.startswith(_PROFILED)):
             method = event.args.get("method") if event.name == RAY_CALL else None
-            _see_interval(seen.named[event.name, None if method is None else str(method)], event, shift_ns)
+            spans = seen.automatic_spans if event.is_automatic else seen.own_spans
+            _see_interval(spans[event.name, None if method is None else str(method)], event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)
     seen.first_ns = process.start_ns + shift_ns
@@ -284,19 +282,22 @@ _STAGES = frozenset(WEIGHT_SYNC_STAGES)
 _PROFILED = (KERNEL, OPERATOR)
 
 
-def _kept_whole(seen: Seen, name: str) -> list[Span] | None:
-    """Where the spans of a name go whose arguments count."""
+def _kept_whole(seen: Seen, span: Span) -> list[Span] | None:
+    """Return where a span goes whose arguments count; a program marks its own sleeps and wake-ups too."""
+    name = span.name
+    if name in MEMORY_MOVES:
+        return seen.moves
+    if not span.is_automatic:
+        return None
     if name == MEMORY_EDGE:
         return seen.edges
     if name == ALLOCATIONS_KEPT:
         return seen.allocations_kept
-    if name in MEMORY_MOVES:
-        return seen.moves
     return seen.out_of_memory if name == OUT_OF_MEMORY else None
 
 
 def _is_exception(error: Any) -> TypeGuard[str]:
-    """Whether an argument is the name of an exception's type, and not a figure of the program's own."""
+    """Return whether an argument is the name of an exception's type, and not one of the program's own values."""
     return isinstance(error, str) and error.partition("(")[0].isidentifier()  # Ray's: RayTaskError(KeyError)
 
 

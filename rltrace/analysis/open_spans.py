@@ -1,4 +1,4 @@
-"""Spans that have begun and not ended: what was running when a process died, or hangs now."""
+"""Spans that have begun and not ended: what was running when a process died, or is hanging now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rltrace.events import Args, Span
 from rltrace.read.gate import plain
 
 STILL_SECONDS = 60.0
-"""A run in which nothing begins or ends for longer is worth a look: however long a step is, it has many spans."""
+"""A run in which nothing begins or ends for longer needs a look: however long a step is, it has many spans."""
 
 
 class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,8 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
     process_key: str
     """The process's folder in the Recording."""
     process_state: State
-    """State of the process, as in `processes`. `alive`: the span is under way. `died`: it was when the process died."""
+    """State of the process, as in `processes`. `alive`: the span is under way. `died`: it was under way when the
+    process died."""
     rank: int | None
     """The rank; None if it has none."""
     pid: int
@@ -40,11 +41,11 @@ class OpenSpan(msgspec.Struct, frozen=True, kw_only=True):
     is_at_least: bool
     """It may have been open for longer, because nobody saw when the process went."""
     is_stuck: bool
-    """The process is alive and no span of the run has begun or ended for 60 s."""
+    """Whether the process is alive and no span of the run has begun or ended for 60 s."""
 
 
 def open_spans(seen: Observations) -> list[OpenSpan]:
-    """Every open span, the longest first."""
+    """Return every open span, the longest first."""
     last_ns = max((process.last_span_ns for process in seen.processes), default=0)
     stands_still = (seen.now_ns - last_ns) / 1e9 > STILL_SECONDS
     spans = [
@@ -57,7 +58,7 @@ def open_spans(seen: Observations) -> list[OpenSpan]:
 
 
 def _innermost(spans: Sequence[Span]) -> set[int]:
-    """Identities of those that no other of their thread and task is inside of."""
+    """Return identities of the spans that contain no other of their thread and task."""
     last: dict[tuple[int, int], Span] = {}
     for span in sorted(spans, key=lambda span: span.start_ns):
         last[span.thread, span.task] = span

@@ -1,4 +1,4 @@
-"""What tracing costs of a step: paired times with their interval, and beside it what our own bookkeeping says."""
+"""What tracing costs in a step: paired times with their interval, and our own bookkeeping beside them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from rltrace.limits import LIMITS, Limits
 from rltrace.read.recording import Process, Recording
 
 LEAST_PAIRS = 20
-"""Of steps: fewer do not show what a step's time varies by."""
+"""Pairs of steps that are needed to show how much a step's time varies."""
 LEAST_ROUNDS = 6
-"""Of runs: one run differs from the next by more than its own steps do."""
+"""Rounds of runs that are needed: runs differ more from each other than steps of one run do."""
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 FILE = "overhead.json"
-"""In the folder of a measurement: the `Measurement`."""
+"""File in the folder of a measurement that holds the `Measurement`."""
 
 Verdict = Literal["established", "exceeded", "inconclusive"]
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a measurement, which may have been stopped."""
+    """One run of a measurement; it may have been stopped."""
 
     round: int
-    """One traced run and one without hooks are a round."""
+    """Number of the round: one traced run and one without hooks."""
     times: str
     """File of its `TimedStep`s, in the folder of the measurement."""
     recording: str | None
-    """Folder of its Recording; None for a run without any hooks."""
+    """Folder of its Recording; None for a run without hooks."""
     load_before: float
     """Average load of the machine over the minute before the run."""
 
@@ -53,18 +53,19 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     created_unix_ns: int
     arms: list[Arm]
-    """In the order in which they ran."""
+    """The runs in the order in which they ran."""
 
 
 class TimedStep(msgspec.Struct, frozen=True):
-    """One line of a file of times, as the run wrote it: not by this class, for a run imports rltrace's words alone."""
+    """One line of a file of times, as the run wrote it. The run does not use this class, because it imports only
+    rltrace's words."""
 
     step: int
     seconds: float
     recorded: bool
     pair: int | None
     phases: dict[str, float] = {}
-    """Seconds of each, which the driver saw; empty where it did not say."""
+    """Seconds of each phase that the driver saw; empty if it did not say."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,14 +78,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     needed: int
     with_seconds: float | None
     without_seconds: float | None
-    """Means; None where there is nothing to compare yet."""
+    """Means; None if there is nothing to compare yet."""
     cost: float | None
-    """Relative: 0.01 is 1 %."""
+    """Relative cost: 0.01 is 1 %."""
     low: float | None
     high: float | None
-    """95 % bootstrap interval of `cost`; None where there are too few."""
+    """95 % bootstrap interval of `cost`; None if there are too few pairs."""
     verdict: Verdict
-    """`established`: the whole interval lies at or below the limit; `exceeded`: all of it above."""
+    """`established`: the whole interval lies at or below the limit. `exceeded`: all of it lies above."""
 
 
 class ProcessCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,50 +95,50 @@ class ProcessCost(msgspec.Struct, frozen=True, kw_only=True):
     lane: str
     spans: float
     device_spans: float
-    """Timed by events on a GPU's streams."""
+    """Spans that events on a GPU's streams timed."""
     samples: float
     arrows: float
     span_ns: float
-    """Of one, as measured in that process."""
+    """Cost of one span, as measured in that process."""
     device_span_ns: float
     events_seconds: float
     edges_seconds: float
-    """Spent at the phases' edges, asking who holds the memory."""
+    """Time spent at phase boundaries to measure who holds the memory."""
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """All of it together."""
         return self.events_seconds + self.edges_seconds
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer."""
+    """The result of a measurement."""
 
     measurement: Measurement
     limit: float
     comparisons: list[Comparison]
     phases: list[Comparison]
-    """Of the first comparison, each phase of the driver on its own: where the cost of a step is, and its noise."""
+    """The first comparison for each phase of the driver alone: where the cost of a step lies, and its noise."""
     bookkeeping: list[ProcessCost]
     bookkept_cost: float | None
-    """Of a step, relative: the driver and the slowest rank, whose processes wait for each other; None where no process
-    measured its costs."""
+    """Relative cost of a step: of the driver and the slowest rank, whose processes wait for each other; None if no
+    process measured its costs."""
 
 
 # ---- statistics -------------------------------------------------------------------------------------------------
 
 
 def bootstrap_interval(with_s: ArrayLike, without_s: ArrayLike, seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of `sum(with) / sum(without) - 1`, by a bootstrap over the pairs.
+    """Return the 95 % interval of `sum(with) / sum(without) - 1`, by a bootstrap over the pairs.
 
-    The bootstrap is studentised (bootstrap-t: Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5): on
-    20 pairs of noise it covers the truth in 95 % of the cases, where plain percentiles cover it in 93 %, on 6 pairs in
+    The bootstrap is studentised (bootstrap-t: Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5). On
+    20 pairs of noise it covers the truth in 95 % of the cases, where plain percentiles cover it in 93 %; on 6 pairs in
     94 % against 85 %.
 
     Args:
         with_s: Seconds with tracing, of each pair.
         without_s: Seconds without, in the same order.
-        seed: Of the resampling.
+        seed: Seed of the resampling.
     """
     traced, plain = np.asarray(with_s, float), np.asarray(without_s, float)
     pick = np.random.default_rng(seed).integers(0, len(traced), (RESAMPLES, len(traced)))
@@ -152,7 +153,7 @@ def bootstrap_interval(with_s: ArrayLike, without_s: ArrayLike, seed: int = 0) -
 
 
 def _cost_and_error(traced: NDArray[np.float64], plain: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """The relative cost and its standard error, along the last axis."""
+    """Return the relative cost and its standard error, along the last axis."""
     ratio = traced.sum(-1) / plain.sum(-1)
     residual = traced - ratio[..., None] * plain
     return ratio - 1, residual.std(-1, ddof=1) / np.sqrt(plain.shape[-1]) / plain.mean(-1)
@@ -162,12 +163,12 @@ def compare(what: str, unit: str, needed: int, pairs: Sequence[tuple[float, floa
     """Compare seconds with tracing to seconds without.
 
     Args:
-        what: Is compared.
-        unit: One pair is.
-        needed: As many pairs are needed to say anything.
-        pairs: With and without.
-        limit: What the cost is to stay below, relative.
-        limits: Of the Recordings' sizes.
+        what: What is compared.
+        unit: What one pair is.
+        needed: How many pairs are needed to say anything.
+        pairs: Seconds with and without.
+        limit: The relative cost that must not be exceeded.
+        limits: Limits of the Recordings' sizes.
     """
     traced, plain = np.array(pairs, float).reshape(-1, 2).T
     enough = len(traced) >= needed
@@ -198,11 +199,11 @@ def _verdict(low: float | None, high: float | None, limit: float) -> Verdict:
 
 
 def read_overhead(folder: Path, limit: float, limits: Limits = LIMITS) -> Overhead:
-    """The answer that a folder of `rltrace overhead` holds.
+    """Return the result that a folder of `rltrace overhead` holds.
 
     Args:
-        folder: With `overhead.json`, the files of times and the Recordings.
-        limit: What the cost is to stay below, relative.
+        folder: Folder with `overhead.json`, the files of times and the Recordings.
+        limit: The relative cost that must not be exceeded.
 
     Raises:
         RecordingError: there is no measurement, or it is damaged.
@@ -249,17 +250,17 @@ def read_overhead(folder: Path, limit: float, limits: Limits = LIMITS) -> Overhe
 
 
 def _times(file: Path) -> list[TimedStep]:
-    """Of the steps that are over; none of a run that was stopped before its first."""
+    """Return the finished steps; none if the run was stopped before its first."""
     return [msgspec.json.decode(line, type=TimedStep) for line in regular_file.lines(file)] if file.exists() else []
 
 
 def step_pairs(steps: Sequence[TimedStep]) -> list[tuple[float, float]]:
-    """Seconds of the recorded and of the other step of each pair that is whole."""
+    """Return seconds of the recorded and of the other step, for each complete pair."""
     return [(on.seconds, off.seconds) for on, off in _whole_pairs(steps)]
 
 
 def phase_pairs(steps: Sequence[TimedStep]) -> list[dict[str, tuple[float, float]]]:
-    """The same of each phase that both steps of a pair had."""
+    """Return the same for each phase that both steps of a pair had."""
     return [
         {phase: (seconds, off.phases[phase]) for phase, seconds in on.phases.items() if phase in off.phases}
         for on, off in _whole_pairs(steps)
@@ -267,7 +268,7 @@ def phase_pairs(steps: Sequence[TimedStep]) -> list[dict[str, tuple[float, float
 
 
 def _whole_pairs(steps: Sequence[TimedStep]) -> list[tuple[TimedStep, TimedStep]]:
-    """The recorded and the other step of each pair of which both came to their end."""
+    """Return the recorded and the other step of each pair in which both finished."""
     of_pair: dict[int, dict[bool, TimedStep]] = {}
     for step in steps:
         if step.pair is not None:
@@ -276,9 +277,10 @@ def _whole_pairs(steps: Sequence[TimedStep]) -> list[tuple[TimedStep, TimedStep]
 
 
 def run_pairs(arms: Sequence[Arm], times: Sequence[Sequence[TimedStep]]) -> Iterator[tuple[float, float]]:
-    """Of each round, mean seconds of the recorded steps of its traced run, and of the steps of the one without hooks.
+    """Return for each round the mean seconds of the recorded steps of its traced run, and of the steps of the run
+    without hooks.
 
-    The same steps of both, so that neither run is longer under way: what the plan records, as far as both came.
+    Both use the same steps, so that neither run is longer under way: those that the plan records, as far as both got.
     """
     of_round: dict[int, dict[bool, dict[int, float]]] = {}
     for arm, steps in zip(arms, times, strict=True):
@@ -294,7 +296,7 @@ def run_pairs(arms: Sequence[Arm], times: Sequence[Sequence[TimedStep]]) -> Iter
 
 
 def process_costs(recording: Recording) -> list[ProcessCost]:
-    """What the recorded steps cost each process that measured the cost of its events."""
+    """Return what the recorded steps cost each process that measured the cost of its events."""
     processes = recording.processes
     time_line = TimeLine(recording)
     on_lane = lanes(processes)
@@ -309,7 +311,7 @@ def process_costs(recording: Recording) -> list[ProcessCost]:
 
 
 def _recorded_steps(processes: Sequence[Process], time_line: TimeLine) -> Intervals:
-    """Those of the first process that has any: where each rank has its own, they overlap."""
+    """Return the recorded steps of the first process that has any; if each rank has its own, they overlap."""
     for process in processes:
         steps = [event for event in process.events() if isinstance(event, Span) and event.name == STEP]
         if steps:
@@ -353,7 +355,7 @@ def _process_cost(process: Process, lane: str, windows: Intervals) -> ProcessCos
 
 
 def bookkept_cost(processes: Sequence[ProcessCost], step_s: float) -> float | None:
-    """The share of a step that the driver and the slowest rank spent on recording, as if nothing of it overlapped."""
+    """Return the share of a step that the driver and the slowest rank spent on recording, as if nothing overlapped."""
     if not processes or step_s <= 0:
         return None
     of_lane: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What each rank did with its step: seconds of phases, of waiting for the driver, of work in no phase, of nothing."""
+"""What each rank did in its step: seconds of phases, of waiting for the driver, of work in no phase, of idle time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIV
 
 IDLE = "idle"
 UNLABELLED = "unlabelled"
-"""In no phase, and yet computing."""
+"""Time in no phase in which the rank computed."""
 
 ORDER = {name: place for place, name in enumerate((*STARTUP_PHASES, *STEP_PHASES))}
-"""Known phases in the order they happen."""
+"""Known phases in the order in which they happen."""
 
 
 _OF_NOBODY = {WAIT_DRIVER: len(ORDER) + 1, UNLABELLED: len(ORDER) + 2, IDLE: len(ORDER) + 3}
 
 
 def in_order(phases: Iterable[str]) -> list[str]:
-    """Each once: known phases in the order of a step, the phases of a program of one's own as they are given; then
+    """Return each name once: known phases in the order of a step, the program's own phases in the given order; then
     `wait.driver`, `unlabelled` and `idle`."""
     once = list(dict.fromkeys(phases))
     places = ORDER if all(name in ORDER or name in _OF_NOBODY for name in once) else {}
@@ -38,13 +38,13 @@ class Share(msgspec.Struct, frozen=True):
     """A part of a rank's step."""
 
     seconds: float
-    """All spans of the phase together."""
+    """Seconds of all spans of the phase together."""
     share: float
     """Share of the step, 0 to 1."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """Two phases of one rank at once: one of them is not a phase, or not of this rank."""
+    """Two phases of one rank at once: one of them is not a phase, or does not belong to this rank."""
 
     phases: tuple[str, str]
     """The two phases."""
@@ -101,7 +101,7 @@ def partition(
     """Divide a rank's window.
 
     Args:
-        phases: Of the rank, by name, inside the window.
+        phases: The rank's phases by name, inside the window.
         driver: When the driver was in a phase of its own, inside the window.
         window: Its first instant and the first one after it, ns.
         computing: When the rank computed, in a phase or not, inside the window.
@@ -120,7 +120,8 @@ def partition(
 
 
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
-    """Every step of every rank, of the driver, and of every other process that has phases: by step, then by rank."""
+    """Return every step of every rank, of the driver, and of every other process that has phases: by step, then by
+    rank."""
     of_driver, computed = union(*driver_phases(seen).values()), computing(seen)
     acting = [process for process in seen.processes if process.phases]
     astray = {process.lane for process in acting if not seen.time_line.is_aligned(process.process)}
@@ -142,7 +143,7 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
 
 
 def lane_phases(seen: Observations) -> dict[Lane, dict[str, Intervals]]:
-    """When each lane was in each of its phases: ranks by number, the driver before and all others behind them."""
+    """Return when each lane was in each of its phases: ranks by number, then the driver and all others."""
     of_lane: dict[Lane, dict[str, list[Intervals]]] = {}
     for process in seen.processes:
         for name, kept in process.phases.items():
@@ -152,7 +153,7 @@ def lane_phases(seen: Observations) -> dict[Lane, dict[str, Intervals]]:
 
 
 def driver_phases(seen: Observations) -> dict[str, Intervals]:
-    """When the driver was in each of its own, wherever they were recorded."""
+    """Return when the driver was in each of its own phases, wherever they were recorded."""
     found: dict[str, list[Intervals]] = {}
     for process in seen.processes:
         for name in process.phases.keys() & DRIVER_PHASES:
@@ -202,7 +203,7 @@ def _overlaps(phases: dict[str, Intervals], phases_ns: dict[str, int]) -> list[O
 
 
 def _by_window(rows: Intervals, windows: StepWindows) -> dict[int, Intervals]:
-    """The pieces that lie in each window, by the window's place; windows without any are left out."""
+    """Return the pieces that lie in each window, by the window's place; windows without any are left out."""
     pieces, window, _ = cut(rows, windows.windows)
     by_window = np.argsort(window, kind="stable")
     places, first = np.unique(window[by_window], return_index=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rltrace.analysis.clocks import bound_seconds
+from rltrace.analysis.clocks import TimeLine, bound_seconds
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.record.manifest import host_name
 
@@ -40,7 +40,10 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     died. `gone`: likewise, and nobody watched it, so it may have ended well. `unknown`: not finished, and on another
     host."""
     killed_by: str | None
-    """Name of the signal that killed it, where that is known."""
+    """Name of the signal that killed it, if known."""
+    ran_when_driver_left: bool | None
+    """Whether it still ran when a driver left its Ray cluster, whose workers Ray ends then. None: no driver has said
+    that it left one, or nobody saw when this process, on another host, went."""
     start_seconds: float
     """When it began, counted from the beginning of the Recording."""
     last_seconds: float
@@ -57,14 +60,15 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def processes(seen: Observations) -> list[ProcessFigures]:
-    """Every process, by when it began."""
+    """Return every process, by when it began."""
     parents = _parents(seen.processes)
-    found = [_process(process, parents[process.process.key], seen) for process in seen.processes]
+    left = [process for process in seen.processes if process.process.left_running]
+    found = [_process(process, parents[process.process.key], left, seen) for process in seen.processes]
     return sorted(found, key=lambda process: process.start_seconds)
 
 
 def state(seen: Seen, all_seen: Observations) -> State:
-    """Whether a process lives, ended in good order, or died, as far as anybody saw."""
+    """Return whether a process lives, ended in good order, or died, as far as anybody saw."""
     process = seen.process
     if process.was_stopped:
         return "stopped"
@@ -81,7 +85,7 @@ def state(seen: Seen, all_seen: Observations) -> State:
     return "died" if all_seen.recording.is_watched else "gone"
 
 
-def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessFigures:
+def _process(seen: Seen, parent: str | None, left: list[Seen], all_seen: Observations) -> ProcessFigures:
     process = seen.process
     return ProcessFigures(
         key=process.key,
@@ -94,6 +98,7 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
         parent=parent,
         state=state(seen, all_seen),
         killed_by=signal_name(process.killed_by),
+        ran_when_driver_left=_ran_when_left(seen, left, all_seen.time_line),
         start_seconds=(seen.first_ns - all_seen.start_ns) / 1e9,
         last_seconds=(seen.last_ns - all_seen.start_ns) / 1e9,
         spans=seen.spans,
@@ -103,8 +108,24 @@ def _process(seen: Seen, parent: str | None, all_seen: Observations) -> ProcessF
     )
 
 
+def _ran_when_left(seen: Seen, left: list[Seen], time_line: TimeLine) -> bool | None:
+    """Whether a process still ran when one of the drivers that left their cluster did so, the last time."""
+    process = seen.process
+    if any(process.key in driver.process.left_running for driver in left):
+        return True
+    if any(process.host == driver.process.host for driver in left):
+        return False
+    left_ns = max((at_ns for driver in left if (at_ns := _at(driver, driver.process.left_ns, time_line))), default=None)
+    gone_ns = _at(seen, process.gone_ns, time_line)
+    return None if left_ns is None or gone_ns is None else gone_ns >= left_ns
+
+
+def _at(seen: Seen, time_ns: int | None, time_line: TimeLine) -> int | None:
+    return None if time_ns is None else time_ns + time_line.shift_ns(seen.process)
+
+
 def _parents(all_seen: list[Seen]) -> dict[str, str | None]:
-    """Each process's parent: the one it names, else the one that had its parent's pid when it began."""
+    """Return each process's parent: the one it names, else the one that had its parent's pid when it began."""
     known = {seen.process.key for seen in all_seen}
     of_pid: dict[tuple[str, Any], list[Seen]] = {}
     for seen in sorted(all_seen, key=_began):
@@ -117,7 +138,8 @@ def _parents(all_seen: list[Seen]) -> dict[str, str | None]:
 
 
 def _by_pid(child: Seen, of_pid: dict[tuple[str, Any], list[Seen]]) -> str | None:
-    """The last that began with the parent's pid before the child; processes of a pid are in the order they began."""
+    """Return the last process that began with the parent's pid before the child; processes of a pid are in order of
+    their start."""
     same = of_pid.get((child.process.host, child.process.identity.get("ppid")), [])
     older = reversed(same[: bisect_right(same, child.first_ns, key=_began)])
     return next((seen.process.key for seen in older if seen is not child), None)
@@ -128,7 +150,7 @@ def _began(seen: Seen) -> int:
 
 
 def signal_name(number: int | None) -> str | None:
-    """What a signal is called; None for none."""
+    """Return what a signal is called; None for no signal."""
     if number is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What the sampler of each host saw of processors, memory, processes and GPUs; what it could not see, and why."""
+"""What each host's sampler saw of processors, memory, processes and GPUs, and what it could not see and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class HostSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was sampled of one host."""
+    """Everything that was sampled on one host."""
 
     host: str
     """Name of the host."""
@@ -44,7 +44,7 @@ class HostSamples(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def host_samples(seen: Observations) -> list[HostSamples]:
-    """One for each sampler that the run had."""
+    """Return the samples of each sampler that the run had."""
     names = {process.process.key: process.process.name for process in seen.processes}
     return [_host(process, names) for process in seen.processes if process.process.role == SAMPLER]
 
@@ -86,7 +86,7 @@ def _figures(samples: Samples) -> Sampled:
 
 
 def _slope(samples: Samples | None) -> float | None:
-    """Growth of a total per second, from its first sample to its last."""
+    """Return the growth of a total per second, from its first sample to its last."""
     if samples is None or len(samples.values) < 2:
         return None
     seconds = (samples.times_ns[-1] - samples.times_ns[0]) / 1e9

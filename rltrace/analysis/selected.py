@@ -18,10 +18,10 @@ _ALWAYS: Windows = ((0, MOST_NS),)
 
 
 def selected(recording: Recording, selection: Selection) -> Recording:
-    """The part of a Recording that was asked for; the Recording itself, if that is all of it.
+    """Return the part of a Recording that was asked for, or the Recording itself if that is all of it.
 
-    Whole spans that overlap the part are in it. Processes without a rank, such as the driver, are in it whichever
-    ranks were chosen.
+    Whole spans that overlap the part are in it. Processes without a rank, such as the driver, are in it whichever ranks
+    were chosen.
 
     Raises:
         SelectionError: there is no such step, rank or time; the message says which there are.
@@ -41,50 +41,50 @@ def selected(recording: Recording, selection: Selection) -> Recording:
         if windows:
             cuts[process.key] = _own(process, windows, steps, time_line.shift_ns(process))
     if not cuts:
-        raise SelectionError(f"--steps {selection.steps} and --time {selection.time} have nothing in common")
+        raise SelectionError(f"--steps {selection.steps} and --time {selection.time} do not overlap")
     return recording.part(cuts, steps_are_chosen=selection.steps is not None)
 
 
 def chosen_steps(recording: Recording, steps: Sequence[StepTime], numbers: Numbers) -> list[StepTime]:
-    """Those of a run's steps that were asked for.
+    """Return the steps of a run that were asked for.
 
     Raises:
-        SelectionError: there is none of that number; the message says which there are.
+        SelectionError: no step has that number; the message says which there are.
     """
     existing = [step.number for step in steps]
     missing = numbers.without_any(existing)
     if missing is not None:
-        there = f"there are {written(existing)}" if steps else "the run has no steps"
+        there = f"the run has steps {written(existing)}" if steps else "the run has no steps"
         raise SelectionError(f"{recording.path}: --steps {missing}: no such step; {there}")
     return [step for step in steps if numbers.has(step.number)]
 
 
 def _of_ranks(recording: Recording, numbers: Numbers) -> list[Process]:
-    """By the lane: an engine that does not say its rank is on its device's."""
+    """Choose processes by their lane: an engine that does not say its rank is on its device's lane."""
     on_lane = lanes(recording.processes)
     existing = {lane.rank for lane in on_lane.values() if lane.rank is not None}
     missing = numbers.without_any(existing)
     if missing is not None:
-        there = f"there are {written(existing)}" if existing else "no process of the run has one"
+        there = f"the run has ranks {written(existing)}" if existing else "the run has no ranks"
         raise SelectionError(f"{recording.path}: --ranks {missing}: no such rank; {there}")
     ranks = {process.key: on_lane[process.key].rank for process in recording.processes}
     return [process for process in recording.processes if ranks[process.key] is None or numbers.has(ranks[process.key])]
 
 
 def _window(recording: Recording, time: Seconds) -> tuple[int, int]:
-    """On the `TimeLine`."""
+    """Return the chosen window on the `TimeLine`."""
     time_line = TimeLine(recording)
     start_ns = min(process.start_ns + time_line.shift_ns(process) for process in recording.processes)
     last_ns = _last_ns(recording, time_line)
     begin_ns = start_ns + round(time.begin * 1e9)
     if begin_ns >= last_ns:
         seconds = (last_ns - start_ns) / 1e9
-        raise SelectionError(f"{recording.path}: --time {time}: begins after the run's {seconds:.1f} seconds")
+        raise SelectionError(f"{recording.path}: --time {time} begins after the run, which lasted {seconds:.1f} s")
     return begin_ns, MOST_NS if math.isinf(time.end) else start_ns + round(time.end * 1e9)
 
 
 def _last_ns(recording: Recording, time_line: TimeLine) -> int:
-    """When the last process ended; far away where nobody knows without a look at all events."""
+    """Return when the last process ended; far in the future if only a look at all events could tell."""
     last_ns = 0
     for process in recording.processes:
         end_ns = process.gone_ns if process.end_ns is None else process.end_ns
@@ -93,7 +93,7 @@ def _last_ns(recording: Recording, time_line: TimeLine) -> int:
 
 
 def _windows_of(process: Process, chosen: Sequence[StepTime]) -> Windows:
-    """Of its own steps, where each process has some; else of the run's."""
+    """Return windows from a process's own steps if it has some, else from the run's."""
     steps = [step for step in chosen if step.key == process.key] or chosen
     merged: list[tuple[int, int]] = []
     for begin, end in sorted((step.start_ns, MOST_NS if step.end_ns is None else step.end_ns) for step in steps):
@@ -110,6 +110,6 @@ def _cut(windows: Windows, limits: Windows) -> Windows:
 
 
 def _own(process: Process, windows: Windows, steps: Sequence[StepTime], shift_ns: int) -> Cut:
-    """In the process's own times."""
+    """Return the cut in the process's own times."""
     numbers = {step.start_ns - shift_ns: step.number for step in steps if step.key == process.key}
     return Cut(tuple((begin - shift_ns, end - shift_ns) for begin, end in windows), numbers)

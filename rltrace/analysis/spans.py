@@ -1,4 +1,5 @@
-"""Spans that are no phases: the program's own, of `rltrace.span` and `@rltrace.traced`, and those that hooks made."""
+"""Spans that are no phases: the program's own, made by `rltrace.span` and `@rltrace.traced`, and those that hooks
+made."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from rltrace.analysis.steps import StepWindows
 
 
 class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """All spans of one name in the processes of one role; calls of each method apart."""
+    """All spans of one name in the processes of one role; calls of each method are counted separately."""
 
     name: str
     """Name of the spans."""
@@ -31,33 +32,34 @@ class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Sum over the spans that have ended."""
     mean_seconds: float | None
-    """Mean of the spans that have ended; None while none has."""
+    """Mean of the spans that have ended; None while no span has."""
     max_seconds: float | None
-    """Longest span that has ended; None while none has."""
+    """Longest span that has ended; None while no span has."""
     share: float | None
-    """Share of a steady step in which at least one of them was open, 0 to 1, or of the whole run where no step is
-    marked. It is the mean over the ranks that have any, or over the processes where they have no rank; None while no
-    step has ended."""
+    """Share of a steady step in which at least one of them was open, 0 to 1, or of the whole run if no step is marked.
+    It is the mean over the ranks that have any, or over the processes if they have no rank; None while no step has
+    ended."""
 
 
 def own_spans(seen: Observations, windows: StepWindows) -> list[SpanFigures]:
-    """By name and role, those that took most first."""
+    """Return the program's own spans by name and role; those with the most seconds first."""
     return _spans(seen, windows, of_hooks=False)
 
 
 def hook_spans(seen: Observations, windows: StepWindows) -> list[SpanFigures]:
-    """The same of what hooks made, less what has figures of its own: phases, weight sync, sleeps, GPU work."""
+    """Return the same for spans that hooks made, without phases, weight sync, sleeps and GPU work, which have their own
+    figures."""
     return _spans(seen, windows, of_hooks=True)
 
 
 def _spans(seen: Observations, windows: StepWindows, *, of_hooks: bool) -> list[SpanFigures]:
     found: dict[tuple[str, str | None, str], list[tuple[Seen, Intervalled]]] = {}
     for process in seen.processes:
-        for (name, method), kept in process.named.items():
-            if seen.is_automatic(process, name) is of_hooks:
-                found.setdefault((name, method, process.process.role), []).append((process, kept))
-    spans = [_figures(*key, members, seen, windows) for key, members in found.items()]
-    return sorted(spans, key=lambda span: (-span.seconds, span.name, span.method or "", span.role))
+        spans = process.automatic_spans if of_hooks else process.own_spans
+        for (name, method), kept in spans.items():
+            found.setdefault((name, method, process.process.role), []).append((process, kept))
+    figures = [_figures(*key, members, seen, windows) for key, members in found.items()]
+    return sorted(figures, key=lambda span: (-span.seconds, span.name, span.method or "", span.role))
 
 
 def _figures(

@@ -29,7 +29,7 @@ class PhaseSpread(Spread, frozen=True, kw_only=True):
     """A phase of one lane over several steps; 0 in a step that does not have it."""
 
     share: float
-    """Of the steps' time, 0 to 1."""
+    """Share of the steps' time, 0 to 1."""
 
 
 class LaneSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +51,10 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[int]
     """Numbers of the steps: all that have ended and were recorded, after the first."""
     first_step: int | None
-    """Number of the step that is left out as warm-up; None where it is among `steps`, or is open, aborted or not
+    """Number of the step that is left out as warm-up; None if it is among `steps`, or is open, aborted or not
     recorded."""
     has_first: bool
-    """No other step has ended, so that the first one is among `steps`."""
+    """Whether no other step has ended, so that the first one is among `steps`."""
     unfinished_steps: int
     """How many steps are left out because they are open or were aborted."""
     seconds: Spread
@@ -66,12 +66,12 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 def steady(
     windows: StepWindows, steps: Sequence[Step], phases: Sequence[RankStep], *, chosen: bool = False
 ) -> Steady | None:
-    """The steady step of a run; None while no step is over.
+    """Return the steady step of a run; None while no step is over.
 
     Args:
-        windows: Of the steps.
+        windows: Windows of the steps.
         steps: The steps themselves.
-        phases: Of each step and rank.
+        phases: Phases of each step and rank.
         chosen: The steps were chosen, so that all of them count.
     """
     having = [own for own in windows.all() if own.steady]
@@ -90,7 +90,7 @@ def steady(
 
 
 def lanes(rows: Sequence[RankStep]) -> list[LaneSteps]:
-    """Each lane over its rows, in the order in which they come."""
+    """Return each lane over its rows, in the order in which they come."""
     names = dict.fromkeys(row.lane for row in rows)
     return [_lane([row for row in rows if row.lane == name]) for name in names]
 
@@ -107,13 +107,13 @@ def _lane(rows: list[RankStep]) -> LaneSteps:
 
 
 def together(shown: Sequence[LaneSteps]) -> list[LaneSteps]:
-    """The lanes that one figure can stand for: the ranks; without any, the other processes."""
+    """Return the lanes that one figure can stand for: the ranks; without ranks, the other processes."""
     ranks = [lane for lane in shown if lane.rank is not None]
     return ranks or [lane for lane in shown if lane.lane != DRIVER_ROLE] or list(shown)
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Of at least one length."""
+    """Return the spread of at least one length."""
     return Spread(
         mean_seconds=fmean(seconds),
         median_seconds=median(seconds),

@@ -1,4 +1,4 @@
-"""When the steps of a run were, without reading more of it than the process whose steps they are."""
+"""When the steps of a run were, found by reading only the process whose steps they are."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class StepTime(NamedTuple):
     number: int
     start_ns: int
     end_ns: int | None
-    """None while it is open."""
+    """When it ended; None while it is open."""
     is_whole: bool
     """Whether it is over, was not aborted, and was recorded."""
     key: str
-    """Of the process whose step it is."""
+    """Key of the process whose step it is."""
 
 
 def step_times(recording: Recording) -> list[StepTime]:
-    """The steps that count, in order: the driver's; without a driver the lowest rank's; else each process's own."""
+    """Return the steps that count, in order: the driver's; without a driver the lowest rank's; else each process's
+    own."""
     on_lane, time_line = lanes(recording.processes), TimeLine(recording)
     in_order = sorted(recording.processes, key=lambda process: (order(on_lane[process.key])[:3], process.start_ns))
     found: list[StepTime] = []

@@ -17,7 +17,7 @@ FIRST = 1
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the run, as its driver saw it; or of a process, where those without a rank each have their own."""
+    """One step of the run, as its driver saw it; or of a process, if there is neither a driver nor a rank."""
 
     lane: str
     """Whose step it is: `driver`, `rank 0`, or the name of the process. The driver's steps count; without a driver the
@@ -31,7 +31,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Its length; until the last event of the Recording while it is open."""
     left_open_at_seconds: float | None
-    """When its process ended in good order without ending the step; else None."""
+    """When its process ended in good order without ending the step; None otherwise."""
     error: str | None
     """Name of the exception that aborted the step; None if none did."""
     recorded: bool
@@ -39,21 +39,21 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     steady: bool
     """Whether the step counts in `steady`."""
     reward_mean: float | None
-    """Argument `reward_mean` of the span; without one, the driver's last sample of that name inside the step."""
+    """Argument `reward_mean` of the span; without it, the driver's last sample of that name inside the step."""
     tokens: float | None
-    """The same of `tokens`."""
+    """Argument `tokens` of the span, or the driver's last sample likewise."""
     tokens_per_second: float | None
-    """The same of `tokens_per_second`; without it, tokens divided by seconds."""
+    """Argument `tokens_per_second` or the last sample likewise; without it, tokens divided by seconds."""
     figures: dict[str, float]
     """Every other number that the span was given, or that the driver sampled in the step: a loss, a gradient norm."""
 
 
 class StepWindows:
-    """The steps of a run, and the windows that phases are counted in.
+    """The steps of a run, and the windows in which phases are counted.
 
-    Windows are disjoint: where steps overlap, one ends at the beginning of the next. The first is the start-up. A
-    Recording without steps has one window: the whole of it. Steps of a driver, or of ranks, are the run's; processes
-    that are neither have nothing to do with one another's steps, so each has windows of its own: `of`.
+    Windows are disjoint: if steps overlap, one ends at the beginning of the next. The first window is the start-up. A
+    Recording without steps has one window: the whole of it. Steps of a driver or of ranks are the run's. Processes that
+    are neither have nothing to do with one another's steps, so each has windows of its own: see `of`.
     """
 
     def __init__(self, seen: Observations, owner: Seen | None = None) -> None:
@@ -63,7 +63,7 @@ class StepWindows:
         self.others = {other.lane: StepWindows(seen, other) for other in owners[1:]}
         self.spans: list[Span] = sorted(self.owner.steps, key=lambda span: span.start_ns) if self.owner else []
         self.numbers: list[int | None] = [None]
-        """The step of each window; None is the start-up, or the whole."""
+        """The step of each window; None for the start-up, or for the whole."""
         windows = [(seen.start_ns, self.spans[0].start_ns if self.spans else seen.end_ns)]
         for place, span in enumerate(self.spans):
             following = self.spans[place + 1].start_ns if place + 1 < len(self.spans) else seen.end_ns
@@ -71,31 +71,33 @@ class StepWindows:
             self.numbers.append(number_of(span, place))
         self.windows: Intervals = np.array(windows, np.int64)
         self.recorded = [True, *map(_is_recorded, self.spans)]
-        """Of each window, whether anything in it was recorded."""
+        """For each window, whether anything in it was recorded."""
         self.finished = [True, *map(_is_finished, self.spans)]
-        """Of each window, whether its step is over and was not aborted."""
+        """For each window, whether its step is over and was not aborted."""
         whole = [place for place in range(1, len(windows)) if self.recorded[place] and self.finished[place]]
         later = [place for place in whole if place != FIRST or seen.recording.steps_are_chosen]
         self.steady = later or whole
-        """Windows of the steps that a mean is made over: the first one warms up kernels, communicators and caches, so
-        that a single other one says more than a mean of both."""
+        """Windows of the steps that a mean is computed over. The first step warms up kernels, communicators and caches,
+        so that a single other one says more than a mean of both."""
 
     def of(self, lane: Lane) -> StepWindows:
-        """Those that a lane's spans are counted in."""
+        """Return the windows that a lane's spans are counted in."""
         return self.others.get(lane, self)
 
     def step_at(self, at_ns: int) -> int | None:
-        """The number of the step that an instant is in, its end not; None before the first and between them."""
+        """Return the number of the step that an instant is in, without its end; None before the first and between
+        them."""
         inside = np.flatnonzero((self.windows[:, 0] <= at_ns) & (at_ns < self.windows[:, 1]))
         return self.numbers[int(inside[-1])] if len(inside) else None
 
     def all(self) -> list[StepWindows]:
-        """These, and those of each process with steps of its own."""
+        """Return these windows, and those of each process with steps of its own."""
         return [self, *self.others.values()]
 
 
 def steps(seen: Observations, windows: StepWindows) -> list[Step]:
-    """Every step in order; rewards and tokens from the span's late arguments, else from the last sample inside it."""
+    """Return every step in order; rewards and tokens come from the span's late arguments, else from the last sample
+    inside it."""
     return [_step(seen, own, place) for own in windows.all() for place in range(1, len(own.numbers))]
 
 
@@ -135,7 +137,7 @@ def _seconds_at(at_ns: int | None, seen: Observations) -> float | None:
 
 
 def _owners(seen: Observations) -> list[Seen]:
-    """The driver; where there is none, the lowest rank that has steps; where none has, each process that does."""
+    """Return the driver; without a driver, the lowest rank that has steps; else each process that has."""
     having = sorted(
         (process for process in seen.processes if process.steps),
         key=lambda process: (order(process.lane)[:3], process.first_ns),
@@ -150,7 +152,7 @@ def _error(span: Span) -> str | None:
 
 
 def is_whole(span: Span) -> bool:
-    """Whether a step is over, was not aborted, and was recorded."""
+    """Return whether a step is over, was not aborted, and was recorded."""
     return _is_finished(span) and _is_recorded(span)
 
 
@@ -167,7 +169,7 @@ def _end_ns(span: Span, seen: Observations) -> int:
 
 
 def number_of(span: Span, place: int) -> int:
-    """Of a step, as the program counts; of one that it gave no number, its place."""
+    """Return a step's number as the program counts; for a step without a number, its place."""
     step = span.args.get("step")
     return step if isinstance(step, int) else place
 

@@ -1,4 +1,4 @@
-"""Everything `rltrace summary` shows, as one value; its fields are the keys of the JSON."""
+"""Everything that `rltrace summary` shows, as one value; its fields are the keys of the JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rltrace.analysis.weight_sync import RankSync, rank_syncs
 from rltrace.read.recording import Recording
 
 VERSION = 2
-"""Of the JSON: raised when a key changes its meaning or goes; new keys do not raise it."""
+"""Version of the JSON: it is raised when a key is removed or changes its meaning, not for a new key."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +48,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool
     """A process of the run is still alive on this host."""
     exit_code: int | None
-    """Of the command; 128 plus the number of a signal that killed it. None while it goes on, and for a program that
-    neither `rltrace exec` nor `run` started."""
+    """Exit code of the command; 128 plus the number of a signal that killed it. None while it goes on, and for a
+    program that neither `rltrace exec` nor `run` started."""
     interrupted_by: str | None
     """Name of the signal by which the user asked it to end; it may have ended well all the same."""
     versions: dict[str, str]
@@ -61,7 +61,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """What the Recording lacks, of one process."""
+    """What the Recording lacks of one process."""
 
     process_key: str
     """The process's folder in the Recording, or the file of the run that has damaged lines."""
@@ -76,7 +76,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     stray_arrows: int
     """Arrows outside of any span."""
     unfit_values: int
-    """Arguments, fields and samples that cannot be what they say, such as 10**19 bytes. They are left out."""
+    """Arguments, fields and samples that cannot be right, such as 10**19 bytes. They are left out."""
     damaged_lines: int
     """Damaged lines that say who the process is or how it ended. They are left out."""
     damaged_segments: int
@@ -88,20 +88,21 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnidentifiedProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that was killed while it opened its folder, or whose identity is damaged: it is in no other figure."""
+    """A process that was killed while it opened its folder, or whose identity is damaged; it is in no other figure."""
 
     process_key: str
     """The process's folder in the Recording."""
     pid: int | None
-    """Of the process, as its folder's name says it."""
+    """Process id, according to the name of its folder."""
     unreadable_events: int
     """Spans and samples that it wrote; nobody knows by which clock. They count as lost."""
 
 
 class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments of a process without a checksum, because it lives or did not come to close them.
+    """Segments of a process without a checksum, because it is alive or did not close them.
 
-    What they say was looked at for sense alone: a figure that rests on them may be wrong, if they are damaged.
+    Readers can only check that their content makes sense: if they are damaged, a figure that rests on them may be
+    wrong.
     """
 
     process_key: str
@@ -130,13 +131,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     idle: list[IdleGap]
     """Where the idle time is: one item per lane and pair of phases around the gap."""
     own_spans: list[SpanFigures]
-    """Your spans: one item per name and role of those made by `rltrace.span` and `@rltrace.traced`, phases apart."""
+    """Your spans: one item per name and role, for those made by `rltrace.span` and `@rltrace.traced` that are no
+    phases."""
     hook_spans: list[SpanFigures]
-    """Automatic spans: the same of those that hooks made, apart from phases and from what `weight_sync`, `sleeps` and
+    """Automatic spans: the same for those that hooks made, without phases and without what `weight_sync`, `sleeps` and
     `gpu_work` show."""
     gpu_work: list[GpuWork]
-    """What the GPUs' streams did: one item per rank, kind of work and phase, a mean over the steady steps; empty where
-    no GPU was timed."""
+    """What the GPUs' streams did: one item per rank, kind of work and phase, a mean over the steady steps; empty if no
+    GPU was timed."""
     gpu_work_missed: dict[str, str]
     """By process, GPU work that was not timed, such as `3 not over when the process ended`."""
     weight_sync: list[RankSync]
@@ -144,9 +146,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     memory: list[DeviceMemory]
     """One item per device whose owners' bytes were sampled."""
     allocations: list[AllocationPeak]
-    """One item per device and step of which every allocation was kept."""
+    """One item per device and step whose every allocation was kept."""
     allocations_missed: list[AllocationsMissed]
-    """One item per step that `--allocations` chose and reason why it was not kept; empty is good."""
+    """One item per step that `--allocations` chose and reason why it was not kept; empty if all were kept."""
     samples: list[HostSamples]
     """One item per host that was sampled."""
     host_memory: list[HostMemory]
@@ -174,19 +176,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     and sleeps are at these; `StopIteration` and `SystemExit` are no errors. An exception that leaves an outer span
     cannot be told from another of its type that an inner span had and that was caught."""
     losses: list[Losses]
-    """One item per process that lost something; empty is good."""
+    """One item per process that lost something; empty if none did."""
     unidentified: list[UnidentifiedProcess]
-    """One item per process that is in no other figure, because nobody knows who it was; empty is good."""
+    """One item per process that is in no other figure, because its identity is unknown; empty if there is none."""
     unsealed: list[Unsealed]
-    """One item per process that lives or did not end in good order; empty in Recordings that have no checksums."""
+    """One item per process that is alive or did not end in good order; empty in Recordings that have no checksums."""
     lost_events: int
     """Sum over all processes; what was dropped to keep to `max_bytes` is in `losses` only."""
     complete: bool | None
-    """Every process ended its part in good order; None where nobody saw how the others went."""
+    """Whether every process ended its part in good order; None if nobody saw how the others ended."""
 
 
 def summarize(recording: Recording) -> Summary:
-    """Read a Recording once and work out its figures; it may be alive, dead, empty, or of any program."""
+    """Read a Recording once and compute its figures; it may be live, dead, empty, or of any program."""
     seen = Observations(recording)
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
@@ -259,7 +261,7 @@ def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:
 
 
 def _losses(recording: Recording) -> list[Losses]:
-    """Called after the events were read: torn and orphan records are known only then."""
+    """Return the losses; call this after the events were read, because torn and orphan records are known only then."""
     of_processes = [
         Losses(
             process_key=process.key,

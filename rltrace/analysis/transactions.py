@@ -1,7 +1,7 @@
 """Sleeps and wake-ups as transactions: what should have moved, what did, what stayed and with whom, and a verdict.
 
-Expected is what the ledger says that the tags hold; moved is what the engine said that it mapped or unmapped; freed or
-taken is how the device's total changed, by the kernel. They are three sources, so that one can be wrong.
+Expected is what the ledger says that the tags hold. Moved is what the engine said that it mapped or unmapped. Freed or
+taken is how the device's total changed, by the kernel. These are three sources, so that one of them can be found wrong.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from rltrace.events import MAP, SLEEP, UNMAP, WAKE_UPS, Span
 OWNER_OF_TAG = {"weights": "rollout.weights", "kv_cache": "rollout.kv_cache"}
 
 SMALL_BYTES = 1 << 20
-"""Less than this is not worth a verdict."""
+"""Fewer bytes than this are not worth a verdict."""
 
 SLACK_BYTES = 32 << 20
-"""By so much the device may fall less than what was unmapped: kernels and channels that other processes load meanwhile,
-a few of the driver's granules of 2 MiB, and the pages of a laptop's processes. Healthy sleeps of 34 GiB on eight GPUs
-under vLLM and verl were short by 0.1 MiB at most."""
+"""By how much less the device may fall than what was unmapped: kernels and channels that other processes load
+meanwhile, a few of the driver's granules of 2 MiB, and the pages of a laptop's processes. Healthy sleeps of 34 GiB on
+eight GPUs under vLLM and verl were short by 0.1 MiB at most."""
 
 ABOUT_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
-"""Errors that say so by their name; others are told by `memory.out_of_memory`."""
+"""Errors whose name says that they are about memory; others are told by `memory.out_of_memory`."""
 
 TOLD_WITHIN_NS = 1_000_000_000
-"""An error about memory is told by the innermost hook that it passes, just before or behind the end of a wake-up."""
+"""The innermost hook that an error about memory passes tells of it, just before or after the end of a wake-up."""
 
 BOUNDED = frozenset({"interpreter", "free"})
-"""Pages of files that are there already, and what nobody holds: they have an end."""
+"""Rows with an end: pages of files that exist already, and memory without an owner."""
 
 CACHES = frozenset({"allocator.cached", "library.kernels"})
-"""They grow with what they see for the first time, and nobody says where that ends."""
+"""Rows that grow with what they see for the first time, without a known end."""
 
 LEAK_SLEEPS = 3
-"""A leak is what was more by `SMALL_BYTES` after each of so many sleeps in a row."""
+"""A leak is what grew by `SMALL_BYTES` after each of so many sleeps in a row."""
 
 GROWTH_SLEEPS = 8
-"""What was more after each of so many, and by `SMALL_BYTES` after all of them, is one too, a cache's growth included:
-noise goes up and down, and a cache that fills is full by then."""
+"""What grew after each of so many sleeps, and by `SMALL_BYTES` over all of them, is a leak too, a cache's growth
+included: noise goes up and down, and a cache that fills is full by then."""
 
 
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     moved_bytes: dict[str, int]
     """By tag, what the engine says it moved."""
     changed_bytes: int | None
-    """How much the device's total fell, or rose for a wake-up, apart from what other owners moved meanwhile; None where
+    """How much the device's total fell, or rose for a wake-up, without what other owners moved meanwhile; None if
     nobody read the total."""
     left_bytes: dict[str, int]
     """By owner, what the engine still held after a sleep."""
@@ -86,7 +86,7 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leak(msgspec.Struct, frozen=True, kw_only=True):
-    """A row that had more after every sleep."""
+    """A row that held more after every sleep."""
 
     lane: str
     """The rank's lane."""
@@ -104,7 +104,7 @@ class Leak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def transactions(seen: Observations, windows: StepWindows) -> list[Transaction]:
-    """Every sleep and wake-up, rank by rank."""
+    """Return every sleep and wake-up, rank by rank."""
     found = ledgers(seen)
     return [
         made
@@ -114,7 +114,7 @@ def transactions(seen: Observations, windows: StepWindows) -> list[Transaction]:
 
 
 def leaks(seen: Observations) -> list[Leak]:
-    """Owners that grew from sleep to sleep, start-up's apart: what is built once is no leak."""
+    """Return owners that grew from sleep to sleep, apart from the start-up's: what is built once is no leak."""
     found = ledgers(seen)
     return [leak for lane in sorted(found, key=order) for leak in _leaks(lane, found[lane], _moves(seen, lane))]
 
@@ -137,7 +137,7 @@ class _Rank:
         self.failures = [span for process in seen.processes if process.lane == lane for span in process.out_of_memory]
 
     def all(self) -> Iterator[Transaction]:
-        """In time."""
+        """Return its transactions in order of time."""
         awake: dict[str, int] = {}
         for outer, inner in self.outer_moves():
             is_sleep = outer.name in (SLEEP, UNMAP)
@@ -150,7 +150,7 @@ class _Rank:
             yield self.transaction(outer, inner, expected, moved, is_sleep=is_sleep, known=awake)
 
     def outer_moves(self) -> Iterator[tuple[Span, list[Span]]]:
-        """Each phase with the engine's moves inside it; a move outside of all phases alone."""
+        """Return each phase with the engine's moves inside it; a move outside of all phases stands alone."""
         phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(self.moves, name)]
         inner = [move for move in self.moves if move.name in (MAP, UNMAP)]
         outer = [*phases, *(move for move in inner if not any(_holds(phase, move) for phase in phases))]
@@ -167,7 +167,7 @@ class _Rank:
         is_sleep: bool,
         known: dict[str, int],
     ) -> Transaction:
-        """What became of one."""
+        """Return what became of one move."""
         end_ns = outer.end_ns or self.seen.end_ns
         seconds = sum(part.end_ns - part.start_ns for part in inner if part.end_ns is not None) / 1e9
         level = outer.args.get("level")
@@ -201,30 +201,33 @@ class _Rank:
         return msgspec.structs.replace(made, verdict=verdict, reason=reason)
 
     def is_about_memory(self, move: Span, error: str) -> bool:
-        """Whether the error that ended a move says so itself, or somebody told then that memory had run out.
+        """Return whether the error that ended a move says that it is about memory, or memory was reported to have run
+        out then.
 
-        CUDA's is a RuntimeError as any other: its text, which says it, is not in the span.
+        CUDA's error is a RuntimeError like any other: its text, which would say it, is not in the span.
         """
         until_ns = (move.end_ns or self.seen.end_ns) + TOLD_WITHIN_NS
         was_told = any(move.start_ns <= told.start_ns <= until_ns for told in self.failures)
         return was_told or error in ABOUT_MEMORY
 
     def is_consistent(self, *at_ns: int) -> bool:
-        """Whether all samples of the ledger hold, at the moment before the first instant and at that after the last."""
+        """Return whether all samples of the ledger hold, at the moment before the first instant and at the one after
+        the last."""
         before, after = self.before(at_ns[0]), self.after(at_ns[-1])
         if self.ledger is None or before is None or after is None:
             return False
         return bool(self.ledger.is_consistent[before] and self.ledger.is_consistent[after])
 
     def copy_bytes(self, sleep: Transaction, known: dict[str, int]) -> int:
-        """Of the weights that a sleep leaves, the copy: a row has it where host and device are one memory."""
+        """Return the bytes of the copy among the weights that a sleep leaves: they are in a row if host and device are
+        one memory."""
         if sleep.level != 1 or self.ledger is None or self.ledger.is_of_gpu:
             return 0
         size = max(known.get("weights", 0), sleep.moved_bytes.get("weights", 0))
         return min(sleep.left_bytes.get(OWNER_OF_TAG["weights"], 0), size)
 
     def held(self, at_ns: int) -> dict[str, int]:
-        """What the tags have before an instant, by the ledger."""
+        """Return what the tags hold before an instant, by the ledger."""
         index = self.before(at_ns)
         if self.ledger is None or index is None:
             return {}
@@ -232,17 +235,19 @@ class _Rank:
         return {tag: found[owner] for tag, owner in OWNER_OF_TAG.items() if owner in found}
 
     def left(self, at_ns: int) -> dict[str, int]:
-        """What the engine's owners still have after an instant; nothing is known to be left if nobody looked again."""
+        """Return what the engine's owners still hold after an instant; nothing is known to be left if nobody looked
+        again."""
         index = self.after(at_ns)
         if self.ledger is None or index is None or self.ledger.times_ns[index] < at_ns:
             return {}
         return {name: size for name, size in self.ledger.at(index).items() if name.startswith("rollout.") and size}
 
     def changed(self, start_ns: int, end_ns: int, sign: int) -> int | None:
-        """By how much the device's total rose (sign 1) or fell (sign -1), what others said of themselves apart.
+        """Return by how much the device's total rose (sign 1) or fell (sign -1), without what others said about
+        themselves.
 
-        A trainer gives its cache back while an engine wakes up. But what an engine's own allocator hands out of its
-        cache, or takes back, is no change of the total: a cache and the engine's rest that moved against each other.
+        A trainer empties its cache while an engine wakes up. But what an engine's own allocator hands out of its cache,
+        or takes back, is no change of the total: a cache and the engine's rest moved against each other.
         """
         before, after = self.before(start_ns), self.after(end_ns)
         if self.ledger is None or not self.ledger.has_total or before is None or after is None:
@@ -258,7 +263,8 @@ class _Rank:
         return int(sign * (engines[after] - engines[before] - handed_out))
 
     def handed_out(self, before: int, after: int) -> int:
-        """Bytes that went from a cache to the engine's rest between two moments; negative: that came back."""
+        """Return the bytes that went from a cache to the engine's rest between two moments; a negative number came
+        back."""
         pair = ("allocator.cached", "rollout.activations")
         if self.ledger is None or not set(pair) <= set(self.ledger.owners):
             return 0
@@ -269,13 +275,13 @@ class _Rank:
         return size_bytes if rest > 0 else -size_bytes
 
     def before(self, at_ns: int) -> int | None:
-        """The last moment of the ledger before an instant."""
+        """Return the last moment of the ledger before an instant."""
         times_ns = self.ledger.times_ns if self.ledger is not None else np.empty(0, np.int64)
         behind = int(np.searchsorted(times_ns, at_ns, side="right"))
         return behind - 1 if behind else None
 
     def after(self, at_ns: int) -> int | None:
-        """The first moment of the ledger after an instant, else the last before it."""
+        """Return the first moment of the ledger after an instant, else the last before it."""
         times_ns = self.ledger.times_ns if self.ledger is not None else np.empty(0, np.int64)
         behind = int(np.searchsorted(times_ns, at_ns, side="left"))
         return behind if behind < len(times_ns) else self.before(at_ns)
@@ -285,11 +291,13 @@ class _Rank:
 
 
 def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_bytes: int | None) -> tuple[str, str]:
-    """Args:
-    sleep: To judge.
-    known: By tag, what was last known to be awake.
-    copy_bytes: Of the weights, in the row of those that it leaves.
-    slack_bytes: That the device may fall less than it should; None where it is not known that well.
+    """Judge a sleep.
+
+    Args:
+        sleep: The sleep.
+        known: By tag, what was last known to be awake.
+        copy_bytes: Bytes of the weights' copy, in the row of those that it leaves.
+        slack_bytes: By how much less the device may fall than it should; None if that is not known well enough.
     """
     expected, moved = sum(sleep.expected_bytes.values()), sum(sleep.moved_bytes.values())
     if sleep.level == 0 or not (known or expected or moved):
@@ -302,25 +310,25 @@ def _of_sleep(sleep: Transaction, known: dict[str, int], copy_bytes: int, slack_
     remaining = sum(left.values())
     if asleep and (moved < SMALL_BYTES or remaining >= SMALL_BYTES):
         names = ", ".join(asleep)
-        return "partly awake", f"{names} slept already, and {_in_mib(remaining)} that were awake stayed: a silent no-op"
+        return "partly awake", f"{names} slept already, and the call did nothing: {_in_mib(remaining)} are still awake"
     held = ", ".join(f"{owner} {_in_mib(size)}" for owner, size in left.items() if size)
     if expected >= SMALL_BYTES and remaining >= expected // 2:
         return "freed nothing", f"{_in_mib(remaining)} of {_in_mib(expected)} are still there: {held}"
     if short := _of_shortfall(sleep, slack_bytes):
         return short
     if asleep:
-        return "partly awake", f"{', '.join(asleep)} slept already; the rest went"
+        return "partly awake", f"{', '.join(asleep)} slept already; the rest was freed"
     return ("left bytes behind", held) if remaining >= SMALL_BYTES else ("ok", "")
 
 
 def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str] | None:
-    """What is wrong with a sleep by which the device fell less than by what was unmapped, and is not in a row."""
+    """Return what is wrong with a sleep by which the device fell less than what was unmapped, if no row shows it."""
     must_fall = sum(
         max(0, size - sleep.left_bytes.get(OWNER_OF_TAG.get(tag, ""), 0)) for tag, size in sleep.moved_bytes.items()
     )
     if sleep.changed_bytes is None or must_fall < SMALL_BYTES:
         return None
-    reason = f"{_in_mib(must_fall)} were unmapped, the device's total fell by {_in_mib(sleep.changed_bytes)}"
+    reason = f"{_in_mib(must_fall)} were unmapped, but the device's total fell by only {_in_mib(sleep.changed_bytes)}"
     if sleep.changed_bytes < must_fall // 2:
         return "freed nothing", reason
     if slack_bytes is not None and must_fall - sleep.changed_bytes > slack_bytes:
@@ -329,7 +337,7 @@ def _of_shortfall(sleep: Transaction, slack_bytes: int | None) -> tuple[str, str
 
 
 def _failure(outer: Span, inner: list[Span]) -> str | None:
-    """Name of the error that ended a move, nearest to where it was raised."""
+    """Return the name of the error that ended a move, nearest to where it was raised."""
     return next((str(span.args["error"]) for span in (*inner, outer) if "error" in span.args), None)
 
 
@@ -341,10 +349,12 @@ def _of_failure(move: Transaction, outer: Span, inner: list[Span], error: str) -
 def _of_wake_up(wake: Transaction, outer: Span, inner: list[Span]) -> tuple[str, str]:
     cut = next((span for span in (outer, *inner) if span.end_ns is None), None)
     if cut is not None:
-        return "never ended", f"{cut.name} of {_tags(inner)} was under way to the last; out of memory can end it so"
+        reason = f"{cut.name} of {_tags(inner)} was still under way when the process ended, perhaps out of memory"
+        return "never ended", reason
     moved = sum(wake.moved_bytes.values())
     if wake.changed_bytes is not None and moved >= SMALL_BYTES and wake.changed_bytes < moved // 2:
-        return "took less", f"{_in_mib(moved)} were mapped, the device's total rose by {_in_mib(wake.changed_bytes)}"
+        rose = _in_mib(wake.changed_bytes)
+        return "took less", f"{_in_mib(moved)} were mapped, but the device's total rose by only {rose}"
     return "ok", ""
 
 
@@ -368,7 +378,7 @@ def _leaks(lane: Lane, ledger: Ledger, moves: list[Span]) -> Iterator[Leak]:
 
 
 def _sleeps_grown(growth: NDArray[np.float64], *, is_cache: bool) -> int:
-    """Over how many of the last sleeps a row has grown so that it must be told; 0 if it need not."""
+    """Return over how many of the last sleeps a row has grown enough to be reported; 0 if it has not."""
     if not is_cache and (growth[-LEAK_SLEEPS:] >= SMALL_BYTES).all():
         return LEAK_SLEEPS
     last = growth[-GROWTH_SLEEPS:]
@@ -379,9 +389,9 @@ def _sleeps_grown(growth: NDArray[np.float64], *, is_cache: bool) -> int:
 
 
 def _joined(moves: list[Span], name: str) -> Iterator[Span]:
-    """The phases of a name; those that overlap are one: nobody knows to which of them a move of memory belongs.
+    """Return the phases of a name, overlapping ones joined: nobody knows to which of them a move of memory belongs.
 
-    Such are of servers of other devices that name this one as theirs, and of two servers on one device.
+    They belong to servers of other devices that name this one as theirs, or to two servers on one device.
     """
     joined: Span | None = None
     for move in (move for move in moves if move.name == name):
@@ -402,7 +412,7 @@ def _holds(phase: Span, move: Span) -> bool:
 
 
 def _moved(inner: list[Span]) -> dict[str, int]:
-    """Bytes by tag: of one tag a span in the embedded engine, of several at once in vLLM."""
+    """Return bytes by tag; the embedded engine has a span per tag, vLLM one for several tags."""
     moved: dict[str, int] = {}
     for span in inner:
         if "error" in span.args or span.end_ns is None:

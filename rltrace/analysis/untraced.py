@@ -11,7 +11,7 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that were started by the same command and not traced for the same reason."""
 
     command: list[str]
-    """Command line with secrets redacted; the interpreter alone where the process itself reported."""
+    """Command line with secrets redacted; the interpreter alone if the process itself reported."""
     reason: str
     """Why it was not traced."""
     pids: list[int]
@@ -21,7 +21,7 @@ class Untraced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def untraced(recording: Recording) -> list[Untraced]:
-    """Who was not traced, by when it was first said."""
+    """Return who was not traced, by when it was first reported."""
     pids: dict[tuple[tuple[str, ...], str, bool], list[int]] = {}
     for said in recording.untraced:
         command = tuple(map(str, said.get("command") or ()))

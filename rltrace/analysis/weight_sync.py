@@ -1,4 +1,4 @@
-"""The weight sync by stage: seconds, bytes, and how fast they went."""
+"""The weight sync by stage: seconds, bytes, and bandwidth."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     spans: int
     """How many spans the stage has."""
     seconds: float
-    """Time in which at least one of them was open: overlapping buckets count once."""
+    """Time in which at least one of them was open; overlapping buckets count once."""
     summed_seconds: float
-    """Sum over the spans; more than `seconds` where buckets overlap."""
+    """Sum over the spans; more than `seconds` if buckets overlap."""
     bytes: int
     """Bytes that the spans say they handled."""
     gigabytes_per_second: float | None
-    """10^9 bytes per second of `seconds`; None where the spans carry no bytes."""
+    """10^9 bytes per second of `seconds`; None if the spans carry no bytes."""
 
 
 class RankSync(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,15 +47,15 @@ class RankSync(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None
     """The rank."""
     seconds: float
-    """Length of the phase `weight_sync`; where there is none, from the first to the last span of a stage."""
+    """Length of the phase `weight_sync`; without it, from the first to the last span of a stage."""
     bytes: int
-    """Bytes sent; where no span says so, the most that one stage handled."""
+    """Bytes sent; if no span says so, the most that one stage handled."""
     gigabytes_per_second: float | None
     """10^9 bytes per second of `seconds`."""
     buckets: int
-    """Buckets sent; where no span says so, buckets loaded."""
+    """Buckets sent; if no span says so, buckets loaded."""
     tensors: int
-    """Tensors sent; where no span says so, tensors loaded, or else parameters gathered."""
+    """Tensors sent; if no span says so, tensors loaded, or else parameters gathered."""
     stages: dict[str, Stage]
     """By name, in the order in which a bucket passes them."""
     rest_seconds: float
@@ -102,15 +102,15 @@ class _Part:
 
 
 def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
-    """The sync of every rank in every step that has one: by step, then by rank."""
+    """Return the sync of every rank in every step that has one: by step, then by rank."""
     stages: dict[Lane, dict[str, list[Intervalled]]] = {}
     emptied: dict[Lane, list[Intervalled]] = {}
     phase: dict[Lane, list[Intervals]] = {}
     for process in seen.processes:
         for name, kept in process.stages.items():
             stages.setdefault(process.lane, {}).setdefault(name, []).append(kept)
-        if (EMPTY_CACHE, None) in process.named:
-            emptied.setdefault(process.lane, []).append(process.named[EMPTY_CACHE, None])
+        if (EMPTY_CACHE, None) in process.automatic_spans:
+            emptied.setdefault(process.lane, []).append(process.automatic_spans[EMPTY_CACHE, None])
         if PHASE in process.phases:
             phase.setdefault(process.lane, []).append(process.phases[PHASE].rows(seen.end_ns))
     found = []
@@ -154,7 +154,7 @@ def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[st
 
 
 def _reach(rows: Intervals) -> Intervals:
-    """From the first to the last."""
+    """Return the time from the first to the last."""
     return np.array([[rows[0, 0], rows[-1, 1]]], np.int64) if len(rows) else EMPTY
 
 

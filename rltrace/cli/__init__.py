@@ -1,8 +1,8 @@
-"""The command line: `ls rltrace/cli` is its manual. The only place where errors become exit codes.
+"""The command line: `ls rltrace/cli` is its manual. Only here do errors become exit codes.
 
 0 done; 1 an error without a code of its own; 2 wrong usage or configuration; 3 no such Recording; 4 the run failed;
 5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 8 the doctor found that
-something would be missing, 9 that it cannot tell; 130 interrupted; 141 nobody reads the output.
+something would be missing; 9 the doctor cannot tell; 130 interrupted; 141 nobody reads the output.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from rltrace.errors import OutputError, RltraceError
 from rltrace.record.announcement import complain
 
 DEBUG_VARIABLE = "RLTRACE_DEBUG"
-"""Environment variable that shows the traceback of an error that is otherwise one line."""
+"""Environment variable that shows the traceback of an error that otherwise is one line."""
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
 class Commands(click.Group):
-    """A group whose errors are one line on stderr and an exit code, and whose help has its commands by purpose."""
+    """A group whose errors are one line on stderr and an exit code, and whose help lists the commands by purpose."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One section for each purpose, its commands in the order in which they are used."""
+        """Write one section for each purpose, with its commands in the order in which they are used."""
         width = max(map(len, self.commands))
         for purpose, commands in PURPOSES.items():
             with formatter.section(purpose):
@@ -57,7 +57,7 @@ class Commands(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command; in standalone mode, leave with its exit code."""
+        """Run a command; in standalone mode, exit with its code."""
 
         def invoke() -> Any:
             return super(Commands, self).main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -72,7 +72,7 @@ class Commands(click.Group):
         return sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; click would make 1 of a pipe that was closed."""
+        """Run the command; click would return 1 for a pipe that was closed."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # `rltrace summary | head`
@@ -95,7 +95,7 @@ PURPOSES = {
     "Compare": (diff, overhead),
     "Data": (export, collect),
 }
-"""The commands by what they are for, as the help has them."""
+"""The commands by purpose, as the help lists them."""
 
 for command in itertools.chain.from_iterable(PURPOSES.values()):
     main.add_command(command)
@@ -126,7 +126,7 @@ def _exit_code(invoke: Callable[[], Any]) -> int:
 
 
 def _drop_output() -> int:
-    """The code of a closed pipe."""
+    """Drop the output, and return the code of a closed pipe."""
     drop_output()
     return BROKEN_PIPE
 

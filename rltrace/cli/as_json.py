@@ -1,4 +1,4 @@
-"""`--json`: figures for programs."""
+"""`--json` prints figures for programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rltrace.host.control_characters import in_json
 
 
 def echo_json(found: Any) -> None:
-    """Print figures as JSON; of a name that is no text, as that of a folder may be, what is none of it is a `?`."""
+    """Print figures as JSON; `?` replaces what is no text, as a folder's name may contain."""
     import msgspec
 
     try:

@@ -1,4 +1,4 @@
-"""`rltrace collect`: what other hosts recorded, brought into the Recording through Ray."""
+"""`rltrace collect` fetches through Ray what other hosts recorded."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ from rltrace.limits import Limits
 def collect(run: str | None, address: str | None, limits: Limits) -> None:
     """Fetch what the other hosts of RUN recorded.
 
-    A process on another host than RUN's records to a local disk there; `rltrace run` and `rltrace exec` fetch that at
-    their end. This command does the same at any time, as often as you like: it fetches only what is new.
-    RUN is the folder of a Recording, by default the newest in ./rltrace-runs.
+    A process on another host than RUN's records to a local disk there. `rltrace run` and `rltrace exec` fetch this when
+    they end. This command does the same at any time, as often as you like, and fetches only what is new. RUN is the
+    folder of a Recording, by default the newest in ./rltrace-runs.
     """
     recording = open_run(run, limits)
     if recording.folder != recording.path:
-        raise RecordingError(f"{recording.path}: an archive, which nothing is added to; unpack it and give the folder")
+        raise RecordingError(f"{recording.path}: an archive, which is read-only; unpack it and give the folder")
     from rltrace.record import cluster
     from rltrace.run import nodes
     from rltrace.run.collection import collect as fetch
 
     where = address or cluster.ray_address(recording.path) or os.environ.get("RAY_ADDRESS")
     if where is None:
-        echo(f"{recording.path}: nothing to fetch: its driver joined no Ray cluster; --address names one to ask")
+        echo(
+            f"{recording.path}: nothing to fetch, because its driver joined no Ray cluster; name a cluster "
+            "with --address"
+        )
         return
     run_id, authentication = str(recording.manifest.get("run_id")), cluster.ray_authentication(recording.path)
     with nodes.join(where, run_id, authentication) as joined:

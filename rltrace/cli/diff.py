@@ -1,4 +1,4 @@
-"""`rltrace diff`: two runs beside each other."""
+"""`rltrace diff` shows two runs side by side."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from rltrace.read.selection import Numbers, Selection
 def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits) -> None:
     """Compare run B with run A: seconds by phase, bytes by owner.
 
-    It shows what differs in their versions and settings, then the steps after the first of each, and who held the
-    memory.
-    A and B are folders of Recordings or archives of them, of any program: another configuration, another host, verl.
+    It shows which versions and settings differ, how long the steps after the first took, and who held the memory. A and
+    B are folders of Recordings or archives of them, of any program: another configuration, another host, verl.
     """
     from rltrace.analysis import summarize
     from rltrace.analysis.difference import difference, same_program, settings
@@ -38,7 +37,7 @@ def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | 
         return
     if found.step is None and found.peak is None and not found.totals:
         raise RecordingError(
-            f"{a}, {b}: neither has a span that is over or a sample of memory; `rltrace summary` shows what there is"
+            f"{a}, {b}: neither has a finished span or a memory sample; `rltrace summary` shows what they have"
         )
     from rltrace.cli.tables import console
     from rltrace.cli.tables.difference import show_difference

@@ -1,4 +1,4 @@
-"""`rltrace doctor`: what tracing a command would give, tried before the run."""
+"""`rltrace doctor` tries before a run what tracing a command would give."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def doctor(out: str | None, as_json: bool, command: tuple[str, ...]) -> int:
 
 
 def show(found: Diagnosis) -> None:
-    """Print a diagnosis as a table, and what is wrong with single hooks below it."""
+    """Print a diagnosis as a table, with the problems of single hooks below it."""
     from rich.table import Table
     from rich.text import Text
 
@@ -68,6 +68,6 @@ def show(found: Diagnosis) -> None:
     if missing:
         screen.print(Text(f"{missing} of these would be missing from the Recording.", "yellow"))
     elif not found.is_known:
-        screen.print(Text("Nothing would be missing if that Python is the one: COMMAND does not say.", "yellow"))
+        screen.print(Text("Nothing would be missing if COMMAND starts that Python.", "yellow"))
     else:
         screen.print(Text("Nothing would be missing: `rltrace exec -- COMMAND` records it.", "green"))

@@ -1,4 +1,4 @@
-"""What commands say in lines: the one way to the terminal beside tables and `--json`."""
+"""Prints lines: the one way to the terminal besides tables and `--json`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rltrace.host.control_characters import visible
 
 
 def echo(*lines: str, err: bool = False) -> None:
-    """Print lines, in which control characters are shown and do nothing.
+    """Print lines in which control characters are shown and have no effect.
 
     Args:
-        *lines: Without their ends; an end of line in a name is shown too.
-        err: To stderr.
+        *lines: Without line ends; one inside of a name is shown too.
+        err: Print to stderr.
     """
     click.echo("\n".join(map(visible, lines)), err=err)

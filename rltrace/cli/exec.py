@@ -1,4 +1,4 @@
-"""`rltrace exec`: any program, traced without an edit."""
+"""`rltrace exec` traces any program without an edit."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 MOST_CHOSEN = 1000
-"""Steps whose every allocation is kept; each is some hundred megabytes of a large model."""
+"""How many steps' allocations may be kept; each step is some hundred megabytes for a large model."""
 
 
 def _chosen(_context: click.Context, _parameter: click.Parameter, steps: str) -> str:
-    """Each step by itself, as every process of the run takes them from the environment."""
+    """Return each step by itself, as every process of the run takes them from the environment."""
     if not steps.strip():
         return ""
     try:
@@ -77,7 +77,7 @@ def exec_(out: str | None, allocations: str, sample_seconds: float, command: tup
 
 
 def _say(folder: Path, outcome: Outcome) -> None:
-    """Who died, who was not traced, and how to go on."""
+    """Say who died, who was not traced, and what to do next."""
     from rltrace.analysis.untraced import untraced
     from rltrace.cli.tables.processes import bare_line
     from rltrace.read.recording import Recording

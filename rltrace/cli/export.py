@@ -1,4 +1,4 @@
-"""`rltrace export`: a Recording in another program's format."""
+"""`rltrace export` writes a Recording in another program's format."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 DEFAULT = "perfetto"
-"""The format where neither it nor a file is named."""
+"""The format if neither a format nor a file is named."""
 
 
 class Exporter(Protocol):
-    """One format."""
+    """A format."""
 
     suffix: str
-    """End of its files' names; a format of several kinds of file has `suffixes` too."""
+    """End of its files' names; a format with several kinds of file has `suffixes` too."""
 
     def write(self, recording: Recording, out: BinaryIO) -> None:
         """Write the whole Recording."""
@@ -43,13 +43,13 @@ class Exporter(Protocol):
     "--to",
     "name",
     metavar="FORMAT",
-    help=f"{', '.join(sorted(plugins.EXPORTERS))}; else told by the end of FILE's name, or {DEFAULT}.",
+    help=f"{', '.join(sorted(plugins.EXPORTERS))}.  [default: by FILE's ending, else {DEFAULT}]",
 )
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    help="File to write; - for standard output.  [default: RUN's name with the format's ending, here]",
+    help="File to write; - for standard output.  [default: RUN's name and the format's ending, in this folder]",
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @steps_ranks_and_time
@@ -66,16 +66,16 @@ def export(
 ) -> None:
     """Write RUN as a file that other programs read.
 
-    The format perfetto (.pftrace) is the timeline for ui.perfetto.dev; memory (.html, .svg, .png) a picture of who
-    holds every byte; archive (.zip) the Recording as one small file, which summary, view, diff and export open. RUN is
-    the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
+    The format perfetto (.pftrace) is the timeline for ui.perfetto.dev. The format memory (.html, .svg, .png) is a
+    picture of who holds every byte. The format archive (.zip) is the Recording as one small file, which summary, view,
+    diff and export open. RUN is the folder of a Recording or an archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.selected import selected
 
     selection = Selection(steps, ranks, time)
     exporter = _by_suffix(output) if name is None and output is not None else load_exporter(name or DEFAULT)
     if selection != ALL and not getattr(exporter, "writes_parts", True):
-        raise click.UsageError("this format is of the whole Recording; leave --steps, --ranks and --time out")
+        raise click.UsageError("this format holds the whole Recording; leave out --steps, --ranks and --time")
     recording = selected(open_run(run, limits), selection)
     output = f"{recording.name}{exporter.suffix}" if output is None else output
     if hasattr(exporter, "for_file"):  # a format of several kinds of file
@@ -88,7 +88,7 @@ def export(
 
 
 def load_exporter(name: str) -> Exporter:
-    """The exporter of a format.
+    """Return the exporter of a format.
 
     Raises:
         click.UsageError: there is no such format.
@@ -100,21 +100,19 @@ def load_exporter(name: str) -> Exporter:
     try:
         exporter: Exporter = plugins.load(known[name])()
     except ImportError as error:
-        raise MissingExtraError(f"the format {name} needs {error.name}, not installed here", "view") from None
+        raise MissingExtraError(f"the format {name} needs {error.name}, which is not installed here", "view") from None
     return exporter
 
 
 def write_whole(exporter: Exporter, recording: Recording, file: Path, *, force: bool) -> None:
-    """Write a file that is whole once it is there, and that overwrites another one only if told to.
+    """Write a complete file or none; overwrite another file only if told to.
 
     Raises:
         OutputError: the file exists, is a folder, or cannot be written.
     """
     if file.is_dir():
         raise OutputError(f"{file}: a folder; name a file in it with -o, such as {file / f'trace{exporter.suffix}'}")
-    exists = OutputError(
-        f"{file}: exists already, and will not be overwritten without --force; name another file with -o"
-    )
+    exists = OutputError(f"{file}: exists already; overwrite it with --force, or name another file with -o")
     if file.exists() and not force:
         raise exists
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
@@ -147,4 +145,4 @@ def _by_suffix(output: str) -> Exporter:
             return exporter
         suffixes[name] = ", ".join(endings)
     known = ", ".join(f"{name} ({suffix})" for name, suffix in suffixes.items())
-    raise click.UsageError(f"-o {output}: its ending names no format; say one with --to: {known}")
+    raise click.UsageError(f"-o {output}: no format has this ending; choose one with --to: {known}")

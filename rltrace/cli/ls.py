@@ -1,4 +1,4 @@
-"""`rltrace ls`: which runs there are."""
+"""`rltrace ls` lists runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rltrace.limits import Limits
 def ls(folder: Path, as_json: bool, limits: Limits) -> None:
     """List the runs in DIR, the newest last.
 
-    When each began, how it went, its ranks and steps, and what it takes on the disk. DIR holds folders of Recordings
-    and archives of them; it is ./rltrace-runs by default.
+    It shows when each run began, how it went, its ranks and steps, and the space that it takes on the disk. DIR holds
+    folders of Recordings and archives of them; it is ./rltrace-runs by default.
     """
     from rltrace.analysis.listing import ListedRun, listed
 

@@ -1,4 +1,4 @@
-"""`rltrace overhead`: what tracing costs of a step, measured with and without."""
+"""`rltrace overhead` measures what tracing costs in a step, with and without it."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def overhead(
     force: bool,
     limits: Limits,
 ) -> None:
-    """Measure what tracing costs of a step of CONFIG.
+    """Measure what tracing costs in a step of CONFIG.
 
-    Each round makes two runs, in an order that changes from round to round: one is traced and records one step of
-    every pair, the other has no hooks. With DIR, the folder of an earlier measurement, the command shows its figures,
-    even if it was stopped early.
+    Each round makes two runs, in an order that changes from round to round. One is traced and records one step of every
+    pair; the other has no hooks. With DIR, the folder of an earlier measurement, the command shows its figures, even if
+    it was stopped early.
     """
     from rltrace.analysis.overhead import read_overhead
 
@@ -81,10 +81,10 @@ def overhead(
 
 
 def _measure(config: str, out: str | None, pairs: int, rounds: int, force: bool) -> Path:
-    """Make all runs; returns the folder of the measurement, which says before each run what there is.
+    """Make all runs; return the folder of the measurement, which says before each run what exists so far.
 
-    Two runs at once would disturb each other, and one process cannot be rid of hooks that have been installed: an arm
-    without any is a run of its own. Runs differ by more than their steps do, so a round is one sample.
+    Two runs at once would disturb each other, and a process cannot get rid of installed hooks: an arm without hooks is
+    a run of its own. Runs differ more than their steps do, so a round is one sample.
     """
     require_linux("`rltrace overhead`")
     checked(config, force)
@@ -101,7 +101,7 @@ def _measure(config: str, out: str | None, pairs: int, rounds: int, force: bool)
 
 
 def plan(rounds: int) -> list[tuple[int, bool]]:
-    """The number of the round of each run, and whether it is traced; without rounds, one traced run alone."""
+    """Return the round of each run, and whether it is traced; without rounds, one traced run alone."""
     orders = [(number, (True, False) if number % 2 else (False, True)) for number in range(1, rounds + 1)]
     return [(number, traced) for number, order in orders for traced in order] or [(1, True)]
 
@@ -115,7 +115,7 @@ def _arm(number: int, traced: bool) -> Arm:
 
 
 def _write(folder: Path, config: str, arms: list[Arm]) -> None:
-    """Say what there is, the run that is about to begin included: it may be stopped."""
+    """Write what exists, including the run that is about to begin: it may be stopped."""
     import msgspec
 
     from rltrace.analysis.overhead import FILE, Measurement

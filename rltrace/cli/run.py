@@ -1,4 +1,4 @@
-"""`rltrace run`: the reference run, traced and supervised."""
+"""`rltrace run` runs the reference run, traced and supervised."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _ranks(settings: Mapping[str, Any]) -> str:
 
 
 def show_steps(folder: Path) -> None:
-    """Print the step table, from what was recorded, and the two commands to go on with; all but losses unless quiet."""
+    """Print the step table, as it was recorded, and the two commands to go on with; if quiet, only losses."""
     from rltrace.analysis import summarize
     from rltrace.cli.tables import console, step_table
     from rltrace.read.recording import Recording
@@ -90,12 +90,12 @@ def show_steps(folder: Path) -> None:
 
 
 def report(folder: Path, outcome: Any, said: str = "") -> int:
-    """The exit code of a run that ended well or was interrupted.
+    """Return the exit code of a run that ended well or was interrupted.
 
     Args:
-        folder: Of its Recording.
-        outcome: By the supervisor.
-        said: By the run itself, why it failed; else it said so on stderr.
+        folder: Folder of its Recording.
+        outcome: The supervisor's outcome.
+        said: Why the run failed, as it said itself; otherwise it said so on stderr.
 
     Raises:
         RunError: it failed; the line says why, and who died first.
@@ -121,7 +121,8 @@ def report(folder: Path, outcome: Any, said: str = "") -> int:
 
 
 def checked(file: str, force: bool) -> dict[str, Any]:
-    """The configuration, checked by the reference run itself; found by name, so that readers do without it."""
+    """Return the configuration, checked by the reference run itself, which is found by name so that readers do not need
+    it."""
     import msgspec
 
     missing = [name for name in (PACKAGE, *NEEDED) if importlib.util.find_spec(name) is None]

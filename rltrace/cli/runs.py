@@ -1,4 +1,4 @@
-"""Which Recording a command reads, which folder it may write a new one to, and what it says of one that it wrote."""
+"""Which Recording a command reads, which folder it may write a new one to, and what it says about one that it wrote."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 RUNS = Path("rltrace-runs")
 
 FULL_BYTES = 1 << 20
-"""A disk with less than this, a process's first segment, is full to us."""
+"""A disk with less room than this, a process's first segment, counts as full."""
 
 TRACING_HELP = (
     "RLTRACE_DISABLE=ray,fsdp2 in the environment disables these instrumentations. The names are: "
     f"{', '.join(plugins.INSTRUMENTATIONS)}. With RLTRACE_QUIET=1 only problems are reported."
 )
-"""Below the help of the commands that trace."""
+"""Text below the help of the commands that trace."""
 
 SAMPLE_OPTION = click.option(
     "--sample",
@@ -54,16 +54,16 @@ LIMITS_OPTION = click.option(
     callback=lambda context, option, is_set: NO_LIMITS if is_set else LIMITS,
     help="Read RUN whatever its size; use it only if you trust who made it.",
 )
-"""For every command that opens a RUN."""
+"""The option for every command that opens a RUN."""
 
 MOST_REFUSED = 5
-"""Files that are named one by one."""
+"""How many files are named one by one."""
 
 
 def open_run(run: str | None, limits: Limits) -> Recording:
-    """The Recording that the user named, else the newest of `rltrace-runs` that is not empty.
+    """Open the Recording that the user named, else the newest of `rltrace-runs` that is not empty.
 
-    Says which newer ones are, and which of its files are not read.
+    It says which newer ones are empty, and which of its files are not read.
 
     Raises:
         RecordingError: there is none, or it cannot be read.
@@ -90,8 +90,8 @@ def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Pat
 
     Args:
         out: Its folder; `rltrace-runs/<time>` by default, numbered if two begin in one second.
-        command: What will be run.
-        config: What it was configured with.
+        command: The command that will be run.
+        config: Its configuration.
 
     Raises:
         RecordingError: the folder holds a Recording already, or cannot be written.
@@ -113,12 +113,12 @@ def claim(out: str | None, command: list[str], config: Mapping[str, Any]) -> Pat
 
 
 def in_shell(folder: Path) -> str:
-    """As a shell takes it, for commands that are copied."""
+    """Return the folder as a shell takes it, for commands that users copy."""
     return shlex.quote(str(folder))
 
 
 def check_disabled() -> None:
-    """Warn, before any process is traced, of what `RLTRACE_DISABLE` would leave out in vain."""
+    """Warn of unknown names in `RLTRACE_DISABLE` before any process is traced."""
     from rltrace.hooks.installation import warning_of_disabled
 
     warning = warning_of_disabled()
@@ -127,7 +127,7 @@ def check_disabled() -> None:
 
 
 def _made_anew(wanted: Path) -> Path:
-    """A folder that nobody has made before: two runs may begin in the same instant."""
+    """Make a folder that nobody has made before: two runs may begin at the same moment."""
     for number in itertools.count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         with contextlib.suppress(FileExistsError):
@@ -137,28 +137,28 @@ def _made_anew(wanted: Path) -> Path:
 
 
 def require_linux(what: str) -> None:
-    """Refuse on another system.
+    """Refuse to run on another system.
 
     Raises:
         RltraceError: one line that says what does work there.
     """
     if sys.platform != "linux":
         raise RltraceError(
-            f"{what} needs Linux, this is {sys.platform}; run on Linux and copy the folder here: "
+            f"{what} needs Linux, and this is {sys.platform}; record on Linux and copy the folder here: "
             "`rltrace view`, `summary` and `export` work anywhere"
         )
 
 
 def say_what_is_lost(recording: Recording) -> None:
-    """One line if events could not be written, with the reason if it is still there."""
+    """Say in one line if events could not be written, with the reason if it still holds."""
     if recording.lost_events:
         is_full = shutil.disk_usage(recording.path).free < FULL_BYTES
         why = ": the disk is full" if is_full else ""
-        complain(f"{recording.lost_events:,} events could not be written{why}; the rest is whole")
+        complain(f"{recording.lost_events:,} events could not be written{why}; all others are there")
 
 
 def show(what: Callable[..., None], *arguments: Any) -> None:
-    """Say something beside a command whose exit code is not ours: where that fails, one line says so."""
+    """Print something after a command whose exit code is not ours; a failure is reported in one line."""
     try:
         what(*arguments)
         if sys.stdout is not None:
@@ -167,11 +167,11 @@ def show(what: Callable[..., None], *arguments: Any) -> None:
         drop_output()
     except Exception as error:
         drop_output()
-        complain(f"not all is shown: {str(error) or type(error).__name__}")
+        complain(f"this screen is incomplete: {str(error) or type(error).__name__}")
 
 
 def drop_output() -> None:
-    """Flush, and forget what nobody takes: Python would try again when it ends, and make 120 of the exit code."""
+    """Flush, and drop what nobody reads: Python would try again at exit, and change the exit code to 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

@@ -1,4 +1,4 @@
-"""`--steps`, `--ranks` and `--time`: the options by which every reader is asked for a part of a run."""
+"""`--steps`, `--ranks` and `--time`: the options by which every reader selects a part of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Text(click.ParamType):  # type: ignore[type-arg]
-    """What a parser of `read/selection.py` makes of a word."""
+    """A parameter type that a parser of `read/selection.py` converts."""
 
     def __init__(self, name: str, parse: Callable[[str], Numbers | Seconds]) -> None:
         self.name = name
@@ -32,16 +32,18 @@ class _Text(click.ParamType):  # type: ignore[type-arg]
 STEPS, RANKS = _Text("STEPS", selection.numbers), _Text("RANKS", selection.numbers)
 TIME = _Text("A:B", selection.seconds)
 
-_STEPS = click.option("--steps", type=STEPS, metavar="STEPS", help="These steps alone: 3, 100-110 or 1,5-7.")
-_RANKS = click.option("--ranks", type=RANKS, metavar="RANKS", help="These ranks alone: 0,8-15.")
-_TIME = click.option("--time", type=TIME, metavar="A:B", help="From second A of the run to B; 10: and :20 do too.")
+_STEPS = click.option("--steps", type=STEPS, metavar="STEPS", help="Only these steps: 3, 100-110 or 1,5-7.")
+_RANKS = click.option("--ranks", type=RANKS, metavar="RANKS", help="Only these ranks: 0,8-15.")
+_TIME = click.option(
+    "--time", type=TIME, metavar="A:B", help="Only from second A to second B of the run; A: and :B work too."
+)
 
 
 def steps_and_ranks(command: Command) -> Command:
-    """Options of a command that works out figures; it gets `steps` and `ranks`."""
+    """Add the options of a command that computes figures; it gets `steps` and `ranks`."""
     return _STEPS(_RANKS(command))
 
 
 def steps_ranks_and_time(command: Command) -> Command:
-    """Options of a command that shows events; it gets `time` too."""
+    """Add the options of a command that shows events; it gets `time` too."""
     return _STEPS(_RANKS(_TIME(command)))

@@ -1,4 +1,4 @@
-"""`rltrace summary`: a Recording in figures."""
+"""`rltrace summary` shows a Recording in figures."""
 
 from __future__ import annotations
 

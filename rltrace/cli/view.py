@@ -1,4 +1,4 @@
-"""`rltrace view`: the timeline in Perfetto's own UI, served from this machine."""
+"""`rltrace view` shows the timeline in Perfetto's own UI, served from this machine."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def view(
 ) -> None:
     """Show RUN's timeline in the browser.
 
-    It begins with a steady step. It is Perfetto's UI, served from this machine: it needs no internet and contacts no
-    other host. RUN is the folder of a Recording or an archive of it, by default the newest in
-    ./rltrace-runs. Over SSH the line that forwards the port is printed.
+    The timeline begins with a steady step. Perfetto's UI is served from this machine: it needs no internet and contacts
+    no other host. Over SSH, the command that forwards the port is printed. RUN is the folder of a Recording or an
+    archive of it, by default the newest in ./rltrace-runs.
     """
     from rltrace.analysis.first_look import first_look
     from rltrace.analysis.selected import selected
@@ -73,6 +73,6 @@ def view(
 
 
 def _end_orderly() -> None:
-    """A closed terminal, too, ends by an exception, so that the trace does not stay in the temporary folder."""
+    """Raise when the terminal is closed too, so that the trace does not stay in the temporary folder."""
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
         signal.signal(number, lambda number, _: sys.exit(128 + number))

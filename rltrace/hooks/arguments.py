@@ -28,7 +28,7 @@ def argument(name: str, position: int, args: tuple[Any, ...], kwargs: dict[str, 
     if position < len(args):
         return args[position]
     if default is _REQUIRED:
-        raise TypeError(f"{name!r} was passed neither by name nor as one of {len(args)} arguments by place")
+        raise TypeError(f"{name!r} was passed neither by name nor among {len(args)} positional arguments")
     return default
 
 

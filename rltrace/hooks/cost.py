@@ -89,7 +89,7 @@ def hooked(open_span: Event, *, live: bool = True) -> Event:
 
 
 def _span() -> Any:
-    return spans.span("cost", **_ARGS)
+    return spans.automatic_span("cost", **_ARGS)
 
 
 def _end(opened: Any, _result: Any, _error: BaseException | None) -> None:

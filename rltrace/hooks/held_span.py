@@ -19,7 +19,7 @@ class HeldSpan:
 
     def open(self, name: str, **args: Any) -> None:
         """Begin the span."""
-        self._opened = spans.span(name, **args).__enter__()
+        self._opened = spans.automatic_span(name, **args).__enter__()
 
     def set(self, **args: Any) -> None:
         """Add arguments to the open span."""

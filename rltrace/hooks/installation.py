@@ -104,7 +104,7 @@ def warning_of_disabled() -> str | None:
     unknown = [name for name in _disabled() if name not in known]
     if not unknown:
         return None
-    return f"{DISABLE_VARIABLE}: no instrumentation {', '.join(unknown)}; there is {', '.join(known)}"
+    return f"{DISABLE_VARIABLE}: no instrumentation is called {', '.join(unknown)}; there are {', '.join(known)}"
 
 
 def _disabled() -> list[str]:
@@ -116,7 +116,7 @@ def _known() -> dict[str, str]:
     try:
         return plugins.instrumentations()
     except own_failure() as error:  # another distribution's metadata
-        complain(f"plugins of other distributions are left out: {error}")
+        complain(f"plugins of other distributions were skipped: {error}")
         return plugins.INSTRUMENTATIONS
 
 

@@ -160,7 +160,7 @@ class Hook:
         try:
             reason = f"{type(error).__name__}: {error}"
             self.report("failed", reason)
-            complain(f"the hook on {self.target} failed, the program runs on: {reason}")
+            complain(f"the hook on {self.target} failed, and the program runs on: {reason}")
         except own_failure():  # an error that cannot be printed must not reach the program either
             pass
 
@@ -475,7 +475,7 @@ def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
     if isinstance(raw, staticmethod | classmethod):
         return type(raw)(make(raw.__func__))
     if isinstance(raw, property):
-        raise UntouchableError("a property: reading it must stay what it is")
+        raise UntouchableError("a property, which no hook can wrap")
     if isinstance(raw, type):
         raise UntouchableError("a class: name one of its methods")
     if isinstance(raw, FunctionType | MethodType) or inspect.isroutine(raw):
@@ -556,11 +556,11 @@ def _at_boundaries(before: Before, after: After, emits: tuple[str, ...]) -> tupl
 def _begin(name: str, args: Describe | None) -> Before:
     """Return a `before` that opens a span, or returns None for a call that `args` calls no span."""
     if args is None:
-        return lambda _args, _kwargs: spans.span(name).__enter__()
+        return lambda _args, _kwargs: spans.automatic_span(name).__enter__()
 
     def begin(call_args: tuple[Any, ...], call_kwargs: dict[str, Any]) -> Any:
         known = args(*call_args, **call_kwargs)
-        return None if known is None else spans.span(name, **known).__enter__()
+        return None if known is None else spans.automatic_span(name, **known).__enter__()
 
     return begin
 
@@ -796,7 +796,9 @@ class PatchSet:
             take_back()
         for hook in (*self._awaited, *self.hooks):
             if hook.bound:
-                hook.report("undone", "patched again since: left in place, inert" if hook.target in left else None)
+                hook.report(
+                    "undone", "patched by other code since: left in place, inactive" if hook.target in left else None
+                )
         self._patches.clear()
         self._undos.clear()
         return left

@@ -51,4 +51,4 @@ class Requests:
             return
         start_ns, lane = begun
         self._lanes.give_back(lane)
-        spans.span_at(REQUEST, start_ns, now_ns(), lane=lane, request_id=request_id, **args)
+        spans.automatic_span_at(REQUEST, start_ns, now_ns(), lane=lane, request_id=request_id, **args)

@@ -39,11 +39,11 @@ def _unmet(requirement: str) -> str | None:
     package, clauses = _parse(requirement)
     version = installed_version(package)
     if version is None:
-        return f"the version of {package} is unknown, this hook knows {requirement}"
+        return f"the version of {package} is unknown; this hook supports {requirement}"
     release = _release(version)
     for compare, bound in clauses:
         if not _COMPARE[compare](_padded(release), _padded(_release(bound))):
-            return f"{package} {version} is outside of what this hook knows: {requirement}"
+            return f"{package} {version} is not supported; this hook supports {requirement}"
     return None
 
 

@@ -12,7 +12,7 @@ now_ns = time.monotonic_ns
 
 
 def domain() -> dict[str, str]:
-    """Boot id and time namespace of this process; two processes that share both share one clock.
+    """Return boot id and time namespace of this process; two processes that share both share one clock.
 
     Two time namespaces of one boot differ by a constant, so the boot id alone is not enough (time_namespaces(7)).
     """
@@ -20,7 +20,7 @@ def domain() -> dict[str, str]:
 
 
 def anchor() -> dict[str, int]:
-    """The monotonic and the real-time clock read together, with the width of the window they were read in.
+    """Read the monotonic and the real-time clock together, and measure how far apart the two readings were.
 
     Returns:
         monotonic_ns, realtime_ns, and anchor_width_ns: the real time was read within that many ns of the monotonic one.

@@ -1,6 +1,6 @@
-"""Whether this process uses a GPU, asked in a way that never makes it one that does.
+"""Tells whether this process uses a GPU, in a way that never makes it use one.
 
-A process that does not use CUDA shall not hold a context of half a gigabyte because somebody watches it.
+A process that does not use CUDA must not get a context of half a gigabyte because somebody watches it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from rltrace.host.interruption import own_failure
 
 
 def has_used_gpu() -> bool:
-    """Whether torch's allocator has had memory of the current GPU of this thread.
+    """Return whether torch's allocator has had memory of this thread's current GPU.
 
-    That CUDA is initialized says less: to ask what GPUs there are initializes it and makes no context, as in verl's
-    trainer and servers. The first allocation there, or the first stream, makes one: 520 MiB of the first GPU (H200).
+    Whether CUDA is initialized says less: asking which GPUs there are initializes it and makes no context, as verl's
+    trainer and servers do. The first allocation or stream makes a context: 520 MiB of the first GPU (H200).
 
     Source read: torch 2.11, torch/cuda/memory.py and c10/cuda/CUDACachingAllocator.cpp.
     """

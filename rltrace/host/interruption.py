@@ -1,9 +1,9 @@
 """Tells an error of ours from one that Python raised in the middle of our code on behalf of the program.
 
-Python runs a signal handler, and raises what another thread set by `PyThreadState_SetAsyncExc`, between any two
-bytecodes of whatever code runs. The timeout of a reward is such an error: if we took it for a failure of ours, the
-program would never time out. So code that runs in a traced process catches with `except own_failure():`, which lets
-every error that came from outside pass.
+Between any two bytecodes of whatever code runs, Python may run a signal handler, or raise what another thread set by
+`PyThreadState_SetAsyncExc`. The timeout of a reward is such an error: if we took it for a failure of ours, the program
+would never time out. So code that runs in a traced process catches with `except own_failure():`, which lets every error
+from outside pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def own_failure() -> tuple[type[Exception], ...]: ...
 @overload
 def own_failure(*kinds: type[E]) -> tuple[type[E], ...]: ...
 def own_failure(*kinds: type[Exception]) -> tuple[type[Exception], ...]:
-    """What an `except` clause catches of the error at hand.
+    """Return what an `except` clause should catch of the error at hand.
 
     Args:
         *kinds: Classes of errors to catch; every `Exception` by default.
@@ -42,7 +42,7 @@ def own_failure(*kinds: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 class suppress_own:  # noqa: N801 - used as `contextlib.suppress` is
-    """`contextlib.suppress` for code in a traced process: what came from outside passes."""
+    """`contextlib.suppress` for code in a traced process: errors from outside pass."""
 
     def __init__(self, *kinds: type[Exception]) -> None:
         self._kinds = kinds
@@ -55,7 +55,8 @@ class suppress_own:  # noqa: N801 - used as `contextlib.suppress` is
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Whether no statement at its origin raised an error: a signal handler did, a trace function, or another thread."""
+    """Return whether an error was raised by a signal handler, a trace function or another thread, and not by a
+    statement."""
     entries = list(_entries(error.__traceback__))
     if not entries:
         return False
@@ -72,10 +73,10 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_of_interrupting_function(frames: list[FrameType]) -> bool:
-    """Whether Python called one of the frames between two bytecodes of the one before.
+    """Return whether Python called one of the frames between two bytecodes of the frame before it.
 
-    It hands the interrupted frame to a signal handler and to a trace function. A handler may have rebound that
-    argument; then it is known by its code, if it is still in place.
+    Python passes the interrupted frame to a signal handler and to a trace function. A handler may have rebound that
+    argument; then it is recognized by its code, if it is still in place.
     """
     handlers = _handlers()
     return any(
@@ -101,7 +102,7 @@ def _handlers() -> set[CodeType]:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Of a function, a method, a partial or an object that is called."""
+    """Return the code of a function, a method, a partial or a callable object."""
     handler = getattr(handler, "func", handler)
     for found in (handler, type(handler).__call__):
         code = getattr(found, "__code__", None)
@@ -111,18 +112,18 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def _is_of_statement(entry: TracebackType) -> bool:
-    """Whether a `raise` or `assert` raised it; otherwise a function in C did, or it came from outside."""
+    """Return whether a `raise` or `assert` raised the error; otherwise a function in C did, or it came from outside."""
     code = entry.tb_frame.f_code.co_code
     return entry.tb_lasti < 0 or _is_compiled(code) or code[entry.tb_lasti] == _RAISE
 
 
 def _is_compiled(code: bytes) -> bool:
-    """Whether it is the placeholder of a function that Cython compiled, which Python never interrupts."""
+    """Return whether this is the placeholder of a function that Cython compiled, which Python never interrupts."""
     return len(code) <= 8 and code[-2:-1] in (b"", bytes([_RAISE]))
 
 
 def _is_made_of_nothing(error: BaseException) -> bool:
-    """Whether it is what its class makes without arguments, as an error that another thread sets is.
+    """Return whether the error is what its class makes without arguments, as one that another thread sets is.
 
     Functions in C give their errors a message.
     """

@@ -1,4 +1,4 @@
-"""What this machine is, for who compares two Recordings. Linux; elsewhere less is known."""
+"""What this machine is, to compare two Recordings. On Linux; elsewhere less is known."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CPUS = Path("/proc/cpuinfo")
 
 
 def machine() -> dict[str, Any]:
-    """Its processor and its GPUs.
+    """Return the processor and the GPUs of this machine.
 
     Returns:
         `cpu`: the model, None if the system does not say; `cpus`: how many this process may use; `gpus`: `uuid` and
-        `name` of each; `driver`: version of the GPUs', None without one.
+            `name` of each; `driver`: version of the GPUs' driver, None without one.
     """
     gpus, driver = _gpus()
     return {"cpu": _cpu(), "cpus": _count(), "gpus": gpus, "driver": driver}

@@ -1,8 +1,8 @@
-"""A new file, mapped shared, of which the process holds no descriptor.
+"""Makes a new file and maps it shared, without keeping a descriptor.
 
-A program may close all descriptors there are, as a daemon does, and open its own under the same numbers: who had kept
-one would then write into, or close, what is the program's. It may also come near its limit of open files, where each of
-its threads has a file of ours.
+A program may close all descriptors, as a daemon does, and open its own under the same numbers. If we had kept one, we
+would then write into the program's file, or close it. The program may also come near its limit of open files, while
+each of its threads has a file of ours.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from rltrace.host.interruption import own_failure
 
 _MAP_FIXED = 0x10
-"""What Python's `mmap` has no name for."""
+"""A constant that Python's `mmap` does not define."""
 
 
 def map_new_file(path: Path, size_bytes: int) -> mmap.mmap:
     """Create a file with all its blocks allocated, and map it.
 
-    A file of that name, which a call left that was interrupted, is overwritten.
+    A file of that name, left by a call that was interrupted, is overwritten.
 
     Raises:
         OSError: the disk is full, the folder cannot be written, or files may not be that large. Without the allocation,
@@ -43,13 +43,14 @@ def require_size(path: Path, size_bytes: int) -> None:
     """Refuse a file that is larger than this process may write.
 
     Raises:
-        OSError: it is; the kernel would send SIGXFSZ, which kills a program that has set it back to its default.
+        OSError: it is larger; the kernel would send SIGXFSZ, which kills a program that has restored the default
+            action.
     """
     import resource  # not everywhere where Recordings are read
 
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit_bytes != resource.RLIM_INFINITY and size_bytes > limit_bytes:
-        raise OSError(errno.EFBIG, f"{size_bytes} bytes, and RLIMIT_FSIZE allows {limit_bytes}", str(path))
+        raise OSError(errno.EFBIG, f"it needs {size_bytes} bytes, and RLIMIT_FSIZE allows {limit_bytes}", str(path))
 
 
 if sys.version_info >= (3, 13):

@@ -1,6 +1,6 @@
 """Measures the bytes that a process holds: unique tensor storages, resident pages of mappings, the whole process.
 
-Values in, numbers out; which tensors belong to which owner is said by the instrumentations. torch is not imported.
+Values go in, numbers come out. The instrumentations say which tensors belong to which owner. torch is not imported.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ PAGE_BYTES = mmap.PAGESIZE
 
 
 class Resident(NamedTuple):
-    """Pages of a process that are in memory, in bytes, by what is behind them."""
+    """Pages of a process that are in memory, in bytes, by what backs them."""
 
     anonymous_bytes: int
-    """Nothing: heaps, stacks, private mappings."""
+    """Pages without a file: heaps, stacks, private mappings."""
     file_bytes: int
-    """Files: the interpreter's and the libraries' code; each process that has a page counts it."""
+    """Pages of files: the code of the interpreter and the libraries. Each process that has a page counts it."""
     shared_bytes: int
-    """Shared memory; each process that maps a page counts it."""
+    """Pages of shared memory. Each process that maps a page counts it."""
 
 
 class ProcessMemory:
-    """Pages of a process, by a file of /proc that is kept open (1.5 us a sample; opening it costs 8)."""
+    """Pages of a process, from a file of /proc that is kept open (1.5 us per sample; opening it takes 8)."""
 
     def __init__(self, pid: int | None = None) -> None:
-        """Of a process; by default of this one, which in a forked child is the child."""
+        """Open the file of a process; by default of this one, which in a forked child is the child."""
         self._pid = pid
         self._opened_by = 0
         self._descriptor = -1
         self._shared = 0, 0
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def resident_bytes(self) -> int:
-        """Pages that are in memory, those that are shared with others included.
+        """Return the pages that are in memory, including those shared with other processes.
 
         Raises:
             OSError: /proc is not there, or the process is gone.
@@ -57,7 +57,7 @@ class ProcessMemory:
         return self._statm()[0] * PAGE_BYTES
 
     def resident(self) -> Resident:
-        """The same by what is behind them (30 us more when pages of files or shared memory have come or gone).
+        """Return the same by what backs the pages (30 us more if pages of files or shared memory have come or gone).
 
         The kernel's counts are exact from Linux 6.17 on.
 
@@ -73,7 +73,7 @@ class ProcessMemory:
         return Resident(anonymous_bytes, not_anonymous * PAGE_BYTES - shared_bytes, shared_bytes)
 
     def _statm(self) -> tuple[int, int]:
-        """Pages in memory, and those of files and shared memory among them."""
+        """Return the pages in memory, and those of files and shared memory among them."""
         if self._pid is None and self._opened_by != os.getpid():  # a fork: the descriptor still tells of the parent
             self._open("self")
         elif self._descriptor < 0:
@@ -88,9 +88,9 @@ class ProcessMemory:
 
 
 def share_of_shared_bytes(pid: int) -> int:
-    """Shared memory of a process, each page divided by the number of those that map it.
+    """Return the shared memory of a process, each page divided by the number of processes that map it.
 
-    The kernel walks all of the process's pages for it: 20 us for each MiB that is resident.
+    The kernel walks all pages of the process for it: 20 us for each resident MiB.
 
     Raises:
         OSError: the process is gone, or another user's.
@@ -105,7 +105,7 @@ def _kilobytes(path: str, names: tuple[str, ...]) -> list[int]:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time that all threads of a process have used.
+    """Return the CPU time that all threads of a process have used.
 
     Raises:
         OSError: the process is gone.
@@ -120,21 +120,22 @@ class Heap(NamedTuple):
     """What the C library's allocator holds, in bytes; torch's CPU tensors come from it."""
 
     used_bytes: int
-    """Handed out and not yet freed."""
+    """Bytes that were handed out and not yet freed."""
     cached_bytes: int
-    """Freed and kept for the next who asks; what was trimmed has no page any more and does not count."""
+    """Bytes that were freed and kept for the next request. Trimmed pieces have no pages any more and do not count."""
     present_bytes: int
-    """Pages of its heaps that are in memory, blocks with a mapping of their own apart."""
+    """Pages of its heaps that are in memory, without blocks that have a mapping of their own."""
 
 
 def heap(present_bytes: int | None = None) -> Heap:
-    """The state of this process's allocator.
+    """Return the state of this process's allocator.
 
-    It counts its free pieces for that: 1 us in a new process, 0.3 to 2 ms in one that has worked for a while.
+    The allocator counts its free pieces for that: 1 us in a new process, 0.3 to 2 ms in one that has worked for a
+    while.
 
     Args:
-        present_bytes: Of its heaps, where that is known; else their pages are looked at (6 us for each 100 MiB and
-            heap; 0.8 ms when it has grown or shrunk since).
+        present_bytes: Pages of its heaps in memory, if known. Otherwise their pages are looked at (6 us for each 100
+            MiB and heap; 0.8 ms when it has grown or shrunk since).
 
     Raises:
         OSError: the C library is not glibc, or older than 2.33.
@@ -146,7 +147,7 @@ def heap(present_bytes: int | None = None) -> Heap:
 
 
 def _present_bytes(arena_bytes: int) -> int:
-    """Pages of all heaps, that have so many bytes together."""
+    """Return the pages in memory of all heaps, whose sizes add up to so many bytes."""
     global _HEAPS
     if _HEAPS.other_bytes != arena_bytes - sum(size_bytes for _, size_bytes in _HEAPS.ranges()):
         _HEAPS = _Heaps.found(arena_bytes)
@@ -158,17 +159,17 @@ def _present_bytes(arena_bytes: int) -> int:
 
 
 class _Heaps(NamedTuple):
-    """Where the allocator's heaps are: looking for them takes 2 ms, asking known ones for their size 50 us."""
+    """Where the allocator's heaps are. Looking for them takes 2 ms, asking known ones for their size 50 us."""
 
     main: int
-    """Where the one that grows by brk begins; 0 where there is none."""
+    """Where the heap begins that grows by brk; 0 if there is none."""
     of_threads: list[int]
     other_bytes: int
-    """What the allocator counts for all of them, less their sizes: as long as that is so, there is no other one."""
+    """What the allocator counts for all heaps, less their sizes. While this does not change, there is no new heap."""
 
     @classmethod
     def found(cls, arena_bytes: int) -> _Heaps:
-        """Look for them."""
+        """Look for the heaps."""
         heaps = cls(0, [], 0)
         with open("/proc/self/maps") as lines:
             for line in lines:
@@ -183,7 +184,7 @@ class _Heaps(NamedTuple):
         return found._replace(other_bytes=arena_bytes - sum(size_bytes for _, size_bytes in found.ranges()))
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Address and size of each that is there, blocks that have a mapping of their own apart."""
+        """Return address and size of each heap that is there, without blocks that have a mapping of their own."""
         if self.main:
             yield self.main, _libc().sbrk(0) - self.main
         # Through /proc: an address that another thread unmaps meanwhile is an error there, and a crash if looked at.
@@ -198,11 +199,11 @@ class _Heaps(NamedTuple):
 
 
 _HEAPS = _Heaps(0, [], -1)
-"""As they were last looked for."""
+"""The heaps as they were last found."""
 
 
 HEAP_BYTES = 64 << 20
-"""Threads' heaps begin at multiples of it (HEAP_MAX_SIZE of glibc's malloc/arena.c)."""
+"""Heaps of threads begin at multiples of this (HEAP_MAX_SIZE of glibc's malloc/arena.c)."""
 
 
 def _mallinfo() -> Any:
@@ -233,18 +234,18 @@ CONTROL_GROUPS, GROUPS_OF_PROCESS = Path("/sys/fs/cgroup"), Path("/proc/self/cgr
 
 
 class Room(NamedTuple):
-    """How much more a process can have, and what sets that bound."""
+    """How much more a process can allocate, and what sets that bound."""
 
     free_bytes: int
     bound: str
 
 
 def room(groups: Path = CONTROL_GROUPS, of_process: Path = GROUPS_OF_PROCESS) -> Room:
-    """The tightest of this process's limits, its control groups' and the machine's memory.
+    """Return the tightest bound: of this process's limits, its control groups and the machine's memory.
 
     Args:
         groups: Where control groups are mounted.
-        of_process: The file that names those of this process.
+        of_process: The file that names the groups of this process.
 
     Raises:
         OSError: /proc is not there.
@@ -263,12 +264,12 @@ def room(groups: Path = CONTROL_GROUPS, of_process: Path = GROUPS_OF_PROCESS) ->
 
 
 class _Version(NamedTuple):
-    """How a version of control groups names its files on memory."""
+    """How a version of control groups names its files about memory."""
 
     limit: str
     used: str
     reclaimable: str
-    """Row of memory.stat: pages of files that nobody has looked at lately, of the groups below too."""
+    """Row of memory.stat: pages of files that were not used lately, including those of the groups below."""
 
 
 _VERSION_1 = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -276,7 +277,7 @@ _VERSION_2 = _Version("memory.max", "memory.current", "inactive_file")
 
 
 def _rooms_of_groups(mounted: Path, of_process: Path) -> Iterator[Room]:
-    """What each control group around this process leaves it; those without a limit apart."""
+    """Yield what each control group around this process leaves it, without groups that have no limit."""
     with suppress_own(OSError):
         for line in of_process.read_text().splitlines():
             number, controllers, path = line.split(":", 2)
@@ -288,7 +289,7 @@ def _rooms_of_groups(mounted: Path, of_process: Path) -> Iterator[Room]:
 
 
 def _rooms_of(version: _Version, mount: Path, path: str) -> Iterator[Room]:
-    """What a group leaves, and those around it up to the one that is mounted."""
+    """Yield what a group leaves, and the groups around it up to the mounted one."""
     names = [name for name in path.split("/") if name not in ("", "..")]
     # A container sees its own group as the mounted one, and often is told its path on the host.
     while names and not (mount / "/".join(names)).is_dir():
@@ -309,7 +310,7 @@ def _room_of(version: _Version, folder: Path, group: str) -> Room:
 
 
 def _row_of(file: Path, name: str) -> int:
-    """A row of a control group's figures; 0 where it has none."""
+    """Return a row of a control group's figures; 0 if the group has none."""
     with suppress_own(OSError):
         rows = dict(line.split(" ", 1) for line in file.read_text().splitlines())
         return int(rows.get(name, 0))
@@ -328,20 +329,21 @@ _NO_ROOM = "out of memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was no memory left."""
+    """Return whether an error says that there was no memory left."""
     known = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     of_cuda = isinstance(error, RuntimeError) and _NO_ROOM in str(error)
     return known or of_cuda or asked_bytes(error) is not None
 
 
 class MemoryErrors:
-    """The errors about memory that were told: one passes several hooks on its way up, the first is nearest to it."""
+    """Tells errors about memory apart: one error passes several hooks on its way up, and the first hook is nearest to
+    it."""
 
     def __init__(self) -> None:
         self._last: tuple[int, str] | None = None
 
     def is_new(self, error: BaseException) -> bool:
-        """Whether an error is about memory, and not the one that was asked about last."""
+        """Return whether an error is about memory, and not the one of the last call."""
         known = (id(error), str(error))
         is_new = known != self._last and is_out_of_memory(error)
         if is_new:
@@ -350,16 +352,16 @@ class MemoryErrors:
 
 
 MOST_REASON = 500
-"""Letters of an error that are kept."""
+"""How many characters of an error are kept."""
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says."""
+    """Return what an error says."""
     return f"{type(error).__name__}: {error}"[:MOST_REASON]
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """What was asked for, by the error's text; None where it does not say."""
+    """Return how many bytes were asked for, by the error's text; None if it does not say."""
     for pattern in _ASKED:
         found = pattern.search(str(error))
         if found is not None:
@@ -368,7 +370,7 @@ def asked_bytes(error: BaseException) -> int | None:
 
 
 def storage_bytes(tensors: Iterable[Any]) -> int:
-    """Bytes of the storages beneath tensors, each counted once; of a DTensor, those of this rank's shard.
+    """Return the bytes of the storages beneath tensors, each counted once; of a DTensor, those of this rank's shard.
 
     A view counts for the whole storage that it keeps alive, padding included.
     """
@@ -380,18 +382,19 @@ class OnHost(NamedTuple):
 
     size_bytes: int
     pinned_bytes: int | None
-    """Of it, page-locked; None where nobody can tell."""
+    """How many of these bytes are page-locked; None if it is not known."""
 
 
 def on_host(tensors: Iterable[Any]) -> OnHost:
-    """The same of tensors in the host's memory, and what of it is pinned: the driver is asked once for each storage."""
+    """Return the bytes of tensors in the host's memory, and how many are pinned: the driver is asked once per
+    storage."""
     found = _storages(tensors)
     pinned_bytes = sum(size_bytes for tensor, size_bytes in found if tensor.is_pinned())
     return OnHost(sum(size_bytes for _, size_bytes in found), pinned_bytes)
 
 
 def _storages(tensors: Iterable[Any]) -> list[tuple[Any, int]]:
-    """Of each storage beneath tensors one of them, and its bytes."""
+    """Return one tensor for each storage beneath tensors, and the storage's bytes."""
     storages = {}
     for tensor in tensors:
         shard = local(tensor)
@@ -402,13 +405,13 @@ def _storages(tensors: Iterable[Any]) -> list[tuple[Any, int]]:
 
 
 class Place:
-    """Where a tensor lies, looked at again and again: the driver is asked only where the tensor has moved."""
+    """Where a tensor lies, for repeated looks: the driver is asked only if the tensor has moved."""
 
     def __init__(self) -> None:
         self._known = 0, False
 
     def of(self, tensor: Any) -> bool | None:
-        """None on a GPU, else whether it is pinned."""
+        """Return None for a tensor on a GPU, else whether it is pinned."""
         if tensor.is_cuda:
             return None
         address = tensor.data_ptr()
@@ -418,26 +421,27 @@ class Place:
 
 
 def local(tensor: Any) -> Any:
-    """This rank's shard of a DTensor; any other tensor is whole."""
+    """Return this rank's shard of a DTensor; any other tensor is whole."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def optimizer_tensors(optimizer: Any) -> list[Any]:
-    """The tensors of an optimizer's state: none until its first step; sparse ones, which have no storage, left out."""
+    """Return the tensors of an optimizer's state: none until its first step. Sparse ones have no storage and are left
+    out."""
     values = [value for state in optimizer.state.values() for value in state.values()]
     return [value for value in values if has_storage(value)]
 
 
 def has_storage(value: Any) -> bool:
-    """Whether a value is a tensor with a storage; a sparse one has the method, which raises."""
+    """Return whether a value is a tensor with a storage; a sparse tensor has the method, which raises."""
     return hasattr(value, "untyped_storage") and not value.is_sparse
 
 
 def resident_bytes_at(address: int, size_bytes: int) -> int:
-    """Bytes of an address range that have a page in memory.
+    """Return how many bytes of an address range have a page in memory.
 
     Args:
-        address: Of its first byte, at a page's beginning.
+        address: Its first byte, at the beginning of a page.
         size_bytes: Length of the range.
 
     Raises:

@@ -1,7 +1,8 @@
-"""What NVML says of the GPUs of this host: memory by process, utilisation, power, and bytes over NVLink and PCIe.
+"""What NVML says about the GPUs of this host: memory by process, utilisation, power, and bytes over NVLink and PCIe.
 
 NVML numbers processes as the whole machine does. Inside a pid namespace of its own (a container) those numbers may be
-nobody's or, worse, somebody else's: bytes are given to a process only where its pid is certain, else the reason is.
+nobody's or, worse, somebody else's. So bytes are assigned to a process only if its pid is certain; otherwise the reason
+is reported.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from rltrace.events import subject
 from rltrace.host import clock
 
 MACHINE_PID_NAMESPACE = "pid:[4026531836]"
-"""Of the machine itself: PROC_PID_INIT_INO in Linux, include/linux/proc_ns.h."""
+"""The pid namespace of the machine itself: PROC_PID_INIT_INO in Linux, include/linux/proc_ns.h."""
 
 ALL_LINKS = 0xFFFF_FFFF
-"""As `scopeId` of an NVLink field: the sum over the links (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)."""
+"""As `scopeId` of an NVLink field: the sum over all links (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX)."""
 
 DRIVER = Path("/dev/nvidiactl")
-"""There where a driver is loaded."""
+"""This exists if a driver is loaded."""
 
 _DEVICE_FILE = re.compile(r"/dev/nvidia\d+")
 
 
 class UnavailableError(Exception):
-    """NVML cannot be asked; the text says why."""
+    """NVML cannot tell; the text says why."""
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that NVML shows this process.
+    """Return the GPUs that NVML shows this process.
 
     Raises:
         UnavailableError: there is no NVML, no driver, or no GPU.
@@ -53,7 +54,7 @@ def gpus() -> list[Gpu]:
 
 
 def driver_version() -> str:
-    """Of the GPUs' driver, after `gpus` found some.
+    """Return the version of the GPUs' driver, after `gpus` found some.
 
     Raises:
         UnavailableError: NVML does not say.
@@ -67,10 +68,10 @@ def driver_version() -> str:
 
 
 def whole_gpu(uuid: str) -> Gpu:
-    """The GPU of a process that has all of it.
+    """Return the GPU of a process that has the whole GPU.
 
     Raises:
-        UnavailableError: as `gpus`, or the process has a part of one (MIG), of which NVML's figures for it are not.
+        UnavailableError: `gpus` raised it, or the process has a MIG slice, which NVML's figures do not describe.
     """
     shown = gpus()
     for gpu in shown:
@@ -78,53 +79,56 @@ def whole_gpu(uuid: str) -> Gpu:
             return gpu
     # A part has a uuid of its own, or that of its whole, which depends on the driver.
     if any(gpu.is_divided() for gpu in shown):
-        raise UnavailableError(
-            f"{uuid} is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
-        )
-    raise UnavailableError(f"NVML does not show {uuid} here, but {', '.join(gpu.uuid for gpu in shown)}")
+        raise UnavailableError(f"{uuid} is a MIG slice, but NVML's totals are of the whole card; use a GPU without MIG")
+    raise UnavailableError(f"NVML does not show {uuid} here; it shows {', '.join(gpu.uuid for gpu in shown)}")
 
 
 class Memory(NamedTuple):
     """How a GPU's memory is divided, in bytes."""
 
     used_bytes: int
-    """By processes."""
+    """Bytes used by processes."""
     reserved_bytes: int
-    """By the driver itself."""
+    """Bytes reserved by the driver itself."""
     free_bytes: int
 
 
 class Gpu:
-    """One GPU: what it can be asked is asked, the rest is in `unavailable` with the reason."""
+    """One GPU. What it cannot be asked is in `unavailable`, with the reason."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
         self.uuid = _text(nvml.nvmlDeviceGetUUID(handle))
         self.unavailable: dict[str, str] = {}
-        """Counter -> reason."""
+        """The reason by counter."""
         self._rates: dict[str, Rate] = {}
         self._certain: set[int] = set()
 
+    def sample_memory(self) -> Iterator[tuple[str, float]]:
+        """Return the counters of its memory with their values now (4 us)."""
+        yield from self._ask_once("gpu.used_bytes", self._memory)
+
     def sample(self, keys: Mapping[int, str]) -> Iterator[tuple[str, float]]:
-        """Counters with their values now.
+        """Return the other counters with their values now.
 
         Args:
-            keys: Of the run's processes on this host, by pid.
+            keys: Keys of the run's processes on this host, by pid.
         """
         for what, ask in (
-            ("gpu.used_bytes", self._memory),
             ("gpu.utilisation_percent", self._utilisation),
             ("gpu.power_watts", self._power),
             ("gpu.process_bytes", lambda: self._processes(keys)),
             ("gpu.nvlink_bytes_per_second", self._nvlink),
             ("gpu.pcie_bytes_per_second", self._pcie),
         ):
-            if what not in self.unavailable:
-                yield from self._ask(what, ask)
+            yield from self._ask_once(what, ask)
+
+    def _ask_once(self, what: str, ask: Callable[[], dict[str, float]]) -> list[tuple[str, float]]:
+        return [] if what in self.unavailable else self._ask(what, ask)
 
     def _ask(self, what: str, ask: Callable[[], dict[str, float]]) -> list[tuple[str, float]]:
-        """What was answered; what this device cannot answer is not asked again."""
+        """Return the answer to a question; one that this device cannot answer is not asked again."""
         try:
             return [(subject(name, self.uuid, *rest), value) for (name, *rest), value in _split(ask())]
         except UnavailableError as reason:
@@ -136,7 +140,7 @@ class Gpu:
         return []
 
     def is_divided(self) -> bool:
-        """Whether processes get parts of it (MIG)."""
+        """Return whether processes get parts of it (MIG)."""
         try:
             current_mode, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
         except self._nvml.NVMLError:  # it cannot be divided
@@ -144,7 +148,7 @@ class Gpu:
         return bool(current_mode == self._nvml.NVML_DEVICE_MIG_ENABLE)
 
     def name(self) -> str:
-        """Its model.
+        """Return its model.
 
         Raises:
             UnavailableError: NVML does not say.
@@ -153,7 +157,7 @@ class Gpu:
             return _text(self._nvml.nvmlDeviceGetName(self._handle))
 
     def memory(self) -> Memory:
-        """How its memory is divided (4 us).
+        """Return how its memory is divided (4 us).
 
         Raises:
             UnavailableError: NVML does not say.
@@ -162,7 +166,7 @@ class Gpu:
             return self._divided()
 
     def bytes_by_pid(self) -> dict[int, int]:
-        """What each process holds, of this run and of others (23 us).
+        """Return what each process holds, of this run and of others (23 us).
 
         Raises:
             UnavailableError: NVML does not say, or names processes by pids that are not theirs here.
@@ -189,7 +193,7 @@ class Gpu:
         return {process.pid: process.usedGpuMemory for process in said}
 
     def _is_certain(self, pid: int) -> bool:
-        """As `pid_is_certain`, asked once of each process."""
+        """Return `pid_is_certain`, asked once per process."""
         if pid not in self._certain and pid_is_certain(pid):
             self._certain.add(pid)
         return pid in self._certain
@@ -231,7 +235,7 @@ class Gpu:
         )
 
     def _fields(self, fields: dict[str, int], scope: int) -> dict[str, int]:
-        """Counters that only grow, by name."""
+        """Yield counters that only grow, by name."""
         answers = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(field, scope) for field in fields.values()])
         for answer in answers:
             if answer.nvmlReturn != self._nvml.NVML_SUCCESS:
@@ -254,13 +258,13 @@ class Gpu:
 
 
 class Rate:
-    """How fast a counter grows."""
+    """The rate at which a counter grows."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int] | None = None
 
     def of(self, total: int, now_ns: int) -> float | None:
-        """Per second since the last call; None at the first one, and where the counter began anew."""
+        """Return the rate per second since the last call; None at the first call, and if the counter started anew."""
         last, self._last = self._last, (total, now_ns)
         if last is None or total < last[0] or now_ns <= last[1]:
             return None
@@ -268,24 +272,24 @@ class Rate:
 
 
 def _text(said: bytes | str) -> str:
-    """As newer bindings give it, whichever are installed."""
+    """Return text, as newer bindings give it, whichever are installed."""
     return said.decode() if isinstance(said, bytes) else said
 
 
 def _split(samples: Mapping[str, float]) -> Iterator[tuple[list[str], float]]:
-    """Names with what is behind their slash apart."""
+    """Split what follows a slash from names."""
     return ((name.split("/"), value) for name, value in samples.items())
 
 
 def process_bytes(
     said: Mapping[int, int | None], keys: Mapping[int, str], *, is_certain: Callable[[int], bool]
 ) -> dict[str, float]:
-    """Bytes of a GPU by process of the run, and of all others together.
+    """Return the bytes of a GPU by process of the run, and of all others together.
 
     Args:
-        said: By NVML: bytes of each pid, None where it does not know.
-        keys: Of the run's processes, by pid.
-        is_certain: Whether a pid of NVML's is that of the process which has it here.
+        said: NVML's answer: bytes by pid, None where it does not know.
+        keys: Keys of the run's processes, by pid.
+        is_certain: Whether one of NVML's pids is that of the process that has it here.
 
     Raises:
         UnavailableError: NVML does not know the bytes, or its pids are not ours.
@@ -297,25 +301,23 @@ def process_bytes(
 
 
 def check_pids(said: Mapping[int, int | None], *, is_certain: Callable[[int], bool]) -> None:
-    """Arguments as of `process_bytes`.
+    """Check that the bytes can be assigned to processes; the arguments are those of `process_bytes`.
 
     Raises:
-        UnavailableError: as `process_bytes`.
+        UnavailableError: as for `process_bytes`.
     """
     for pid, size in said.items():
         if size is None:
-            raise UnavailableError("NVML does not say the bytes of a process on this device")
+            raise UnavailableError("NVML does not report the memory of single processes on this device")
         if not is_certain(pid):
-            raise UnavailableError(
-                f"NVML counts processes as the machine does (pid {pid}), and this pid namespace has others"
-            )
+            raise UnavailableError(f"NVML uses the machine's pids (such as {pid}), and this pid namespace has its own")
 
 
 def pid_is_certain(pid: int) -> bool:
-    """Whether a pid of the machine's is that of the process which has this pid here.
+    """Return whether one of the machine's pids is that of the process which has this pid here.
 
-    It is in the machine's own pid namespace. In another one a driver may translate: then every process that NVML names
-    is here, with the file of a GPU open.
+    It is, in the machine's own pid namespace. In another namespace the driver may translate pids: then every process
+    that NVML names exists here and has the file of a GPU open.
     """
     if os.readlink("/proc/self/ns/pid") == MACHINE_PID_NAMESPACE:
         return True

@@ -1,4 +1,4 @@
-"""Which process started which, by the kernel's word."""
+"""Tells which process started which, as the kernel says it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from rltrace.host.interruption import own_failure
 
 
 def parent_of(pid: int) -> int | None:
-    """The process that started one, or has adopted it; None of one that is gone."""
+    """Return the process that started a process, or has adopted it; None if the process is gone."""
     return _state_and_parent(pid)[1]
 
 
 def running_parent_of(pid: int) -> int | None:
-    """The same; None of one that has ended too, of which its parent has not heard yet."""
+    """Return the same; None also for a process that has ended and whose parent has not yet waited for it."""
     state, parent = _state_and_parent(pid)
     return None if state in ("Z", "X") else parent
 
 
 def stack_of(pid: int) -> int | None:
-    """Where its first stack begins, which a fork has from its parent, and a program that was executed anew for itself.
+    """Return where its first stack begins: a fork has this from its parent, and an executed program for itself.
 
-    None of a process that is gone, or that is somebody else's.
+    None for a process that is gone, or is another user's.
     """
     fields = _fields(pid)
     return int(fields[_STACK]) or None if fields else None
@@ -33,11 +33,11 @@ def _state_and_parent(pid: int) -> tuple[str | None, int | None]:
 
 
 _STACK = 25
-"""`startstack` of proc(5), behind the name."""
+"""`startstack` of proc(5), counted after the name."""
 
 
 def _fields(pid: int) -> list[str]:
-    """What the kernel says of a process behind its name, its state first; nothing of one that is gone."""
+    """Return what the kernel says about a process after its name, its state first; nothing if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except own_failure(OSError):
@@ -45,7 +45,7 @@ def _fields(pid: int) -> list[str]:
 
 
 def is_below(pid: int, above: int) -> bool:
-    """Whether a process was started by another one, or by one that is below that."""
+    """Return whether a process was started by another one, or by one that is below that one."""
     parent = parent_of(pid)
     while parent and parent != above:
         parent = parent_of(parent)

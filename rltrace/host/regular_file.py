@@ -1,7 +1,7 @@
-"""Reads the files of a Recording: regular ones of sensible size, and nothing else that has a name in a folder.
+"""Reads the files of a Recording: only regular files of sensible size, whatever else may be in the folder.
 
-A pipe would keep its reader waiting for ever, a device or a file of holes would fill its memory, and a link would take
-it, and whatever is exported, to a file that is no part of the Recording.
+A pipe would keep its reader waiting forever. A device or a sparse file would fill its memory. A link would lead it, and
+whatever is exported, to a file that is no part of the Recording.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _KINDS = (
 )
 
 _GROWTH_BYTES = 1 << 20
-"""What a file may grow by between the look at its size and its end: its process may be writing it."""
+"""How much a file may grow between the look at its size and its end: its process may be writing it."""
 
 
 class RefusedError(OSError):
-    """A file that is not read: no regular one, or larger than the limit."""
+    """A file that is not read: it is not regular, or larger than the limit."""
 
 
 def read(path: Path, limits: Limits = LIMITS) -> bytes:
-    """The bytes of a file.
+    """Return the bytes of a file.
 
     Raises:
         RefusedError: it is no regular file, or larger than `limits` allow.
@@ -43,7 +43,7 @@ def read(path: Path, limits: Limits = LIMITS) -> bytes:
 
 
 def lines(path: Path, limits: Limits = LIMITS) -> Iterator[str]:
-    """The lines of a file, without their ends; one that is too long is cut there.
+    """Yield the lines of a file, without their ends; a line that is too long is cut.
 
     Raises:
         RefusedError: it is no regular file, or larger than `limits` allow.
@@ -59,7 +59,7 @@ def lines(path: Path, limits: Limits = LIMITS) -> Iterator[str]:
 
 
 def refusal(path: Path, limits: Limits = LIMITS) -> str | None:
-    """Why a file is not read, in words; None where it is, or is not there."""
+    """Return why a file is not read, in words; None if it is read, or does not exist."""
     try:
         return _refusal(path.lstat(), limits.of(path.name))
     except OSError:
@@ -78,7 +78,8 @@ def _opened(path: Path, limits: Limits) -> BinaryIO:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Neither wait for the other end of a pipe nor follow a link, where the system lets us say so."""
+    """Open a file without waiting for the other end of a pipe and without following a link, if the system allows
+    that."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 

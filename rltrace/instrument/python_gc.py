@@ -109,4 +109,4 @@ def write_if_long(hook: Hook, start_ns: int, end_ns: int) -> None:
     """Write a long collection on a row of its own; no process joins the Recording for that alone."""
     if hook.live and end_ns - start_ns >= WORTH_NS and spans.has_recorded():
         hook.row.fired()
-        spans.span_at(COLLECTION, start_ns, end_ns, lane=1)
+        spans.automatic_span_at(COLLECTION, start_ns, end_ns, lane=1)

@@ -89,7 +89,7 @@ def say_left(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
 
     recording = spans.current()
     if recording is not None and ray._private.worker.global_worker.mode == ray.SCRIPT_MODE:
-        recording.append("left", running=running_processes(recording.recording))
+        recording.append("left", ts_ns=clock.now_ns(), running=running_processes(recording.recording))
 
 
 def address_of_joined_cluster() -> str | None:
@@ -166,7 +166,7 @@ def write_if_long(
     """Write how long it took to pack or unpack, if that is long enough."""
     end_ns = clock.now_ns()
     if error is None and end_ns - start_ns >= WORTH_NS:
-        spans.span_at(name, start_ns, end_ns, **args_of(result))
+        spans.automatic_span_at(name, start_ns, end_ns, **args_of(result))
 
 
 def packed_args(packed: Any) -> dict[str, int]:
@@ -201,7 +201,7 @@ def begin_submit(attribute: str, args: tuple[Any, ...], _kwargs: dict[str, Any])
 
     The attribute names what is called; a task's function with the module that it is from, which is left out.
     """
-    return spans.span("ray.submit", method=getattr(args[0], attribute).rpartition(".")[2]).__enter__()
+    return spans.automatic_span("ray.submit", method=getattr(args[0], attribute).rpartition(".")[2]).__enter__()
 
 
 def end_submit(opened: Any, result: Any, error: BaseException | None) -> None:
@@ -307,7 +307,7 @@ def wrapper_of(function: Function) -> Callable[..., Function]:
 
 def open_call(method: str, *, has_arrow: bool) -> Any:
     """Open the span of a call, where its arrow arrives."""
-    opened = spans.span(RAY_CALL, method=method).__enter__()
+    opened = spans.automatic_span(RAY_CALL, method=method).__enter__()
     if has_arrow:
         spans.flow(flow_key(current_task()), "in")
     return opened

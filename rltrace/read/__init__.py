@@ -1,7 +1,7 @@
-"""Back from the disk: a Recording, whole or cut short, folder or archive.
+"""Reads a Recording from the disk: whole or cut short, a folder or an archive.
 
-In: the folder of a run, while it goes on or after any process of it was killed. Out: a `Recording`, its processes and
-their events, streamed, on one time line (`alignment.py`). `from rltrace import Recording` is its public name;
+In: the folder of a run, while it goes on or after any of its processes was killed. Out: a `Recording`, its processes
+and their events, streamed, on one time line (`alignment.py`). `from rltrace import Recording` is its public name;
 `recording.py` has the types that it is made of. Reading loads no recorder and no framework, and works anywhere.
 
 `archive.py` opens a Recording that is one file, `ending.py` knows how its command ended, `command_line.py` takes a

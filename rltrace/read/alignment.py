@@ -1,9 +1,9 @@
-"""Brings the times of another clock domain onto the reference's: its offset and drift, each time with an error bound.
+"""Maps the times of another clock domain to the reference's by offset and drift, each time with an error bound.
 
-A reading is one exchange: the reference sent at `sent_ns`, the other clock was read at `read_ns`, the answer had come
-back by `received_ns`. The other clock was read somewhere in between, however unequal the two ways were, so half the
-round trip bounds the error of taking the middle. Between two readings the shift is interpolated, beyond them it goes on
-at the drift that was measured over all of them.
+A reading is one exchange: the reference sent at `sent_ns`, the other clock was read at `read_ns`, the answer was back
+by `received_ns`. The other clock was read somewhere in between, however unequal the two ways were, so half the round
+trip bounds the error of taking the middle. Between two readings the shift is interpolated; beyond them it continues
+with the drift that was measured over all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rltrace.read import gate
 from rltrace.record import checksum
 
 FILE = "clocks.jsonl"
-"""In a Recording: one line a reading."""
+"""File in a Recording with one line per reading."""
 
 Domain = tuple[str, str]
 """Boot id and time namespace."""
@@ -29,20 +29,21 @@ WANDER = 15e-6
 """How far a clock's rate may stray from its mean while it is watched: PHI of RFC 5905, section 7.3 (NTP)."""
 
 UNMEASURED_DRIFT = 1000e-6
-"""Two clocks of which only the offset is known: each is slewed by at most 500 ppm (MAXFREQ, linux/timex.h)."""
+"""Drift of two clocks of which only the offset is known: each is slewed by at most 500 ppm (MAXFREQ, linux/timex.h)."""
 
 MOST_DRIFT = 0.01
-"""Readings that say more contradict each other: no two clocks run so far apart."""
+"""Readings that imply more drift contradict each other: no two clocks run so far apart."""
 
 _ROUNDING_NS = 2
-"""Half a nanosecond each of the middle, of its half width, and of two interpolations."""
+"""Half a nanosecond each for the middle, its half width, and two interpolations."""
 
 _HALVINGS = 20
-"""Readings lie twice their bounds apart, so a shift goes by half a nanosecond in one at most: each halves an error."""
+"""Readings lie twice their bounds apart, so a shift changes by at most half a nanosecond per nanosecond: each step
+halves an error."""
 
 
 class Reading(NamedTuple):
-    """What to add to the other clock's time `at_ns`, and how far that is off at most."""
+    """What to add to the other clock's time `at_ns`, and how far off that is at most."""
 
     at_ns: int
     shift_ns: int
@@ -50,15 +51,16 @@ class Reading(NamedTuple):
 
     @classmethod
     def of(cls, sent_ns: int, read_ns: int, received_ns: int) -> Reading:
-        """From an exchange: `sent_ns` and `received_ns` by the reference, `read_ns` by the other clock."""
+        """Make a reading from an exchange: `sent_ns` and `received_ns` by the reference, `read_ns` by the other
+        clock."""
         return cls(read_ns, (sent_ns + received_ns) // 2 - read_ns, (received_ns - sent_ns) / 2)
 
 
 class Alignment:
-    """What to add to the times of one clock domain to get the reference's, and the bound on the error of that."""
+    """What to add to the times of one clock domain to get the reference's, with a bound on the error."""
 
     def __init__(self, readings: Iterable[Reading]) -> None:
-        """Fits the readings.
+        """Fit the readings.
 
         Args:
             readings: At least one, of one pair of clocks, in any order.
@@ -69,13 +71,13 @@ class Alignment:
         length_ns = last.at_ns - first.at_ns
         measured = 2 * WANDER + (first.bound_ns + last.bound_ns) / length_ns if length_ns else UNMEASURED_DRIFT
         self.is_drift_measured = measured < UNMEASURED_DRIFT
-        """Whether the readings say more of the drift than is known of any two clocks."""
+        """Whether the readings say more about the drift than is known of any two clocks."""
         self.drift_error = min(measured, UNMEASURED_DRIFT)
         self.drift = (last.shift_ns - first.shift_ns) / length_ns if self.is_drift_measured else 0.0
-        """Nanoseconds that the shift grows in one; 1e-6 is a part per million."""
+        """Nanoseconds by which the shift grows per nanosecond; 1e-6 is a part per million."""
 
     def shift_ns(self, time_ns: int) -> int:
-        """What to add to a time of the domain's clock; never makes the order of two of its times another."""
+        """Return what to add to a time of the domain's clock; the order of two of its times is always kept."""
         before, after = self._around(time_ns)
         if before is None or after is None:
             end = before or after
@@ -85,14 +87,16 @@ class Alignment:
         return before.shift_ns + round((after.shift_ns - before.shift_ns) * part)
 
     def undone_ns(self, reference_ns: int) -> int:
-        """The time of the domain's clock that `shift_ns` makes this one of the reference, to well below a bound."""
+        """Return the time of the domain's clock that `shift_ns` maps to this time of the reference, to well below a
+        bound."""
         near_ns = reference_ns - self.readings[-1].shift_ns
         for _ in range(_HALVINGS):
             near_ns = reference_ns - self.shift_ns(near_ns)
         return near_ns
 
     def bound_ns(self, time_ns: int) -> float:
-        """How far `shift_ns` is off at most: half of the nearest round trips, and what the drift may do from there."""
+        """Return how far off `shift_ns` is at most: half of the nearest round trips, and what the drift may add from
+        there."""
         before, after = self._around(time_ns)
         if before is None or after is None:
             end = before or after
@@ -101,7 +105,7 @@ class Alignment:
         return _between(before, after, time_ns) + _ROUNDING_NS
 
     def largest_bound_ns(self, start_ns: int, end_ns: int) -> float:
-        """The largest `bound_ns` of the times from `start_ns` to `end_ns`, or a little more."""
+        """Return the largest `bound_ns` of the times from `start_ns` to `end_ns`, or a little more."""
         ends = max(self.bound_ns(start_ns), self.bound_ns(end_ns))
         inside = (
             max(before.bound_ns, after.bound_ns) + WANDER * (after.at_ns - before.at_ns) / 2 + _ROUNDING_NS
@@ -119,7 +123,7 @@ class Alignment:
 
 
 def _between(before: Reading, after: Reading, time_ns: int) -> float:
-    """The bound of the shift interpolated between two readings.
+    """Return the bound of a shift interpolated between two readings.
 
     Both ends are off by their own bounds; besides, the rates before and after `time_ns` differ by 2 `WANDER` at most.
     """
@@ -130,10 +134,11 @@ def _between(before: Reading, after: Reading, time_ns: int) -> float:
 
 
 def _tightest(readings: Sequence[Reading]) -> list[Reading]:
-    """Without those that the readings around them bound better than they do themselves: a slow exchange says little.
+    """Drop the readings that the readings around them bound better than they do themselves: a slow exchange says
+    little.
 
-    Two that are nearer to each other than their bounds say nothing of the drift between them: the better one stays, and
-    with it the order of the clock's times.
+    Two readings that are nearer to each other than their bounds say nothing about the drift between them. The better
+    one stays, which keeps the order of the clock's times.
     """
     kept: list[Reading] = []
     for reading in readings:
@@ -148,24 +153,24 @@ def _tightest(readings: Sequence[Reading]) -> list[Reading]:
 
 
 def line(reference: Domain, domain: Domain, exchange: tuple[int, int, int], **more: Any) -> str:
-    """What is appended to `FILE` about the shortest exchange of a round, with its newline.
+    """Return the line that is appended to `FILE` about the shortest exchange of a round, with its newline.
 
     Args:
-        reference: Whose clock sent and received.
-        domain: Whose clock was read in between.
+        reference: The clock domain that sent and received.
+        domain: The clock domain that was read in between.
         exchange: sent_ns, read_ns, received_ns.
-        **more: Of use to people: the host, the number of exchanges.
+        **more: Useful to people: the host, the number of exchanges.
     """
     times = dict(zip(("sent_ns", "read_ns", "received_ns"), exchange, strict=True))
     return checksum.signed(json.dumps({"reference": reference, "domain": domain, **times, **more})) + "\n"
 
 
 def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
-    """The alignment of every domain that was measured against the reference.
+    """Return the alignment of every domain that was measured against the reference.
 
     Args:
         recording: Folder of the Recording.
-        reference: Exchanges with another one are left alone.
+        reference: Exchanges with another reference are ignored.
     """
     readings: dict[Domain, list[Reading]] = {}
     for said in read_lines(recording).values:
@@ -177,7 +182,7 @@ def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
 
 
 def read_lines(recording: Path) -> gate.Lines:
-    """Every reading, as it was said; those that cannot be one are counted."""
+    """Return every reading as it was written; lines that cannot be one are counted."""
     try:
         content = regular_file.read(recording / FILE)
     except OSError:

@@ -18,25 +18,26 @@ SUFFIX = ".zip"
 SEGMENT = ".seg"
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OverflowError, RuntimeError, ValueError)
-"""What zipfile raises where the file is cut, altered, encrypted, or compressed in a way that it does not know."""
+"""What zipfile raises if the file is cut, altered, encrypted, or compressed by an unknown method."""
 
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Others grow by far more, and every decoder is one more that strangers can feed."""
+"""Other methods expand much more, and every decoder is one more that strangers can feed."""
 
 
 def unpack(file: Path, limits: Limits = LIMITS, *, with_segments: bool = True) -> Path:
-    """Unpack an archive into a temporary folder of this user's alone, which goes when this process ends.
+    """Unpack an archive into a temporary folder that only this user can read and that is deleted when this process
+    ends.
 
     Args:
         file: The archive.
-        limits: To what it unpacks to.
-        with_segments: Without them a reader knows the processes and none of their events.
+        limits: Limits of what it unpacks to.
+        with_segments: If False, a reader knows the processes and none of their events.
 
     Returns:
         The Recording's folder.
 
     Raises:
-        RecordingError: it is no whole zip file, holds no Recording or a path that leads out of it, is larger than
+        RecordingError: it is no complete zip file, holds no Recording or a path that leads out of it, is larger than
             `limits` allow, or cannot be unpacked here.
     """
     try:
@@ -52,8 +53,8 @@ def unpack(file: Path, limits: Limits = LIMITS, *, with_segments: bool = True) -
                 raise
     except _DAMAGED as error:
         raise RecordingError(
-            f"{file}: no Recording: not a whole zip file: {error}; "
-            "give the folder that `rltrace exec` or `run` named, or what `rltrace export --to archive` wrote of it"
+            f"{file}: not a Recording: not a complete zip file: {error}; "
+            "give the folder that `rltrace exec` or `run` named, or an archive that `rltrace export` wrote of it"
         ) from None
     except OSError as error:
         raise RecordingError(
@@ -63,13 +64,14 @@ def unpack(file: Path, limits: Limits = LIMITS, *, with_segments: bool = True) -
 
 
 def _root(packed: zipfile.ZipFile, file: Path) -> str:
-    """The folder in the archive that is the Recording."""
+    """Return the folder in the archive that is the Recording."""
     for name in packed.namelist():
         folder, _, last = name.rpartition("/")
         if last == manifest.FILE and "/" not in folder:
             return folder
     raise RecordingError(
-        f"{file}: no Recording in it ({manifest.FILE} is missing); give what `rltrace export --to archive` wrote"
+        f"{file}: holds no Recording ({manifest.FILE} is missing); give an archive that `rltrace export "
+        "--to archive` wrote"
     )
 
 
@@ -78,12 +80,13 @@ def _refuse_ways_out(packed: zipfile.ZipFile, file: Path) -> None:
         path = PureWindowsPath(name)  # what leads out of a folder on any system does so here
         if path.anchor or ".." in path.parts:
             raise RecordingError(
-                f"{file}: not unpacked: {name!r} leads out of it; get the archive from its maker again"
+                f"{file}: not unpacked: {name!r} would be written outside of the folder; ask its maker for "
+                "a new archive"
             )
 
 
 def _refuse_excess(packed: zipfile.ZipFile, file: Path, limits: Limits) -> None:
-    """Refuse by what the archive says of itself, before a byte is written."""
+    """Refuse an archive by what it says about itself, before a byte is written."""
     entries = packed.infolist()
     if len(entries) > limits.files:
         raise _excess(file, f"{len(entries):,} files", f"{limits.files:,}")
@@ -109,7 +112,7 @@ def _refuse_excess(packed: zipfile.ZipFile, file: Path, limits: Limits) -> None:
 
 
 def _extract(packed: zipfile.ZipFile, folder: Path, *, with_segments: bool) -> None:
-    """Unpack block by block; of a file, zipfile gives no more bytes than the archive's list says, and checks them."""
+    """Unpack block by block; zipfile checks each file and returns no more bytes than the archive's list names."""
     for entry in packed.infolist():
         target = folder / entry.filename
         if entry.is_dir():

@@ -1,4 +1,4 @@
-"""The words of a command, where it is Python's: the interpreter's options and what is run."""
+"""Takes a Python command apart: the interpreter's options, and what is run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[dt]?")
 
 
 def python_options(command: list[str]) -> str:
-    """The letters of the options that the interpreter itself is given."""
+    """Return the letters of the options that the interpreter itself is given."""
     return _parsed(command)[0]
 
 
 def words_of_program(command: list[str]) -> list[str]:
-    """What follows the interpreter and its options: `-m`, a module and its words; a script and its words; `-c` ..."""
+    """Return what follows the interpreter and its options: `-m`, a module and its words; a script and its words; `-c`
+    ..."""
     return _parsed(command)[1]
 
 
 def _parsed(command: list[str]) -> tuple[str, list[str]]:
-    """Letters of the interpreter's own options, and the words behind them, `-c` and `-m` apart from what is theirs."""
+    """Return the letters of the interpreter's own options, and the words after them; `-c` and `-m` keep what is
+    theirs."""
     letters = ""
     words = command[1:]
     while words and words[0].startswith("-") and words[0] != "-" and not words[0].startswith("--"):

@@ -1,9 +1,9 @@
-"""Lanes of spans of one row that cross: one began before the other, and ended inside it.
+"""Assigns lanes to spans of one row that cross: one began before the other and ended inside it.
 
-On a lane, spans nest: a span takes, when it ends, the first lane on which no span is that began before it and ended
-inside it. Thousands may be in flight and end in the order in which they began, each crossing all the others. So the
-lane of one that ends is barred for all younger ones at once: in a tree over the open spans, whose nodes have sets of
-lanes, as the bits of whole numbers.
+On a lane, spans nest. When a span ends, it takes the first lane that has no span that began before it and ended inside
+it. Thousands of spans may be in flight and end in the order in which they began, each crossing all the others. So the
+lane of a span that ends is barred for all younger spans at once, in a tree over the open spans whose nodes hold sets of
+lanes as the bits of integers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ class Crossing:
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        """Leaves of open spans, by their ids, in the order they began; those that began since have none yet."""
+        """Leaves of open spans by their ids, in the order in which the spans began; those that began since have none
+        yet."""
         self._next = 0
         self._barred = [0, 0]
-        """Sets of lanes, of each node: node n has 2n and 2n + 1 below it, and what bars it bars all leaves below it."""
+        """Sets of lanes, one per node: node n has 2n and 2n + 1 below it, and what bars it bars all leaves below it."""
         self._free = sys.maxsize
-        """So many of the oldest open spans are barred from no lane."""
+        """How many of the oldest open spans are barred from no lane."""
 
     def lane(self, span: Span) -> int:
-        """The first that a span is not barred from."""
+        """Return the first lane that a span is not barred from."""
         barred = self._lanes(span)
         return (~barred & (barred + 1)).bit_length() - 1
 
@@ -35,12 +36,12 @@ class Crossing:
         """Take a span out of its row, and bar the younger ones, which go on, from its lane.
 
         Args:
-            row: Its open spans, the oldest first.
+            row: The open spans of the row, the oldest first.
             at: Index of the span.
-            lane: That it is on.
+            lane: Its lane.
 
         Returns:
-            Whether any is barred now.
+            Whether any span is barred now.
         """
         if at < len(row) - 1:
             self._place(row)
@@ -61,7 +62,7 @@ class Crossing:
         return lanes
 
     def _place(self, row: list[Span]) -> None:
-        """Give a leaf to those that have none yet, which are the youngest."""
+        """Give a leaf to the youngest spans, which have none yet."""
         new = list(itertools.takewhile(lambda span: id(span) not in self._places, reversed(row)))
         if self._next + len(new) > len(self._barred) // 2:
             self._grow(row)
@@ -71,7 +72,7 @@ class Crossing:
             self._next += 1
 
     def _grow(self, row: list[Span]) -> None:
-        """Begin anew with the spans that are open, and room for as many."""
+        """Start again with the spans that are open, and room for as many."""
         lanes = [self._lanes(span) for span in row]
         leaves = 2 << len(row).bit_length()
         self._barred = [0] * leaves + lanes + [0] * (leaves - len(row))
@@ -79,7 +80,7 @@ class Crossing:
         self._next = len(row)
 
     def _bar(self, first: int, lane: int) -> None:
-        """Bar all leaves from one on that are taken: the fewest nodes that have these below them, and no others."""
+        """Bar all taken leaves from one on, by the fewest nodes that have these and no others below them."""
         leaves = len(self._barred) // 2
         low, high = first + leaves, self._next + leaves
         while low < high:

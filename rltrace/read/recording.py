@@ -1,6 +1,6 @@
-"""Reads a Recording: a folder that is valid at every instant, while its run goes on and after any process was killed.
+"""Reads a Recording: a folder that is valid at every moment, while its run goes on and after any process was killed.
 
-Streaming: a reader holds one segment and the spans that are open, whatever the Recording's size.
+Reading is streamed: a reader holds one segment and the open spans, whatever the Recording's size.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from rltrace.errors import RecordingError
-from rltrace.events import SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
+from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import alignment, archive, ending, gate
+from rltrace.read import alignment, archive, ending, gate, unmarked
 from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
@@ -44,13 +44,13 @@ from rltrace.record.process import (
 Event = Span | Counter
 
 MOST_NAMES = 20_000
-"""Names of spans that a reader remembers something of."""
+"""How many names of spans a reader remembers something about."""
 
 GIVE = "; give the folder that `rltrace exec` or `run` named"
 
 
 class Recording:
-    """The folder of a run, or an archive of it, read only."""
+    """The folder of a run, or an archive of it; read only."""
 
     def __init__(
         self, path: Path, folder: Path, fields: dict[str, Any], limits: Limits = LIMITS, damaged_fields: int = 0
@@ -58,20 +58,20 @@ class Recording:
         self.path = path
         """What was opened."""
         self.folder = folder
-        """Where its files lie: `path`, or where an archive was unpacked."""
+        """Where its files are: `path`, or the folder that an archive was unpacked into."""
         self.manifest = fields
-        """As written by `rltrace.record.manifest.create`, those fields that can be what they say."""
+        """The manifest as `rltrace.record.manifest.create` wrote it, without fields that cannot be right."""
         self.limits = limits
         self._damaged_fields = damaged_fields
         self.steps_are_chosen = False
-        """It is a part of chosen steps: none of them is left out of a mean as warm-up."""
+        """Whether it is a part of chosen steps: none of them is left out of a mean as warm-up."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], limits: Limits = LIMITS) -> Recording:
         """Read the manifest; unpack an archive first.
 
         Args:
-            path: Of the folder or the archive.
+            path: The folder or the archive.
             limits: What is read without a question; `NO_LIMITS` of `rltrace.limits` for any size.
 
         Raises:
@@ -90,27 +90,29 @@ class Recording:
             raise RecordingError(f"{error.filename or opened}: cannot be read: {error.strerror or error}") from None
         except (ValueError, RecursionError) as error:
             raise RecordingError(
-                f"{file}: damaged: {error}; the segments beside it are intact, restore the manifest from a copy"
+                f"{file}: damaged: {error}; restore it from a copy; this does not affect the segments beside it"
             ) from None
         if "version" not in fields:
-            raise RecordingError(f"{file}: damaged: it has no version; restore the manifest from a copy")
+            raise RecordingError(f"{file}: damaged: it names no version; restore it from a copy")
         if fields["version"] > VERSION:
             raise RecordingError(
-                f"{file}: written in format {fields['version']}, this rltrace reads up to {VERSION}; upgrade rltrace"
+                f"{file}: written in format {fields['version']}, but this rltrace reads formats up to "
+                f"{VERSION}; upgrade rltrace"
             )
         return cls(opened, folder, fields, limits, damaged_fields)
 
     @property
     def name(self) -> str:
-        """Of what was opened: the folder, or the archive without its ending."""
+        """The name of what was opened: the folder's, or the archive's without its ending."""
         is_folder = self.folder == self.path
         return self.path.resolve().name if is_folder else self.path.name.removesuffix(archive.SUFFIX)
 
     @cached_property
     def processes(self) -> list[Process]:
-        """Every process that recorded, by when it began, hosts kept together.
+        """Return every process that recorded, by when it began, with hosts kept together.
 
-        Processes of another clock domain tell the times of the run's, where exchanges between the two were recorded.
+        If exchanges were recorded between another clock domain and the run's, the times of its processes are on the
+        run's clock.
         """
         processes = [process for process in self._found if process.is_identified]
         reference = self._clock_domain_of_run
@@ -121,10 +123,10 @@ class Recording:
         return sorted(processes, key=lambda process: (process.host, process.start_ns, process.key))
 
     def part(self, cuts: Mapping[str, Cut], *, steps_are_chosen: bool) -> Recording:
-        """The same Recording as if it had nothing else.
+        """Return the same Recording as if it had nothing but these parts.
 
         Args:
-            cuts: Of each process that is in it, by its key, what of it.
+            cuts: For each process in the part, by its key, what of it.
             steps_are_chosen: It is a part of chosen steps.
         """
         _ = self.time_domain  # of the whole
@@ -135,7 +137,7 @@ class Recording:
 
     @cached_property
     def unidentified(self) -> list[Unidentified]:
-        """Processes of which nobody knows who they were: they are in no figure but what was lost."""
+        """Return processes whose identity nobody knows: they count in no figure except what was lost."""
         opened = {process.key for process in self._found}
         left = sorted((self.folder / OPENING).glob("*/"))
         opening = {key: folder for folder in left if (key := key_of_opening(folder.name)) not in opened}
@@ -152,14 +154,18 @@ class Recording:
         found = [Process(folder, self.limits) for folder in sorted(self._folders)]
         for process in found:
             process.complete(found, self.manifest)
+        if self.manifest["version"] < MARKED_SINCE:
+            mark = unmarked.markers({process.key: process.hooks for process in found if process.is_identified})
+            for process in found:
+                process.mark = mark.get(process.key)
         return found
 
     @cached_property
     def time_domain(self) -> Domain | None:
-        """The clock domain that times are compared in: the run's own, else its driver's; None of an empty Recording.
+        """The clock domain in which times are compared: the run's own, else its driver's; None of an empty Recording.
 
-        A process whose `time_domain` is another one has times that compare with these by real time only, with an error
-        that nobody measured.
+        The times of a process with another `time_domain` compare with these only by real time, with an error that
+        nobody measured.
         """
         domains = {process.time_domain for process in self.processes}
         if self._clock_domain_of_run in domains:
@@ -169,46 +175,48 @@ class Recording:
 
     @property
     def _clock_domain_of_run(self) -> Domain | None:
-        """Of the process that made the Recording; older ones do not say."""
+        """Return the clock domain of the process that made the Recording; older ones do not say."""
         said = self.manifest.get("clock_domain")
         return (str(said.get("boot_id")), str(said.get("time_namespace"))) if said else None
 
     @property
     def is_live(self) -> bool:
-        """Whether the process that owns the run is still there, as seen from its host."""
+        """Return whether the process that owns the run is still alive, as seen from its host."""
         return manifest.is_live(self.folder)
 
     @property
     def is_watched(self) -> bool:
-        """Whether a supervisor made it, which sees how processes go; nobody does where a program records itself."""
+        """Return whether a supervisor made it, which sees how processes end; nobody does if a program records
+        itself."""
         return self.manifest.get("owner") is None
 
     @property
     def is_complete(self) -> bool:
-        """Whether every process ended its part in good order."""
+        """Return whether every process ended its part in good order."""
         if self.unidentified:
             return False
         return bool(self.processes) and all(process.end_ns is not None for process in self.processes)
 
     @property
     def ending(self) -> Ending | None:
-        """How the command ended; None while it goes on, and of a program that no `rltrace exec` or `run` started."""
+        """Return how the command ended; None while it goes on, and for a program that neither `rltrace exec` nor `run`
+        started."""
         return ending.read(self.folder)
 
     @property
     def _folders(self) -> list[Path]:
-        """Of the processes; one that is a link leads out of the Recording."""
+        """Return the folders of the processes; a folder that is a link would lead out of the Recording."""
         above = self.folder / manifest.PROCESSES
         return [] if above.is_symlink() else [folder for folder in above.glob("*/") if not folder.is_symlink()]
 
     @property
     def refused(self) -> list[str]:
-        """Files and folders of the Recording that are not read, each with the reason: links, pipes, excess."""
+        """Return files and folders of the Recording that are not read, each with the reason: links, pipes, excess."""
         found = {file: regular_file.refusal(file, self.limits) for file in self._files()}
         return [f"{file}: {why}" for file, why in sorted(found.items()) if why is not None]
 
     def _files(self) -> Iterator[Path]:
-        """What its readers open, and links in the place of folders."""
+        """Return what its readers open, and links in place of folders."""
         for pattern in ("*.json", "*.jsonl"):
             yield from self.folder.glob(pattern)
         above = self.folder / manifest.PROCESSES
@@ -218,7 +226,7 @@ class Recording:
 
     @property
     def untraced(self) -> list[dict[str, Any]]:
-        """Processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
+        """Return the processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
         return self._read_untraced().values
 
     def _read_untraced(self) -> gate.Lines:
@@ -227,7 +235,7 @@ class Recording:
 
     @property
     def damaged(self) -> dict[str, int]:
-        """Lines or fields that cannot be read, of the files that are of no process."""
+        """Return how many lines or fields cannot be read, in the files that belong to no process."""
         counts = {
             manifest.FILE: self._damaged_fields,
             manifest.UNTRACED: self._read_untraced().damaged,
@@ -238,7 +246,7 @@ class Recording:
 
     @property
     def lost_events(self) -> int:
-        """Events that could not be written, over all processes."""
+        """Return how many events could not be written, over all processes."""
         unreadable = sum(process.records for process in self.unidentified)
         return unreadable + sum(process.lost_events for process in self.processes)
 
@@ -250,15 +258,15 @@ class Unidentified(NamedTuple):
     """Its folder in the Recording."""
     pid: int | None
     records: int
-    """Spans and samples that it wrote, and could not write: nobody knows whose they are, and by which clock."""
+    """Spans and samples that it wrote and could not write. Nobody knows whose they are, and by which clock."""
 
 
 OPENING_SECONDS = 60.0
-"""A process that is there and has not opened its folder after so long is another one with its pid."""
+"""A process that exists and has not opened its folder after this time is another one with the same pid."""
 
 
 def _is_opening(folder: Path, key: str) -> bool:
-    """Whether the process that a folder is to be of is about to open it, as far as this host can tell."""
+    """Return whether the process of a folder is about to open it, as far as this host can tell."""
     pid = pid_of(key)
     if pid is None or not is_of_this_host(key) or manifest.started_ticks(pid) is None:
         return False
@@ -266,6 +274,14 @@ def _is_opening(folder: Path, key: str) -> bool:
         return time.time() - folder.stat().st_mtime < OPENING_SECONDS
     except OSError:  # it is open
         return True
+
+
+class TypedSpan(NamedTuple):
+    """What a process has declared."""
+
+    name: str
+    fields: list[str]
+    is_automatic: bool
 
 
 class Process:
@@ -277,24 +293,28 @@ class Process:
         self.key = folder.name
         self.identity: dict[str, Any] = {}
         self.alignment: Alignment | None = None
-        """How its clock's times became those of the run; None where they are as it wrote them."""
+        """How its clock's times were mapped to the run's; None if they are as it wrote them."""
         self._aligned_to: Domain = ("", "")
+        self.mark: unmarked.Mark | None = None
+        """What tells its automatic spans by their names, where its records do not."""
         self.hooks: list[dict[str, Any]] = []
-        """As last reported, each with `fired`, and with `spent_ns`, None where nobody asked for it."""
+        """Its hooks as last reported, each with `fired`, and with `spent_ns`, which is None if nobody asked for it."""
         self.end_ns: int | None = None
         """When it ended its part in good order; None if it is alive or was killed."""
         self.killed_by: int | None = None
-        """The signal that killed it, where somebody watched."""
+        """The signal that killed it, if somebody watched."""
         self.gone_ns: int | None = None
-        """When that somebody saw that it was gone, whatever ended it."""
+        """When the watcher saw that it was gone, however it ended."""
         self.was_stopped = False
-        """It ended because another process of the run had died."""
+        """Whether it ended because another process of the run had died."""
         self.left_running: set[str] = set()
-        """Keys of who ran when it, a driver, left its Ray cluster, whose workers Ray ends then."""
-        self.pauses: list[tuple[int, int | None]] = []
-        """From when to when it recorded nothing because it was told so; None: it never went on."""
+        """Keys of the processes on its host that ran when this driver left its Ray cluster; Ray then ends the cluster's
+        workers."""
+        self.left_ns: int | None = None
+        """When it left it, the last time."""
+        self._own_pauses: list[tuple[int, int | None]] = []
         self.costs: dict[str, float] = {}
-        """Nanoseconds that recording one event took in it, by kind of event; empty where nobody measured."""
+        """Nanoseconds that recording one event took in it, by kind of event; empty if nobody measured."""
         self.unavailable: dict[str, str] = {}
         """What it was to measure and could not, each with the reason."""
         self.allocations_begun: set[int] = set()
@@ -302,32 +322,33 @@ class Process:
         self.dropped_segments = 0
         self.dropped_bytes = 0
         self.threads: dict[int, str] = {}
-        """Names by native id, known after `events` passed them."""
+        """Names by native id, known after `events` has passed them."""
         self.torn = 0
-        """Records that are damaged, such as the one that the process died in, known after `events`."""
+        """How many records are damaged, such as the one that the process died in; known after `events`."""
         self.orphans = 0
-        """Ends and flows whose span's beginning was dropped or lost, known after `events`."""
+        """How many ends and flows lost the beginning of their span; known after `events`."""
         self.stray_flows = 0
-        """Of these the flows: no span of their thread and task was open."""
+        """How many of these are flows: no span of their thread and task was open."""
         self.misfits = 0
-        """Whole records that say nothing, such as a sample whose value is no number, known after `events`."""
+        """How many whole records make no sense, such as a sample whose value is no number; known after `events`."""
         self.unfit = 0
-        """Arguments and fields left out, which cannot be what they say, such as 10**19 bytes; known after `events`."""
+        """How many arguments and fields were left out because they cannot be right, such as 10**19 bytes; known after
+        `events`."""
         self.damaged_lines = 0
         self.damaged_segments = 0
-        """Not as they were when they were full or closed, or not there any more; known after `events`."""
+        """Segments that changed after they were full or closed, or are missing; known after `events`."""
         self.unsealed: dict[str, int] = {}
         """Bytes of each segment that nobody closed, so that nothing says whether it is as it was written; known after
-        `events`. Empty where segments had no checksums yet."""
+        `events`. Empty if segments had no checksums yet."""
         self.has_checksums = False
         self._unfit_fields = 0
         self._seals: dict[str, checksum.Sum] = {}
-        """Of segments that are full or closed."""
+        """Checksums of segments that are full or closed."""
         self._dropped: set[str] = set()
         self._last_counts: dict[int, int] | None = None
-        """What `counts.u64` was when it ended."""
+        """The content of `counts.u64` when it ended."""
         self._closed_segments: int | None = None
-        self._types: dict[int, tuple[str, list[str]]] = {}
+        self._types: dict[int, TypedSpan] = {}
         self._cut = Cut()
         self._read_lines()
         self.life_ns = self._life_ns()
@@ -335,13 +356,13 @@ class Process:
 
     @property
     def is_identified(self) -> bool:
-        """Whether it is known since when it recorded, and by which clock; of one without events, because it said so."""
+        """Return whether we know when it recorded, and by which clock; for one without events, because it said so."""
         known = {"start_ns", "boot_id"} <= self.identity.keys()
         return known and (self._has_said_who or any(self.folder.glob("*.seg")))
 
     @cached_property
     def records(self) -> int:
-        """Spans and samples in its segments."""
+        """Return how many spans and samples are in its segments."""
         return sum(1 for _ in self.events())
 
     @property
@@ -354,7 +375,7 @@ class Process:
 
     @property
     def life(self) -> tuple[Any, ...] | None:
-        """What programs have in common that one process ran, each by `exec`; None where nobody could say."""
+        """What programs share that one process ran, each by `exec`; None if that is not known."""
         ticks = self.identity.get("start_ticks")
         return None if ticks is None else (self.host, self.identity.get("boot_id"), self.pid, ticks)
 
@@ -376,23 +397,35 @@ class Process:
 
     @property
     def machine(self) -> dict[str, Any] | None:
-        """What `rltrace.host.machine.machine` said of its host, where the process is its sampler."""
+        """What `rltrace.host.machine.machine` said of its host, if the process is its sampler."""
         return self.identity.get("machine")
 
     @property
     def chosen_steps(self) -> list[int]:
-        """Those whose every allocation it was to keep."""
+        """Return the steps whose every allocation it was to keep."""
         return self.identity.get("chosen_steps") or []
 
     @property
     def parent(self) -> str | None:
-        """Folder name of the traced process it descends from."""
+        """The folder name of the traced process that it descends from."""
         return self.identity.get("parent")
 
     @property
     def place(self) -> str:
         """Its place in the run: `rank 0 engine`, or `driver`."""
         return self.role if self.rank is None else f"rank {self.rank} {self.role}"
+
+    @property
+    def pauses(self) -> list[tuple[int, int | None]]:
+        """From when to when it recorded nothing because it was told so; None: it never went on."""
+        return [
+            (self._on_time_line(begin_ns), None if end_ns is None else self._on_time_line(end_ns))
+            for begin_ns, end_ns in self._own_pauses
+        ]
+
+    def paused_after_ns(self, span: Span) -> int | None:
+        """When, on its own clock, it first paused after a span began; None if it did not."""
+        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= span.start_ns), None)
 
     @property
     def name(self) -> str:
@@ -402,23 +435,24 @@ class Process:
 
     @property
     def clock_domain(self) -> Domain:
-        """Of its own clock: processes of one domain share it by construction."""
+        """The domain of its own clock: processes of one domain share it by construction."""
         return str(self.identity.get("boot_id")), str(self.identity.get("time_namespace"))
 
     @property
     def time_domain(self) -> Domain:
-        """The clock domain that its times are given in."""
+        """The clock domain in which its times are given."""
         return self.clock_domain if self.alignment is None else self._aligned_to
 
     def align(self, alignment: Alignment, domain: Domain) -> None:
         """Give all times of this process in those of another clock domain from here on."""
         self.alignment, self._aligned_to = alignment, domain
-        self.end_ns, self.gone_ns = (
-            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns)
+        self.end_ns, self.gone_ns, self.left_ns = (
+            None if at_ns is None else self._on_time_line(at_ns) for at_ns in (self.end_ns, self.gone_ns, self.left_ns)
         )
 
     def time_bound_ns(self, last_ns: int) -> float:
-        """How far its times, until `last_ns`, are off at most in its `time_domain`; 0 for those of its own clock."""
+        """Return how far its times, until `last_ns`, are off at most in its `time_domain`; 0 for those of its own
+        clock."""
         if self.alignment is None:
             return 0.0
         return self.alignment.largest_bound_ns(int(self.identity.get("start_ns", 0)), self.alignment.undone_ns(last_ns))
@@ -430,33 +464,40 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs; only its own host can tell."""
+        """Return whether it still runs; only its own host can tell."""
         if self.end_ns is not None or self.host != manifest.host_name():
             return False
         ticks = manifest.started_ticks(self.pid)
         return ticks is not None and ticks == self.identity.get("start_ticks")
 
+    def typed(self, name: str) -> dict[int, list[str]]:
+        """The fields of each typed span that it declared by this name, by its number."""
+        return {number: declared.fields for number, declared in self._types.items() if declared.name == name}
+
     @property
     def lost_events(self) -> int:
-        """Events it could not write (a full disk, a record too large) or not as what they are (`misfits`)."""
+        """How many events it could not write (a full disk, a record too large), or only as `misfits`."""
         return self._count(LOST) + self.misfits
 
     def events(self) -> Iterator[Event]:
-        """Every span and sample, decoded and matched.
+        """Yield every span and sample, decoded and matched.
 
         Yields:
-            Spans where they end and samples where they were taken, in the order each thread wrote them; threads follow
-            each other segment by segment. Spans that never ended come last, `end_ns` None.
+            Spans where they end and samples where they were taken, in the order in which each thread wrote them;
+            threads follow each other segment by segment. Spans that never ended come last, with `end_ns` None; those
+            among them that a pause cut off end where it began.
         """
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
-        events = _EventReader(self, self._types).events()
+        events: Iterator[Event] = _EventReader(self, self._types).events()
+        if self.mark is not None:
+            events = map(self.mark, events)
         if self.alignment is not None:
             events = map(self._aligned, events)
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
 
     def part(self, cut: Cut) -> Process:
-        """The same process with some of its events; see `Recording.part`."""
+        """Return the same process with some of its events; see `Recording.part`."""
         part = copy.copy(self)
         part._cut = cut
         return part
@@ -522,11 +563,11 @@ class Process:
         elif kind == "hook":
             hooks[line["instrumentation"], line["target"]] = line
         elif kind == "type":
-            self._types[line["number"]] = (line["name"], line["fields"])
+            self._types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
         elif kind == "pause":
-            self.pauses.append((line["ts_ns"], None))
+            self._own_pauses.append((line["ts_ns"], None))
         elif kind == "resume":
-            self.pauses[-1:] = [(begin_ns, line["ts_ns"]) for begin_ns, _ in self.pauses[-1:]]
+            self._own_pauses[-1:] = [(begin_ns, line["ts_ns"]) for begin_ns, _ in self._own_pauses[-1:]]
         elif kind == "cost":
             self.costs |= line
         elif kind == "unavailable":
@@ -539,6 +580,7 @@ class Process:
             self._dropped |= {line["segment"]} if "segment" in line else set()
         elif kind == "left":
             self.left_running |= set(line["running"])
+            self.left_ns = line.get("ts_ns")
         elif kind == "seal":
             self._seals[line["segment"]] = checksum.Sum(line["bytes"], line["crc32"])
         elif kind == "end":
@@ -559,8 +601,8 @@ class Process:
         return int(self.identity.get("start_ns", 0)), last_ns
 
     def complete(self, processes: Iterable[Process], manifest: dict[str, Any]) -> None:
-        """Where the line that says who this process is cannot be read, take what its folder's name says, and its clock
-        from another one of its host."""
+        """Fill in what the damaged line about a process's identity would say: from its folder's name, and with the
+        clock of another process of its host."""
         host, _, began = self.key.rpartition("-")
         host, _, pid = host.rpartition("-")
         named = {"host": host, "pid": pid, "start_ns": began}
@@ -573,11 +615,11 @@ class Process:
             self.identity = {name: known[name] for name in _CLOCK if name in known} | self.identity
 
     def check_segment(self, name: str, content: bytes) -> bool:
-        """Whether a segment is as it was when it was full or closed; one that is not is counted.
+        """Count a segment that is not as it was when it was full or closed.
 
         Args:
-            name: Of its file.
-            content: Of the file.
+            name: Name of its file.
+            content: Content of the file.
         """
         seal = self._seals.get(name)
         if seal is None:
@@ -592,7 +634,8 @@ class Process:
         return False
 
     def check_all_there(self, names: Iterable[str]) -> None:
-        """Count the segments that were closed, and are not there; what was dropped to keep to `max_bytes` is not."""
+        """Count the segments that were closed and are missing, apart from those that were dropped to keep to
+        `max_bytes`."""
         if self.is_alive:  # it may have dropped one a moment ago
             return
         missing = self._seals.keys() - self._dropped - set(names)
@@ -609,31 +652,31 @@ class Process:
 _CLOCK = ("boot_id", "time_namespace", "monotonic_ns", "realtime_ns")
 
 MOST_COUNT = 1 << 53
-"""A count beyond is damage: nothing happens so often."""
+"""A larger count is damage: nothing happens so often."""
 
 
 class _EventReader:
-    """Matches the ends of one process to their beginnings."""
+    """Matches the ends of one process's spans to their beginnings."""
 
-    def __init__(self, process: Process, types: dict[int, tuple[str, list[str]]]) -> None:
+    def __init__(self, process: Process, types: dict[int, TypedSpan]) -> None:
         self.process = process
         self.types = types
         self.thread = 0
-        """Whose records are being read."""
+        """The thread whose records are being read."""
         self.open: dict[int, list[Span]] = {}
-        """Spans by their start: two of one thread never share it, two threads may."""
+        """Open spans by their start: two of one thread never share it, but two threads may."""
         self.stacks: dict[tuple[int, int], list[Span]] = {}
         """Open spans by thread and task, innermost last: a flow belongs to the innermost."""
         self.crossings: dict[tuple[int, int], Crossing] = {}
-        """By thread and task, where an open span cannot be on every lane."""
+        """By thread and task, if an open span cannot be on every lane."""
         self.early_ends: dict[int, tuple[int, Args | None]] = {}
-        """Ends read before their beginning: another thread ended the span, and its segment was read first."""
+        """Ends that were read before their beginning: another thread ended the span, and its segment was read first."""
         self.nameless: set[int] = set()
-        """Starts of spans that say nothing, whose ends are still to come."""
+        """Starts of spans that make no sense, whose ends are still to come."""
         self.first_ns, self.last_ns = 0, gate.MOST_NS
         """From when to when the segment that is being read can have been written."""
         self.checks: dict[str, dict[str, gate.Check]] = {}
-        """Of arguments, by the name of their span; forgotten where there are `MOST_NAMES`."""
+        """Checks of arguments, by the name of their span; forgotten when there are `MOST_NAMES`."""
         # What a record is follows from the types of its elements; one that fits none is a typed span or damaged.
         self.readers: dict[tuple[type, ...], Callable[..., Event | None]] = {
             (int, str, bool): self._thread,
@@ -658,14 +701,15 @@ class _EventReader:
         for span in [span for spans in self.open.values() for span in spans]:
             crossing = self.crossings.get((span.thread, span.task))
             span.lane = 0 if crossing is None else crossing.lane(span)
+            span.end_ns = self.process.paused_after_ns(span)  # if it ended in a pause, nobody wrote that down
             yield span
         self.process.orphans += len(self.early_ends)
 
     def _segment(self, path: Path) -> Iterator[Event]:
-        """The events of one segment.
+        """Yield the events of one segment.
 
         Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
-        two are handled on the spot, which halves the time an event takes; all others go to the readers by type.
+        two are handled right here, which halves the time per event; all others go to the readers by type.
         """
         open_spans, stacks, crossings = self.open, self.stacks, self.crossings
         leave_out_unfit = gate.leave_out_unfit
@@ -697,19 +741,23 @@ class _EventReader:
                             span.args |= late
                         yield span
                         continue
-            elif size == 5 and first.__class__ is str:
-                task, start_ns, args = record[1], record[2], record[3]
+            elif (size == 5 and first.__class__ is str) or (size == 6 and first == AUTOMATIC):
+                if size == 5:
+                    name, task, start_ns, args, _ = record
+                else:
+                    _, name, task, start_ns, args, _ = record
                 if (
                     args.__class__ in _ARGS
+                    and name.__class__ is str
                     and start_ns.__class__ is int
                     and first_ns <= start_ns <= last_ns
                     and task.__class__ is int
                     and start_ns not in open_spans
                     and not self.early_ends
                 ):
-                    if args and checks.get(first, _NEW):  # a name that is new, or whose arguments figures are made of
-                        self._check(first, args)
-                    span = Span(first, self.thread, task, start_ns, None, args or {})
+                    if args and checks.get(name, _NEW):  # a name that is new, or whose arguments figures are made of
+                        self._check(name, args)
+                    span = Span(name, self.thread, task, start_ns, None, args or {}, (), (), 0, size == 6)
                     open_spans[start_ns] = [span]
                     siblings = stacks.get((self.thread, task))
                     if siblings is None:
@@ -717,13 +765,19 @@ class _EventReader:
                     else:
                         siblings.append(span)
                     continue
-            read = self.readers.get((*map(type, record),))
-            event = self._typed(*record) if read is None else read(*record)
+            event = self._event(record)
             if event is not None:
                 yield event
 
+    def _event(self, record: list[Any]) -> Event | None:
+        """What a record makes; every reader takes, for the `true` at its end, whether a hook wrote it."""
+        unmarked = _unmarked(record)
+        read = self.readers.get((*map(type, unmarked),))
+        return self._typed(*record) if read is None else read(*unmarked[:-1], unmarked is not record)
+
     def _records(self, path: Path) -> Iterator[list[Any]]:
-        """The records of a segment; what can have been written into it is known when the first one is asked for."""
+        """Yield the records of a segment. What can have been written into it is known when the first one is asked
+        for."""
         self.first_ns, self.last_ns = 0, gate.MOST_NS
         try:
             data = regular_file.read(path, self.process.limits)
@@ -744,12 +798,14 @@ class _EventReader:
         return records(data, self._makes_sense, report_damage, may_grow=self.process.is_alive)
 
     def _makes_sense(self, record: Any) -> bool:
-        """Whether a value behind a damaged record is a record: of a type that there is, and of its process's life."""
+        """Return whether a value after a damaged record is a record: its type exists, and its time is in its process's
+        life."""
         if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
             return False
-        types = (*map(type, record),)
+        unmarked = _unmarked(record)
+        types = (*map(type, unmarked),)
         if types in self.readers:
-            times_ns = record[_TIMES[types[0], len(types)]]
+            times_ns = unmarked[_TIMES[types[0], len(types)]]
         elif record[0].__class__ is int and record[0] in self.types and types[-4:-1] in _TYPED:
             times_ns = record[-3:-2]
         else:
@@ -765,7 +821,7 @@ class _EventReader:
         self.process.threads[thread] = name
 
     def _check(self, name: str, args: Args) -> None:
-        """Leave those arguments out that cannot be what a span of this name says with them."""
+        """Remove the arguments that a span of this name cannot have."""
         checks = self.checks.get(name)
         if checks is None:
             if len(self.checks) >= MOST_NAMES:
@@ -790,21 +846,23 @@ class _EventReader:
     def _switch(self, name: str, ts_ns: int, value: bool, _: bool) -> Counter | None:
         return self._counter(name, ts_ns, int(value), True)
 
-    def _whole(self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, _: bool) -> Span | None:
+    def _whole(
+        self, name: str, lane: int, start_ns: int, end_ns: int, args: Args | None, is_automatic: bool
+    ) -> Span | None:
         if not 0 <= start_ns <= end_ns <= self.last_ns:
             self._damaged()
             return None
         if args and self.checks.get(name, _NEW):
             self._check(name, args)
-        return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None)
+        return Span(name, self.thread, lane, start_ns, end_ns, args or {}, lane=None, is_automatic=is_automatic)
 
-    def _begin(self, name: str, task: int, start_ns: int, args: Args | None, _: bool) -> Span | None:
+    def _begin(self, name: str, task: int, start_ns: int, args: Args | None, is_automatic: bool) -> Span | None:
         if not self.first_ns <= start_ns <= self.last_ns:
             self._damaged()
             return None
         if args and self.checks.get(name, _NEW):
             self._check(name, args)
-        span = Span(name, self.thread, task, start_ns, None, args or {})
+        span = Span(name, self.thread, task, start_ns, None, args or {}, is_automatic=is_automatic)
         if self.early_ends and start_ns in self.early_ends:
             return self._ended(span, *self.early_ends.pop(start_ns))
         self.open.setdefault(start_ns, []).append(span)
@@ -812,20 +870,22 @@ class _EventReader:
         return None
 
     def _typed(self, *record: Any) -> Span | None:
-        """A typed span; one whose declaration was lost keeps its arguments, numbered."""
+        """Read a typed span; one whose declaration was lost keeps its arguments, numbered."""
         number = record[0]
         sound = (*map(type, record[-4:-2]),) == (int, int) and type(record[-2]) in _ARGS
         if not sound or number.__class__ is not int or number >= 0:
             self._misfit(record[-3] if sound and len(record) == 5 else None)
             return None
-        name, fields = self.types.get(number) or (f"type {number}", [f"arg{n}" for n in range(len(record) - 5)])
-        args = dict(zip(fields, record[1:-4], strict=False))
+        declared = self.types.get(number)
+        if declared is None:
+            declared = TypedSpan(f"type {number}", [f"arg{n}" for n in range(len(record) - 5)], is_automatic=False)
+        args = dict(zip(declared.fields, record[1:-4], strict=False))
         if record[-2]:
             args |= record[-2]
-        return self._begin(name, record[-4], record[-3], args, True)
+        return self._begin(declared.name, record[-4], record[-3], args, declared.is_automatic)
 
     def _misfit(self, start_ns: int | None = None) -> None:
-        """Whole, and of no use: the program sampled what is no number, or named a span by what is no text."""
+        """Count a whole record without use: the sample is no number, or the name of the span is no text."""
         self.process.misfits += 1
         if start_ns is not None and self.early_ends.pop(start_ns, None) is None:
             self.nameless.add(start_ns)
@@ -893,12 +953,12 @@ class _EventReader:
 
 
 def _remove(spans: list[Span], span: Span) -> None:
-    """Take out this very span."""
+    """Remove this very span."""
     spans[:] = [other for other in spans if other is not span]
 
 
 def _index(stack: list[Span], span: Span) -> int:
-    """Where this very span is: spans are in the order they began, unless they are damaged."""
+    """Return where this very span is: spans are in the order in which they began, unless they are damaged."""
     at = bisect_left(stack, span.start_ns, key=_start_ns)
     if at < len(stack) and stack[at] is span:
         return at
@@ -909,14 +969,14 @@ _start_ns = attrgetter("start_ns")
 
 
 def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
-    """The latest time in a segment of which nobody knows when its process died.
+    """Return the latest time in a segment for which nobody knows when its process died.
 
     Records are in order, so one that lies after both of those that follow it is damaged. The last one may be the end of
     a span that took long, with nothing recorded in it. Finished spans were written some time after they ended.
     """
     times_ns: list[int] = []
     finished_ns: list[int] = []
-    for record in records:
+    for record in map(_unmarked, records):
         where = _TIMES.get((type(record[0]), len(record)))
         for at_ns in record[where][-1:] if where else ():
             if at_ns.__class__ is int:
@@ -930,37 +990,43 @@ def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
 
 
 MOST_SILENCE_NS = 3600 * 10**9
-"""Before the last record of a process that was killed while nobody watched; a time further behind is damage."""
+"""How long a process that was killed while nobody watched may have been silent before its last record; a longer gap is
+damage."""
+
+
+def _unmarked(record: list[Any]) -> list[Any]:
+    """The record of a span as it is without the mark that a hook made it; any other record itself."""
+    return record[1:] if len(record) > 5 and record[0] == AUTOMATIC else record
 
 
 _ARGS = (dict, NoneType)
 _TYPED = ((int, int, dict), (int, int, NoneType))
-"""What is before the end of a typed span's beginning."""
+"""What precedes the end of a typed span's beginning."""
 _TIMES = {(int, 3): slice(0), (int, 4): slice(2), (str, 4): slice(1, 2), (str, 5): slice(2, 3), (str, 6): slice(2, 4)}
 """Where a record has its times, by the type of its first element and its length."""
 _NEW: dict[str, gate.Check] = {"": gate.text}
-"""Checks of a name that nothing is known of yet."""
+"""Checks for a name of which nothing is known yet."""
 _MOST = gate.MOST_BYTES
 
 
 def _read_manifest(content: bytes) -> tuple[dict[str, Any], int]:
-    """The fields of a manifest that can be what they say, and how many cannot.
+    """Return the fields of a manifest that can be right, and how many cannot.
 
-    One that is not as it was signed has one of these somewhere.
+    A manifest that is not as it was signed has one of these somewhere.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     said = gate.parsed(content)
     if said is None:
         json.loads(content)  # says where
-        raise ValueError("it is no JSON object, or has more in each other than anybody writes")
+        raise ValueError("it is not a JSON object, or is nested too deeply")
     fields, unfit = gate.fields(said, gate.MANIFEST)
     return fields, unfit or int(checksum.is_intact(content) is False)
 
 
 def _content(path: Path, limits: Limits) -> bytes:
-    """Of a file; nothing of one that is not there, or that is refused, which `Recording.refused` names."""
+    """Return the content of a file; nothing if it is not there, or is refused, which `Recording.refused` reports."""
     try:
         return regular_file.read(path, limits)
     except OSError:
@@ -968,7 +1034,7 @@ def _content(path: Path, limits: Limits) -> bytes:
 
 
 def _seniority(process: Process) -> tuple[bool, int]:
-    """The driver first, then by when they began."""
+    """Sort the driver first, then by when they began."""
     return process.role not in LEADING, process.start_ns + process.unix_offset_ns
 
 
@@ -978,7 +1044,8 @@ _ROLES = (*LEADING, "worker", "engine")
 
 
 def in_order(processes: Iterable[Process]) -> list[Process]:
-    """As readers show them: the driver, rank by rank its worker and its engine, what has no rank, samplers last."""
+    """Return processes as readers show them: the driver, each rank's worker and engine, those without a rank, samplers
+    last."""
     return sorted(processes, key=_position)
 
 
@@ -992,15 +1059,15 @@ def _position(process: Process) -> tuple[int, int, int, int]:
 
 
 class Newest(NamedTuple):
-    """The Recording that was made last, of those in which anything is."""
+    """The Recording that was made last and is not empty."""
 
     folder: Path
     empty: list[Path]
-    """Newer ones that are over, and in which no process recorded; the newest first."""
+    """Newer Recordings that are over and empty, the newest first."""
 
 
 def newest(runs: Path) -> Newest:
-    """The newest Recording in `runs` that goes on or has a process in it; where none has, the newest.
+    """Return the newest Recording in `runs` that goes on or has a process in it; if none has, the newest.
 
     Raises:
         RecordingError: there is none.
@@ -1016,7 +1083,8 @@ def newest(runs: Path) -> Newest:
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether a run is over and no process of its program recorded; one that cannot be read is to be named."""
+    """Return whether a run is over and no process of its program recorded; one that cannot be read counts as not
+    empty."""
     if manifest.is_live(folder):
         return False
     try:

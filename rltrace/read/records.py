@@ -1,7 +1,7 @@
-"""Records of one segment: msgpack arrays that end in `true`, one behind another, and zeros behind the last.
+"""Reads the records of one segment: msgpack arrays that end in `true`, one after another, with zeros after the last.
 
-A damaged record costs itself and, where its end is damaged, the one behind it: reading goes on at the next place where
-two records in a row make sense.
+A damaged record costs itself and, if its end is damaged, the next one: reading continues at the next place where two
+records in a row make sense.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import msgpack
 
 Check = Callable[[Any], bool]
-"""Whether a value can be a record of the process that wrote the segment."""
+"""Tells whether a value can be a record of the process that wrote the segment."""
 
 MOST_GAPS = 256
-"""Damaged places of a segment behind which reading goes on."""
+"""Damaged places in a segment after which reading continues."""
 
 TRIED_BYTES = 8 * 1024
-"""The two records that show where reading goes on are not longer."""
+"""The two records that show where reading can continue are not longer than this."""
 
 BYTES_PER_TRY = 256
-"""Of a segment: it bounds the places that are tried, whatever a stranger wrote into it."""
+"""Bytes of a segment per try: this bounds the number of tries, whatever a stranger wrote into it."""
 
 LEAST_TRIES = 256
-"""In a segment, however short."""
+"""Tries in a segment, however short it is."""
 
 _BOUNDARY = re.compile(rb"\xc3(?=[\x93-\x9f\xdc])")
 """The `true` that ends a record, before the array that begins the next one."""
@@ -38,15 +38,15 @@ def _text_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
 
 _USUAL: dict[str, Any] = {}
 _ODD_KEYS: dict[str, Any] = {"object_pairs_hook": _text_keys, "strict_map_key": False}
-"""For a segment with a map whose keys are not text: slower, and every reader gets text."""
+"""Unpacks a segment with a map whose keys are not text: slower, and every reader gets text."""
 
 
 def records(data: bytes, makes_sense: Check, report_damage: Callable[[], None], *, may_grow: bool) -> Iterator[Any]:
-    """The whole records of a segment.
+    """Yield the whole records of a segment.
 
     Args:
-        data: Of its file.
-        makes_sense: Asked only about records behind a damaged one.
+        data: Content of its file.
+        makes_sense: Asked only about records after a damaged one.
         report_damage: Called once for each damaged place.
         may_grow: Its process may be writing while it is read, so that zeros before other bytes are no damage.
     """
@@ -85,7 +85,7 @@ def records(data: bytes, makes_sense: Check, report_damage: Callable[[], None], 
 
 
 def _size_bytes(data: bytes, many: int) -> int:
-    """Of so many records at the beginning of `data`, which are whole."""
+    """Return the size of so many whole records at the beginning of `data`."""
     unpacker = _unpacker(len(data) + 1)
     unpacker.feed(data)
     for _ in range(many):
@@ -94,7 +94,7 @@ def _size_bytes(data: bytes, many: int) -> int:
 
 
 def _is_start(data: bytes, makes_sense: Check) -> bool:
-    """Whether two records that make sense are at the beginning of `data`."""
+    """Return whether two records that make sense are at the beginning of `data`."""
     unpacker = _unpacker(len(data) + 1, **_ODD_KEYS)
     unpacker.feed(data)
     try:
@@ -104,5 +104,6 @@ def _is_start(data: bytes, makes_sense: Check) -> bool:
 
 
 def _unpacker(size_bytes: int, **options: Any) -> Any:
-    """Dates become seconds since 1970, as they are in the manifest; nothing larger than the segment is believed."""
+    """Make an unpacker: dates become seconds since 1970, as in the manifest, and no size beyond the segment's is
+    believed."""
     return msgpack.Unpacker(None, unicode_errors="replace", timestamp=1, max_buffer_size=size_bytes, **options)

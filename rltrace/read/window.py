@@ -1,4 +1,4 @@
-"""What of a process's events lies in some windows of time: whole spans that overlap, and samples that still hold."""
+"""Selects the events of a process that lie in time windows: whole spans that overlap, and samples that still hold."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import NamedTuple
 from rltrace.events import MEMORY_EDGE, Counter, Span
 
 Windows = tuple[tuple[int, int], ...]
-"""From and to when, in nanoseconds, in order and apart from one another."""
+"""From and to when, in nanoseconds, in order and disjoint."""
 
 
 class Cut(NamedTuple):
     """What a part of a Recording has of a process, in the process's times."""
 
     windows: Windows | None = None
-    """None: all of it."""
+    """None is all of it."""
     step_numbers: Mapping[int, int] = {}
-    """Number of each of its steps by when it began: a part does not have the places that steps without one have."""
+    """Number of each of its steps by when it began, because a part lacks the positions by which unnumbered steps are
+    counted."""
 
 
 def inside(events: Iterable[Span | Counter], windows: Windows) -> Iterator[Span | Counter]:
-    """The events that say something about the windows.
+    """Yield the events that say something about the windows.
 
     Args:
-        events: Of one process, in the order that each thread wrote them.
-        windows: The end is not part of one.
+        events: Events of one process, in the order in which each thread wrote them.
+        windows: The end of a window is not part of it.
 
     Yields:
         Spans that overlap a window, samples in it, and of each counter the last sample before, which still holds when
@@ -51,7 +52,7 @@ def inside(events: Iterable[Span | Counter], windows: Windows) -> Iterator[Span 
 
 
 def _overlaps(begin_ns: int, end_ns: float, windows: Windows) -> bool:
-    """An instant overlaps the window that it is in."""
+    """Return whether an event overlaps a window; an instant overlaps the window that it is in."""
     return any(begin_ns < end and (begin < end_ns or begin <= begin_ns) for begin, end in windows)
 
 
@@ -60,7 +61,7 @@ def _begin_ns(event: Span | Counter) -> int:
 
 
 def _end_ns(event: Span | Counter) -> float:
-    """Of a sample it is the moment itself; a span that is open goes on."""
+    """Return the end of an event: a sample's is the moment itself, and an open span has none."""
     if isinstance(event, Counter):
         return event.ts_ns
     return float("inf") if event.end_ns is None else event.end_ns

@@ -1,14 +1,15 @@
-"""From a span to a segment: what a traced process writes, and the files that it writes.
+"""Writes spans into segments: what a traced process writes, and the files that it writes.
 
 In: calls of `span`, `counter`, `flow` and `traced`, by a program or by a hook. Out: the folder of one process in a
-Recording: `process.jsonl` (`process.py`), the segments of its threads (`segment.py`), beside the run's `manifest.json`
-(`manifest.py`) and the files by which the processes of a run agree (`cluster.py`, `allocation_steps.py`). `spans.py`
-holds the hot path, `writer.py` the folder and the segments of this process, `lifecycle.py` start, pause and stop,
-`encoding.py` a record's bytes. `torch/` keeps a chosen part of a run whole: every kernel, every allocation.
+Recording, with `process.jsonl` (`process.py`) and the segments of its threads (`segment.py`), beside the run's
+`manifest.json` (`manifest.py`) and the files by which the processes of a run agree (`cluster.py`,
+`allocation_steps.py`). `spans.py` holds the hot path, `writer.py` the folder and the segments of this process,
+`lifecycle.py` start, pause and stop, `encoding.py` a record's bytes. `torch/` keeps a chosen part of a run whole: every
+kernel, every allocation.
 
-Nothing here raises into the traced program, nothing has a thread or a buffer, and `import rltrace` loads all of it: the
+Nothing here raises into the traced program, and nothing has a thread or a buffer. `import rltrace` loads all of it: the
 standard library and msgspec only.
 
-To add a kind of record, add its array to `spans.py`, its reading to `read/recording.py`, its type to `events.py`,
-and its row to the table of the format.
+To add a kind of record, add its array to `spans.py`, its reading to `read/recording.py`, its type to `events.py`, and
+its row to the table of the format.
 """

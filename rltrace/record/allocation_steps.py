@@ -1,7 +1,8 @@
-"""The steps whose every allocation is kept, and which of them runs now.
+"""The steps whose every allocation is kept, and which of them run now.
 
-Only the process whose loop it is knows the number of a step; workers and engines are other processes. It says so in a
-small file of the Recording, and they look whether that has grown. Standard library only: every process loads it.
+Only the process that runs the training loop knows the number of a step; workers and engines are other processes. It
+writes the number to a small file of the Recording, and they check whether that file has grown. This needs the standard
+library only, because every process loads it.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ VARIABLE = "RLTRACE_ALLOCATIONS"
 """Environment variable with the numbers of these steps, separated by commas."""
 
 FILE = "chosen.jsonl"
-"""In a Recording, and in the folder that stands for it on another host: a line for each begin and end of a step."""
+"""File in a Recording, and in the folder that stands for it on another host: one line per begin and end of a step."""
 
 
 def parse(text: str) -> frozenset[int]:
-    """The steps that `3` or `3,10` names; of an empty text none.
+    """Return the steps that `3` or `3,10` names; an empty text names none.
 
     Raises:
         ValueError: it names something else.
     """
     numbers = [number.strip() for number in text.split(",")] if text.strip() else []
     if not all(number.isdecimal() for number in numbers):
-        raise ValueError(f"{text!r} are not numbers of steps separated by commas; say 3, or 3,10")
+        raise ValueError(f"{text!r} is not a list of step numbers; write 3, or 3,10")
     return frozenset(map(int, numbers))
 
 
 def say(folder: Path, step: int, process: str, *, is_over: bool) -> None:
-    """Let others know that a process has begun a step, or ended it; once each, so that no two lines are equal.
+    """Tell other processes that a process has begun or ended a step; once each, so that no two lines are equal.
 
     Raises:
         OSError: the folder cannot be written.
@@ -42,7 +43,7 @@ def say(folder: Path, step: int, process: str, *, is_over: bool) -> None:
 
 
 def lines(folder: Path) -> list[str]:
-    """What was said, the oldest first."""
+    """Return what was said, the oldest first."""
     try:
         return (folder / FILE).read_text().splitlines()
     except own_failure(OSError):
@@ -50,10 +51,10 @@ def lines(folder: Path) -> list[str]:
 
 
 def merge(folder: Path, said: Iterable[str]) -> list[str]:
-    """Append what was said elsewhere and is not here; returns all that is here then.
+    """Append what was said elsewhere and is not here; return all that is here then.
 
     Raises:
-        OSError: as of `say`.
+        OSError: as for `say`.
     """
     here = lines(folder)
     new = [line for line in said if line not in here]
@@ -68,7 +69,7 @@ def _append(folder: Path, said: Iterable[str]) -> None:
 
 
 class RunningSteps:
-    """Which chosen steps run, as a folder says."""
+    """The chosen steps that run, according to a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,13 +77,13 @@ class RunningSteps:
         self._size_bytes = 0
         self._begun_by: dict[int, str] = {}
         self.met: set[int] = set()
-        """Those that have begun, over or not."""
+        """Steps that have begun, whether or not they are over."""
 
     def now(self) -> list[int]:
-        """The steps that were begun and not ended, the first one first.
+        """Return the steps that have begun and not ended, the first one first.
 
-        One that several processes begin, each rank its own, or a second try after a death, runs until the last that
-        began has ended it. Costs a look at the size of a file.
+        If several processes begin a step (each rank its own, or a second try after a death), it runs until the last one
+        that began has ended it. A call costs a look at the size of a file.
         """
         try:
             size_bytes = os.stat(self._path).st_size

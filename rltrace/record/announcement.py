@@ -1,4 +1,4 @@
-"""What we say on stderr: what is wrong, and what is no error, such as where a program records."""
+"""What we say on stderr: what is wrong, and notices that are no errors, such as where a program records."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rltrace.host.interruption import own_failure, suppress_own
 from rltrace.record import manifest
 
 QUIET_VARIABLE = "RLTRACE_QUIET"
-"""Environment variable that keeps what is no error from being said."""
+"""Environment variable that suppresses notices, which are no errors."""
 
 
 def is_quiet() -> bool:
-    """Whether the user wants no word of what is no error."""
+    """Return whether the user wants no notices."""
     return os.environ.get(QUIET_VARIABLE, "0") not in ("", "0")
 
 
 def complain(message: str) -> None:
-    """Say in a line on stderr what is wrong. Never raises."""
+    """Print on stderr, in one line, what is wrong. Never raises."""
     if sys.stderr is None:  # `print` would take stdout instead
         return
     line = f"rltrace: {visible(message)}\n"
@@ -39,21 +39,21 @@ def complain(message: str) -> None:
 
 
 def say(message: str) -> None:
-    """Say it in a line on stderr, unless the user wants no word. Never raises."""
+    """Print a notice on stderr in one line, unless the user wants none. Never raises."""
     if not is_quiet():
         complain(message)
 
 
 say_once, complain_once = functools.cache(say), functools.cache(complain)
-"""The same; the same words once in a process."""
+"""Variants that say the same words only once per process."""
 
 
 def announce(recording: Path, process_key: str) -> None:
     """Say where a program records that traces itself, unless another process owns the run. Never raises.
 
     Args:
-        recording: Its folder.
-        process_key: Of this process.
+        recording: Folder of the Recording.
+        process_key: Key of this process.
     """
     try:
         is_owner = json.loads(regular_file.read(recording / manifest.FILE))["owner"] == process_key

@@ -1,4 +1,5 @@
-"""Checksums of a Recording's files: a JSON object says that of its own text, a line of its process that of a segment.
+"""Checksums of a Recording's files: a JSON object has one of its own text, and a line of its process has one of a
+segment.
 
 CRC-32 finds every flip of one bit, and every burst of up to 32. A megabyte takes a third of a millisecond.
 """
@@ -10,38 +11,38 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MARK = ', "sum": "'
-"""Before a checksum. Inside of a JSON string its quotes would be escaped."""
+"""Precedes a checksum. Inside of a JSON string its quotes would be escaped."""
 
 _PART_BYTES = 64 * 1024
-"""Read at a time: what is in the processor's cache is summed twice as fast as a new megabyte of memory."""
+"""How much is read at a time: what is in the processor's cache is summed twice as fast as memory."""
 
 
 class Sum(NamedTuple):
-    """What a file was when nobody could write it any more."""
+    """What a file was like when nobody could write to it any more."""
 
     size_bytes: int
     crc32: int
 
 
 def signed(text: str) -> str:
-    """The text of a JSON object that is not empty, with its checksum as the last field."""
+    """Return the text of a JSON object that is not empty, with its checksum as the last field."""
     said = text[: text.rindex("}")].rstrip()
     return f'{said}{_MARK}{zlib.crc32(said.encode()):08x}"}}'
 
 
 def is_intact(text: bytes) -> bool | None:
-    """Whether a JSON object is as it was signed; None where nobody did, as before there were checksums."""
+    """Return whether a JSON object is as it was signed; None if it was not signed, as before there were checksums."""
     said, mark, given = text.rstrip().rpartition(_MARK.encode())
     return given == b'%08x"}' % zlib.crc32(said) if mark else None
 
 
 def of_bytes(content: bytes) -> Sum:
-    """Of the content of a file."""
+    """Return the checksum of a file's content."""
     return Sum(len(content), zlib.crc32(content))
 
 
 def of_file(path: Path) -> Sum:
-    """Of a file as it is on disk.
+    """Return the checksum of a file on the disk.
 
     Raises:
         OSError: it cannot be read.

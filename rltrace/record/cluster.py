@@ -1,7 +1,8 @@
-"""A run on several hosts: where a process of another host records, and what it must be told to do so.
+"""A run on several hosts: where a process of another host records, and what it must know to do so.
 
 Every process appends to a disk of its own host. On the Recording's host that is the Recording; elsewhere it is a folder
-in the host's temporary folder, from where `rltrace collect` fetches it. Standard library only: every process loads it.
+in the host's temporary folder, from where `rltrace collect` fetches it. This needs the standard library only, because
+every process loads it.
 """
 
 from __future__ import annotations
@@ -22,26 +23,27 @@ PARENT_VARIABLE = "RLTRACE_PARENT"
 """Environment variable naming the process (its folder) that started this one."""
 
 HOOKS_VARIABLE = "RLTRACE_HOOKS"
-"""Environment variable set by a process that has hooks installed: the processes that it starts get them too."""
+"""Environment variable that a process with hooks sets, so that the processes it starts get hooks too."""
 
 RUN_ID_VARIABLE = "RLTRACE_RUN_ID"
 """Environment variable with the Recording's run_id: a folder of the same path on another host is not the Recording."""
 
 FILE = "cluster.json"
-"""In a Recording: the Ray cluster that its driver joined, and did not start itself."""
+"""File in a Recording that names the Ray cluster which its driver joined and did not start itself."""
 
 AUTHENTICATION_VARIABLE = "RAY_AUTH_MODE"
-"""Whether Ray authenticates; Ray 2.60 sets it in a driver that finds its machine's cluster, where there is a token."""
+"""Whether Ray authenticates. Ray 2.60 sets this in a driver that finds its machine's cluster, if there is a token."""
 
 
 def recording_here(environment: Mapping[str, str]) -> Path:
-    """Where a process with this environment records.
+    """Return where a process with this environment records.
 
     Args:
-        environment: With `RLTRACE_DIR`.
+        environment: Variables with `RLTRACE_DIR`.
 
     Returns:
-        The Recording on its own host, the spool on another one, also where both see the Recording on a shared disk.
+        The Recording on its own host. On another host, the spool, even if both hosts see the Recording on a shared
+        disk.
     """
     recording = Path(environment[DIR_VARIABLE])
     run_id = environment.get(RUN_ID_VARIABLE)
@@ -49,12 +51,13 @@ def recording_here(environment: Mapping[str, str]) -> Path:
 
 
 def spool(run_id: str) -> Path:
-    """The folder of a run on a host that is not its Recording's."""
+    """Return the folder of a run on a host other than its Recording's."""
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"rltrace-{run_id}"
 
 
 def recording_variables() -> dict[str, str]:
-    """The variables that say which Recording this process writes, also to a process on another host; maybe none."""
+    """Return the variables that tell a process, even on another host, which Recording this process writes; maybe
+    none."""
     if DIR_VARIABLE not in os.environ:
         return {}
     told = {name: value for name, value in os.environ.items() if name.startswith("RLTRACE_")}
@@ -68,7 +71,7 @@ def recording_variables() -> dict[str, str]:
 
 
 def say(recording: Path, address: str) -> None:
-    """Note in the Recording which Ray cluster its driver joined; the first one to say so is right.
+    """Note in the Recording which Ray cluster its driver joined; the first note stands.
 
     Raises:
         OSError: it cannot be written.
@@ -82,12 +85,12 @@ def say(recording: Path, address: str) -> None:
 
 
 def ray_address(recording: Path) -> str | None:
-    """The address of the Ray cluster that the run's driver joined; None if it joined none."""
+    """Return the address of the Ray cluster that the run's driver joined; None if it joined none."""
     return _said(recording, "ray_address")
 
 
 def ray_authentication(recording: Path) -> str | None:
-    """How the run's driver authenticated there; None if it said nothing of that."""
+    """Return how the run's driver authenticated there; None if it did not say."""
     return _said(recording, "ray_auth_mode")
 
 

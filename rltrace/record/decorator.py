@@ -1,4 +1,4 @@
-"""`@traced`: each call of a function is a span."""
+"""`@traced` makes each call of a function a span."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def traced(name: Any = None, /, **args: Any) -> Any:
     """Decorate a function, coroutine, generator or async generator: each call is a span.
 
     Args:
-        name: Of the span; by default the function's qualified name. `@traced` works without brackets.
+        name: Name of the span; by default the function's qualified name. `@traced` works without brackets.
         **args: Recorded with every call.
 
     Raises:
-        TypeError: what is decorated is no function, as a class or a property.
+        TypeError: the decorated object is no function, but for example a class or a property.
     """
     if name is None or isinstance(name, str):
         return lambda function: _traced(function, name, args)
@@ -40,8 +40,8 @@ def _traced(function: Any, name: str | None, args: dict[str, Any]) -> Any:
         return type(function)(_traced(function.__func__, name, args))
     if isinstance(function, type) or not callable(function):
         raise TypeError(
-            f"rltrace.traced: {function!r} is a {type(function).__name__}, and only calls of functions are spans; "
-            "decorate its methods, or the function beneath a property"
+            f"rltrace.traced: {function!r} is a {type(function).__name__}, not a function; "
+            "decorate its methods, or the function inside the property"
         )
     return _traced_call(function, name or _name_of(function), args)
 

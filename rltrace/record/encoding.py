@@ -1,4 +1,4 @@
-"""Encodes records; what msgpack refuses of one becomes text, so that the rest of it is kept."""
+"""Encodes records. What msgpack refuses becomes text, so that the rest of the record is kept."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.dependencies import msgspec
+from rltrace.events import AUTOMATIC
 from rltrace.host.interruption import own_failure
 
 MOST_LETTERS = 256
-"""Of a text that stands for something else."""
+"""Longest text that stands for something else."""
 
 
 def sayable(value: Any, encode: Callable[[Any], bytes]) -> Any:
-    """The value itself where it can be encoded, else its text.
+    """Return the value itself if it can be encoded, else its text.
 
     Args:
         value: An argument, or the key of one.
-        encode: Raises where it cannot.
+        encode: Raises if it cannot encode the value.
     """
     try:
         encode(value)
@@ -27,7 +28,7 @@ def sayable(value: Any, encode: Callable[[Any], bytes]) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """How a value prints, cut to a length; its type where it does not, as what is nested a thousand deep."""
+    """Return how a value prints, cut to a length; its type if it does not print, as what is nested a thousand deep."""
     try:
         text = str(value)
     except own_failure():
@@ -36,12 +37,14 @@ def text_of(value: Any) -> str:
 
 
 def plain_text(text: str) -> str:
-    """A text that can be encoded: half a surrogate pair, as a file name has for a byte that is no UTF-8, is a `?`."""
+    """Return a text that can be encoded: `?` replaces half a surrogate pair, which a file name has for a byte that is
+    not UTF-8."""
     return text.encode(errors="replace").decode()
 
 
 def _plain(value: Any) -> Any:
-    """What an argument that msgpack does not know is recorded as: a number or text if it is one, else its print."""
+    """Return how an argument that msgpack does not know is recorded: as a number or text if it is one, else as it
+    prints."""
     item = getattr(value, "item", None)
     if item is not None:
         try:
@@ -54,14 +57,14 @@ def _plain(value: Any) -> Any:
 
 
 encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-"""A record as bytes."""
+"""Encode a record as bytes."""
 
 
 def encode_anyhow(record: Any) -> bytes:
-    """Encode a record; what msgpack refuses of its texts and arguments (an int of 65 bits) becomes text that it takes.
+    """Encode a record, with text in place of texts and arguments that msgpack refuses (such as an int of 65 bits).
 
     Raises:
-        Exception: what it consists of besides, such as a time, cannot be encoded.
+        Exception: another part of it, such as a time, cannot be encoded.
     """
     try:
         return encode(record)
@@ -70,14 +73,14 @@ def encode_anyhow(record: Any) -> bytes:
     if isinstance(record, msgspec.Struct):
         number = record.__struct_config__.tag
         fields = msgspec.structs.astuple(record)
-        if number is not None:  # of a typed span
+        if number not in (None, AUTOMATIC):  # of a typed span
             return encode((number, *map(_sayable, fields)))
-        record = fields
+        record = fields if number is None else (number, *fields)
     return encode([_sayable_part(part) for part in record])
 
 
 def _sayable_part(part: Any) -> Any:
-    """Of a record: its arguments, or a text such as its name."""
+    """Return the part of a record that may become text: its arguments, or a text such as its name."""
     if isinstance(part, dict):
         return {_sayable(key): _sayable(value) for key, value in part.items()}
     return plain_text(part) if isinstance(part, str) else part

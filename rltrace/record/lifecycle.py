@@ -1,4 +1,4 @@
-"""Begins, pauses and ends the recording of this process."""
+"""Starts, pauses and stops the recording of this process."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ def start(
     """Record this process from here on.
 
     Processes that name the folder of a run that is still going on join it. A folder that holds a finished Recording is
-    left alone: a numbered one beside it is used, and said.
+    left alone: a numbered folder beside it is used, and a line on stderr says so.
 
     Args:
-        folder: Of the Recording; `rltrace-runs/<time>` by default. Ignored under `rltrace exec`, where `RLTRACE_DIR` is
-            set, and where this process records already: that folder is used, and said.
+        folder: Folder of the Recording; `rltrace-runs/<time>` by default. It is ignored under `rltrace exec`, where
+            `RLTRACE_DIR` is set, and if this process records already: that folder is used, and a line on stderr says
+            so.
         role: What this process is: "main", "driver", "worker", "engine".
-        rank: Of its device in the run.
+        rank: Rank of its device in the run.
         device: {"host": ..., "uuid": ...} of the device it works on.
-        name: What a reader calls it, where it has no rank.
-        config: Of the run, kept in the manifest with secrets redacted.
-        max_bytes: Bound on what this process keeps; the oldest is dropped when it is reached, and counted. A process
-            that records already, as under `rltrace exec`, keeps to it from its next segment on. A forked child has the
-            same bound for what it records itself; any other child has the one that it gives itself.
+        name: What a reader calls it if it has no rank.
+        config: Configuration of the run, kept in the manifest with secrets redacted.
+        max_bytes: Bound on what this process keeps; when it is reached, the oldest records are dropped and counted. A
+            process that records already, as under `rltrace exec`, keeps to it from its next segment on. A forked child
+            has the same bound for what it records itself; any other child has the one that it gives itself.
 
-    Of these, what is not of its type is left out, and a line on stderr says so.
+    A value of the wrong type is ignored, and a line on stderr says so.
 
     Returns:
-        The folder; None where recording is impossible, with one line on stderr that says why. Never raises.
+        The folder; None if recording is impossible, with one line on stderr that says why. Never raises.
     """
     who = {"role": role, "rank": rank, "device": device, "name": name}
     if (recorder := spans.current()) is not None:
@@ -80,13 +81,13 @@ def join(
     """Record this process into a Recording that another process made.
 
     Args:
-        recording: Its folder.
+        recording: Folder of the Recording.
         start_ns: When this process began to record; now by default.
-        max_bytes: As of `start`.
+        max_bytes: As for `start`.
         **who: role, rank, device and name of this process.
 
     Returns:
-        The folder; None where recording is impossible, with one line on stderr. Never raises.
+        The folder; None if recording is impossible, with one line on stderr. Never raises.
     """
     if (recorder := spans.current()) is not None:
         recorder.keep_to(max_bytes)
@@ -102,7 +103,7 @@ def join(
 
 
 def stop() -> None:
-    """End this process's part of the Recording; spans still open stay open in it. Never raises."""
+    """End this process's part of the Recording. Spans that are still open stay open in it. Never raises."""
     if spans.current() is not None:
         for ending in _endings:
             ending()
@@ -118,21 +119,21 @@ def stop() -> None:
     try:
         recorder.close()
     except own_failure() as error:
-        complain(f"the Recording {recorder.recording} is not ended cleanly: {error}")
+        complain(f"the end of this process could not be written to {recorder.recording}: {error}")
 
 
 def identify(**who: Any) -> None:
     """Say more about this process: role, rank, device, name. Never raises.
 
     Args:
-        **who: As of `start`; what is not of its type is left out, and a line on stderr says so.
+        **who: As for `start`; a value of the wrong type is ignored, and a line on stderr says so.
     """
     if (recorder := spans.current()) is not None:
         recorder.identify(**who)
 
 
 def unavailable(what: str, reason: str) -> None:
-    """Say why this process cannot tell something."""
+    """Record why this process cannot measure something."""
     if (recorder := spans.current()) is not None:
         recorder.append("unavailable", what=what, reason=reason)
 
@@ -152,7 +153,7 @@ def pause() -> None:
 
 
 def resume() -> None:
-    """Go on recording after `pause`."""
+    """Continue recording after `pause`."""
     recorder = spans.current()
     if recorder is None or spans.is_recording():
         return
@@ -168,20 +169,21 @@ def when_switched(switch: Callable[[bool], None]) -> None:
 
 
 def when_stopped(ending: Callable[[], None]) -> Callable[[], None]:
-    """Call `ending` when this process stops recording, while it still does; must not raise. Returns what undoes it."""
+    """Call `ending` when this process stops recording, while it still records; it must not raise. Returns what undoes
+    this."""
     _endings.append(ending)
     return lambda: _endings.remove(ending)
 
 
 def _inherited(config: Mapping[str, Any] | None, owner: str) -> Path:
-    """The Recording that the environment names; for the first process of a run that the user began, as `start` does."""
+    """Return the Recording that the environment names; the first process of a user's run makes it, as `start` does."""
     recording = cluster.recording_here(os.environ)
     began_elsewhere = os.environ.get(PARENT_VARIABLE) or os.environ.get(cluster.RUN_ID_VARIABLE)
     return recording if began_elsewhere else _claim(recording, config, owner)
 
 
 def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | None, owner: str) -> Path:
-    """The folder to record into: made, joined if its run goes on, or numbered if it is another run's."""
+    """Return the folder to record into: made, joined if its run goes on, or numbered if it belongs to another run."""
     wanted = Path(folder) if folder is not None else default_folder()
     for path in itertools.chain([wanted], (wanted.with_name(f"{wanted.name}-{n}") for n in itertools.count(2))):
         try:
@@ -196,18 +198,18 @@ def _claim(folder: str | os.PathLike[str] | None, config: Mapping[str, Any] | No
 
 
 def _say_where(named: str | os.PathLike[str] | None, recording: Path, rank: int | None) -> None:
-    """Say where this process records if its program named another folder; of several ranks the first one does."""
+    """Say where this process records if its program named another folder; of several ranks only the first says so."""
     if named is None or rank:
         return
     with suppress_own(Exception):  # a name that is none, or a working directory that is gone
         # On another host than the run's its folder is not the one that records.
         used = {os.path.abspath(folder) for folder in (recording, os.environ.get(DIR_VARIABLE, recording))}
         if os.path.abspath(named) not in used:
-            say_once(f"recording into {recording}, the folder of the run that this process is of, not into {named}")
+            say_once(f"recording into {recording}, because this process belongs to that run, and not into {named}")
 
 
 def default_folder() -> Path:
-    """`rltrace-runs/` and the time to the second."""
+    """Return `rltrace-runs/` with the time to the second."""
     return Path("rltrace-runs") / time.strftime("%Y%m%d-%H%M%S")
 
 
@@ -221,7 +223,8 @@ _is_bequeathed = False
 
 
 def _stop_at_exit() -> None:
-    """Children of multiprocessing leave without running atexit's functions; they run its finalizers."""
+    """Stop at exit. Children of multiprocessing do not run atexit's functions when they exit; they run its
+    finalizers."""
     global _is_bequeathed
     atexit.register(stop)
     util: Any = sys.modules.get("multiprocessing.util")

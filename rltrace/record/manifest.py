@@ -1,4 +1,4 @@
-"""The manifest of a Recording: what was run, written once by the process that owns the run."""
+"""The manifest of a Recording: what was run. The process that owns the run writes it once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rltrace.record import checksum
 FILE = "manifest.json"
 PROCESSES = "processes"
 LINES = "process.jsonl"
-"""In each process's folder: what it says about itself."""
+"""File in each process's folder: what the process says about itself."""
 
 UNTRACED = "untraced.jsonl"
-"""In the Recording: processes of the run that were not traced, each with the reason."""
+"""File in the Recording: processes of the run that were not traced, each with the reason."""
 
 VERSIONED = ("rltrace-toolkit", "torch", "ray", "vllm", "verl", "sglang", "trl", "transformers", "msgspec")
 """Packages whose versions a reader needs to understand a run."""
@@ -47,10 +47,10 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
     """Make `folder` a Recording that belongs to this process.
 
     Args:
-        folder: Created with its parents where it does not exist.
-        owner: Folder name of the owning process under `processes/`, None if the owner itself is not traced.
+        folder: Created with its parents if it does not exist.
+        owner: Folder name of the owning process under `processes/`; None if the owner itself is not traced.
         command: Its command line; values of secret options are redacted.
-        config: What the run was configured with; secrets are redacted.
+        config: Configuration of the run; secrets are redacted.
 
     Returns:
         The manifest as written.
@@ -85,12 +85,13 @@ def create(folder: Path, *, owner: str | None, command: list[str], config: Mappi
 
 
 def host_name() -> str:
-    """Of this host, as the Recording has it: the kernel takes any bytes for one, and text is what can be said."""
+    """Return the name of this host as text; the kernel accepts any bytes as one."""
     return socket.gethostname().encode(errors="replace").decode()
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON that can be read and printed everywhere: what is no text, as bytes in a command line may be, becomes `?`."""
+    """Return JSON that can be read and printed everywhere: `?` replaces what is no text, as bytes in a command line may
+    be."""
     said = json.dumps(value, indent=indent, default=str)
     if "\\ud" in said:  # half of a pair without the other half, it may be; such a text is not often there
         plain = json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
@@ -99,7 +100,7 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether the run in `folder` goes on: its owner is there, on this host, and has not ended its part."""
+    """Return whether the run in `folder` goes on: its owner is alive, on this host, and has not ended its part."""
     try:
         owner = json.loads(regular_file.read(folder / FILE))
         ticks = started_ticks(int(owner["owner_pid"]))
@@ -118,10 +119,11 @@ def _has_ended(process_folder: Path) -> bool:
 
 
 def started_ticks(pid: int) -> int | None:
-    """When a process of this host started, in clock ticks since boot: with the pid, which is used again, its identity.
+    """Return when a process of this host started, in clock ticks since boot. With the pid, which may be reused, it is
+    an identity.
 
     Returns:
-        Field 22 of `/proc/<pid>/stat`; None if it has ended (a zombie has) or there is no `/proc`.
+        Field 22 of `/proc/<pid>/stat`; None if the process has ended (a zombie has) or there is no `/proc`.
     """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
@@ -131,7 +133,7 @@ def started_ticks(pid: int) -> int | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Version of each package of `VERSIONED` that is installed, without importing it."""
+    """Return the version of each package of `VERSIONED` that is installed, without importing it."""
     versions = {}
     for package in VERSIONED:
         try:
@@ -142,7 +144,8 @@ def installed_versions() -> dict[str, str]:
 
 
 def redact(value: Any) -> Any:
-    """Copy of a configuration with the values of keys such as `api_key` or `wandbToken` replaced, at any depth."""
+    """Return a copy of a configuration in which the values of keys such as `api_key` or `wandbToken` are replaced, at
+    any depth."""
     if isinstance(value, Mapping):
         return {str(k): REDACTED if _is_secret(str(k)) and v is not None else redact(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -157,7 +160,8 @@ def _is_secret(name: str) -> bool:
 
 
 def redact_command(command: list[str]) -> list[str]:
-    """A command line with the values of secret options replaced: `--api-key X`, `trainer.token=X`, `https://u:p@host`."""
+    """Return a command line in which the values of secret options are replaced: `--api-key X`, `trainer.token=X`,
+    `https://u:p@host`."""
     words: list[str] = []
     after_secret = False
     for word in command:
@@ -173,7 +177,8 @@ def redact_command(command: list[str]) -> list[str]:
 
 
 def _redact_config(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A configuration that cannot be read (a missing value, a cycle) must not keep the run from being recorded."""
+    """Redact a configuration; one that cannot be read (a missing value, a cycle) must not keep the run from being
+    recorded."""
     try:
         redacted = redact(config or {})
         json.dumps(redacted, default=str)

@@ -23,16 +23,17 @@ from rltrace.record.manifest import LINES, PROCESSES, host_name, redact_command,
 COUNTS = "counts.u64"
 
 OPENING = "opening"
-"""In the Recording: folders of processes that are being made; one that stays there is of a process that died in it."""
+"""Folder in the Recording where folders of processes are made; one that stays there belongs to a process that died in
+it."""
 _ATTEMPT = "+"
-"""Before the number of the attempt, in the name of such a folder; in no key."""
+"""Precedes the number of the attempt in the name of such a folder; no key contains it."""
 
 Line = tuple[str, dict[str, Any]]
 """Kind and fields of a line of `process.jsonl`."""
 
 COUNT_SLOTS = 1024
-"""uint64 slots of `counts.u64`: slot 0 counts lost events, the others how often each hook fired. As many behind them:
-nanoseconds that each hook took, where that was asked for."""
+"""uint64 slots of `counts.u64`: slot 0 counts lost events, the others how often each hook fired. The same number of
+slots follows, with the nanoseconds that each hook took, if that was asked for."""
 COUNTS_BYTES = 2 * COUNT_SLOTS * 8
 
 LOST = 0
@@ -44,17 +45,17 @@ UNSAID_ROLE = "process"
 class ProcessFolder:
     """Appends to the folder of this process; nothing in it is ever rewritten.
 
-    It is made aside, and moved to where readers look once it says who the process is: whenever this one is killed, no
-    reader meets a process that is nobody.
+    The folder is made aside, and moved to where readers look once it says who the process is. So whenever this process
+    is killed, no reader meets a process without an identity.
     """
 
     def __init__(self, recording: Path, key: str, attempt: int, identity: Line) -> None:
         """Make the folder aside.
 
         Args:
-            recording: The Recording's folder.
+            recording: Folder of the Recording.
             key: From `process_key`, unique among the processes of a run.
-            attempt: Unique among those of this process to make it.
+            attempt: Unique among this process's attempts to make the folder.
             identity: The line that says who the process is.
 
         Raises:
@@ -63,10 +64,10 @@ class ProcessFolder:
         self._aside = recording / OPENING / f"{key}{_ATTEMPT}{attempt}"
         self._place = recording / PROCESSES / key
         self.path = self._aside
-        """Where it is now."""
+        """Where the folder is now."""
         self._broken_line = b""
         self._numbers = itertools.count()
-        """Of lines: a reader sees which are missing."""
+        """Numbers of lines, by which a reader sees which are missing."""
         self._unused: list[int] = []
         """Numbers of lines that could not be written."""
         try:
@@ -81,7 +82,7 @@ class ProcessFolder:
             raise
 
     def show(self) -> None:
-        """Move it to where readers look; done again, this does nothing.
+        """Move it to where readers look; calling it again does nothing.
 
         Raises:
             OSError: it cannot be moved, or somebody has deleted it.
@@ -95,11 +96,11 @@ class ProcessFolder:
         self.path = self._place
 
     def discard(self) -> None:
-        """Remove what was made aside of it; what readers see stays."""
+        """Remove what was made aside; what readers see stays."""
         shutil.rmtree(self._aside, ignore_errors=True)
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Append one JSON line; it is whole or, if the process dies in it, dropped by the reader.
+        """Append one JSON line. If the process dies while writing it, the reader drops it.
 
         Raises:
             OSError: the disk is full.
@@ -120,7 +121,7 @@ class ProcessFolder:
 
     def _write(self, line: bytes) -> int:
         if self._map.closed:
-            raise ValueError("it has stopped writing")
+            raise ValueError("this process has stopped recording")
         # Opened anew: see `mapped_file`.
         descriptor = os.open(self.path / LINES, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
@@ -130,7 +131,8 @@ class ProcessFolder:
             os.close(descriptor)
 
     def counts_in_file(self) -> dict[int, int]:
-        """Slots that are not 0. Of a file that somebody has cut, reading the mapping would kill the process.
+        """Return the slots that are not 0. If somebody has truncated the file, reading the mapping would kill the
+        process.
 
         Raises:
             OSError: it cannot be read.
@@ -146,7 +148,8 @@ class ProcessFolder:
 
 
 def process_key(start_ns: int) -> str:
-    """Folder name of this process: host, pid and when it began to record, for one pid can run two interpreters."""
+    """Return the folder name of this process: host, pid and when it began to record, since one pid can run two
+    interpreters."""
     return f"{_host()}-{os.getpid()}-{start_ns}"
 
 
@@ -155,35 +158,35 @@ def _host() -> str:
 
 
 def is_of_this_host(key: str) -> bool:
-    """Whether the process with a key is, or was, one of this host."""
+    """Return whether the process with a key runs, or ran, on this host."""
     return key.rsplit("-", 2)[0] == _host()
 
 
 def discard_attempts(recording: Path, key: str) -> None:
-    """Remove what attempts to make the folder of a process left that were interrupted."""
+    """Remove what interrupted attempts to make the folder of a process left."""
     for left in (recording / OPENING).glob(f"{key}{_ATTEMPT}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def key_of_opening(name: str) -> str:
-    """The key of the process that a folder in `OPENING` was to be of."""
+    """Return the key of the process that makes a folder in `OPENING`."""
     return name.partition(_ATTEMPT)[0]
 
 
 def pid_of(key: str) -> int | None:
-    """Of the process with a key; None if it is no key."""
+    """Return the pid of the process with a key; None if it is no key."""
     *_, pid, _ = ("", "", *key.rsplit("-", 2))
     return int(pid) if pid.isdecimal() else None
 
 
 def running_processes(recording: Path) -> list[str]:
-    """Folder names of the processes of this host that record and run now."""
+    """Return the folder names of the processes of this host that record and run now."""
     here = [key for key in os.listdir(recording / PROCESSES) if is_of_this_host(key)]
     return [key for key in here if (pid := pid_of(key)) is not None and started_ticks(pid) is not None]
 
 
 def identity(start_ns: int) -> dict[str, Any]:
-    """What is known about this process from the start."""
+    """Return what is known about this process from the start."""
     return {
         "host": host_name(),
         "pid": os.getpid(),
@@ -198,13 +201,13 @@ def identity(start_ns: int) -> dict[str, Any]:
 
 
 def sound_fields(who: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a program may say of its process, as it goes into JSON.
+    """Sort what a program says about its process into JSON fields and refusals.
 
     Args:
-        who: role, rank, device and name; what a program says besides is taken as it is.
+        who: role, rank, device and name; other fields are taken as they are.
 
     Returns:
-        The fields that are of their types, and of each that is not a line that says so.
+        The fields that have their types, and a line for each that does not.
     """
     sound: dict[str, Any] = {}
     refused = []
@@ -213,9 +216,9 @@ def sound_fields(who: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if value is None or type_ is None:
             sound[field] = value
         elif not isinstance(value, type_) or isinstance(value, bool):
-            refused.append(f"{field} is {wanted}, not {text_of(value)!r}")
+            refused.append(f"{field} must be {wanted}, not {text_of(value)!r}")
         elif type_ is Integral and not -(2**63) <= int(value) < 2**63:
-            refused.append(f"{field} is {wanted} of 64 bits, not {text_of(value)}")
+            refused.append(f"{field} must be {wanted} of 64 bits, not {text_of(value)}")
         else:
             sound[field] = _CONVERTED[type_](value)
     return sound, refused
@@ -236,12 +239,12 @@ _CONVERTED: dict[Any, Callable[[Any], Any]] = {
 
 
 def append_exit(folder: Path, *, end_ns: int, killed_by: int | None, was_stopped: bool) -> None:
-    """Append how a process went that is gone and said nothing: told by the one that watched it.
+    """Append how a process ended that is gone without saying so. The process that watched it writes this.
 
     Args:
-        folder: Of the process.
+        folder: Folder of the process.
         end_ns: When it was seen to be gone, by the clock of this host.
-        killed_by: The signal; None if it left by itself, or with the Ray cluster of its driver.
+        killed_by: The signal; None if it exited by itself, or ended with the Ray cluster of its driver.
         was_stopped: It was killed because another process of the run had died, or the user had stopped the run.
     """
     line = {"kind": "exit", "end_ns": end_ns, "killed_by": killed_by, "was_stopped": was_stopped}

@@ -1,4 +1,5 @@
-"""One segment: a file of a thread's records, mapped shared: the kernel keeps them when the process is killed."""
+"""One segment: a file with a thread's records. It is mapped shared, so that the kernel keeps them if the process is
+killed."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from rltrace.host.interruption import own_failure
 from rltrace.host.mapped_file import map_new_file
 
 FIRST_BYTES = 64 * 1024
-"""A thread's first segment: three hundred threads of one span each must not cost 300 MiB."""
+"""Size of a thread's first segment: three hundred threads of one span each must not cost 300 MiB."""
 
 NEXT_BYTES = 1024 * 1024
-"""Every later one: small enough that creating it stalls the thread by under a millisecond."""
+"""Size of every later one: small enough that creating it stalls the thread by less than a millisecond."""
 
 REUSE_BYTES = 4 * 1024
-"""A dead thread's segment with less room than this is not handed on."""
+"""A dead thread's segment with less room than this is not reused."""
 
 
 class Segment:
-    """A mapped file that records are appended to, zero-filled behind them."""
+    """A mapped file that records are appended to; zeros follow the last record."""
 
     __slots__ = ("map", "path", "size_bytes", "write")
 
@@ -32,24 +33,24 @@ class Segment:
         self.path = path
         self.size_bytes = size_bytes
         self.write = self.map.write
-        """Appends bytes; raises ValueError when they do not fit or the segment is closed."""
+        """Appends bytes; raises ValueError if they do not fit or the segment is closed."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be appended any more."""
+        """Return whether nothing can be appended any more."""
         return self.map.closed
 
     @property
     def free_bytes(self) -> int:
-        """Room behind the last record."""
+        """Return the room after the last record."""
         return 0 if self.map.closed else len(self.map) - self.map.tell()
 
     def has(self, record: bytes) -> bool:
-        """Whether a record is in it."""
+        """Return whether a record is in it."""
         return not self.map.closed and self.map.rfind(record, 0, self.map.tell()) >= 0
 
     def close(self) -> None:
-        """Unmap the file and cut it behind the last record."""
+        """Unmap the file and cut it after the last record."""
         if self.map.closed:
             return
         used_bytes = self.map.tell()

@@ -16,6 +16,7 @@ from numbers import Integral
 from typing import Any, Literal, cast
 
 from rltrace.dependencies import msgspec
+from rltrace.events import AUTOMATIC
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
@@ -40,29 +41,30 @@ _local = threading.local()
 """`.write` appends to this thread's segment; absent until the thread's first record."""
 _recorder: Recorder | None = None
 _paused: Recorder | None = None
-"""The recorder while `pause` holds it back: then `_recorder` is None, and recording costs what it costs untraced."""
+"""The recorder while `pause` holds it back. `_recorder` is None then, and recording costs as little as without
+tracing."""
 
 
 # ---------------------------------------------------------------- who records
 
 
 def current() -> Recorder | None:
-    """The recorder of this process, paused or not; None if this process is not recorded."""
+    """Return the recorder of this process, paused or not; None if this process is not recorded."""
     return _recorder if _recorder is not None else _paused
 
 
 def is_recording() -> bool:
-    """Whether this process records now: it was started, and not paused."""
+    """Return whether this process records now: it was started, and is not paused."""
     return _recorder is not None
 
 
 def has_recorded() -> bool:
-    """Whether it records now, and there is an event of it."""
+    """Return whether it records now and has recorded an event."""
     return _recorder is not None and _recorder.has_written
 
 
 def record_with(recorder: Recorder | None) -> None:
-    """Have this process's records go to a recorder from here on; None: nowhere."""
+    """Send this process's records to a recorder from here on; None drops them."""
     global _recorder, _paused, _local
     _recorder, _paused = recorder, None
     _local = threading.local()
@@ -75,14 +77,14 @@ def hold(on: bool) -> None:
 
 
 def forget_threads() -> None:
-    """In a forked child: what its threads' segments were is its parent's."""
+    """Drop the segments of all threads in a forked child: they are its parent's."""
     global _local
     _local = threading.local()
 
 
 @contextlib.contextmanager
 def writing_to(segment: Segment) -> Iterator[None]:
-    """Let this thread's records go to another segment meanwhile, one that is not of the Recording."""
+    """Write this thread's records meanwhile to another segment, which is not part of the Recording."""
     own = _local.__dict__
     before = own.get("write")
     own["write"] = segment.write
@@ -122,13 +124,13 @@ _NO_SPAN = NoSpan()
 
 
 class _Enterable:
-    """Entering and leaving a span: the record of its beginning is the Struct itself, that of its end a tuple."""
+    """Enters and leaves a span. The record of its beginning is the Struct itself, and that of its end a tuple."""
 
     __slots__ = ()
     task: int
     start_ns: int
     args: dict[str, Any] | None
-    """What the record of the beginning says; once that is written, what the end will add."""
+    """The arguments of the beginning's record; once that is written, the arguments that the end will add."""
 
     def __enter__(self: Any) -> Any:
         if _recorder is None:
@@ -194,8 +196,13 @@ class LiveSpan(_Enterable, msgspec.Struct, array_like=True, gc=False):
     ok: Literal[True] = True
 
 
+class AutomaticSpan(LiveSpan, array_like=True, gc=False, tag=AUTOMATIC):
+    """A span that a hook makes. On the wire: `[0, name, task, start_ns, args, true]`."""
+
+
 _make_span: Callable[..., LiveSpan] = LiveSpan
-"""What `span` makes; something else in a process where somebody watches spans of a name."""
+"""What `span` makes; in a process where spans of a name are watched, it makes something else."""
+_make_automatic_span: Callable[..., LiveSpan] = AutomaticSpan
 
 
 # Fields that only a keyword sets come last on the wire, so `ok` is the last byte here too.
@@ -222,13 +229,22 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
     Raises:
         TypeError: the name is no text, or a field has no such type.
     """
+    return _declared(name, fields)
+
+
+def automatic_typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
+    """Declare, for a hook, what `typed_span` declares for a program."""
+    return _declared(name, fields, automatic=True)
+
+
+def _declared(name: str, fields: dict[str, type], **said: Any) -> Callable[..., TypedSpan]:
     if not isinstance(name, str):
-        raise TypeError(f"the name of a span is text, not {name!r}")
+        raise TypeError(f"the name of a span must be text, not {name!r}")
     number = -1 - len(typed_spans)
     # Called by position, so the fields need no names here: an argument may be called `task` or `args`.
     numbered = [(f"field{n}", type_) for n, type_ in enumerate(fields.values())]
     declared = msgspec.defstruct(f"TypedSpan{-number}", numbered, bases=(TypedSpan,), tag=number, gc=False)
-    line = {"number": number, "name": name, "fields": list(fields)}
+    line = {"number": number, "name": name, "fields": list(fields), **said}
     typed_spans.append(line)
     if (recorder := current()) is not None:
         recorder.append("type", **line)
@@ -236,7 +252,7 @@ def typed_span(name: str, /, **fields: type) -> Callable[..., TypedSpan]:
 
 
 def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
-    """A named interval of this thread or asyncio task, for `with` and `async with`.
+    """Make a named interval of this thread or asyncio task, for `with` and `async with`.
 
     Args:
         name: `subject.action`.
@@ -245,79 +261,96 @@ def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
     return _NO_SPAN if _recorder is None else _make_span(name, 0, 0, args)
 
 
+def automatic_span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
+    """The same for a hook: readers tell what it makes from the program's own spans, whatever their names."""
+    return _NO_SPAN if _recorder is None else _make_automatic_span(name, 0, 0, args)
+
+
 def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
-    """A span that partitions its rank's step: phases of one rank do not overlap."""
+    """Make a span that partitions its rank's step: phases of one rank do not overlap."""
     return _NO_SPAN if _recorder is None else LiveSpan(name, 0, 0, {**args, "phase": True})
 
 
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Have somebody told of the spans of a name that are made from here on, typed ones left out; one at a time.
+    """Report the spans of a name that are made from here on, without typed ones; there can be one watcher at a time.
 
-    Nobody pays where nobody watches.
+    It costs nothing if nobody watches.
 
     Args:
-        watched: The name.
-        begin: Called with the arguments before one begins; must not raise.
-        end: Called with what `begin` returned after it has ended; must not raise.
+        watched: Name of the spans.
+        begin: Called with the arguments before a span begins; must not raise.
+        end: Called with what `begin` returned after the span has ended; must not raise.
 
     Returns:
         What undoes it.
     """
-    global _make_span
+    global _make_span, _make_automatic_span
 
-    class WatchedSpan(LiveSpan, dict=True, gc=True):
-        def __enter__(self) -> Any:
-            self.token = begin(self.args or {})
-            return LiveSpan.__enter__(self)
+    def maker(kind: type[LiveSpan]) -> Callable[..., LiveSpan]:
+        class WatchedSpan(kind, dict=True, gc=True):  # type: ignore[call-arg, misc, valid-type]
+            def __enter__(self) -> Any:
+                self.token = begin(self.args or {})
+                return kind.__enter__(self)
 
-        def __exit__(self, *error: Any) -> None:
-            LiveSpan.__exit__(self, *error)
-            end(self.token)
+            def __exit__(self, *error: Any) -> None:
+                kind.__exit__(self, *error)
+                end(self.token)
 
-    def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> LiveSpan:
-        return (WatchedSpan if name == watched else LiveSpan)(name, task, start_ns, args)
+        def make(name: str, task: int, start_ns: int, args: dict[str, Any]) -> LiveSpan:
+            return (WatchedSpan if name == watched else kind)(name, task, start_ns, args)
+
+        return make
 
     def undo() -> None:
-        global _make_span
-        if _make_span is make:
-            _make_span = LiveSpan
+        global _make_span, _make_automatic_span
+        if _make_span is own:
+            _make_span, _make_automatic_span = LiveSpan, AutomaticSpan
 
-    _make_span = make
+    _make_span, _make_automatic_span = own, _ = maker(LiveSpan), maker(AutomaticSpan)
     return undo
 
 
 def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
-    """A span that is over, with times read elsewhere from `clock.now_ns`.
+    """Record a span that is over, with times read elsewhere from `clock.now_ns`.
 
-    One whose times no clock tells, negative ones or more than 63 bits or an end before the start, is counted as lost.
+    A span with impossible times (negative, more than 63 bits, or an end before the start) is counted as lost.
 
     Args:
         name: `subject.action`.
         start_ns: First instant, CLOCK_MONOTONIC.
         end_ns: First instant after it.
-        lane: Spans of one lane nest; 0 is the thread's own, any other number below 2**63 a row of its own (a request,
-            a stream).
+        lane: Spans of one lane nest; 0 is the thread's own lane, any other number below 2**63 a row of its own (a
+            request, a stream).
         **args: Recorded with it.
     """
+    _write_finished((name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
+
+
+def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
+    """The same for a hook."""
+    _write_finished((AUTOMATIC, name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
+
+
+def _write_finished(record: tuple[Any, ...], start_ns: int, end_ns: int, lane: int) -> None:
     if _recorder is None:
         return
     if 0 <= _whole(start_ns) <= _whole(end_ns) < _END_NS and -_END_NS < _whole(lane) < _END_NS:
-        _write((name, lane, start_ns, end_ns, args, True))
+        _write(record)
     else:
         _recorder.lose()
 
 
 _END_NS = 2**63
-"""No clock tells this time, or a later one."""
+"""No clock shows this time or a later one."""
 
 
 def _whole(value: Any) -> Any:
-    """A whole number as it is; what is none as one that is in no range."""
+    """Return a whole number as it is, and anything else as a number that is out of range."""
     return value if value.__class__ is int or isinstance(value, Integral) else _END_NS
 
 
 def counter(name: str, value: float, /) -> None:
-    """A sample of a value; the unit is the end of its name (`allocated_bytes`)."""
+    """Record a sample of a value; its name ends with the unit (`allocated_bytes`)."""
     if _recorder is None:
         return
     try:
@@ -327,7 +360,8 @@ def counter(name: str, value: float, /) -> None:
 
 
 def counter_at(name: str, ts_ns: int, value: float, /) -> None:
-    """A value with the time at which it was so, read elsewhere from `clock.now_ns`; lost if no clock tells it."""
+    """Record a value with the time at which it held, read elsewhere from `clock.now_ns`; lost if no clock shows that
+    time."""
     if _recorder is None:
         return
     if 0 <= _whole(ts_ns) < _END_NS:
@@ -361,7 +395,7 @@ def _write(record: Any) -> None:
 
 
 def _write_slowly(record: Any) -> None:
-    """The first record of a thread, one that its segment has no room for, or one that cannot be written at all."""
+    """Write a thread's first record, one that its segment has no room for, or one that cannot be written at all."""
     recorder = _recorder
     if recorder is None:  # stopped while the span was open
         return
@@ -399,6 +433,6 @@ def _write_to_new_segment(recorder: Recorder, data: bytes) -> None:
 
 
 def _is_written(part: bytes) -> bool:
-    """Whether this thread's segment has a part of a record; a span's time of beginning is no other's."""
+    """Return whether this thread's segment has a part of a record; no two spans begin at the same time."""
     held: Held | None = getattr(_local, "held", None)
     return held is not None and held.segment.has(part)

@@ -31,10 +31,10 @@ from rltrace.record.process import (
 from rltrace.record.segment import FIRST_BYTES, NEXT_BYTES, REUSE_BYTES, Segment
 
 RETRY_NS = 1_000_000_000
-"""How long to wait after a full disk before trying for a segment, or the process's folder, again."""
+"""How long to wait after a full disk before trying again to make a segment or the process's folder."""
 
 _MAY_PASS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-"""What keeps a folder from being made now and maybe not in a second: there is no space, or no descriptor."""
+"""Errors that keep a folder from being made now but maybe not in a second: there is no space, or no descriptor."""
 
 MOST_UNSAID = 1000
 """Lines that are kept until there is a folder for them."""
@@ -44,15 +44,16 @@ _TOLD_AGAIN = ("process", "type", "hook")
 
 
 typed_spans: list[dict[str, Any]] = []
-"""What this process has declared; each of its folders says them all."""
+"""Typed spans that this process has declared; each of its folders lists them all."""
 
 
 class HookCount:
-    """One patched place of a framework: how often it fired is counted without a function of ours.
+    """One patched place of a framework: it counts how often it fired, without a Python function of ours.
 
-    Hooks run between a program's own calls, with none of their code and data in the processor's caches: there a store
-    in the mapped counts took 2 of a hook's 7 us. So a number is taken each time, and the counts are written when the
-    hook fires first, with every new segment, and at the end; after a kill they are what they were then.
+    Hooks run between a program's own calls, when none of their code and data is in the processor's caches: a store in
+    the mapped counts then took 2 of a hook's 7 us. So a hook takes a number each time, and the counts are written when
+    the hook first fires, with every new segment, and at the end. After a kill they are as they were at the last of
+    these.
     """
 
     __slots__ = ("_next", "_reads", "_recorder", "_slot", "fired", "line")
@@ -79,7 +80,7 @@ class HookCount:
         self.settle()
 
     def settle(self) -> None:
-        """Write how often it has fired until now."""
+        """Write how often it has fired so far."""
         try:
             with self._recorder._lock:
                 taken = self._next()
@@ -89,7 +90,7 @@ class HookCount:
             pass
 
     def spent(self, spent_ns: int) -> None:
-        """Add what it took; not of the hooks that share the last slot."""
+        """Add the time that it took; not for the hooks that share the last slot."""
         try:
             if self._slot < COUNT_SLOTS - 1:
                 self._recorder._counts[COUNT_SLOTS + self._slot] += spent_ns
@@ -98,7 +99,7 @@ class HookCount:
 
 
 class Held:
-    """The segment of a thread: its thread-local storage has the only reference, so this dies with the thread."""
+    """The segment of a thread. Its thread-local storage has the only reference, so this dies with the thread."""
 
     __slots__ = ("pid", "recorder", "segment")
 
@@ -117,7 +118,7 @@ class Held:
 
 
 class Recorder:
-    """What one process writes of a Recording: made by `start` and `join`; a forked child begins anew."""
+    """Writes one process's part of a Recording. `start` and `join` make it; a forked child starts anew."""
 
     _folder: ProcessFolder | None = None
 
@@ -135,9 +136,9 @@ class Recorder:
         Args:
             recording: Folder with a manifest.
             start_ns: When this process began to record; now by default.
-            max_bytes: Bound on this process's segments: the oldest are dropped, and counted, when it is reached. What
-                its threads are writing now, at most 1 MiB a thread, is never dropped.
-            when_open: Called each time that the folder of this process, or of a forked child, is there.
+            max_bytes: Bound on this process's segments; when it is reached, the oldest are dropped and counted. What
+                its threads are writing now, at most 1 MiB per thread, is never dropped.
+            when_open: Called each time that the folder of this process, or of a forked child, exists.
             **who: Added to the process's identity: role, rank, device, name.
 
         Raises:
@@ -155,11 +156,11 @@ class Recorder:
         except OSError as error:
             if error.errno not in _MAY_PASS:
                 raise
-            complain(f"{recording} cannot be written now, it is tried again every second: {error.strerror}")
+            complain(f"{recording} cannot be written now: {error.strerror}; rltrace tries again every second")
             self._when_open()
 
     def forget_parent(self, start_ns: int | None = None) -> None:
-        """Begin with nothing: in a forked child the mappings belong to the parent, which goes on writing them.
+        """Start with nothing: in a forked child the mappings belong to the parent, which continues to write them.
 
         The child makes a folder of its own at its first record, so one that records nothing leaves nothing.
         """
@@ -177,25 +178,25 @@ class Recorder:
         self._returned: list[Segment] = []
         self._is_closed = False
         self._sealed: set[str] = set()
-        """Names of segments whose checksum was said."""
+        """Names of segments whose checksum was written."""
         self._attempts = itertools.count(1)
         self._made: dict[str, tuple[ProcessFolder, list[Line]]] = {}
         """The folder that is to be shown, and what it says, by the key."""
         self._unsaid: list[Line] = []
-        """Lines that came before there was a folder, but for those that `_lines` has."""
+        """Lines that came before there was a folder, without those that `_lines` has."""
         self._said: list[Line] = []
-        """Of `_lines`, what the folder says."""
+        """What the folder says of `_lines`."""
         self._is_open = False
         self._is_behind = False
-        """Some of it could not be written."""
+        """Whether some of it could not be written."""
         self._retry_ns = self._say_ns = 0
         self.pid = os.getpid()  # last: where this does not end, it is done again
 
     def _open(self) -> None:
-        """Make this process's folder and say in it what is known of the process, unless that is done.
+        """Make this process's folder, and write in it what is known about the process, unless that is done.
 
-        What a signal handler raises may come at any point of this, and so may what it records: each step may be
-        repeated, and the next record goes on with the first that is not done.
+        What a signal handler raises or records may come at any point of this. So each step may be repeated, and the
+        next record continues with the first step that is not done.
 
         Raises:
             OSError: the disk is full, now or less than `RETRY_NS` ago.
@@ -245,13 +246,13 @@ class Recorder:
         discard_attempts(self.recording, self.key)
 
     def _attempt(self) -> tuple[ProcessFolder, list[Line]]:
-        """A folder that no reader sees yet, and what of `_lines` is said in it: who this process is."""
+        """Make a folder that no reader sees yet, with the `_lines` that say who this process is."""
         kind, who = self._lines()[0]
         line = {**identity(self.start_ns), "parent": os.environ.get(PARENT_VARIABLE), **who}
         return ProcessFolder(self.recording, self.key, next(self._attempts), (kind, line)), [(kind, who)]
 
     def _lines(self) -> list[Line]:
-        """What its folder says of this process, as far as that is told again where it could not be written."""
+        """Return the lines about this process that are written again if they could not be written."""
         types: list[Line] = [("type", line) for line in typed_spans]
         hooks: list[Line] = [("hook", hook.line) for hook in list(self._hooks.values())]
         return [("process", {**self.who}), *types, *hooks]
@@ -276,19 +277,19 @@ class Recorder:
             raise
 
     def _tell_again(self, wait_ns: int) -> None:
-        """Have `_open` say all that it knows once more, not before some time has passed."""
+        """Have `_open` write all that it knows once more, after some time has passed."""
         self._say_ns = clock.now_ns() + wait_ns
         self._said = []
         self._is_behind = True
         self._is_open = False
 
     def keep_to(self, max_bytes: int | None) -> None:
-        """Bound this process's segments from the next one on; None leaves the bound that there is."""
+        """Bound this process's segments from the next one on; None keeps the present bound."""
         if max_bytes is not None:
             self.max_bytes = max_bytes
 
     def identify(self, **who: Any) -> None:
-        """Say more about this process: role, rank, device, name; what cannot be is left out, and said on stderr."""
+        """Say more about this process: role, rank, device, name. A wrong value is ignored, with a line on stderr."""
         sound = self._sound(who)
         self.who |= sound
         self.append("process", **sound)
@@ -296,7 +297,7 @@ class Recorder:
     def _sound(self, who: dict[str, Any]) -> dict[str, Any]:
         sound, refused = sound_fields(who)
         for field in refused:
-            complain_once(f"left out: {field}")
+            complain_once(f"ignored: {field}")
         return sound
 
     def hook(
@@ -332,7 +333,7 @@ class Recorder:
         return known
 
     def _say_all(self) -> None:
-        """Open this process's part of the Recording, which says what is known of it."""
+        """Open this process's part of the Recording, which says what is known about the process."""
         try:
             with self._lock:
                 self._open()
@@ -352,8 +353,9 @@ class Recorder:
         """Write all of this thread's records that its segment has no room for, or that came before it had one.
 
         Args:
-            local: The thread's own storage: gets `write`, which appends to its segment, and `held`, which has that.
-            records: Taken out once they are written; a signal handler may append to them meanwhile.
+            local: The thread's own storage: it gets `write`, which appends to its segment, and `held`, which has the
+                segment.
+            records: Removed once they are written; a signal handler may append to them meanwhile.
 
         Raises:
             OSError: the disk is full, now or less than `RETRY_NS` ago.
@@ -366,9 +368,9 @@ class Recorder:
         local.write = segment.write
 
     def _segment_of_thread(self, local: Any, record_bytes: int) -> Segment:
-        """The segment of this thread, or a new one, with room for a record.
+        """Return the segment of this thread, or a new one, with room for a record.
 
-        A call that an error from outside ended is made again: what it left is taken up or overwritten.
+        A call that an error from outside ended is repeated: what it left is reused or overwritten.
         """
         if record_bytes > NEXT_BYTES - REUSE_BYTES:
             raise ValueError(f"a record of {record_bytes} bytes does not fit a segment of {NEXT_BYTES}")
@@ -405,7 +407,7 @@ class Recorder:
                 hook.settle()
 
     def _returned_segment(self, held: Held | None, needed_bytes: int) -> Segment | None:
-        """One that a dead thread left, for a thread that has none."""
+        """Return a segment that a dead thread left, for a thread that has none."""
         for segment in self._returned if held is None else ():
             if segment.free_bytes > max(needed_bytes, REUSE_BYTES):
                 self._returned.remove(segment)
@@ -423,13 +425,13 @@ class Recorder:
             raise
 
     def _next_path(self) -> Path:
-        """Of the segment behind the newest one: where a call was interrupted, its file is there already."""
+        """Return the path of the next segment; if a call was interrupted, its file exists already."""
         assert self._folder is not None
         number = int(self._segments[-1].path.stem) if self._segments else 0
         return self._folder.path / f"{number + 1:06d}.seg"
 
     def _wait_for_space(self) -> None:
-        """Asking a full disk again and again would slow the program down: fail at once until `RETRY_NS` have passed."""
+        """Fail at once until `RETRY_NS` have passed: asking a full disk again and again would slow the program down."""
         if clock.now_ns() < self._retry_ns:
             raise OSError("the disk was full a moment ago")
 
@@ -448,11 +450,11 @@ class Recorder:
 
     @property
     def has_written(self) -> bool:
-        """Whether there is an event of this very process."""
+        """Return whether this very process has recorded an event."""
         return self.pid == os.getpid() and bool(self._segments)
 
     def take_back(self, segment: Segment) -> None:
-        """Keep what a dead thread left for the next new one, if it has room."""
+        """Keep the segment of a dead thread for the next new thread, if it has room."""
         with self._lock:
             if segment.free_bytes > REUSE_BYTES:
                 self._returned.append(segment)
@@ -460,7 +462,7 @@ class Recorder:
                 self._seal(segment)
 
     def _seal(self, segment: Segment) -> None:
-        """Close a segment and say its checksum, once: nothing can be written to it any more."""
+        """Close a segment and write its checksum, once: nothing can be written to it any more."""
         segment.close()
         if segment.path.name in self._sealed or self._folder is None:
             return
@@ -498,7 +500,7 @@ class Recorder:
 
 
 def _thread_name() -> str:
-    """Of this thread, cut to a length and an alphabet that any record can hold."""
+    """Return this thread's name, cut to a length and an alphabet that any record can hold."""
     name = threading.current_thread().name
     if name.startswith("Dummy-"):  # not made by Python, which has no better name for it; the kernel may
         try:
@@ -509,7 +511,8 @@ def _thread_name() -> str:
 
 
 def _kernel_name() -> str:
-    """Of this thread; one that it only inherited from its process, as those of Ray's pools do, says nothing."""
+    """Return the kernel's name of this thread; none if it inherited the name from its process, as those of Ray's pools
+    do."""
     own, main = (
         Path(f"/proc/self/task/{task}/comm").read_text(errors="replace").strip()
         for task in (threading.get_native_id(), os.getpid())

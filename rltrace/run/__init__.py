@@ -1,13 +1,14 @@
-"""Beside the command: what `rltrace run`, `exec`, `doctor` and `collect` do while, before and after it runs.
+"""What `rltrace run`, `exec`, `doctor` and `collect` do beside the command: before, while and after it runs.
 
-In: a command and the folder to record in. Out: the same command traced, its exit code and signals untouched, and in the
-Recording what no traced process can say itself: how it ended (`supervisor.py`, `group_watcher.py`), what hosts and GPUs
-were doing (`sampler.py`, `host_usage.py`), who was not traced (`untraced.py`), the clocks and segments of other hosts
-(`nodes.py`, `collection.py`).
+In: a command and the folder to record in. Out: the same command, traced, with its exit code and signals untouched. The
+Recording also gets what no traced process can say itself: how each process ended (`supervisor.py`, `group_watcher.py`),
+what hosts and GPUs were doing (`sampler.py`, `host_usage.py`), which processes were not traced (`untraced.py`), and the
+clocks and segments of other hosts (`nodes.py`, `collection.py`).
 
-`sampler.py` and `cluster_sidecar.py` are processes of their own; `sidecar.py` is how one starts and ends, so that no
-thread of a traced program waits for us. `doctor.py` asks before a run, by `probe.py` in the command's own interpreter,
-`launchers.py` for what a command starts in the end, and `storage.py` for the place of the Recording.
+`sampler.py` and `cluster_sidecar.py` run as processes of their own, so that no thread of a traced program waits for us.
+`sidecar.py` starts and ends such a process. `doctor.py` checks a command before its run: it asks the command's own
+interpreter with `probe.py`, finds out with `launchers.py` what the command starts in the end, and checks the place of
+the Recording with `storage.py`.
 
-To watch another thing during a run, add a value to `host_usage.py`, or a sidecar of its own.
+To watch something else during a run, add a value to `host_usage.py`, or add a sidecar.
 """

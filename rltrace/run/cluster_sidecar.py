@@ -1,8 +1,8 @@
-"""`python -m rltrace.run.cluster_sidecar RECORDING`: runs beside a run on a Ray cluster, started by the supervisor.
+"""`python -m rltrace.run.cluster_sidecar RECORDING`: the supervisor starts it beside a run on a Ray cluster.
 
-Reads the clock of every node again and again, and brings the segments together at the end. Where steps are chosen whose
-every allocation is kept, it tells each node which of them run. It is a process of its own: the traced program has no
-thread of ours, and waits for nothing.
+It reads the clock of every node periodically, and collects the segments at the end. If every allocation of some steps
+is to be kept, it tells each node when these steps run. It is a process of its own, so that the traced program has no
+thread of ours and waits for nothing.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from rltrace.run.collection import collect
 from rltrace.run.sidecar import is_over
 
 PERIOD_SECONDS = 5.0
-"""Between two rounds of readings: a clock that strays by NTP's 15 ppm is off by 37 us more in the middle."""
+"""Time between two rounds of readings. A clock that drifts by NTP's 15 ppm is off by at most 37 us more in the
+middle."""
 
 
 TELL_SECONDS = 0.1
-"""Between two rounds in which nodes hear of chosen steps: so late, and by Ray's few ms, another host knows of one."""
+"""Time between two rounds in which nodes hear of chosen steps. Another host hears of a step after this time and the few
+ms that Ray takes."""
 
 
 def main(folder: str, chosen: str = "") -> int:
-    """Watch until stdin ends, then collect; returns the exit code.
+    """Watch until stdin ends, then collect.
 
     Args:
-        folder: Of the Recording.
+        folder: Folder of the Recording.
         chosen: Steps whose every allocation is kept; empty if there are none.
+
+    Returns:
+        The exit code.
     """
     recording = Path(folder)
     address = cluster.ray_address(recording)
@@ -57,7 +62,7 @@ def main(folder: str, chosen: str = "") -> int:
 
 
 def _tell(joined: nodes.Nodes, recording: Path) -> bool:
-    """For a period, tell every node of chosen steps; whether the run ended in it."""
+    """Tell every node of chosen steps for one period; return whether the run ended meanwhile."""
     until = time.monotonic() + PERIOD_SECONDS
     while time.monotonic() < until:
         joined.tell_steps(recording)

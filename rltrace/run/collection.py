@@ -1,4 +1,5 @@
-"""Brings what processes recorded on other hosts into the Recording: again and again, and never over anything else."""
+"""Collects into the Recording what processes recorded on other hosts. It can be repeated, and never overwrites anything
+else."""
 
 from __future__ import annotations
 
@@ -13,27 +14,27 @@ from rltrace.run.nodes import Node, NodeError, Nodes, content, digest
 
 @dataclass
 class Collected:
-    """What a collection brought, and what it could not."""
+    """What a collection fetched, and what it could not fetch."""
 
     files: int = 0
     size_bytes: int = 0
     hosts: set[str] = field(default_factory=set)
-    """That something was recorded on, beside the Recording's own."""
+    """Hosts besides the Recording's own on which something was recorded."""
     failures: list[str] = field(default_factory=list)
-    """One line each: a node that is gone, a process whose folder is another's."""
+    """One line per failure: a node that is gone, or a process whose folder holds another process here."""
 
     def __str__(self) -> str:
         if not self.hosts:
-            return "nothing was recorded on another host"
+            return "no other host recorded anything"
         if not self.files:
             return f"nothing new on {', '.join(sorted(self.hosts))}"
         return f"{self.files:,} files, {self.size_bytes:,} bytes from {', '.join(sorted(self.hosts))}"
 
 
 def collect(recording: Path, nodes: Nodes) -> Collected:
-    """Fetch from every node what is new there; what a node lost is kept here.
+    """Fetch from every node what is new there; what a node has lost since is kept here.
 
-    A Recording is valid at every instant of it: whole files replace their own earlier states, and nothing is deleted.
+    The Recording is valid at every moment: whole files replace their own earlier states, and nothing is deleted.
     """
     done = Collected()
     for node in nodes.alive():
@@ -46,7 +47,7 @@ def collect(recording: Path, nodes: Nodes) -> Collected:
     return done
 
 
-_MISSING = "what was recorded there and not collected before is not here"
+_MISSING = "what it recorded since the last collection is missing here"
 
 
 def _collect_node(folder: Path, node: Node, done: Collected) -> None:
@@ -64,7 +65,7 @@ def _collect_node(folder: Path, node: Node, done: Collected) -> None:
         if lines not in there:
             continue
         if not _fetch_lines(folder, node, lines, done):
-            done.failures.append(f"{folder / key}: holds another process than {node.host} has there; left alone")
+            done.failures.append(f"{folder / key}: holds a different process than on {node.host}; not overwritten")
             continue
         for path in paths:
             if path != lines and there[path] != _digest_here(folder / path):
@@ -73,7 +74,8 @@ def _collect_node(folder: Path, node: Node, done: Collected) -> None:
 
 
 def _fetch_lines(folder: Path, node: Node, path: str, done: Collected) -> bool:
-    """Fetch the lines of a process unless they are here; false if those here are not an earlier state of them."""
+    """Fetch the lines of a process unless they are here; return False if those here are not an earlier state of
+    them."""
     data: bytes = node.call("read", path)
     try:
         here = regular_file.read(folder / path)
@@ -103,6 +105,7 @@ def _write(path: Path, data: bytes, done: Collected) -> None:
 
 
 def _is_sound(path: str) -> bool:
-    """Whether it is what a process writes, `<process>/<file>`, and not a way out of the Recording."""
+    """Return whether the path is one that a process writes, `<process>/<file>`, and does not lead out of the
+    Recording."""
     parts = PurePosixPath(path).parts
     return len(parts) == 2 and not any(part.startswith(".") for part in parts)

@@ -1,7 +1,8 @@
-"""Whether a command would be traced: asked of its own interpreter, in the environment that `rltrace exec` makes.
+"""Checks whether a command would be traced. It asks the command's own interpreter, in the environment of `rltrace
+exec`.
 
-Nothing is concluded from a version where it can be tried: a Ray worker and a child are really started, and reached if
-they left a span in the Recording. The questions are in `probe.py`.
+What can be tried is not concluded from a version: a Ray worker and child processes are really started, and count as
+traced if they left a span in the Recording. The questions are in `probe.py`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from rltrace.run.launchers import Launch, look_through
 from rltrace.run.untraced import why_untraced
 
 ANSWER_SECONDS = 300.0
-"""How long one question may take: importing vLLM on a busy machine is the longest."""
+"""How long one question may take; importing vLLM on a busy machine takes longest."""
 
 OF_EVERY_PYTHON = ("hooks", "children", "ray_worker", "nvml")
-"""Questions that do not depend on what it would run."""
+"""Questions whose answers do not depend on what the interpreter would run."""
 
 State = Literal["ok", "missing", "unknown", "not here"]
 
@@ -47,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     about: str
     state: State
-    """`missing`: a user would miss it in a Recording. `unknown`: it cannot be told before the run. `not here`: there is
+    """`missing`: the Recording would lack something. `unknown`: it cannot be told before the run. `not here`: there is
     nothing to trace."""
     said: str
 
@@ -56,18 +57,19 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What tracing a command would give."""
 
     works: bool
-    """Nothing would be missing, as far as that is known."""
+    """Whether nothing would be missing, as far as that is known."""
     is_known: bool
-    """It could be told what the command starts."""
+    """Whether it is known what the command starts."""
     command: list[str]
     interpreter: str
     findings: list[Finding]
     hooks: list[HookFigures]
-    """As in `summary`; in the processes of the questions, so `fired` says nothing."""
+    """The hooks, as in `summary`. They were installed in the processes that answered, so `fired` has no meaning
+    here."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the interpreter said to a question: a value, or why there is none."""
+    """What the interpreter answered: a value, or why there is none."""
 
     value: dict[str, Any]
     error: str | None = None
@@ -77,8 +79,8 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
     """Try everything that a traced run of the command needs.
 
     Args:
-        command: As of `rltrace exec`; empty for this interpreter.
-        folder: Where the Recording would be made; as `rltrace exec` chooses by default.
+        command: A command as for `rltrace exec`; empty for this interpreter.
+        folder: Where the Recording would be made; by default, where `rltrace exec` would make it.
 
     Raises:
         RltraceError: there is no such program.
@@ -101,7 +103,7 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
         of_python = interpreter_findings(python, first, launch, unknown)
         if first.error is not None:  # it would answer the others alike
             return diagnosis(command, python, [*of_python, in_folder], [])
-        say("importing the frameworks and starting a process of each kind, which takes some seconds ...")
+        say("importing the frameworks and starting a process of each kind; this takes some seconds ...")
         with ThreadPoolExecutor(2) as pool:
             asked = {name: pool.submit(ask, python, name, environment) for name in OF_EVERY_PYTHON}
             runs = pool.submit(program_findings, program, python, environment)
@@ -130,7 +132,7 @@ def diagnose(command: Sequence[str], folder: Path | None) -> Diagnosis:
 def diagnosis(
     command: Sequence[str], python: Sequence[str], findings: list[Finding], hooks: list[HookFigures]
 ) -> Diagnosis:
-    """All findings as one value."""
+    """Combine all findings into one value."""
     return Diagnosis(
         works=all(finding.state != "missing" for finding in findings),
         is_known=all(finding.state != "unknown" for finding in findings),
@@ -145,10 +147,10 @@ def diagnosis(
 
 
 def interpreter_of(launch: Launch) -> tuple[list[str], str | None]:
-    """The Python that a command runs in, with the options that decide about start-up hooks.
+    """Return the Python that a command runs in, with the options that decide about start-up hooks.
 
     Returns:
-        Its path and options, and why it is only the first `python` on the path where the command does not say which.
+        The path with the options, and None; or the first `python` on the path, and why the command's own is not known.
     """
     program = str(launch.program)
     if launch.unknown is None and PYTHON.fullmatch(Path(program).name):
@@ -156,11 +158,11 @@ def interpreter_of(launch: Launch) -> tuple[list[str], str | None]:
     if launch.unknown is None and (of_script := _shebang(Path(program))) is not None:
         return [of_script], None
     guess = shutil.which("python", path=launch.environment.get("PATH", os.defpath)) or sys.executable
-    return [guess], launch.unknown or f"`{launch.command[0]}` is no Python"
+    return [guess], launch.unknown or f"`{launch.command[0]}` is not a Python interpreter"
 
 
 def program_of(command: Sequence[str]) -> tuple[str | None, str | None]:
-    """What a command's own Python would run: a module (`-m`) or a script, each None if it does not."""
+    """Return the module (`-m`) and the script that a command's own Python would run; each is None if it runs none."""
     if not command or not PYTHON.fullmatch(Path(command[0]).name):
         return None, None
     words = words_of_program(list(command))
@@ -193,38 +195,38 @@ def ask(python: Sequence[str], question: str, environment: Mapping[str, str], *w
     except subprocess.TimeoutExpired:
         return Answer({}, f"no answer in {ANSWER_SECONDS:.0f} s")
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output on standard error"])[-1]
         return Answer({}, f"exit code {done.returncode}: {last}")
     try:
         return Answer(json.loads(done.stdout.strip().splitlines()[-1]))
     except (IndexError, ValueError):
-        return Answer({}, "the answer cannot be read: something else writes to standard output")
+        return Answer({}, "the answer cannot be read, because something else writes to standard output")
 
 
 # ---- what the answers mean --------------------------------------------------------------------------------------
 
 
 def launch_findings(launch: Launch) -> list[Finding]:
-    """What keeps a command from being traced before its Python starts."""
+    """Return what keeps a command from being traced before its Python starts."""
     behind = _listed(launch.through)
     findings = []
     if launch.program is None:
-        path = launch.environment.get("PATH", f"{os.defpath}, for none is set")
-        said = f"{launch.command[0]}: no such program behind {behind}; PATH is {path} there"
+        path = launch.environment.get("PATH", f"{os.defpath}, the default")
+        said = f"{launch.command[0]}: no such program behind {behind}, where PATH is {path}"
         findings.append(Finding(about="program", state="missing", said=said))
     if DIR_VARIABLE not in launch.environment:
-        said = f"{behind} replaces it: {DIR_VARIABLE} is lost, and with it everything that this command starts; "
-        said += f"write `rltrace exec --` behind {behind}, or hand on {DIR_VARIABLE} and PYTHONPATH"
+        said = f"{behind} replaces it, so {DIR_VARIABLE} is lost and nothing that this command starts is traced; "
+        said += f"write `rltrace exec --` behind {behind}, or pass {DIR_VARIABLE} and PYTHONPATH through it"
         findings.append(Finding(about="environment", state="missing", said=said))
     return findings
 
 
 def interpreter_findings(python: Sequence[str], answer: Answer, launch: Launch, unknown: str | None) -> list[Finding]:
-    """What the command starts, where that is not known; the Python itself, and whether our start-up hook runs in it."""
+    """Return findings about the Python that the command starts, and whether our start-up hook runs in it."""
     findings = [] if unknown is None else [unknown_finding(unknown, python[0])]
     closed = why_untraced(list(python), [f"{name}=" for name in launch.environment])
     if answer.error is not None:
-        why = closed or f"{answer.error}; install rltrace for it"
+        why = closed or f"{answer.error}; install rltrace for this Python"
         return [*findings, Finding(about="python", state="missing", said=f"{python[0]}: {why}")]
     value = answer.value
     through = f" (behind {_listed(launch.through)})" if launch.through and unknown is None else ""
@@ -238,9 +240,13 @@ def interpreter_findings(python: Sequence[str], answer: Answer, launch: Launch, 
 
 
 def unknown_finding(reason: str, guess: str) -> Finding:
-    """That the command's words do not say which Python it starts, and what to do."""
-    said = f"cannot tell which Python it starts: {reason}; what follows is of {guess}, the first on the PATH. "
-    return Finding(about="command", state="unknown", said=said + "Ask with what it starts in the end: python train.py")
+    """Return the finding that the command does not say which Python it starts, and what to do."""
+    said = f"cannot tell which Python it starts: {reason}. The lines below are about {guess}, the first on the PATH. "
+    return Finding(
+        about="command",
+        state="unknown",
+        said=said + "Name the Python that it starts in the end instead: python train.py",
+    )
 
 
 def _listed(programs: Sequence[str]) -> str:
@@ -250,13 +256,15 @@ def _listed(programs: Sequence[str]) -> str:
 def program_findings(
     program: tuple[str | None, str | None], python: Sequence[str], environment: Mapping[str, str]
 ) -> list[Finding]:
-    """Whether what the command would run is there; nothing where that is not known."""
+    """Return whether the module or script of the command exists; return nothing where that is not known."""
     module, script = program
     if module is not None:
         answer = ask(python, "module", environment, module)
         error = answer.error or answer.value["error"]
         said = (
-            f"{module}: {error}; install it for {python[0]}, or run this where it is" if error else f"{module}: found"
+            f"{module}: {error}; install it for {python[0]}, or run this where it is installed"
+            if error
+            else f"{module}: found"
         )
         return [Finding(about="module", state="missing" if error else "ok", said=said)]
     if script is not None and not Path(script).exists():
@@ -265,12 +273,12 @@ def program_findings(
 
 
 def frameworks_in(answer: Answer) -> dict[str, tuple[str, str | None]]:
-    """Package and version by instrumentation."""
+    """Return package and version by instrumentation."""
     return {name: (package, version) for name, (package, version) in answer.value.get("frameworks", {}).items()}
 
 
 def framework_findings(answer: Answer, hooks: Sequence[HookFigures]) -> list[Finding]:
-    """One line an instrumentation: what would bind."""
+    """Return one finding per instrumentation: which of its hooks bind."""
     if answer.error is not None:
         return [Finding(about="hooks", state="missing", said=answer.error)]
     return [
@@ -282,12 +290,12 @@ def framework_findings(answer: Answer, hooks: Sequence[HookFigures]) -> list[Fin
 def framework_finding(
     name: str, package: str, version: str | None, hooks: Sequence[HookFigures], answer: Answer
 ) -> Finding:
-    """Whether an instrumentation's hooks bind to the framework that is installed."""
+    """Return whether an instrumentation's hooks bind to the framework that is installed."""
     if version is None:
         return Finding(about=name, state="not here", said=f"{package} is not installed")
     errors: dict[str, str] = answer.value["errors"].get(name, {})
     if not hooks and not errors:
-        return Finding(about=name, state="not here", said="nothing to hook on this machine, or not asked for")
+        return Finding(about=name, state="not here", said="nothing to hook on this machine, or not enabled")
     bound = sum(hook.state == "installed" for hook in hooks)
     reasons = dict.fromkeys(
         errors.get(hook.target.partition(":")[0]) or hook.reason or hook.state
@@ -304,27 +312,27 @@ def framework_finding(
 
 
 def child_finding(place: str, answer: Answer, reached: set[str]) -> Finding:
-    """Whether a child process is traced: engines are such."""
+    """Return whether a child process is traced; engines are such processes."""
     if place in reached:
-        return Finding(about=place, state="ok", said="started one: traced")
+        return Finding(about=place, state="ok", said="started one, and it was traced")
     why = answer.error or "no start-up hook ran in it"
-    return Finding(about=place, state="missing", said=f"started one: not traced: {why}")
+    return Finding(about=place, state="missing", said=f"started one, and it was not traced: {why}")
 
 
 def ray_finding(has_ray: bool, answer: Answer, reached: set[str]) -> Finding:
-    """Whether a Ray worker is traced."""
+    """Return whether a Ray worker is traced."""
     place = probe.RAY_WORKER
     if not has_ray:
         return Finding(about=place, state="not here", said="ray is not installed")
     cluster = f"of the cluster at {os.environ['RAY_ADDRESS']}" if os.environ.get("RAY_ADDRESS") else "of a new cluster"
     if place in reached:
-        return Finding(about=place, state="ok", said=f"ran a task on one {cluster}: traced")
+        return Finding(about=place, state="ok", said=f"ran a task on a worker {cluster}, and it was traced")
     why = answer.error or "no start-up hook ran in it; install rltrace for the cluster's Python"
-    return Finding(about=place, state="missing", said=f"ran a task on one {cluster}: not traced: {why}")
+    return Finding(about=place, state="missing", said=f"ran a task on a worker {cluster}, and it was not traced: {why}")
 
 
 def nvml_finding(answer: Answer) -> Finding:
-    """Whether the memory of the GPUs can be read."""
+    """Return whether the memory of the GPUs can be read."""
     if answer.error is not None:
         return Finding(about="NVML", state="missing", said=answer.error)
     gpus, error = answer.value["gpus"], answer.value["error"]
@@ -332,12 +340,12 @@ def nvml_finding(answer: Answer) -> Finding:
         return Finding(about="NVML", state="not here", said="this machine has no NVIDIA GPU")
     if error is not None:
         advice = "; pip install nvidia-ml-py" if "ModuleNotFoundError" in error else ""
-        return Finding(about="NVML", state="missing", said=f"{gpus} GPUs, no figures of their memory: {error}{advice}")
-    return Finding(about="NVML", state="ok", said=f"tells the memory of {gpus} GPUs")
+        return Finding(about="NVML", state="missing", said=f"cannot read the memory of {gpus} GPUs: {error}{advice}")
+    return Finding(about="NVML", state="ok", said=f"reads the memory of {gpus} GPUs")
 
 
 def folder_finding(place: storage.Place) -> Finding:
-    """Whether the Recording can be made where it would be."""
+    """Return whether the Recording can be made where it would be."""
     if place.problem is not None:
         return Finding(about="folder", state="missing", said=f"{place.path}: {place.problem}")
     said = f"{place.path}: writable, {place.filesystem or 'a local disk'}, {place.free_bytes / 2**30:.1f} GiB free"

@@ -1,7 +1,9 @@
-"""A process of ours in the command's process group, that tells which signals were sent to the whole group. Linux only.
+"""A process of ours in the command's process group, which reports the signals that were sent to the whole group. Linux
+only.
 
-Of a signal that reached the supervisor nothing says whether the command had it too: `kill PID` and `kill -- -PGID` look
-the same to who receives them, and so does what a terminal sends to its group and to a session's leader alone.
+When the supervisor receives a signal, nothing tells it whether the command received the signal too: `kill PID` and
+`kill -- -PGID` look the same to the receiver, and so does what a terminal sends to its group or to the session's leader
+alone.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 class GroupWatcher:
-    """One that is there until `let_end`, or until we are gone; the caller reaps it, with all other children."""
+    """A watcher that lives until `let_end` or until we are gone. The caller reaps it with all other children."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
-        """Fork it.
+        """Fork the watcher.
 
         Args:
             numbers: Of the signals, which this thread blocks.
@@ -42,7 +44,7 @@ class GroupWatcher:
         os.close(tells)
 
     def had(self, number: int) -> bool:
-        """Whether a signal has reached it since this was last asked; also false if it was killed."""
+        """Return whether it has received this signal since the last call; False also if it was killed."""
         with contextlib.suppress(BlockingIOError):
             self._seen |= set(os.read(self._told, 4096))
         is_there = number in self._seen
@@ -50,14 +52,14 @@ class GroupWatcher:
         return is_there
 
     def let_end(self) -> None:
-        """End it."""
+        """End the watcher."""
         os.close(self._told)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
 
 def _tell(tells: int, starter: int, numbers: Iterable[int]) -> None:
-    """In the watcher: write the number of each signal, until it is killed."""
+    """Run in the watcher: write the number of each signal, until it is killed."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         while os.getppid() == starter:  # it may have been gone before

@@ -1,4 +1,4 @@
-"""What a host and the run's processes on it take: processor, memory, resident pages. Values out, nothing is kept."""
+"""What a host and the run's processes on it use: processor, memory, resident pages. Values go out, nothing is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rltrace.read.recording import Process
 from rltrace.record.manifest import LINES, PROCESSES, host_name
 
 SHARE_OF_TIME = 0.002
-"""Of a processor, that looking through the pages of all processes may take: 60 ms for every 4 GiB of small pages."""
+"""The share of one processor that walking the pages of all processes may take; 4 GiB of small pages take 60 ms."""
 
 
 class Host:
@@ -23,11 +23,11 @@ class Host:
         self._run = RunProcesses(recording)
         self._pages_due_s = 0.0
         self._met: set[str] = set()
-        """Asked once: from then on there is an interval that a share of a processor is of."""
+        """Processes that were sampled before: a share of a processor needs an interval to be a share of."""
         psutil.cpu_percent()
 
     def sample(self) -> Iterator[tuple[str, float]]:
-        """Counters with their values now; of a process that is gone meanwhile, none."""
+        """Yield the counters with their values now, without those of processes that ended meanwhile."""
         cpu_percent = psutil.cpu_percent()
         if self._met:
             yield "host.cpu_percent", cpu_percent
@@ -40,11 +40,11 @@ class Host:
             yield from self._pages(processes)
 
     def keys_by_pid(self) -> dict[int, str]:
-        """The processes of the last sample."""
+        """Return the keys of the processes of the last sample, by pid."""
         return self._run.keys_by_pid()
 
     def _pages(self, processes: dict[str, psutil.Process]) -> Iterator[tuple[str, float]]:
-        """Pages by who shares them: the kernel walks them all, so the longer it took, the later it is asked again."""
+        """Yield pages by who shares them. The kernel walks them all: the longer that takes, the later we ask again."""
         before_s = time.thread_time()
         for key, process in processes.items():
             yield from _quietly(_own_pages(key, process))
@@ -68,7 +68,7 @@ def _own_pages(key: str, process: psutil.Process) -> Iterator[tuple[str, float]]
 
 
 def _quietly(samples: Iterator[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    """Up to where the process is gone, or another user's."""
+    """Yield samples until the process is gone, or turns out to be another user's."""
     try:
         yield from samples
     except psutil.Error:
@@ -84,7 +84,7 @@ class RunProcesses:
         self._alive: dict[str, psutil.Process] = {}
 
     def alive(self) -> dict[str, psutil.Process]:
-        """By key; who has joined since the last call is among them."""
+        """Return them by key, including those that joined since the last call."""
         for folder in self._folder.iterdir():
             if folder.name not in self._known and (folder / LINES).exists():
                 self._meet(folder)
@@ -92,7 +92,7 @@ class RunProcesses:
         return self._alive
 
     def keys_by_pid(self) -> dict[int, str]:
-        """Who was alive at the last call of `alive`."""
+        """Return the keys of the processes that were alive at the last call of `alive`, by pid."""
         return {process.pid: key for key, process in self._alive.items()}
 
     def _meet(self, folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""Which program a command runs in the end, and in which environment: behind the programs that only start others.
+"""Finds the program that a command runs in the end, and its environment, behind programs that only start other
+programs.
 
-By their words alone: nothing is run, and no file of the command is read. What these words do not say is said to be
-unknown, with the reason.
+It goes by the words of the command alone: it runs nothing and reads no file of the command. What the words do not say
+is reported as unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str]
     environment: dict[str, str]
     through: list[str] = []
-    """The programs that were looked through, the outermost first."""
+    """The launchers in front of the command, the outermost first."""
     unknown: str | None = None
-    """Why the command's words do not say what it starts; None where they do."""
+    """Why the words of the command do not say what it starts; None if they do."""
 
     @property
     def program(self) -> str | None:
-        """Path of the command's first word, as execvp(3) finds it; None if there is no such program."""
+        """The path of the command's first word, as execvp(3) finds it; None if there is no such program."""
         return shutil.which(self.command[0], path=self.environment.get("PATH", os.defpath))
 
 
 @dataclass(frozen=True)
 class _Starter:
-    """A program that starts the command that follows its options and operands, and changes nothing that we look at."""
+    """A program that starts the command behind its options and operands, and changes nothing that matters here."""
 
     letters: str = ""
-    """Its short options, as of `getopt`."""
+    """Its short options, in the form of `getopt`."""
     names: tuple[str, ...] = ()
     operands: int = 0
 
@@ -65,11 +66,11 @@ STARTERS = {
 
 
 def look_through(command: Sequence[str], environment: Mapping[str, str]) -> Launch:
-    """What a command starts in the end.
+    """Return what a command starts in the end.
 
     Args:
         command: At least one word.
-        environment: That the command itself gets.
+        environment: The environment of the command itself.
     """
     launch = Launch(command=list(command), environment=dict(environment))
     while launch.unknown is None and (look := _look_of(launch.command[0])) is not None:
@@ -79,13 +80,13 @@ def look_through(command: Sequence[str], environment: Mapping[str, str]) -> Laun
         except (getopt.GetoptError, ValueError) as error:
             return _unknown(launch, f"`{outer}`: {error}")
         if not inner.command:
-            return _unknown(launch, f"`{outer}` is given no command")
+            return _unknown(launch, f"`{outer}` was given no command")
         launch = msgspec.structs.replace(inner, through=[*launch.through, outer])
     return launch
 
 
 def _unknown(launch: Launch, reason: str) -> Launch:
-    """The same, of which it is not known what it starts."""
+    """Return the same launch, marked as one whose program is not known."""
     return msgspec.structs.replace(launch, unknown=reason)
 
 
@@ -105,7 +106,7 @@ def _through_starter(launch: Launch, starter: _Starter) -> Launch:
 
 
 def _through_env(launch: Launch) -> Launch:
-    """`env [-i] [-u NAME] [NAME=VALUE] COMMAND`."""
+    """Look through `env [-i] [-u NAME] [NAME=VALUE] COMMAND`."""
     options, words = getopt.getopt(launch.command[1:], "iu:v", ["ignore-environment", "unset=", "debug"])
     environment = launch.environment
     for option, value in options:
@@ -119,22 +120,23 @@ def _through_env(launch: Launch) -> Launch:
 
 
 def _through_shell(launch: Launch) -> Launch:
-    """`sh -c COMMAND`, one simple command; a login shell and an interactive one run files of the user before it."""
+    """Look through `sh -c COMMAND` with one simple command. A login shell or an interactive one runs the user's files
+    first."""
     options, words = getopt.getopt(launch.command[1:], "ceux")
     if ("-c", "") not in options or not words:
-        raise ValueError("runs a script")
+        raise ValueError("it runs a script")
     lexer = shlex.shlex(words[0], posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     lexer.commenters = ""
     parsed = list(lexer)
     if "\n" in words[0].strip() or _EXPANDED.search(words[0]) or any(map(_OPERATOR.fullmatch, parsed)):
-        raise ValueError("its words are more than one simple command")
+        raise ValueError("it runs more than one simple command")
     inner = _with_assignments(launch, parsed)
     return msgspec.structs.replace(inner, command=inner.command[inner.command[:1] == ["exec"] :])
 
 
 def _with_assignments(launch: Launch, words: Sequence[str]) -> Launch:
-    """A command with the variables that are set in front of it."""
+    """Return the command with the variables that are set in front of it."""
     environment = dict(launch.environment)
     at = 0
     while at < len(words) and (found := _ASSIGNMENT.fullmatch(words[at])):

@@ -1,7 +1,7 @@
-"""The nodes of a Ray cluster, seen from beside a traced run: reads their clocks and fetches what was recorded there.
+"""The nodes of a Ray cluster: reads their clocks, and fetches what was recorded on them, from beside a traced run.
 
-This is a Ray job of its own with one small actor a node, in a process of its own. The traced program neither runs it
-nor waits for it, and nothing of it needs a port that Ray does not have.
+This is a Ray job of its own, in a process of its own, with one small actor per node. The traced program neither runs it
+nor waits for it, and it needs no port besides Ray's.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from rltrace.record import allocation_steps, cluster
 from rltrace.record.manifest import PROCESSES, host_name
 
 EXCHANGES = 50
-"""Of one round: only the shortest is kept."""
+"""Exchanges in one round; only the shortest is kept."""
 CALL_SECONDS = 20.0
-"""For a node to answer; one that was switched off does not say so."""
+"""How long a node may take to answer; one that was switched off never does."""
 START_SECONDS = 120.0
-"""For a node to start a Python process and import Ray."""
+"""How long a node may take to start a Python process and import Ray."""
 
 
 class NodeError(Exception):
-    """One node that does not answer, or is gone."""
+    """A node that does not answer, or is gone."""
 
 
 class Agent:
-    """What runs on a node."""
+    """The actor that runs on a node."""
 
     def __init__(self, run_id: str) -> None:
         self.folder = cluster.spool(run_id) / PROCESSES
 
     def whoami(self) -> tuple[str, Domain]:
-        """Host and clock domain."""
+        """Return the host and its clock domain."""
         return host_name(), _domain()
 
     def now_ns(self) -> int:
-        """The node's clock."""
+        """Return the time by the node's clock."""
         return clock.now_ns()
 
     def digests(self) -> dict[str, str]:
-        """Every file that processes of the run wrote here, by its path below `processes/`."""
+        """Return a digest of every file that processes of the run wrote here, by its path below `processes/`."""
         files = sorted(path for path in self.folder.glob("*/*") if path.is_file())
         return {str(path.relative_to(self.folder)): digest(content(path)) for path in files}
 
     def read(self, path: str) -> bytes:
-        """One of these files."""
+        """Return the content of one of these files."""
         return content(self.folder / path)
 
     def tell_steps(self, told: list[str]) -> list[str]:
-        """Add what processes of other nodes said of chosen steps; returns all that is known here."""
+        """Add what processes of other nodes said about chosen steps; return all that is known here."""
         return allocation_steps.merge(self.folder.parent, told) if self.folder.exists() else []
 
 
@@ -68,10 +68,10 @@ class Node:
     def __init__(self, node_id: str, host: str, agent: Any) -> None:
         self.node_id, self.host, self.agent = node_id, host, agent
         self.domain: Domain | None = None
-        """Once it has answered."""
+        """Its clock domain; None until it has answered."""
 
     def call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
-        """What the agent's method returns.
+        """Call a method of the agent, and return what it returns.
 
         Raises:
             NodeError: the node is gone, does not answer, or has no rltrace.
@@ -84,10 +84,10 @@ class Node:
             raise NodeError(f"node {self.host}: {_why(error)}") from None
 
     def exchange(self) -> tuple[int, int, int]:
-        """One look at the node's clock: sent, read there, received.
+        """Read the node's clock once: when we sent the request, the time there, and when we received the answer.
 
         Raises:
-            NodeError: as of `call`.
+            NodeError: the node did not answer, as for `call`.
         """
         sent_ns = clock.now_ns()
         read_ns = self.call("now_ns")
@@ -101,10 +101,10 @@ class Nodes:
         self.run_id = run_id
         self.known: dict[str, Node] = {}
         self._silent: set[str] = set()
-        """Ids of those that did not answer when they were told of steps."""
+        """Ids of the nodes that did not answer when they were told of steps."""
 
     def alive(self) -> list[Node]:
-        """Every node that is up, those that joined since the last call too."""
+        """Return every node that is up, including those that joined since the last call."""
         import ray
 
         found = []
@@ -117,7 +117,7 @@ class Nodes:
         return found
 
     def lost(self) -> list[Node]:
-        """Nodes that were up once and are not any more."""
+        """Return the nodes that were up once and are gone now."""
         up = {node.node_id for node in self.alive()}
         return [node for node in self.known.values() if node.node_id not in up]
 
@@ -125,7 +125,7 @@ class Nodes:
         """Append a reading of every clock that is not ours to the Recording.
 
         Returns:
-            What is wrong, one line a node that did not answer.
+            What went wrong, one line per node that did not answer.
         """
         failures = []
         for node in self.alive():
@@ -140,9 +140,9 @@ class Nodes:
         return failures
 
     def tell_steps(self, recording: Path) -> None:
-        """Let every process of the run know which chosen steps run, whichever node they run on.
+        """Tell the processes of all nodes which chosen steps run, whichever node they run on.
 
-        A node that does not answer is left out from then on: the others must not wait for it.
+        A node that does not answer is skipped from then on, so that the others need not wait for it.
         """
         known = allocation_steps.lines(recording)
         for node in self.known.values():
@@ -175,13 +175,13 @@ class Nodes:
 
 @contextlib.contextmanager
 def join(address: str, run_id: str, authentication: str | None = None) -> Iterator[Nodes]:
-    """Be a job of the cluster for a while.
+    """Join the cluster as a job for a while.
 
     Args:
-        address: `host:port`, or "auto" for the one of this machine.
-        run_id: Of the run.
-        authentication: As the run's driver did, where our own environment says nothing of that: to who names an address
-            Ray does not look for a token by itself.
+        address: `host:port`, or "auto" for the cluster of this machine.
+        run_id: Id of the run.
+        authentication: How the run's driver authenticated, used if our own environment does not say. Ray looks for no
+            token by itself if it is given an address.
 
     Raises:
         RltraceError: nothing answers there, or it is no Ray cluster.
@@ -194,9 +194,9 @@ def join(address: str, run_id: str, authentication: str | None = None) -> Iterat
         import ray
     except ImportError:
         raise MissingExtraError(
-            "other hosts are reached through Ray, not installed here",
+            "rltrace reaches other hosts through Ray, which is not installed here",
             "run",
-            ", or run this where Ray is; of a run on one host all is here already",
+            ", or run this where Ray is installed; a run on a single host is complete without it",
         ) from None
     _require_listener(address)
     logging.getLogger("ray").setLevel(logging.CRITICAL)
@@ -210,20 +210,20 @@ def join(address: str, run_id: str, authentication: str | None = None) -> Iterat
         ray.shutdown()
 
 
-_NEXT_STEP = "give the address that `ray start --head` printed with --address, as long as the cluster is up"
+_NEXT_STEP = "while the cluster is up, name it with --address, as `ray start --head` printed it"
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself takes half a minute to find that nobody is there.
+    """Check that somebody listens there; Ray itself takes half a minute to find that nobody does.
 
     Raises:
-        RltraceError: nobody is there.
+        RltraceError: nobody listens there.
     """
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise RltraceError(f"{address}: not an address of a Ray cluster, which is host:port; {_NEXT_STEP}")
+        raise RltraceError(f"{address}: not the address of a Ray cluster, which has the form host:port; {_NEXT_STEP}")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
@@ -231,13 +231,13 @@ def _require_listener(address: str) -> None:
 
 
 def content(path: Path) -> bytes:
-    """A file of a process; of a segment, what was written into it."""
+    """Return the content of a file of a process; of a segment, only what was written into it."""
     data = regular_file.read(path)
     return data.rstrip(b"\0") if path.suffix == ".seg" else data  # a record never ends in a zero
 
 
 def digest(data: bytes) -> str:
-    """Tells two contents of one file apart."""
+    """Return a digest that tells two contents of one file apart."""
     return blake2b(data, digest_size=16).hexdigest()
 
 

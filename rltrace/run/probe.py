@@ -1,8 +1,8 @@
-"""What `rltrace doctor` asks of the interpreter of a command: `python -m rltrace.run.probe QUESTION [WORD]`.
+"""The questions that `rltrace doctor` asks a command's interpreter: `python -m rltrace.run.probe QUESTION [WORD]`.
 
-Each question is a process of its own, in the environment of `rltrace exec`: what breaks one leaves the others be.
-The answer is one line of JSON. Where the start-up hook reached a process, that process says so by a span in the
-Recording, as the processes of a traced program would.
+Each question is a process of its own, in the environment of `rltrace exec`, so that what breaks one does not affect the
+others. The answer is one line of JSON. A process that the start-up hook reached leaves a span in the Recording, as the
+processes of a traced program do.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rltrace.hooks.patching import PatchSet
 from rltrace.record import manifest, spans
 
 HERE = "doctor.here"
-"""Span of a process that the start-up hook reached; `place` says which process it is."""
+"""The span of a process that the start-up hook reached; `place` says which process it is."""
 
 SPAWNED, SUBPROCESS, RAY_WORKER = "spawned child", "subprocess", "Ray worker"
 
@@ -37,7 +37,7 @@ RAY_SECONDS = 120.0
 
 
 def interpreter() -> dict[str, Any]:
-    """Which Python this is, what is installed for it, and whether the start-up hook ran."""
+    """Return which Python this is, what is installed for it, and whether the start-up hook ran."""
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -48,7 +48,7 @@ def interpreter() -> dict[str, Any]:
 
 
 def module(name: str) -> dict[str, Any]:
-    """Whether `python -m NAME` would find what to run, from the folder that it is asked in.
+    """Return whether `python -m NAME` would find something to run, from the current folder.
 
     Returns:
         `error`: null if it would.
@@ -66,11 +66,11 @@ def module(name: str) -> dict[str, Any]:
 
 
 def hooks() -> dict[str, Any]:
-    """Import every module that has hooks; what becomes of the hooks is in the Recording.
+    """Import every module that has hooks. What became of the hooks is in the Recording.
 
     Returns:
-        `frameworks`: package and its version by instrumentation, null where it is not installed. `errors`: by
-        instrumentation and module.
+        `frameworks`: package and version by instrumentation, the version null where it is not installed. `errors`: by
+            instrumentation and module.
     """
     join_run()
     frameworks: dict[str, tuple[str, str | None]] = {}
@@ -88,7 +88,8 @@ def hooks() -> dict[str, Any]:
 
 
 def import_targets(patches: PatchSet) -> dict[str, str]:
-    """Import the modules that an instrumentation's hooks wait for; those that cannot be, each with the error."""
+    """Import the modules that an instrumentation's hooks wait for; return those that cannot be imported, with the
+    error."""
     errors: dict[str, str] = {}
     tried: set[str] = set()
     # Which hooks there are may be known only once the framework itself is imported.
@@ -103,7 +104,7 @@ def import_targets(patches: PatchSet) -> dict[str, str]:
 
 
 def children() -> dict[str, Any]:
-    """Start a child as engines do, by multiprocessing, and one as launchers do."""
+    """Start a child by multiprocessing, as engines do, and one as launchers do."""
     import multiprocessing
 
     spawned = multiprocessing.get_context("spawn").Process(target=say_here, args=(SPAWNED,))
@@ -115,7 +116,7 @@ def children() -> dict[str, Any]:
 
 
 def ray_worker() -> dict[str, Any]:
-    """Run a task on a real Ray worker: of the cluster that RAY_ADDRESS names, else of one that is started for it."""
+    """Run a task on a real Ray worker, of the cluster that RAY_ADDRESS names or else of one that is started for it."""
     import ray
 
     begun = time.monotonic()
@@ -133,7 +134,7 @@ def ray_worker() -> dict[str, Any]:
 
 
 def nvml() -> dict[str, Any]:
-    """Whether the GPUs of this machine can be asked for their memory."""
+    """Return whether the GPUs of this machine can be asked for their memory."""
     gpus = len(glob.glob("/dev/nvidia[0-9]*"))
     if gpus == 0:
         return {"gpus": 0, "error": None}

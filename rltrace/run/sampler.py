@@ -1,7 +1,7 @@
-"""`python -m rltrace.sampler RECORDING`: one process a host that samples it while a run goes on.
+"""`python -m rltrace.sampler RECORDING`: one process per host, which samples the host while a run goes on.
 
-A process of its own, so that no thread of a traced one ever waits for NVML or walks its pages. It joins the Recording
-as any process does, and touches no other process.
+It is a process of its own, so that no thread of a traced process ever waits for NVML or walks its pages. It joins the
+Recording as any process does, and touches no other process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rltrace.run.host_usage import Host
 
 INTERVAL_SECONDS = 1.0
+MEMORY_SECONDS = 0.1
+"""Between two looks at the GPUs' memory, which comes and goes faster than all else, and is cheap to ask for."""
 
 
 def start(recording: Path, interval_s: float) -> Sidecar | None:
@@ -31,10 +33,10 @@ def start(recording: Path, interval_s: float) -> Sidecar | None:
 
     Args:
         recording: Folder of the Recording.
-        interval_s: Between two samples.
+        interval_s: Seconds between two samples.
 
     Returns:
-        None if it cannot be started, which is said and keeps nothing from running.
+        The sampler; None if it cannot be started, which is reported and stops nothing else.
     """
     try:
         return Sidecar("rltrace.run.sampler", str(recording), "--interval", str(interval_s))
@@ -44,7 +46,7 @@ def start(recording: Path, interval_s: float) -> Sidecar | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Sample until the end of the run."""
+    """Sample until the run ends."""
     parser = argparse.ArgumentParser(prog="python -m rltrace.sampler", description=__doc__)
     parser.add_argument("recording", type=Path)
     parser.add_argument("--interval", type=float, default=INTERVAL_SECONDS, help="seconds between two samples")
@@ -53,19 +55,25 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     lifecycle.identify(machine=machine())
     sampler = Sampler(options.recording)
-    due_s = time.monotonic()
+    tick_s = min(options.interval, MEMORY_SECONDS) if sampler.has_gpus else options.interval
+    due_s = whole_due_s = time.monotonic()
     while not is_over(max(0.0, due_s - time.monotonic())):
-        sampler.sample()
-        due_s = max(due_s + options.interval, time.monotonic())
+        is_whole = due_s >= whole_due_s
+        sampler.sample(is_whole=is_whole)
+        due_s = max(due_s + tick_s, time.monotonic())
+        if is_whole:
+            whole_due_s = max(whole_due_s + options.interval, time.monotonic())
     lifecycle.stop()
     return 0
 
 
 class Sampler:
-    """What this host can be asked; what it cannot is said once, with the reason."""
+    """The sources that this host has; one that is not available is reported once, with the reason."""
 
     def __init__(self, recording: Path) -> None:
         self._unavailable: set[str] = set()
+        self._said: dict[str, float] = {}
+        """The last samples of the GPUs' memory."""
         self._host = self._open_host(recording)
         self._gpus = self._open_gpus()
 
@@ -91,16 +99,27 @@ class Sampler:
             self._unavailable.add(what)
             lifecycle.unavailable(what, reason)
 
-    def sample(self) -> None:
-        """Write one sample of everything; what fails is said once and tried again."""
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there is any whose memory comes and goes."""
+        return bool(self._gpus)
+
+    def sample(self, *, is_whole: bool = True) -> None:
+        """Write one sample; what fails is said once and tried again.
+
+        Args:
+            is_whole: Of everything; else of the GPUs' memory, where it has changed.
+        """
         try:
-            for name, value in self._samples():
+            for name, value in self._samples() if is_whole else self._changes():
                 spans.counter(name, value)
-            spans.counter("sampler.cpu_seconds", time.process_time())
+            if is_whole:
+                spans.counter("sampler.cpu_seconds", time.process_time())
         except Exception as error:
             self._say("sample", f"{type(error).__name__}: {error}")
 
     def _samples(self) -> Iterator[tuple[str, float]]:
+        yield from self._memory()
         if self._host is not None:
             yield from self._host.sample()
         keys = {} if self._host is None else self._host.keys_by_pid()
@@ -108,6 +127,16 @@ class Sampler:
             yield from gpu.sample(keys)
             for what, reason in gpu.unavailable.items():
                 self._say(f"{what}/{gpu.uuid}", reason)
+
+    def _changes(self) -> Iterator[tuple[str, float]]:
+        said = dict(self._said)
+        return ((name, value) for name, value in self._memory() if said.get(name) != value)
+
+    def _memory(self) -> Iterator[tuple[str, float]]:
+        for gpu in self._gpus:
+            for name, value in gpu.sample_memory():
+                self._said[name] = value
+                yield name, value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A process of ours beside a traced command: it ends when its stdin does, told to or because its starter is gone."""
+"""A process of ours beside a traced command. It ends when its stdin does: because it was told to, or its starter is
+gone."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import sys
 
 
 class Sidecar:
-    """One that runs as long as this is kept; the caller reaps it, with all other children."""
+    """A process that runs as long as this object is kept. The caller reaps it with all other children."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         """Start `python -m module arguments`.
@@ -37,6 +38,6 @@ class Sidecar:
 
 
 def is_over(seconds: float) -> bool:
-    """In a sidecar: whether it is told to end within this time."""
+    """Run in a sidecar: wait this long, and return whether it was told to end."""
     readable, _, _ = select.select([0], [], [], seconds)
     return bool(readable) and not os.read(0, 1)

@@ -1,4 +1,4 @@
-"""Whether a folder is a good place for a Recording: writable, on a local disk, with room. Linux only."""
+"""Checks whether a folder is a good place for a Recording: writable, on a local disk, with enough room. Linux only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rltrace.host.interruption import own_failure
 from rltrace.record.segment import FIRST_BYTES, Segment
 
 SMALL_BYTES = 1 << 30
-"""A run of hours writes less than this; a disk that has less may be full before."""
+"""A run of hours writes less than this; a disk with less room may fill up during the run."""
 
 NOT_LOCAL = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse", "9p", "afs", "glusterfs", "wekafs")
-"""Beginnings of the types of filesystems whose mapped files are slow, or torn when another host reads them."""
+"""How the types of filesystems begin whose mapped files are slow, or torn when another host reads them."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder and the filesystem that it is, or would be, on."""
+    """A folder and the filesystem that it is on, or would be on."""
 
     path: str
     filesystem: str | None
@@ -30,18 +30,21 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with it, and what to do; None if nothing is."""
+        """What is wrong with it and what to do; None if nothing is wrong."""
         if self.error is not None:
             return f"cannot be written: {self.error}; name another folder with --out"
         if not self.is_local:
-            return f"on {self.filesystem}, no local disk: name a folder of one with --out, and copy it afterwards"
+            return (
+                f"on {self.filesystem}, not on a local disk; name a folder on a local disk with --out, and "
+                "copy it afterwards"
+            )
         if self.free_bytes < SMALL_BYTES:
-            return f"{self.free_bytes / 2**20:.0f} MiB are free; make room, or name another folder with --out"
+            return f"only {self.free_bytes / 2**20:.0f} MiB are free; make room, or name another folder with --out"
         return None
 
 
 def look_at(folder: Path) -> Place:
-    """Try to make a segment in a folder, or where it would be made; leaves nothing behind."""
+    """Try to make a segment in a folder, or in its nearest parent; leave nothing behind."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
@@ -56,12 +59,12 @@ def look_at(folder: Path) -> Place:
 
 
 def is_local(filesystem: str | None) -> bool:
-    """Whether a type of filesystem, where it is known, is that of a disk of this machine."""
+    """Return whether a type of filesystem is that of a local disk; True if the type is not known."""
     return filesystem is None or not filesystem.startswith(NOT_LOCAL)
 
 
 def filesystem_of(path: Path) -> str | None:
-    """Type of the filesystem that holds a path: that of the mount point nearest to it."""
+    """Return the type of the filesystem that holds a path: that of its nearest mount point."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except own_failure(OSError):

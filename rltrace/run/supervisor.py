@@ -1,12 +1,13 @@
 """Runs a command traced, watches every process that records, and leaves none of them behind. Linux only.
 
-Who lives and who died is read from the Recording: a process whose pid is gone and whose folder has no `end` line died.
-The supervisor is the subreaper of all it starts, so that daemons whose parent died (Ray's raylet) are found too. The
-command stays in the supervisor's process group: Ctrl-C, Ctrl-Z, `timeout` and standard input work as without it. A
-command that makes a group of its own has what was sent to the supervisor's, too.
+The Recording says who lives and who died: a process died if its pid is gone and its folder has no `end` line. The
+supervisor is the subreaper of all processes it starts, so that it also finds daemons whose parent died, such as Ray's
+raylet. The command stays in the supervisor's process group: Ctrl-C, Ctrl-Z, `timeout` and standard input work as
+without rltrace. If a command makes a group of its own, the supervisor forwards to it what was sent to the supervisor's
+group.
 
-The command comes first. To wait for it and to hand signals on takes no file, no other process and no Recording; all
-else only watches, and where a step of that fails it is said once and the command runs on.
+The command comes first. Waiting for it and forwarding signals needs no file, no other process and no Recording.
+Everything else only watches; if a step of that fails, it is reported once and the command runs on.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ from rltrace.run.untraced import ProcessTree
 
 POLL_SECONDS = 0.1
 GROUP_SECONDS = 0.1
-"""How long after a signal the same one may come to the whole group, as `timeout` sends it to its child first, and until
-that is known; the same one twice within this time is one."""
+"""The same signal twice within this time counts as one. `timeout` sends a signal to its child first and then to the
+whole group, and it takes a while until we know that."""
 DEATH_GRACE_SECONDS = 12.0
 """How long the command may take to end by itself after one of its processes died."""
 TERMINATE_SECONDS = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""Time between SIGTERM and SIGKILL."""
 COLLECT_SECONDS = 300.0
-"""How long it may take to bring together what other hosts recorded."""
+"""How long collecting what other hosts recorded may take."""
 LEAVE_SECONDS = 10.0
-"""How long daemons may take to leave after a command that ended well; then they are told to."""
+"""How long daemons may take to end by themselves after a command that ended well; then they are told to."""
 
 FILES_LEFT = 64
-"""Of the files that we may have open: not for pidfds, of which there is one for each process that records."""
+"""Files that pidfds must leave free of those we may open; there is one pidfd per process that records."""
 
 WATCHED_ROLES = frozenset({"driver", "worker", "engine"})
-"""A run needs these; another process may come and go."""
+"""Roles that a run needs; other processes may come and go."""
 
 COMMAND_NOT_RUN = 126
 COMMAND_NOT_FOUND = 127
 _INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FORWARDED = (*_INTERRUPTING, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""The others mean to a program what it wants them to mean: a job queue's notice, a dump of its stacks."""
+"""Signals that are forwarded. The program decides what the others mean: a job queue's notice, a dump of its stacks."""
 _AWAITED = frozenset({*_FORWARDED, signal.SIGCHLD})
 _NO_ROOM = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _PR_SET_CHILD_SUBREAPER = 36
@@ -78,16 +79,16 @@ class Death:
     name: str
     pid: int
     signal: int | None
-    """What killed it; None where only its parent was told, or it left by itself."""
+    """The signal that killed it; None if only its parent was told, or if it exited by itself."""
 
     def __str__(self) -> str:
         if self.signal is None:
-            return f"{self.name} (pid {self.pid}) died without a word (killed, out of memory, or crashed)"
+            return f"{self.name} (pid {self.pid}) died without reporting why (killed, out of memory, or crashed)"
         return f"{self.name} (pid {self.pid}) was killed by {signal.Signals(self.signal).name}"
 
     @property
     def is_certain(self) -> bool:
-        """Whether it was killed; else it may have left by itself, unseen by this kernel."""
+        """Whether it was killed for certain. Otherwise it may have exited by itself, and this kernel cannot tell."""
         return self.signal is not None
 
 
@@ -96,9 +97,9 @@ class Outcome:
     """How a supervised command ended."""
 
     exit_code: int
-    """Of the command; 128 + the signal's number if one killed it."""
+    """The command's exit code; 128 + the signal's number if a signal killed it."""
     deaths: tuple[Death, ...] = field(default=())
-    """Who died while the command was running, in the order it was seen."""
+    """Processes that died while the command was running, in the order in which we saw it."""
     interrupted_by: int | None = None
     """SIGINT, SIGTERM or SIGHUP, if the user stopped it."""
 
@@ -109,12 +110,12 @@ def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, samp
     Args:
         command: Program and arguments.
         recording: Folder with a manifest.
-        is_our_run: True ends the whole run when one of its drivers, workers or engines died, and waits for its daemons
-            to leave at the end. False watches only: a program of the user may survive a death, and leave daemons.
-        sample_seconds: Between two samples of this host by a process of its own, as long as the command runs; 0: none.
+        is_our_run: If True, the whole run is ended when one of its drivers, workers or engines died, and its daemons
+            get time to end after it. If False, we only watch: a user's program may survive a death, and leave daemons.
+        sample_seconds: Seconds between two samples of this host by the sampler's process; 0 for none.
 
     Raises:
-        RltraceError: there is no such program, or the system does not run it.
+        RltraceError: there is no such program, or it cannot be run.
     """
     require_program(command[0])
     recording = recording.absolute()
@@ -139,25 +140,25 @@ def supervise(command: Sequence[str], recording: Path, *, is_our_run: bool, samp
 
 
 class _Tried:
-    """Does what only watches, one step at a time: the first that fails is said, and none keeps the command waiting."""
+    """Runs steps that only watch: the first failure is reported, and none of them keeps the command waiting."""
 
     def __init__(self) -> None:
         self._is_said = False
 
     def __call__(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """What a step returns; None if it fails."""
+        """Run a step and return what it returns; None if it fails."""
         try:
             return step(*arguments)
         except Exception as error:
             if not self._is_said:
                 self._is_said = True
-                complain(f"not all of this command is watched, it runs on: {type(error).__name__}: {error}")
+                complain(f"the command runs on, but rltrace cannot watch all of it: {type(error).__name__}: {error}")
             return None
 
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[Callable[[], None]]:
-    """Take signals when we ask for them; yields what gives a child those that we were started with."""
+    """Block signals so that we take them when we ask; yield a function that restores a child's original signals."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     # Whoever ignores it, as our starter may, is never told how a child ended.
     of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
@@ -175,22 +176,24 @@ def _own_signals() -> Iterator[Callable[[], None]]:
 
 
 def require_program(name: str) -> None:
-    """Refuse a program that is not there.
+    """Refuse a program that does not exist.
 
     Raises:
         RltraceError: the shell would not find it either.
     """
     if shutil.which(name) is None:
-        error = RltraceError(f"{name}: no such program; give one that the shell finds, or its path")
+        error = RltraceError(
+            f"{name}: no such program, or it is not executable; give one that is on the PATH, or its path"
+        )
         error.exit_code = COMMAND_NOT_FOUND
         raise error
 
 
 def _start(command: Sequence[str], recording: Path, give_back: Callable[[], None]) -> int:
-    """The pid of the command, started with the signals that we were started with.
+    """Start the command with the signals that we were started with, and return its pid.
 
     Raises:
-        OSError: the system does not run it, or there is no room for a process.
+        OSError: it cannot be run, or there is no room for a process.
     """
     environment = traced_environment(recording, os.environ)
     try:
@@ -205,7 +208,7 @@ def _start(command: Sequence[str], recording: Path, give_back: Callable[[], None
 
 
 def _not_run(command: Sequence[str], why: OSError) -> RltraceError:
-    error = RltraceError(f"{command[0]}: the system does not run it: {why.strerror or why}")
+    error = RltraceError(f"{command[0]}: cannot be run: {why.strerror or why}")
     error.exit_code = COMMAND_NOT_RUN
     return error
 
@@ -226,21 +229,22 @@ class _Supervisor:
         self.watch = _Watch(recording)
         self.sampling = sampling
         self.collecting: Sidecar | None = None
-        """Reads the clocks of a cluster's nodes and collects from them, where the driver joined a cluster."""
+        """The sidecar that reads the clocks of a cluster's nodes and collects from them, if the driver joined a
+        cluster."""
         self.group_watcher = group_watcher
-        """None: whatever reaches us is forwarded."""
+        """None if there is none: then every signal that reaches us is forwarded."""
         self.tried = tried or _Tried()
         beside = [ours.pid for ours in (group_watcher, sampling) if ours is not None]
         self.tree = ProcessTree(os.getpid(), recording, apart=beside)
         self.exit_codes: dict[int, int] = {}
-        """Of children and adopted orphans that are gone: negative is a signal."""
+        """Exit codes of children and adopted orphans that are gone; a negative one is a signal."""
         self.deaths: list[Death] = []
         self.interrupted_by: int | None = None
         self.deadline: float | None = None
         """When the command is ended by force."""
 
     def wait(self) -> Outcome:
-        """Until the command is over, and what it started too."""
+        """Wait until the command and everything it started are over."""
         while self.pid not in self.exit_codes:
             self.tried(self.tree.look)
             self._take_signal(POLL_SECONDS)
@@ -274,7 +278,7 @@ class _Supervisor:
             _send(self.pid, info.si_signo)
 
     def _interrupt(self, number: int, is_over: bool) -> None:
-        """The user stops the run."""
+        """Handle the user's request to stop the run."""
         if self.interrupted_by is not None and (self.is_our_run or is_over):  # asked twice: now
             self.deadline = 0.0
         self.interrupted_by = number
@@ -283,7 +287,7 @@ class _Supervisor:
             self.deadline = time.monotonic() + LEAVE_SECONDS
 
     def _has_had(self, number: int) -> bool:
-        """Whether the command has had a signal that reached us, as it was sent to our whole process group."""
+        """Return whether the command received a signal of ours too, because it was sent to the whole process group."""
         time.sleep(GROUP_SECONDS)
         signal.sigtimedwait({number}, 0)  # sent to us, then to the group: it is the same one
         is_to_group = self.group_watcher is not None and self.tried(self.group_watcher.had, number)
@@ -309,14 +313,14 @@ class _Supervisor:
             self.watch.is_stopping = True
 
     def _collect_from_cluster(self) -> None:
-        """Once the driver has said that it joined one."""
+        """Start the sidecar that collects, once the driver has said that it joined a cluster."""
         if self.collecting is None and (self.recording / cluster.FILE).exists():
             chosen = os.environ.get(allocation_steps.VARIABLE, "")
             self.collecting = Sidecar("rltrace.run.cluster_sidecar", str(self.recording), chosen)
             self.exit_codes.pop(self.collecting.pid, None)  # of an earlier process
 
     def _finish(self, sidecar: Sidecar | None, seconds: float) -> None:
-        """Let one end within this time, or within `TERMINATE_SECONDS` once the user is in a hurry."""
+        """Let a sidecar end within this time, or within `TERMINATE_SECONDS` once the user is in a hurry."""
         if sidecar is None:
             return
         sidecar.let_end()
@@ -334,7 +338,7 @@ class _Supervisor:
             self.group_watcher.let_end()
 
     def _command_was_killed(self, number: int) -> None:
-        """It comes first, whatever else was seen to die in the same moment."""
+        """Put the command first among the deaths, whatever else was seen to die in the same moment."""
         name = self.tried(self.watch.name, self.pid) or "the command"
         self.deaths.insert(0, Death(name, self.pid, number))
 
@@ -374,22 +378,23 @@ class _Watch:
         self.folder = recording / PROCESSES
         self.known: set[str] = set()
         self.running: dict[str, tuple[Process, int | None]] = {}
-        """By key, each with a pidfd as long as there is room for files: it says how the process ended even if somebody
-        else is its parent."""
+        """Running processes by key. Each has a pidfd while there is room for files: it says how the process ended even
+        if somebody else is its parent."""
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.pidfds_left = (1 << 20 if files == resource.RLIM_INFINITY else files) - FILES_LEFT
         self.pids: dict[int, str] = {}
-        """Folder of each pid's last interpreter."""
+        """The folder of each pid's last interpreter."""
         self.unexplained: list[tuple[Process, int]] = []
-        """Gone, and this kernel cannot say how; each with when that was seen."""
+        """Processes that are gone without this kernel saying how, each with the time when we saw it."""
         self.is_stopping = False
-        """Whether whoever is killed now is so because another one died, or because the user stopped the run."""
+        """Whether a process that is killed now dies because another one died, or because the user stopped the run."""
 
     def died(self, exit_codes: Mapping[int, int]) -> list[Death]:
-        """Who is gone since the last call without having ended its part; the likeliest cause and parents first.
+        """Return who is gone since the last call without having ended its part; the likeliest cause and parents come
+        first.
 
-        One that left by itself is not among them: so does a Ray worker, with a status of 1, when its driver has ended;
-        and one that Ray has ended with its cluster, be it by SIGKILL.
+        A process that exited by itself is not among them: a Ray worker exits with status 1 when its driver has ended.
+        Nor is one that Ray ended with its cluster, even by SIGKILL.
         """
         self._find_new()
         gone = [key for key, (process, _) in self.running.items() if not process.is_alive]
@@ -417,7 +422,7 @@ class _Watch:
         ]
 
     def close(self, exit_codes: Mapping[int, int], ended_well: bool) -> None:
-        """Look for the last time; of a run that ended well nobody died, whatever this kernel could not tell."""
+        """Look for the last time. In a run that ended well nobody died, even if this kernel could not tell."""
         self.died(exit_codes)
         for process, gone_ns in self.unexplained if ended_well else ():
             self._note(process, 0, gone_ns)
@@ -425,7 +430,7 @@ class _Watch:
             self._close(pidfd)
 
     def _open(self, pid: int) -> int | None:
-        """A pidfd; None of a process that is gone, and where there is no room for one."""
+        """Return a pidfd; None if the process is gone, or if there is no room for one."""
         if self.pidfds_left <= 0:
             return None
         try:
@@ -445,7 +450,7 @@ class _Watch:
         append_exit(process.folder, end_ns=gone_ns, killed_by=killed_by, was_stopped=self.is_stopping)
 
     def _was_left_running(self, process: Process) -> bool:
-        """Whether it ran when its driver left its Ray cluster, which ends its workers then."""
+        """Return whether it still ran when its driver left its Ray cluster, which then ends its workers."""
         met, above = {process.key}, process.parent
         while above and above not in met:
             met.add(above)
@@ -456,7 +461,7 @@ class _Watch:
         return False
 
     def name(self, pid: int) -> str | None:
-        """What the process with this pid is called in the Recording."""
+        """Return what the process with this pid is called in the Recording."""
         self._find_new()
         key = self.pids.get(pid)
         return Process(self.folder / key).name if key else None
@@ -475,7 +480,7 @@ class _Watch:
 
 
 def descendants(root: int) -> list[int]:
-    """Pids of everything below a process that still runs, itself left out."""
+    """Return the pids of all running processes below a process, without itself."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -505,7 +510,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 
 
 def _exit_code(pid: int, pidfd: int | None, exit_codes: Mapping[int, int]) -> int | None:
-    """How a process ended that is gone, negative if by a signal; None if only its parent was told."""
+    """Return how a process ended that is gone, negative for a signal; None if only its parent was told."""
     if pid in exit_codes:
         return exit_codes[pid]
     try:
@@ -526,4 +531,4 @@ def _exit_code(pid: int, pidfd: int | None, exit_codes: Mapping[int, int]) -> in
 
 def _adopt_orphans() -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise RunError(f"the system refuses to let rltrace look after its processes: {os.strerror(ctypes.get_errno())}")
+        raise RunError(f"the system does not let rltrace adopt orphaned processes: {os.strerror(ctypes.get_errno())}")

@@ -1,7 +1,7 @@
-"""Watches all processes below one, to tell which of them should have been traced and were not. Linux only.
+"""Watches all processes below one process, to find those that should have been traced and were not. Linux only.
 
-What the kernel tells of each is compared with what is recorded: a Python that was started so that no start-up hook runs
-says nothing itself. A process that is gone within a tenth of a second may not be seen.
+It compares what the kernel says about each process with what is recorded: a Python that was started without our
+start-up hook says nothing itself. A process that lives for less than a tenth of a second may not be seen.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from rltrace.record.manifest import PROCESSES, UNTRACED, redact_command, to_json
 from rltrace.record.process import COUNTS_BYTES
 
 LOOKS_OF_THE_YOUNG = 10
-"""So often is a new process examined, before it gives itself a title; then once in so many looks."""
+"""How many looks in a row examine a new process, before it gives itself a title; afterwards, one look in so many
+does."""
 
 STANDARD_ONLY = "nothing to trace: only standard-library imports"
 
 NO_HOOK_RAN = "no start-up hook ran in it: PYTHONPATH was replaced, or another sitecustomize comes before ours"
 
-DISK_FULL = "the disk of the Recording is full: there was no room for the folder of one more process"
+DISK_FULL = "the disk of the Recording is full: there was no room for another process's folder"
 
 FOLDER_BYTES = 2 * COUNTS_BYTES
-"""On a disk with less room than this a process may not be able to make its folder."""
+"""On a disk with less room than this, a process may not be able to make its folder."""
 
 _PACKAGE = re.compile(rb"/(?:site|dist)-packages/\S+\.so")
 
 
 class ProcessTree:
-    """The processes below one.
+    """The processes below one process.
 
     Args:
         root: Its pid; it is not among them.
-        recording: That they are to join.
-        apart: Pids of ours below the root, that are there before the first look.
+        recording: The Recording that they are to join.
+        apart: Pids of our own processes below the root, which are there before the first look.
     """
 
     def __init__(self, root: int, recording: Path, apart: Iterable[int] = ()) -> None:
@@ -51,15 +52,16 @@ class ProcessTree:
         self._seen = set(apart)
         self._looks = 0
         self._young: dict[int, int] = {}
-        """At which look each was first seen."""
+        """The look at which each process was first seen."""
         self._commands: dict[int, list[str]] = {}
-        """Of each Python, before it gave itself a title."""
+        """The command of each Python, from before it gave itself a title."""
         self._reasons: dict[int, tuple[list[str], str]] = {}
-        """Command and reason of each process that will not be traced, unless it is recorded after all."""
+        """Command and reason of each process that will not be traced, unless it turns out to be recorded."""
         self._bare: dict[int, list[str]] = {}
-        """Command of each Python that had loaded no package when it was seen last."""
+        """The command of each Python that had loaded no package when it was last seen."""
         self._stacks: set[int] = set()
-        """Of those that record: a fork of one has its hooks, and is in the Recording from its first span on."""
+        """Stacks of the processes that record. A fork of one has its hooks, and joins the Recording at its first
+        span."""
 
     def look(self) -> None:
         """See who is new and who is gone."""
@@ -81,7 +83,7 @@ class ProcessTree:
                 self._examine_packages(pid)
 
     def write(self) -> None:
-        """Append who was not traced to the Recording."""
+        """Append the processes that were not traced to the Recording."""
         said = {int(line["pid"]) for line in Recording.open(self._recording).untraced}  # by themselves
         known = self._recorded() | said
         missed = {pid: (command, reason, True) for pid, (command, reason) in self._reasons.items()}
@@ -96,7 +98,7 @@ class ProcessTree:
                 file.write("".join(lines))
 
     def _recorded(self) -> set[int]:
-        """Pids of the processes that record."""
+        """Return the pids of the processes that record."""
         return {int(name.rsplit("-", 2)[1]) for name in os.listdir(self._recording / PROCESSES)}
 
     def _examine(self, pid: int) -> None:
@@ -123,13 +125,14 @@ class ProcessTree:
             self._bare[pid] = command
 
     def _only_forks(self, pid: int, command: list[str]) -> bool:
-        """Whether it is multiprocessing's forkserver, which runs nothing itself; whom it forks has its command line."""
+        """Return whether it is multiprocessing's forkserver, which runs nothing itself; those it forks have its command
+        line."""
         is_named_so = any(word.startswith("from multiprocessing.forkserver import main") for word in command[1:])
         parent = parent_of(pid) if is_named_so else None
         return parent is not None and self._commands.get(parent) != command
 
     def _examine_packages(self, pid: int) -> None:
-        """A process that has loaded packages has met our start-up hook at the first of them, if there was one."""
+        """Judge a process by its packages: if there was a start-up hook, the first of them has met it."""
         command = self._commands.get(pid)
         if not command or pid in self._reasons or not is_traced(command) or stack_of(pid) in self._stacks:
             return
@@ -139,7 +142,7 @@ class ProcessTree:
 
 
 def _has_packages(pid: int) -> bool | None:
-    """Whether a process has loaded any, as its fork has too; None if it is gone."""
+    """Return whether a process has loaded packages, which its fork has too; None if it is gone."""
     try:
         return _PACKAGE.search(Path(f"/proc/{pid}/maps").read_bytes()) is not None
     except OSError:
@@ -147,7 +150,7 @@ def _has_packages(pid: int) -> bool | None:
 
 
 def why_untraced(command: list[str], environment: list[str]) -> str | None:
-    """What keeps our start-up hook out of a Python process.
+    """Return what keeps our start-up hook out of a Python process.
 
     Args:
         command: Its command line.

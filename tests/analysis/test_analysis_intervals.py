@@ -26,7 +26,8 @@ def moments(rows: list[Row]) -> set[int]:
 
 
 @given(rows, rows)
-def test_union_covers_what_its_sets_cover_and_is_disjoint(one: list[Row], other: list[Row]) -> None:
+def test_union_is_disjoint(one: list[Row], other: list[Row]) -> None:
+    """`union` covers what its sets cover and is disjoint."""
     joined = union(as_array(one), as_array(other))
     assert moments([tuple(row) for row in joined]) == moments(one + other)
     assert (joined[1:, 0] > joined[:-1, 1]).all() and (joined[:, 1] > joined[:, 0]).all()
@@ -34,7 +35,8 @@ def test_union_covers_what_its_sets_cover_and_is_disjoint(one: list[Row], other:
 
 
 @given(rows, st.lists(st.integers(0, 80), min_size=2, max_size=8, unique=True))
-def test_cut_gives_each_window_its_piece_of_each_row(given_rows: list[Row], edges: list[int]) -> None:
+def test_cut_by_windows(given_rows: list[Row], edges: list[int]) -> None:
+    """`cut` gives each window its piece of each row."""
     edges = sorted(edges[: len(edges) // 2 * 2])
     windows = list(zip(edges[::2], edges[1::2], strict=True))
     pieces, window, row = cut(as_array(given_rows), as_array(windows))
@@ -55,7 +57,8 @@ edges = st.lists(st.integers(0, 80), max_size=8, unique=True)
 
 
 @given(rows, edges)
-def test_outside_is_what_of_each_window_nothing_covers(given_rows: list[Row], edges: list[int]) -> None:
+def test_outside_is_the_gaps(given_rows: list[Row], edges: list[int]) -> None:
+    """`outside` is the part of each window that nothing covers."""
     windows = windows_of(edges)
     gaps, window = outside(union(as_array(given_rows)), as_array(windows))
     for at, row in enumerate(windows):
@@ -68,9 +71,8 @@ def test_outside_is_what_of_each_window_nothing_covers(given_rows: list[Row], ed
 @given(rows, edges)
 @example([(0, 9), (3, 10)], [0, 12])
 @example([(0, 9), (3, 5), (4, 5)], [0, 4, 12])
-def test_each_instant_of_a_window_is_of_who_began_last_in_it_of_those_that_cover_it(
-    given_rows: list[Row], edges: list[int]
-) -> None:
+def test_opened_last_wins(given_rows: list[Row], edges: list[int]) -> None:
+    """Each instant of a window belongs to the interval that began last in it, of those that cover it."""
     windows = windows_of(edges)
     expected: dict[int, Row] = {}
     for start, end in windows:
@@ -87,8 +89,11 @@ def test_each_instant_of_a_window_is_of_who_began_last_in_it_of_those_that_cover
 
 
 @given(st.lists(rows, min_size=1, max_size=4), rows)
-def test_the_parts_of_a_step_add_up_to_it_to_the_nanosecond(phases: list[list[Row]], driver: list[Row]) -> None:
-    """Whatever the phases do: overlap, touch, be empty, cover nothing or everything."""
+def test_step_parts_add_up(phases: list[list[Row]], driver: list[Row]) -> None:
+    """The parts of a step add up to its length, to the nanosecond.
+
+    Whatever the phases do: overlap, touch, be empty, cover nothing or everything.
+    """
     window = (0, 100)
     named = {f"phase {number}": as_array(of_phase) for number, of_phase in enumerate(phases)}
     parts = partition(named, as_array(driver), window)

@@ -61,7 +61,8 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return a, made(tmp_path / "b", update=[5, 2.5, 2.25, 2.75], kv_bytes=600, actor={"lr": 1, "clip": 3})
 
 
-def test_a_phase_is_the_mean_of_the_ranks_over_the_steps_after_the_first(runs: tuple[Path, Path]) -> None:
+def test_phase_is_mean_of_ranks(runs: tuple[Path, Path]) -> None:
+    """A phase is the mean of the ranks over the steps after the first."""
     update = of("actor.update", between(*runs).phases)
     assert update.a is not None and update.b is not None
     assert (update.a.mean_seconds, update.a.least_seconds, update.a.most_seconds) == pytest.approx((1.75, 1.25, 2.25))
@@ -70,7 +71,8 @@ def test_a_phase_is_the_mean_of_the_ranks_over_the_steps_after_the_first(runs: t
     assert update.ratio == pytest.approx(2.75 / 1.75)
 
 
-def test_what_lies_apart_is_told_from_what_may_be_chance(tmp_path: Path) -> None:
+def test_real_difference_or_chance(tmp_path: Path) -> None:
+    """A clear difference is told from what may be chance."""
     a = made(tmp_path / "a", update=[5, 1, 2, 1.5])
     within = made(tmp_path / "b", update=[5, 1.75, 2.5, 3])
     apart = made(tmp_path / "c", update=[5, 2.25, 2.5, 3])
@@ -88,7 +90,8 @@ def test_one_step_says_nothing_about_chance(tmp_path: Path) -> None:
     assert of("actor.update", found.phases).b is None and of("actor.update", found.phases).ratio is None
 
 
-def test_the_step_the_driver_and_the_sync_are_beside_each_other_too(runs: tuple[Path, Path]) -> None:
+def test_step_driver_and_sync_too(runs: tuple[Path, Path]) -> None:
+    """The step, the driver and the sync are compared too."""
     found = between(*runs)
     assert found.step is not None and (found.step.difference_seconds, found.step.ratio) == pytest.approx((0, 1))
     assert of("reward", found.driver).difference_seconds == pytest.approx(0)
@@ -97,19 +100,22 @@ def test_the_step_the_driver_and_the_sync_are_beside_each_other_too(runs: tuple[
     assert found.weight_sync_bytes is not None and found.weight_sync_bytes.a_bytes == 10**9
 
 
-def test_an_owner_is_compared_at_its_most_on_any_device(runs: tuple[Path, Path]) -> None:
+def test_owner_at_its_most(runs: tuple[Path, Path]) -> None:
+    """An owner is compared at its peak on any device."""
     found = between(*runs)
     of_owner = {row.owner: (row.a_bytes, row.b_bytes) for row in found.memory}
     assert of_owner == {"rollout.kv_cache": (401, 601), "ref.params": (7, None)}
     assert found.peak is not None and (found.peak.a_bytes, found.peak.b_bytes) == (408, 601)
 
 
-def test_the_work_of_the_gpus_is_the_mean_of_the_ranks(runs: tuple[Path, Path]) -> None:
+def test_gpu_work_is_mean_of_ranks(runs: tuple[Path, Path]) -> None:
+    """The work of the GPUs is the mean of the ranks."""
     found = {work.name: work for work in between(*runs).gpu_work}
     assert found["fsdp.forward"].a_seconds == pytest.approx(1.5)
 
 
-def test_what_the_runs_were_made_with_is_said_where_it_differs(runs: tuple[Path, Path]) -> None:
+def test_differing_settings_are_shown(runs: tuple[Path, Path]) -> None:
+    """Settings of the runs are shown if they differ."""
     assert between(*runs).settings == [Setting("actor.clip", "2", "3")]
     verl = {"command": ["python", "-m", "verl", "+data.size=8", "trainer.steps=4"], "versions": {"vllm": "0.24"}}
     other = {"command": ["python", "-m", "verl", "data.size=16", "trainer.steps=4"], "versions": {"vllm": "0.26"}}
@@ -132,15 +138,17 @@ def test_what_the_runs_were_made_with_is_said_where_it_differs(runs: tuple[Path,
         ("python t.py", "t.py", []),
     ],
 )
-def test_two_commands_of_one_program_differ_in_what_it_was_given(
+def test_arguments_of_one_program_differ(
     a: str, b: str, found: list[tuple[str, str | None, str | None]] | None
 ) -> None:
+    """Two commands of one program differ in their arguments."""
     made = {"command": a.split()}, {"command": b.split()}
     assert same_program(*made) == (found is not None)
     assert settings(*made) == [Setting(*row) for row in found or ()]
 
 
-def test_runs_on_other_machines_say_so_whatever_the_program(tmp_path: Path) -> None:
+def test_other_machines_are_said(tmp_path: Path) -> None:
+    """Runs on other machines say so, whatever the program."""
     runs = []
     for host, gpus in (("a", ["H200", "H200"]), ("b", ["H100"])):
         written = Written(tmp_path / host).process("p", span("step", 0, 1, step=3), ended_s=1)
@@ -153,7 +161,8 @@ def test_runs_on_other_machines_say_so_whatever_the_program(tmp_path: Path) -> N
     assert re.search(r"B  \S+/b  step 3 \(the first, which includes warm-up\)", text)
 
 
-def test_phases_of_one_process_are_there_once_whatever_it_is_called(tmp_path: Path) -> None:
+def test_phases_of_one_process_once(tmp_path: Path) -> None:
+    """Phases of one process are there once, whatever the process is called."""
     runs = []
     for role in ("driver", "process"):
         steps = [span("step", 10 * step, 10 * step + 9, step=step) for step in STEPS]
@@ -165,7 +174,8 @@ def test_phases_of_one_process_are_there_once_whatever_it_is_called(tmp_path: Pa
         assert found.driver == []
 
 
-def test_what_the_driver_of_one_run_does_and_the_ranks_of_the_other_is_there_of_both(tmp_path: Path) -> None:
+def test_phase_of_driver_and_of_ranks(tmp_path: Path) -> None:
+    """A phase of one run's driver and the other run's ranks is there for both."""
     runs = []
     for name, lengths in (("driver", (2, 0)), ("rank", (0, 3)), ("both", (1, 1))):
         steps = [span("step", 10 * step, 10 * step + 9, step=step) for step in STEPS]
@@ -183,7 +193,8 @@ def test_what_the_driver_of_one_run_does_and_the_ranks_of_the_other_is_there_of_
 
 
 @pytest.mark.parametrize("sampled", ["a", "b"])
-def test_a_machine_that_nobody_sampled_is_no_difference(tmp_path: Path, sampled: str) -> None:
+def test_unsampled_machine_is_no_difference(tmp_path: Path, sampled: str) -> None:
+    """A machine that nobody sampled is no difference."""
     for name in "ab":
         written = Written(tmp_path / name).process("p", span("step", 0, 1, step=3), ended_s=1)
         if name == sampled:
@@ -193,7 +204,8 @@ def test_a_machine_that_nobody_sampled_is_no_difference(tmp_path: Path, sampled:
     assert between(tmp_path / "a", tmp_path / "b").settings == []
 
 
-def test_what_nobody_could_tell_is_no_zero_to_subtract_from(tmp_path: Path) -> None:
+def test_unknown_is_not_subtracted(tmp_path: Path) -> None:
+    """An unknown figure is no zero to subtract from."""
     runs = []
     for name, said in (("known", [sample("cuda.context_bytes", 2, 9)]), ("unknown", [])):
         device = {"host": "here", "uuid": "GPU-1"}
@@ -211,7 +223,8 @@ def call(*words: str | Path) -> Result:
     return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "200"})
 
 
-def test_the_tables_show_both_and_mark_what_may_be_chance(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_tables_mark_chance(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """The tables show both runs and mark what may be chance."""
     text = call(*runs).stdout
     assert re.search(r"A  \S+/a  mean of steps 1-3, 2 ranks", text)
     assert re.search(r"actor\.clip +2 +3", text)
@@ -221,14 +234,16 @@ def test_the_tables_show_both_and_mark_what_may_be_chance(runs: tuple[Path, Path
     assert "~: the ranges of their steps overlap, so the difference may be chance" in text
 
 
-def test_a_run_beside_itself_differs_in_nothing(runs: tuple[Path, Path]) -> None:
+def test_run_equals_itself(runs: tuple[Path, Path]) -> None:
+    """A run beside itself differs in nothing."""
     found = between(runs[0], runs[0])
     rows = [*found.phases, *found.driver, *found.weight_sync]
     assert rows and {row.difference_seconds for row in rows} == {0.0}
     assert all(row.a_bytes == row.b_bytes for row in found.memory) and found.settings == []
 
 
-def test_real_runs_of_two_programs_are_compared() -> None:
+def test_two_real_programs() -> None:
+    """Real runs of two programs are compared."""
     recordings = Path(__file__).parents[2] / "examples" / "recordings"
     result = call(recordings / "qwen3_8b_4gpu.zip", recordings / "verl_8b_4gpu.zip")
     assert result.exit_code == 0
@@ -240,12 +255,13 @@ def test_real_runs_of_two_programs_are_compared() -> None:
     assert re.search(r"total, at its peak +62\.86 GiB +60\.06 GiB +-2\.80 GiB", result.stdout)
 
 
-def test_no_recording_and_nothing_to_compare_are_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_nothing_to_compare_is_one_line(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """No Recording and nothing to compare are one line."""
     missing = call(runs[0], tmp_path / "nothing")
     assert missing.exit_code == 3 and "nothing: no such file or folder" in missing.stderr
     empty = Written(tmp_path / "empty").folder
     neither = call(empty, empty)
-    assert neither.exit_code == 3 and "neither has a span that is over or a sample of memory" in neither.stderr
+    assert neither.exit_code == 3 and "neither has a finished span or a memory sample" in neither.stderr
     assert call(runs[0], empty).exit_code == 0
 
 
@@ -255,8 +271,11 @@ def without_steps(folder: Path, *, load: float) -> Path:
     return Written(folder).process("p", *events, ended_s=10).folder
 
 
-def test_a_run_without_steps_is_no_step_of_zero(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """Whole runs are compared then, which both have, and it is said what is missing."""
+def test_run_without_steps_is_not_zero(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    """A run without steps is not shown as a step of zero seconds.
+
+    Whole runs are compared then, which both have, and it is said what is missing.
+    """
     other = without_steps(tmp_path / "other", load=1)
     for order in ((runs[0], other), (other, runs[0])):
         found = between(*order)

@@ -68,7 +68,7 @@ def begins(found: DeviceMemory) -> list[Boundary]:
         (GPU, 50_000, 502, 0, True),
     ],
 )
-def test_what_has_no_owner_may_be_one_percent_or_a_floor_whatever_its_sign(
+def test_limit_is_one_percent_or_a_floor(
     tmp_path: Path,
     device: dict[str, str],
     used_mib: int,
@@ -76,6 +76,7 @@ def test_what_has_no_owner_may_be_one_percent_or_a_floor_whatever_its_sign(
     unattributed_mib: int,
     is_over: bool,
 ) -> None:
+    """Unaccounted bytes may be one percent or a floor, whatever their sign."""
     total = {"totals": totals_mib(of_1=used_mib)}
     if device is GPU:
         total = {"totals": {"used": used_mib * MIB, "driver.reserved": 0}}
@@ -92,7 +93,8 @@ def test_what_has_no_owner_may_be_one_percent_or_a_floor_whatever_its_sign(
     assert (found.residual.worst_bytes > found.residual.worst_limit_bytes) == is_over
 
 
-def test_an_edge_that_is_not_settled_is_counted_and_not_judged(tmp_path: Path) -> None:
+def test_inconsistent_boundary_is_not_judged(tmp_path: Path) -> None:
+    """A phase boundary that is not consistent is counted and not judged."""
     worker = [
         sample("actor.params_bytes", 1, 100 * MIB),
         sampled(2, {WORKER: 0, ENGINE: 0}, totals=totals_mib(of_1=101, of_2=50)),
@@ -107,8 +109,11 @@ def test_an_edge_that_is_not_settled_is_counted_and_not_judged(tmp_path: Path) -
     assert (found.residual.worst_bytes, found.residual.worst_phase) == (1 * MIB, "ref.log_prob")
 
 
-def test_an_edge_that_nobody_sampled_is_not_settled_and_has_what_was_there_last(tmp_path: Path) -> None:
-    """A server begins and ends a phase of an engine that says nothing until it sleeps, 2 s later."""
+def test_unsampled_boundary_keeps_last(tmp_path: Path) -> None:
+    """A phase boundary that nobody sampled is not consistent, and has what was there last.
+
+    A server begins and ends a phase of an engine that says nothing until it sleeps, 2 s later.
+    """
     total = {"used": 500 * MIB, "driver.reserved": 0}
     worker = [
         sample("rollout.kv_cache_bytes", 1, 500 * MIB),
@@ -132,8 +137,11 @@ def test_an_edge_that_nobody_sampled_is_not_settled_and_has_what_was_there_last(
     assert most["rollout.generate"] == 500
 
 
-def test_samples_cost_a_share_of_the_steps_that_are_over(tmp_path: Path) -> None:
-    """None of the start-up's, of a step's that is open, or of what lies between two."""
+def test_samples_cost_a_share(tmp_path: Path) -> None:
+    """The cost of samples is a share of the finished steps.
+
+    None of the start-up's, of a step's that is open, or of what lies between two.
+    """
     steps = [span("step", 2, 4, step=0), span("step", 5, 7, step=1), span("step", 8, None, step=2)]
     edges = [sampled(at_s, {WORKER: 0}, totals=totals_mib(of_1=1)) for at_s in (1, 3, 4.5, 6, 6.5, 8.5)]
     found = read(tmp_path / "run", [*steps, *edges, sample("actor.params_bytes", 0.5, MIB)], [])
@@ -144,8 +152,11 @@ def test_samples_cost_a_share_of_the_steps_that_are_over(tmp_path: Path) -> None
 # ---------------------------------------------------------------- what an edge takes of a process
 
 
-def test_a_word_that_comes_late_is_not_taken_for_the_one_before_memory_moved(tmp_path: Path) -> None:
-    """100 ms behind the edge the engine says that it sleeps; at the edge it may still have been awake."""
+def test_late_sample_is_not_earlier(tmp_path: Path) -> None:
+    """A sample that comes late is not taken for one from before memory moved.
+
+    100 ms behind the edge the engine says that it sleeps; at the edge it may still have been awake.
+    """
     worker = before_a_sync({WORKER: 0, ENGINE: 500}, totals=totals_mib(of_1=10, of_2=500))
     engine = [
         sample("rollout.weights_bytes", 0.9, 500 * MIB),
@@ -161,10 +172,11 @@ def test_a_word_that_comes_late_is_not_taken_for_the_one_before_memory_moved(tmp
 @pytest.mark.parametrize(
     ("at_s", "said_age_ms", "apart_ms"), [(1.999, 4.5, 4.5), (1.999, 5.5, 5.5), (2.001, 3.0, 4.0), (2.001, 4.5, 1000.0)]
 )
-def test_what_a_process_repeats_of_itself_is_as_old_as_it_says(
-    tmp_path: Path, at_s: float, said_age_ms: float, apart_ms: float
-) -> None:
-    """Also a word behind the edge; where that is too old, the last one before it is taken, which is a second old."""
+def test_repeated_sample_is_as_old_as_it_says(tmp_path: Path, at_s: float, said_age_ms: float, apart_ms: float) -> None:
+    """A repeated sample is as old as the process says.
+
+    Also a word behind the edge; where that is too old, the last one before it is taken, which is a second old.
+    """
     worker = before_a_sync({WORKER: 0, ENGINE: 1000}, totals=totals_mib(of_1=10, of_2=50))
     engine = [
         sample("rollout.weights_bytes", 0.9, 50 * MIB),
@@ -176,14 +188,16 @@ def test_what_a_process_repeats_of_itself_is_as_old_as_it_says(
     assert edge.is_consistent == (apart_ms * 1e6 <= CONSISTENT_NS)
 
 
-def test_an_edge_is_as_old_as_the_oldest_of_its_samples_whoever_is_named_last(tmp_path: Path) -> None:
+def test_oldest_sample_sets_the_age(tmp_path: Path) -> None:
+    """A phase boundary is as old as the oldest of its samples, whichever process comes last."""
     total = {ENGINE: 50 * MIB, WORKER: 10 * MIB}
     worker = before_a_sync({ENGINE: 800, WORKER: 0}, totals=total)
     engine = [sample("rollout.weights_bytes", 0.9, 50 * MIB), sampled(1, {ENGINE: 0})]
     assert begins(read(tmp_path / "run", worker, engine))[0].apart_seconds == 0.8
 
 
-def test_before_its_first_word_a_process_is_its_interpreter(tmp_path: Path) -> None:
+def test_silent_process_is_its_interpreter(tmp_path: Path) -> None:
+    """Before its first sample a process is its interpreter."""
     worker = [
         PARAMS,
         sampled(2, {WORKER: 0, ENGINE: 0}, totals=totals_mib(of_1=10, of_2=70)),
@@ -196,10 +210,11 @@ def test_before_its_first_word_a_process_is_its_interpreter(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("held_mib", "is_consistent"), [(500, True), (499, False)])
-def test_while_the_driver_counts_the_same_for_a_process_its_last_word_is_not_old(
-    tmp_path: Path, held_mib: int, is_consistent: bool
-) -> None:
-    """Though it has worked for a second since; what the card holds besides has changed, and so what is unexplained."""
+def test_unchanged_count_keeps_a_sample(tmp_path: Path, held_mib: int, is_consistent: bool) -> None:
+    """While the driver counts the same for a process, its last sample is not old.
+
+    Though it has worked for a second since; what the card holds besides has changed, and so what is unexplained.
+    """
 
     def card(used_mib: int, engine_mib: int) -> dict[str, Any]:
         held = {WORKER: 10 * MIB, ENGINE: engine_mib * MIB}
@@ -213,9 +228,8 @@ def test_while_the_driver_counts_the_same_for_a_process_its_last_word_is_not_old
 
 
 @pytest.mark.parametrize(("ended_s", "weights_mib"), [(1.5, 0), (9, 500)])
-def test_where_the_driver_names_no_processes_those_count_that_live(
-    tmp_path: Path, ended_s: float, weights_mib: int
-) -> None:
+def test_unnamed_processes_count_alive(tmp_path: Path, ended_s: float, weights_mib: int) -> None:
+    """If the driver names no processes, those count that live."""
     card = {"totals": {"used": 600 * MIB, "driver.reserved": 0}}
     worker = before_a_sync({}, **card)
     engine = [sample("rollout.weights_bytes", 0.9, 500 * MIB), sampled(1, {ENGINE: 0})]
@@ -223,38 +237,47 @@ def test_where_the_driver_names_no_processes_those_count_that_live(
     assert edge.bytes["rollout.weights"] == weights_mib * MIB
 
 
-def test_a_process_that_came_since_the_others_were_listed_is_counted_with_what_it_says(tmp_path: Path) -> None:
+def test_new_process_counts_as_it_says(tmp_path: Path) -> None:
+    """A process that came since the others were listed counts with what it says."""
     worker = before_a_sync({WORKER: 0}, totals={"used": 300 * MIB, "driver.reserved": 0})
     engine = [sample("rollout.weights_bytes", 1.99, 200 * MIB), sampled(1.999, {ENGINE: 0})]
     (edge,) = begins(read(tmp_path / "run", worker, engine, GPU))
     assert (edge.bytes["rollout.weights"], edge.is_consistent) == (200 * MIB, True)
 
 
-def test_old_samples_hold_where_what_nobody_explains_is_what_it_was_at_the_last_settled_moment() -> None:
-    """It may grow by a granule now and then; where it was more, nobody knows."""
+def test_old_samples_hold_as_last_consistent() -> None:
+    """Old samples hold if the unaccounted bytes are what they were at the last consistent moment.
+
+    It may grow by a granule now and then; where it was more, nobody knows.
+    """
     old_ns = 2 * CONSISTENT_NS
     unaccounted_bytes = GRANULE_BYTES * np.array([0.0, 0.9, 1.5, 2.4, 3.6, 0.5])
     found = consistent(np.array([0, old_ns, old_ns, old_ns, old_ns, old_ns]), unaccounted_bytes)
     assert found.tolist() == [True, True, True, True, False, True]
 
 
-def test_old_samples_hold_where_what_nobody_explains_is_what_it_is_at_any_moment_of_which_all_is_known() -> None:
-    """Of a process that waits, with another level between, and of one that has only said later what it holds."""
+def test_old_samples_hold_as_any_consistent() -> None:
+    """Old samples hold if the unaccounted bytes are those of any moment that is fully known.
+
+    Of a process that waits, with another level between, and of one that has only said later what it holds.
+    """
     old_ns, new_ns = 2 * CONSISTENT_NS, CONSISTENT_NS
     ages_ns = np.array([old_ns, new_ns, new_ns, old_ns, old_ns, new_ns, old_ns])
     levels = GRANULE_BYTES * np.array([40, 60, 50, 60.9, 55, 40, 61.1])
     assert consistent(ages_ns, levels).tolist() == [True, True, True, True, False, True, False]
 
 
-def test_where_no_moment_is_of_which_all_is_known_none_is_settled() -> None:
+def test_no_known_moment_no_consistency() -> None:
+    """If no moment is fully known, none is consistent."""
     assert consistent(np.array([2.0, 3.0]) * CONSISTENT_NS, np.zeros(2)).tolist() == [False, False]
 
 
 @pytest.mark.parametrize(("used_mib", "is_consistent", "kv_mib"), [(300, True, 200), (302, False, 100)])
-def test_the_next_word_of_a_process_holds_at_an_edge_if_the_cards_total_is_the_same_by_then(
-    tmp_path: Path, used_mib: int, is_consistent: bool, kv_mib: int
-) -> None:
-    """A server ends a generation, in which the engine has grown; that one speaks 100 ms later, as it sleeps."""
+def test_next_sample_holds_at_boundary(tmp_path: Path, used_mib: int, is_consistent: bool, kv_mib: int) -> None:
+    """A process's next sample holds at a phase boundary if the card's total is then the same.
+
+    A server ends a generation, in which the engine has grown; that one speaks 100 ms later, as it sleeps.
+    """
     used = {"driver.reserved": 0}
     worker = [
         PARAMS,
@@ -271,8 +294,11 @@ def test_the_next_word_of_a_process_holds_at_an_edge_if_the_cards_total_is_the_s
     assert (edge.is_consistent, edge.bytes["rollout.kv_cache"]) == (is_consistent, kv_mib * MIB)
 
 
-def test_a_new_word_is_not_given_up_for_a_later_one_of_the_same_total(tmp_path: Path) -> None:
-    """Gradients that are freed into the cache change nothing on the card; at the edge they were there."""
+def test_new_sample_beats_later_one(tmp_path: Path) -> None:
+    """A new sample is not replaced by a later one with the same total.
+
+    Gradients that are freed into the cache change nothing on the card; at the edge they were there.
+    """
     card = {"totals": {"used": 300 * MIB, "driver.reserved": 0}}
     engine = [sampled(2, {WORKER: 1}, **card), span("rollout.generate", 1, 1.9995)]
     worker = [
@@ -294,10 +320,11 @@ def test_a_new_word_is_not_given_up_for_a_later_one_of_the_same_total(tmp_path: 
     ("at_s", "phase"),
     [(3.999, "actor.update"), (4.004, "actor.update"), (4.006, None), (5.996, "ref.log_prob"), (6.0, "ref.log_prob")],
 )
-def test_a_sample_belongs_to_the_phase_around_it_before_the_next_and_to_its_end_before_none(
-    tmp_path: Path, at_s: float, phase: str | None
-) -> None:
-    """A counter between two edges, of which the next is seconds away."""
+def test_sample_belongs_to_phase_around_it(tmp_path: Path, at_s: float, phase: str | None) -> None:
+    """A sample belongs to the phase around it, else to the one that ends there, else to the next.
+
+    A counter between two edges, of which the next is seconds away.
+    """
     worker = [
         PARAMS,
         span("actor.update", 3, 4),
@@ -311,7 +338,8 @@ def test_a_sample_belongs_to_the_phase_around_it_before_the_next_and_to_its_end_
 
 
 @pytest.mark.parametrize(("ends_s", "step"), [(3.999, 0), (4.001, 0)])
-def test_both_edges_of_a_phase_are_of_the_step_that_it_began_in(tmp_path: Path, ends_s: float, step: int) -> None:
+def test_boundaries_share_the_phases_step(tmp_path: Path, ends_s: float, step: int) -> None:
+    """Both boundaries of a phase are in the step in which it began."""
     worker = [
         PARAMS,
         span("step", 2, 4, step=0),
@@ -323,17 +351,21 @@ def test_both_edges_of_a_phase_are_of_the_step_that_it_began_in(tmp_path: Path, 
     assert [edge.step for edge in read(tmp_path / "run", worker, []).boundaries] == [step, step]
 
 
-def test_a_moment_at_which_one_step_ends_and_the_next_begins_is_of_the_next_and_of_none_after_the_last(
+def test_moment_between_two_steps(
     tmp_path: Path,
 ) -> None:
+    """A moment at which one step ends and the next begins is in the next, and in none after the last."""
     steps = [span("step", 2, 4, step=0), span("step", 4, 6, step=1)]
     for at_s, step in ((4.0, 1), (6.0, None)):
         found = read(tmp_path / str(step), [PARAMS, *steps, sample("nccl_bytes", at_s, 90 * MIB)], [])
         assert (found.peak_at_seconds, found.peak_step) == (at_s, step)
 
 
-def test_the_sampling_of_another_device_says_nothing_of_this_ones_phases(tmp_path: Path) -> None:
-    """A sample 20 ms behind a phase, while rank 1 takes 100 ms for an edge that began when that phase ended."""
+def test_other_devices_sampling_says_nothing(tmp_path: Path) -> None:
+    """The sampling of another device says nothing about this one's phases.
+
+    A sample 20 ms behind a phase, while rank 1 takes 100 ms for an edge that began when that phase ended.
+    """
     written = Written(tmp_path / "run")
     own = [PARAMS, span("actor.update", 1, 2), sample("nccl_bytes", 2.02, MIB), sample("nccl_bytes", 2.021, 0)]
     total = {"totals": totals_mib(of_1=1), "cpu_ns": {}}
@@ -348,8 +380,11 @@ def test_the_sampling_of_another_device_says_nothing_of_this_ones_phases(tmp_pat
 # ---------------------------------------------------------------- out of memory
 
 
-def test_what_would_have_made_room_is_named_if_it_holds_what_was_missing_the_largest_first(tmp_path: Path) -> None:
-    """50 MiB asked for, 20 free: 30 are missing. Of the ledger the last 30 seconds are kept."""
+def test_changes_that_free_enough(tmp_path: Path) -> None:
+    """Changes that would have made enough room are named, the largest first.
+
+    50 MiB asked for, 20 free: 30 are missing. Of the ledger the last 30 seconds are kept.
+    """
     rows = {"actor.optimizer": 40, "actor.params": 80, "actor.grads": 29, "rollout.kv_cache": 30, "ref.params": 0}
     samples = [sample(f"{owner}_bytes", 40, size * MIB) for owner, size in rows.items()]
     failure = span("memory.out_of_memory", 50, 50.1, asked_bytes=50 * MIB, free_bytes=20 * MIB, owners=["actor.grads"])

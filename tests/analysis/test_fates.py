@@ -41,6 +41,8 @@ def process(state: str, **known: Any) -> ProcessFigures:
         (process("died", spans=1, killed_by="SIGSEGV"), NOTHING._replace(parent_ended=True), "died"),
         (process("died", spans=1, killed_by="SIGKILL"), IN_RAY, "died"),
         (process("died", spans=1, killed_by="SIGKILL"), RAY_ENDED, "released"),
+        (process("died", spans=1, killed_by="SIGKILL", ran_when_driver_left=True), RAY_ENDED, "released"),
+        (process("died", spans=1, killed_by="SIGKILL", ran_when_driver_left=False), RAY_ENDED, "died"),
         (process("died", spans=1, killed_by="SIGKILL"), RAY_ENDED._replace(is_busy=True), "died"),
         (process("died", spans=1, killed_by="SIGSEGV"), RAY_ENDED, "died"),
         (process("died", spans=1, killed_by="SIGKILL"), NOTHING._replace(run_ended_well=True), "died"),

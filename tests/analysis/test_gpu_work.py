@@ -57,13 +57,15 @@ def layers(name: str, start: float, end: float, *parts: tuple[float, float]) -> 
 # ---- seconds and times --------------------------------------------------------------------------------------------
 
 
-def test_a_layer_is_a_part_of_its_model_and_counts_neither_twice_nor_as_a_pass(tmp_path: Path) -> None:
+def test_layer_is_part_of_its_model(tmp_path: Path) -> None:
+    """A layer is a part of its model: neither is counted twice, and a layer is no pass."""
     passes = layers(FORWARD, 1, 4, (1.5, 2), (2, 4)) + layers(FORWARD, 4, 6, (4, 5.5))
     row = rows(written(tmp_path / "run", passes))[0, "fsdp.forward", None]
     assert (row.seconds, row.count) == (5, 2)
 
 
-def test_layers_of_a_model_that_is_not_sharded_itself_are_counted(tmp_path: Path) -> None:
+def test_layers_of_unsharded_model(tmp_path: Path) -> None:
+    """Layers of a model that is not sharded itself are counted."""
     alone = [span(FORWARD, 1 + n, 2 + n, module=f"layers.{n}") for n in range(3)]
     row = rows(written(tmp_path / "run", alone))[0, "fsdp.forward", None]
     assert (row.seconds, row.count) == (3, 3)
@@ -81,8 +83,11 @@ def test_gpu_work_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
     assert (row.seconds, row.count) == (3, 1)
 
 
-def test_collectives_at_once_take_their_time_once_and_are_counted_each(tmp_path: Path) -> None:
-    """Of three gathers, one of them within another, and of a gather and a reduce-scatter."""
+def test_simultaneous_collectives(tmp_path: Path) -> None:
+    """Simultaneous collectives share their time, and each is counted.
+
+    Of three gathers, one of them within another, and of a gather and a reduce-scatter.
+    """
     gathers = [span(GATHER, 1, 3, stream=2), span(GATHER, 2, 4, stream=3), span(GATHER, 2.5, 3.5, stream=4)]
     work = [*gathers, span(SCATTER, 3.5, 5, stream=5)]
     found = rows(written(tmp_path / "run", work))
@@ -90,15 +95,19 @@ def test_collectives_at_once_take_their_time_once_and_are_counted_each(tmp_path:
     assert figures == {"fsdp.all_gather": (3, 3), "fsdp.reduce_scatter": (1.5, 1), "collectives": (4, 4)}
 
 
-def test_the_first_step_and_steps_that_were_not_recorded_are_left_out(tmp_path: Path) -> None:
+def test_first_and_unrecorded_steps_are_out(tmp_path: Path) -> None:
+    """The first step and steps that were not recorded are left out."""
     steps = ((0, 10, True), (10, 20, True), (20, 30, False), (30, 40, True))
     work = [span(OPTIMIZER, start + 1, start + 1 + length) for start, length in ((0, 8), (10, 1), (20, 5), (30, 2))]
     row = rows(written(tmp_path / "run", work, steps=steps))[0, "optimizer.step", None]
     assert (row.seconds, row.count) == (1.5, 1)
 
 
-def test_work_belongs_to_the_phase_in_which_the_gpu_did_it(tmp_path: Path) -> None:
-    """Also to the one of another process on that GPU; it is counted where it begins."""
+def test_work_belongs_to_its_phase(tmp_path: Path) -> None:
+    """Work belongs to the phase in which the GPU did it.
+
+    Also to the one of another process on that GPU; it is counted where it begins.
+    """
     phases = [span("actor.old_log_prob", 1, 3), span("actor.update", 3, 6)]
     recording = written(tmp_path / "run", [*phases, span(FORWARD, 2, 5, module="")])
     figures = {phase: (row.seconds, row.count) for (_, _, phase), row in rows(recording).items()}
@@ -108,8 +117,11 @@ def test_work_belongs_to_the_phase_in_which_the_gpu_did_it(tmp_path: Path) -> No
 # ---- bytes and queues ---------------------------------------------------------------------------------------------
 
 
-def test_bytes_are_what_one_rank_receives_or_sends(tmp_path: Path) -> None:
-    """Three of four parts: its own one it has."""
+def test_bytes_of_one_rank(tmp_path: Path) -> None:
+    """Bytes are what one rank receives or sends.
+
+    Three of four parts: its own one it has.
+    """
     work = [span(GATHER, 1, 2, bytes=4 * 10**9, ranks=4), span(SCATTER, 2, 4, bytes=8 * 10**9, ranks=4)]
     found = rows(written(tmp_path / "run", work))
     rates = {name: (row.bytes, row.gigabytes_per_second) for (_, name, _), row in found.items()}
@@ -118,7 +130,8 @@ def test_bytes_are_what_one_rank_receives_or_sends(tmp_path: Path) -> None:
     assert rates["collectives"] == (9 * 10**9, 3)
 
 
-def test_waiting_behind_another_collective_is_beside_its_seconds(tmp_path: Path) -> None:
+def test_queued_collective_is_apart(tmp_path: Path) -> None:
+    """Waiting behind another collective is beside its seconds."""
     work = [span(SCATTER, 1, 2), span(GATHER, 2, 3, queued_ns=SECOND // 4), span(GATHER, 4, 5, queued_ns=SECOND // 2)]
     recording = written(tmp_path / "run", work)
     gather = rows(recording)[0, "fsdp.all_gather", None]
@@ -130,23 +143,29 @@ def test_waiting_behind_another_collective_is_beside_its_seconds(tmp_path: Path)
 # ---- exposed ------------------------------------------------------------------------------------------------------
 
 
-def test_a_collective_between_two_layers_is_exposed_though_the_model_goes_on(tmp_path: Path) -> None:
+def test_collective_between_layers(tmp_path: Path) -> None:
+    """A collective between two layers is exposed even if the model goes on."""
     work = [*layers(FORWARD, 1, 6, (1, 3), (4, 6)), span(GATHER, 2, 3.5)]
     assert exposed(rows(written(tmp_path / "run", work))[0, "fsdp.all_gather", None]) == (0.5, 0.5)
 
 
-def test_a_collective_before_or_behind_a_models_layers_may_be_exposed(tmp_path: Path) -> None:
-    """There it may compute its embedding and its head, or wait."""
+def test_collective_around_layers(tmp_path: Path) -> None:
+    """A collective before or after a model's layers may be exposed.
+
+    There it may compute its embedding and its head, or wait.
+    """
     work = [*layers(FORWARD, 1, 8, (3, 5)), span(GATHER, 0, 2), span(GATHER, 6, 9)]
     assert exposed(rows(written(tmp_path / "run", work))[0, "fsdp.all_gather", None]) == (2, 5)
 
 
-def test_beside_an_optimizer_step_nothing_is_exposed(tmp_path: Path) -> None:
+def test_optimizer_exposes_nothing(tmp_path: Path) -> None:
+    """Beside an optimizer step nothing is exposed."""
     work = [span(FORWARD, 0, 1, module="layers.0"), span(OPTIMIZER, 2, 4), span(GATHER, 3, 5)]
     assert exposed(rows(written(tmp_path / "run", work))[0, "collectives", None]) == (1, 1)
 
 
-def test_until_an_earlier_reduce_scatter_ends_a_layers_backward_may_have_waited_for_it(tmp_path: Path) -> None:
+def test_backward_may_have_waited(tmp_path: Path) -> None:
+    """A layer's backward may have waited for an earlier reduce-scatter until that ends."""
     backward = layers(BACKWARD, 1, 9, (1, 4), (4, 9))
     work = [*backward, span(SCATTER, 4, 7), span(GATHER, 5, 8), span(SCATTER, 9, 9.5)]
     found = rows(written(tmp_path / "run", work))
@@ -154,14 +173,18 @@ def test_until_an_earlier_reduce_scatter_ends_a_layers_backward_may_have_waited_
     assert exposed(found[0, "fsdp.all_gather", None]) == (0, 2), "behind it the layer surely computed"
 
 
-def test_a_module_that_others_lie_in_waits_between_them(tmp_path: Path) -> None:
+def test_outer_module_waits(tmp_path: Path) -> None:
+    """A module that others lie in waits between them."""
     nested = [span(FORWARD, 1, 6, module="a"), span(FORWARD, 1, 2, module="a.b"), span(FORWARD, 5, 6, module="a.c")]
     found = rows(written(tmp_path / "run", [*nested, span(GATHER, 3, 4)]))
     assert exposed(found[0, "fsdp.all_gather", None]) == (0, 1)
 
 
-def test_reduce_scatters_count_in_the_order_in_which_they_end_not_in_which_they_were_written(tmp_path: Path) -> None:
-    """Streams are resolved one after the other."""
+def test_reduce_scatters_by_their_end(tmp_path: Path) -> None:
+    """Reduce-scatters count in the order in which they end, not in which they were written.
+
+    Streams are resolved one after the other.
+    """
     backward = layers(BACKWARD, 1, 5, (1, 3), (3, 5))
     scatters = [span(SCATTER, 3.5, 4.5, stream=2), span(SCATTER, 1, 2, stream=3)]
     found = rows(written(tmp_path / "run", [*backward, *scatters, span(GATHER, 1, 5, stream=4)]))
@@ -176,26 +199,28 @@ def test_reduce_scatters_count_in_the_order_in_which_they_end_not_in_which_they_
         ([(1, 5), (1, 2), (2, 4)], 1),
     ],
 )
-def test_which_modules_hold_others_is_told_by_where_most_of_them_lies(
-    tmp_path: Path, parts: list[tuple[float, float]], most_exposed_s: float
-) -> None:
+def test_outer_modules_by_overlap(tmp_path: Path, parts: list[tuple[float, float]], most_exposed_s: float) -> None:
+    """Which modules hold others is told by where most of them lies."""
     work = [*layers(FORWARD, 0.5, 5.5, *parts), span(GATHER, 1, 5, stream=4)]
     found = rows(written(tmp_path / "run", work))
     assert found[0, "fsdp.all_gather", None].most_exposed_seconds == pytest.approx(most_exposed_s)
 
 
-def test_two_passes_that_seem_to_overlap_by_their_uncertainty_are_two(tmp_path: Path) -> None:
+def test_uncertain_passes_are_two(tmp_path: Path) -> None:
+    """Two passes that seem to overlap by their uncertainty are two."""
     passes = [span(FORWARD, 1, 3, module=""), span(FORWARD, 2.9, 5, module="")]
     row = rows(written(tmp_path / "run", passes))[0, "fsdp.forward", None]
     assert (row.count, row.seconds) == (2, 4)
 
 
-def test_a_model_without_layers_beside_one_that_has_them_may_have_computed_all_along(tmp_path: Path) -> None:
+def test_model_without_layers(tmp_path: Path) -> None:
+    """A model without layers beside one that has them may have computed all along."""
     work = [*layers(FORWARD, 1, 3, (1, 3)), span(FORWARD, 6, 8, module=""), span(GATHER, 6, 8, stream=4)]
     assert exposed(rows(written(tmp_path / "run", work))[0, "fsdp.all_gather", None]) == (0, 2)
 
 
-def test_bytes_are_those_of_a_step_and_errors_those_of_the_worst_span(tmp_path: Path) -> None:
+def test_bytes_of_a_step_and_worst_error(tmp_path: Path) -> None:
+    """Bytes are those of a step, and errors those of the worst span."""
     work = [
         one
         for step_s in (10, 20)
@@ -210,7 +235,8 @@ def test_bytes_are_those_of_a_step_and_errors_those_of_the_worst_span(tmp_path: 
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_with_whole_models_only_nobody_knows_what_was_exposed_and_that_is_said(tmp_path: Path, whole: bool) -> None:
+def test_whole_models_leave_exposure_unknown(tmp_path: Path, whole: bool) -> None:
+    """With whole models only, what was exposed is unknown, and the screen says so."""
     recording = written(tmp_path / "run", [span(FORWARD, 1, 5, module=""), span(GATHER, 0, 3)])
     assert exposed(rows(recording)[0, "collectives", None]) == (None, None)
     text = " ".join(printed(recording, whole=whole).split())
@@ -219,8 +245,11 @@ def test_with_whole_models_only_nobody_knows_what_was_exposed_and_that_is_said(t
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-def test_each_gpu_is_compared_with_itself_however_its_clock_is_off(tmp_path: Path, shift: float) -> None:
-    """By a second, the other one's layer would lie beside what is exposed here."""
+def test_each_gpu_has_its_own_clock(tmp_path: Path, shift: float) -> None:
+    """Each GPU is compared with itself, however far off its clock is.
+
+    By a second, the other one's layer would lie beside what is exposed here.
+    """
 
     def work(by: float) -> list[Records]:
         return [*layers(FORWARD, 1 + by, 4 + by, (1 + by, 2 + by), (3 + by, 4 + by)), span(GATHER, 1.5 + by, 2.5 + by)]
@@ -233,7 +262,8 @@ def test_each_gpu_is_compared_with_itself_however_its_clock_is_off(tmp_path: Pat
 # ---- the screens --------------------------------------------------------------------------------------------------
 
 
-def test_gpus_are_one_row_with_their_least_and_most_and_who_has_none_has_zero(tmp_path: Path) -> None:
+def test_gpus_share_a_row(tmp_path: Path) -> None:
+    """GPUs are one row with their least and most, and a GPU without such work counts as zero."""
     recording = written(
         tmp_path / "run", [span(OPTIMIZER, 1, 3), span(FORWARD, 3, 4, module="")], [span(FORWARD, 3, 4, module="")]
     )
@@ -243,7 +273,8 @@ def test_gpus_are_one_row_with_their_least_and_most_and_who_has_none_has_zero(tm
     ]  # fmt: skip
 
 
-def test_the_first_screen_has_one_line_of_it_and_all_has_the_rest(tmp_path: Path) -> None:
+def test_gpu_line_and_table(tmp_path: Path) -> None:
+    """The first screen has one line about GPU work, and `--all` has the rest."""
     passes = [*layers(FORWARD, 11, 31, (11, 31)), *layers(BACKWARD, 31, 52, (31, 52)), span(OPTIMIZER, 60, 62)]
     phases = [span("ref.log_prob", 0, 31), span("actor.update", 31, 90)]
     work = [*phases, *passes, span(GATHER, 0, 11, error_ns=7_000), span(SCATTER, 70, 85, error_ns=49_000)]
@@ -262,15 +293,15 @@ def test_the_first_screen_has_one_line_of_it_and_all_has_the_rest(tmp_path: Path
         (0.000146, "forward 1.000 s, optimizer.step 146 µs"),
     ],
 )
-def test_kinds_of_work_in_one_line_have_the_unit_of_all_or_each_its_own(
-    optimizer_s: float, said: str, tmp_path: Path
-) -> None:
+def test_units_in_one_line(optimizer_s: float, said: str, tmp_path: Path) -> None:
+    """Kinds of work in one line share a unit or have their own."""
     work = [span(FORWARD, 1, 2, module=""), span(OPTIMIZER, 3, 3 + optimizer_s)]
     lines = printed(written(tmp_path / "run", work), whole=False).splitlines()
     assert f"GPU in a step {said}" in [" ".join(line.split()) for line in lines]
 
 
-def test_a_backward_from_the_loss_on_stands_for_the_models_in_the_one_line(tmp_path: Path) -> None:
+def test_backward_from_the_loss(tmp_path: Path) -> None:
+    """A backward from the loss on stands for the model's in the one line."""
     work = [
         span(FORWARD, 1, 2, module=""),
         span(LOG_PROBS, 2, 5),
@@ -287,12 +318,14 @@ def test_a_backward_from_the_loss_on_stands_for_the_models_in_the_one_line(tmp_p
     assert "autograd.backward: from the loss on, the model's is a part of it" in text
 
 
-def test_a_recording_without_gpu_spans_shows_nothing_of_it(tmp_path: Path) -> None:
+def test_no_gpu_spans_show_nothing(tmp_path: Path) -> None:
+    """A Recording without GPU spans shows nothing about GPU work."""
     recording = written(tmp_path / "run", [span("fsdp.forward", 1, 2), span("actor.update", 1, 3)])
     assert summarize(recording).gpu_work == []
     assert "GPU " not in printed(recording, whole=True) + printed(recording, whole=False)
 
 
-def test_without_a_step_that_is_over_there_is_no_mean_of_one(tmp_path: Path) -> None:
+def test_no_finished_step_no_mean(tmp_path: Path) -> None:
+    """Without a finished step there is no mean."""
     run = Written(tmp_path / "run").process("w", span("step", 0, None), span(OPTIMIZER, 1, 2), role="driver")
     assert summarize(run.read()).gpu_work == []

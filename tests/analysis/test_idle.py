@@ -45,7 +45,8 @@ def loop(folder: Path) -> Recording:
     return written.read()
 
 
-def test_each_idle_second_lies_between_two_phases_and_others_say_whom_it_waits_for(tmp_path: Path) -> None:
+def test_idle_lies_between_two_phases(tmp_path: Path) -> None:
+    """Each idle second lies between two phases, and other ranks say whom it waits for."""
     found = gaps(summarize(loop(tmp_path / "run")), STEADY_STEP)
     assert {between: (gap.seconds, gap.others_seconds, gap.count) for between, gap in found.items()} == {
         (None, "rollout.generate"): (1, 0, 1),
@@ -55,19 +56,22 @@ def test_each_idle_second_lies_between_two_phases_and_others_say_whom_it_waits_f
     assert next(iter(found)) == ("rollout.generate", "reward"), "what took most first"
 
 
-def test_each_gap_says_what_driver_rank_and_the_rest_had_opened_last(tmp_path: Path) -> None:
+def test_opened_last_in_the_gap(tmp_path: Path) -> None:
+    """Each gap says what driver, rank and the rest had opened last."""
     found = gaps(summarize(loop(tmp_path / "run")), STEADY_STEP)["rollout.generate", "reward"]
     assert found.driver_seconds == {"Trainer.fit": 2, "plan": 1}
     assert found.own_seconds == {"server.request": 2}, "and then nothing"
     assert found.elsewhere_seconds == {"agent_loop.run": 2.5}
 
 
-def test_what_was_open_before_the_step_is_no_answer(tmp_path: Path) -> None:
+def test_earlier_spans_are_no_answer(tmp_path: Path) -> None:
+    """What was open before the step is no answer."""
     found = gaps(summarize(loop(tmp_path / "run")), STEADY_STEP)["actor.update", None]
     assert (found.seconds, found.driver_seconds) == (1, {"plan": 0.5})
 
 
-def test_phases_count_among_what_was_opened_and_a_rank_is_never_elsewhere(tmp_path: Path) -> None:
+def test_phases_count_as_opened(tmp_path: Path) -> None:
+    """Phases count among what was opened, and a rank is never elsewhere."""
     written = Written(tmp_path / "run")
     saves = [span("step", 0, 10, step=0), span("fit", 0, 10), span("checkpoint", 5, 9, phase=True)]
     written.process("driver", *saves, role="driver", ended_s=11)
@@ -80,7 +84,8 @@ def test_phases_count_among_what_was_opened_and_a_rank_is_never_elsewhere(tmp_pa
     assert found.elsewhere_seconds == {"serve": 3, "reward_model.score": 3}
 
 
-def test_start_up_and_first_step_have_their_own(tmp_path: Path) -> None:
+def test_start_up_and_first_step(tmp_path: Path) -> None:
+    """Start-up and first step have their own gaps."""
     summary = summarize(loop(tmp_path / "run"))
     startup, first = gaps(summary, STARTUP), gaps(summary, FIRST_STEP)
     assert {between: gap.seconds for between, gap in startup.items()} == {
@@ -144,7 +149,8 @@ def in_no_phase(row: RankStep) -> float:
 
 
 @pytest.mark.parametrize("recorded", RECORDED)
-def test_they_add_up_to_the_idle_of_every_lane(tmp_path: Path, recorded: Callable[[Path], Recording]) -> None:
+def test_gaps_add_up_to_idle(tmp_path: Path, recorded: Callable[[Path], Recording]) -> None:
+    """Gaps add up to the idle time of every lane."""
     summary = summarize(recorded(tmp_path / "run"))
     lanes = {row.lane for row in summary.phases if row.lane != "driver"} or {"driver"}
     assert {gap.lane for gap in summary.idle} == lanes
@@ -161,7 +167,8 @@ def test_they_add_up_to_the_idle_of_every_lane(tmp_path: Path, recorded: Callabl
             assert sum(gap.seconds for gap in gaps(summary, of, lane).values()) == pytest.approx(seconds, abs=1e-9)
 
 
-def test_processes_without_a_rank_have_theirs_in_steps_of_their_own(tmp_path: Path) -> None:
+def test_rankless_processes(tmp_path: Path) -> None:
+    """Processes without a rank have gaps in steps of their own."""
     summary = summarize(two_workers(tmp_path / "run").read())
     of = {gap.lane: (gap.after, gap.before, gap.seconds) for gap in summary.idle if gap.of == STEADY_STEP}
     assert sorted(of.values()) == [("act", None, 2.0), ("act", None, 5.0)]
@@ -186,7 +193,8 @@ def table(recording: Recording, title: str) -> list[str]:
     return [line for line in lines[at : lines.index("", at)] if not line.startswith("─")]
 
 
-def test_all_of_it_is_a_table_for_steady_steps_the_first_and_the_start_up(tmp_path: Path) -> None:
+def test_all_shows_three_tables(tmp_path: Path) -> None:
+    """`--all` shows tables for steady steps, the first step and the start-up."""
     recording = loop(tmp_path / "run")
     assert table(recording, "Idle and unlabelled, steady steps: mean of 2 ranks") == [
         "Idle and unlabelled, steady steps: mean of 2 ranks",
@@ -209,9 +217,10 @@ def test_all_of_it_is_a_table_for_steady_steps_the_first_and_the_start_up(tmp_pa
     ]
 
 
-def test_a_table_names_two_of_those_that_took_a_tenth_and_adds_up_what_took_less_than_a_millisecond(
+def test_table_sums_small_gaps(
     tmp_path: Path,
 ) -> None:
+    """A table names two of those that took a tenth, and adds up what took less than a millisecond."""
     spans = [span("act", 0, 1, phase=True), span("act", 2, 3, phase=True), span("act", 3.0004, 4, phase=True)]
     spans += [span("think", 3.0001, 3.0002), span("act", 4.0003, 5, phase=True), span("rest", 5.0002, 6, phase=True)]
     own = [span("a", 1, 1.3), span("b", 1.3, 1.5), span("c", 1.5, 2)]
@@ -232,7 +241,8 @@ def test_a_table_names_two_of_those_that_took_a_tenth_and_adds_up_what_took_less
     ]
 
 
-def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean(tmp_path: Path) -> None:
+def test_every_lane_counts_in_mean(tmp_path: Path) -> None:
+    """A lane that is never idle or has another's name counts in the mean."""
     written = Written(tmp_path / "run")
     steps = [span("step", 10 * number, 10 * number + 10, step=number) for number in range(3)]
     written.process("driver", *steps, role="driver", ended_s=31)
@@ -250,7 +260,8 @@ def test_a_lane_that_is_never_idle_or_has_the_name_of_another_counts_in_the_mean
     ]
 
 
-def test_the_first_screen_says_where_most_of_a_notable_idle_time_is(tmp_path: Path) -> None:
+def test_notable_idle_on_first_screen(tmp_path: Path) -> None:
+    """The first screen says where most of a notable idle time is."""
     lines = screen(loop(tmp_path / "run"))
     assert lines.count("Idle in a step 2.500 of 4.500 s from rollout.generate to reward") == 1
     busy = Written(tmp_path / "busy").process(

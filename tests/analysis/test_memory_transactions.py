@@ -109,7 +109,8 @@ def sleep_of(summary: Summary, step: int) -> tuple[str, str]:
     return sleep.verdict, sleep.reason
 
 
-def test_a_good_sleep_frees_what_was_expected_and_the_kernel_agrees(summary: Summary) -> None:
+def test_good_sleep(summary: Summary) -> None:
+    """A good sleep frees what was expected, and the kernel agrees."""
     (sleep,) = [sleep for sleep in summary.sleeps if sleep.step == 0 and sleep.name == "rollout.sleep"]
     assert (sleep.verdict, sleep.reason, sleep.level, sum(sleep.left_bytes.values())) == ("ok", "", 2, 0)
     assert sleep.expected_bytes == sleep.moved_bytes
@@ -118,32 +119,39 @@ def test_a_good_sleep_frees_what_was_expected_and_the_kernel_agrees(summary: Sum
     assert sleep.gigabytes_per_second is not None
 
 
-def test_waking_up_takes_what_sleeping_gave_back(summary: Summary) -> None:
+def test_wake_up_takes_what_sleep_gave(summary: Summary) -> None:
+    """Waking up takes what sleeping gave back."""
     woken = [move for move in summary.sleeps if move.step == 0 and move.name == "cumem.map"]
     assert [list(move.moved_bytes) for move in woken] == [["weights"], ["kv_cache"]]
     assert [move.expected_bytes for move in woken] == [move.moved_bytes for move in woken]
 
 
-def test_a_sleep_while_partly_awake_is_named_with_what_slept(summary: Summary) -> None:
+def test_partly_awake_sleep(summary: Summary) -> None:
+    """A sleep while partly awake is named with what slept."""
     verdict, reason = sleep_of(summary, 1)
     assert verdict == "partly awake"
-    assert reason == "kv_cache slept already; the rest went"
+    assert reason == "kv_cache slept already; the rest was freed"
 
 
-def test_a_sleep_that_silently_does_nothing_while_partly_awake_is_named(summary: Summary) -> None:
-    """What vLLM 0.26 does."""
+def test_partly_awake_sleep_does_nothing(summary: Summary) -> None:
+    """A sleep that silently does nothing while partly awake is named.
+
+    What vLLM 0.26 does.
+    """
     verdict, reason = sleep_of(summary, 7)
     assert verdict == "partly awake"
-    assert "24.0 MiB that were awake stayed: a silent no-op" in reason
+    assert "the call did nothing: 24.0 MiB are still awake" in reason
 
 
-def test_a_sleep_that_frees_nothing_is_named_with_who_kept_it(summary: Summary) -> None:
+def test_sleep_that_frees_nothing(summary: Summary) -> None:
+    """A sleep that frees nothing is named with the owner that kept the memory."""
     verdict, reason = sleep_of(summary, 8)
     assert verdict == "freed nothing"
     assert "rollout.kv_cache 128.0 MiB" in reason
 
 
-def test_a_leak_that_grows_over_steps_is_named_with_its_size(tmp_path: Path) -> None:
+def test_leak_over_steps(tmp_path: Path) -> None:
+    """A leak that grows over steps is named with its size."""
     body = """
     rollout.sleep(2)
     for number in range(5):
@@ -159,8 +167,10 @@ def test_a_leak_that_grows_over_steps_is_named_with_its_size(tmp_path: Path) -> 
     assert leak.last_bytes == pytest.approx(5 * 4 * MIB, abs=3 * MIB)
 
 
-def test_kernels_that_an_engine_compiles_at_every_step_are_told_with_their_rate(tmp_path: Path) -> None:
-    """Each step has two shapes that the engine has not seen, which leave 2 MiB and what its library really compiles.
+def test_kernels_compiled_every_step(tmp_path: Path) -> None:
+    """Kernels that an engine compiles at every step are reported with their rate.
+
+    Each step has two shapes that the engine has not seen, which leave 2 MiB and what its library really compiles.
 
     Code that it compiles it maps itself, outside of the heap, which no row has: 0.2 MiB a step where it has AMX.
     """
@@ -201,10 +211,11 @@ def leaks_of(folder: Path, rows: dict[str, list[float]], unexplained: list[float
 
 
 @pytest.mark.parametrize(("freed_mib", "verdict"), [(0, "ok"), (70, "ok"), (-1, "took less")])
-def test_a_wake_up_is_judged_by_what_the_engine_moved_though_others_move_memory_meanwhile(
-    tmp_path: Path, freed_mib: int, verdict: str
-) -> None:
-    """12 MiB are mapped while a trainer gives some of its cache back; -1: they are said to be mapped, and are not."""
+def test_wake_up_beside_other_moves(tmp_path: Path, freed_mib: int, verdict: str) -> None:
+    """A wake-up is judged by what the engine moved, even if others move memory meanwhile.
+
+    12 MiB are mapped while a trainer gives some of its cache back; -1: they are said to be mapped, and are not.
+    """
     written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
     cached = [100 * MIB, (100 - max(0, freed_mib)) * MIB]
     weights = [0, 12 * MIB if freed_mib >= 0 else 0]
@@ -227,10 +238,11 @@ def test_a_wake_up_is_judged_by_what_the_engine_moved_though_others_move_memory_
 @pytest.mark.parametrize(
     ("handed_out_mib", "stays_mib", "verdict"), [(0, 0, "ok"), (113, 0, "ok"), (0, 113, "freed less than it said")]
 )
-def test_a_sleep_is_not_short_of_what_its_own_allocators_cache_hands_out_meanwhile(
-    tmp_path: Path, handed_out_mib: int, stays_mib: int, verdict: str
-) -> None:
-    """An engine of SGLang's makes its list of free pages anew as it falls asleep: 113 MiB for 15 million of them."""
+def test_cache_hand_out_is_no_shortfall(tmp_path: Path, handed_out_mib: int, stays_mib: int, verdict: str) -> None:
+    """What an engine's own cache hands out meanwhile is no shortfall of its sleep.
+
+    An engine of SGLang's makes its list of free pages anew as it falls asleep: 113 MiB for 15 million of them.
+    """
     written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
     moved = 500 * MIB
     rows = {
@@ -254,8 +266,11 @@ def test_a_sleep_is_not_short_of_what_its_own_allocators_cache_hands_out_meanwhi
     assert (sleep.verdict, sleep.changed_bytes) == (verdict, moved - stays_mib * MIB)
 
 
-def test_a_sleep_that_frees_nothing_is_not_hidden_by_a_trainers_cache_that_goes_meanwhile(tmp_path: Path) -> None:
-    """The engine says that 500 MiB are unmapped, and as much of the device's total goes; but it was the trainer's."""
+def test_trainers_cache_hides_nothing(tmp_path: Path) -> None:
+    """A trainer that empties its cache meanwhile does not hide a sleep that frees nothing.
+
+    The engine says that 500 MiB are unmapped, and as much of the device's total goes; but it was the trainer's.
+    """
     written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
     moved = 500 * MIB
     records = [
@@ -271,8 +286,11 @@ def test_a_sleep_that_frees_nothing_is_not_hidden_by_a_trainers_cache_that_goes_
     assert (sleep.verdict, sleep.changed_bytes) == ("freed nothing", 0)
 
 
-def test_nothing_is_known_to_be_left_by_a_sleep_behind_which_nobody_looked(tmp_path: Path) -> None:
-    """Its process was killed as soon as it slept."""
+def test_unlooked_sleep_leaves_nothing_known(tmp_path: Path) -> None:
+    """If nobody looked after a sleep, nothing is known to be left.
+
+    Its process was killed as soon as it slept.
+    """
     records = [
         sample("rollout.weights_bytes", 0.9, 12 * MIB),
         span("memory.edge", 0.9, 0.95, totals={"1": 12 * MIB}, cpu_ns={"1": 0}),
@@ -299,21 +317,24 @@ def test_nothing_is_known_to_be_left_by_a_sleep_behind_which_nobody_looked(tmp_p
         ("interpreter", [n * 2.0 for n in range(9)], None),  # pages of files: there are only so many
     ],
 )
-def test_what_grows_without_a_known_end_is_told_and_noise_is_not(
+def test_growth_without_end_is_told(
     tmp_path: Path, owner: str, held: list[float], found: tuple[int, float] | None
 ) -> None:
+    """Growth without a known end is reported, and noise is not."""
     leaks = leaks_of(tmp_path, {owner: held, "rollout.weights": [7.0] * len(held)}, [0.0] * len(held))
     assert [(leak.owner, leak.sleeps, leak.bytes_per_sleep) for leak in leaks] == (
         [] if found is None else [(owner, found[0], pytest.approx(found[1] * MIB, abs=1))]
     )
 
 
-def test_growth_that_no_row_explains_is_told(tmp_path: Path) -> None:
+def test_unaccounted_growth_is_told(tmp_path: Path) -> None:
+    """Growth that no row explains is reported."""
     (leak,) = leaks_of(tmp_path, {"rollout.weights": [7.0] * 9}, [3.0 + n / 4 for n in range(9)])
     assert (leak.owner, leak.sleeps, leak.bytes_per_sleep) == ("unaccounted", 8, MIB // 4)
 
 
-def test_a_last_sleep_that_nobody_looked_behind_is_as_the_last_look_found_it(tmp_path: Path) -> None:
+def test_last_sleep_keeps_last_look(tmp_path: Path) -> None:
+    """A last sleep after which nobody looked is as the last look found it."""
     records = [span("rollout.sleep", 9, 9.1, level=2)]
     for at in range(4):
         held = at * 2 * MIB
@@ -326,7 +347,9 @@ def test_a_last_sleep_that_nobody_looked_behind_is_as_the_last_look_found_it(tmp
     assert summarize(written.read()).leaks == []
 
 
-def test_what_grows_alike_is_one_line_over_all_devices_with_the_largest_rates() -> None:
+def test_alike_growth_is_one_line() -> None:
+    """What grows alike is one line over all devices with the largest rates."""
+
     def leak(rank: int, owner: str, sleeps: int, mib: int) -> Leak:
         return Leak(
             lane=f"rank {rank}", rank=rank, owner=owner, sleeps=sleeps, bytes_per_sleep=mib * MIB, last_bytes=99 * MIB
@@ -345,10 +368,11 @@ def test_good_steps_leak_nothing(summary: Summary) -> None:
     assert summary.leaks == []  # the last steps leaked no more
 
 
-def test_a_wake_up_whose_room_was_not_there_is_named_though_the_kernel_killed_the_engine(
-    tmp_path: Path, memory_group: Path
-) -> None:
-    """The kernel's limit leaves room for the weights, not for the KV cache: SIGKILL inside the wake-up."""
+def test_killed_wake_up_had_no_room(tmp_path: Path, memory_group: Path) -> None:
+    """A wake-up without room is named even if the kernel killed the engine.
+
+    The kernel's limit leaves room for the weights, not for the KV cache: SIGKILL inside the wake-up.
+    """
     body = f"""
     rollout.sleep(2)
     pid = rollout.process.pid
@@ -365,10 +389,13 @@ def test_a_wake_up_whose_room_was_not_there_is_named_though_the_kernel_killed_th
     assert "killed by SIGKILL" in run.out or "SIGKILL" in run.out, run.out + run.err
     moves = [move for move in summarize(run.recording).sleeps if move.step == 0]
     assert [(move.name, move.verdict) for move in moves][-1] == ("cumem.map", "never ended")
-    assert moves[-1].reason.startswith("cumem.map of kv_cache was under way") and "out of memory" in moves[-1].reason
+    assert (
+        moves[-1].reason.startswith("cumem.map of kv_cache was still under way") and "out of memory" in moves[-1].reason
+    )
 
 
-def test_only_a_wake_up_that_ran_out_of_memory_had_no_room_and_another_error_is_named(tmp_path: Path) -> None:
+def test_only_memory_errors_mean_no_room(tmp_path: Path) -> None:
+    """Only a wake-up that ran out of memory had no room; another error is named."""
     body = """
     rollout.sleep(2)
     for number, planted in enumerate(["no room", "a mistake"]):
@@ -396,10 +423,11 @@ def test_only_a_wake_up_that_ran_out_of_memory_had_no_room_and_another_error_is_
 
 
 @pytest.mark.parametrize(("left_mib", "verdict"), [(0, "ok"), (12, "freed nothing")])
-def test_sleeps_of_one_device_that_overlap_are_one_and_judged_when_the_last_is_over(
-    tmp_path: Path, left_mib: int, verdict: str
-) -> None:
-    """Two servers name the device as theirs, as verl's did; one of them was ready while the device's engine was not."""
+def test_overlapping_sleeps_are_one(tmp_path: Path, left_mib: int, verdict: str) -> None:
+    """Overlapping sleeps of one device are one, and judged when the last is over.
+
+    Two servers name the device as theirs, as verl's did; one of them was ready while the device's engine was not.
+    """
     written, device = Written(tmp_path / "run"), {"host": socket.gethostname(), "uuid": "cpu-0"}
     who = {"rank": 0, "device": device, "ended_s": 9}
     written.process("other", span("rollout.sleep", 1, 1.2, level=2), role="server", **who)
@@ -412,7 +440,8 @@ def test_sleeps_of_one_device_that_overlap_are_one_and_judged_when_the_last_is_o
     assert (sleep.at_seconds, sleep.seconds, sleep.verdict) == (1, 1, verdict)
 
 
-def test_a_sleep_of_which_nobody_told_the_bytes_is_not_called_wrong(tmp_path: Path) -> None:
+def test_sleep_without_bytes_is_not_wrong(tmp_path: Path) -> None:
+    """A sleep whose bytes nobody reported is not called wrong."""
     written = Written(tmp_path / "run")
     for at in (1, 3):
         moves = [

@@ -44,8 +44,11 @@ def write_measurement(folder: Path, steps: list[TimedStep]) -> None:
     (folder / arm.times).write_bytes(b"\n".join(map(msgspec.json.encode, steps)))
 
 
-def test_a_large_recording_is_read_with_no_limits(tmp_path: Path) -> None:
-    """`--no-limits` reaches the Recordings of a measurement, as it does those of other commands."""
+def test_large_recording_needs_no_limits(tmp_path: Path) -> None:
+    """A large Recording is read with --no-limits.
+
+    `--no-limits` reaches the Recordings of a measurement, as it does those of other commands.
+    """
     write_measurement(tmp_path, [])
     written = Written(tmp_path / "run").process("d", span("step", 0, 2, recorded=True), role="driver", ended_s=2)
     written.process("p", span("act", 0, 1), role="worker", ended_s=2)
@@ -70,7 +73,8 @@ def pairs_of(cost: float, count: int, *, noise: float, seed: int) -> list[tuple[
 
 
 @pytest.mark.parametrize("cost", [0.0, 0.02])
-def test_the_interval_holds_the_true_cost_as_often_as_it_says(cost: float) -> None:
+def test_interval_coverage(cost: float) -> None:
+    """The interval holds the true cost as often as it says."""
     held = [
         low <= cost <= high
         for seed in range(200)
@@ -79,8 +83,11 @@ def test_the_interval_holds_the_true_cost_as_often_as_it_says(cost: float) -> No
     assert 0.90 <= np.mean(held) <= 0.99
 
 
-def test_the_interval_reaches_further_to_the_side_of_what_was_seen_seldom() -> None:
-    """Two pairs in twenty that took long may well be four; an interval with its ends confused reaches the other way."""
+def test_interval_is_skewed_to_the_rare_side() -> None:
+    """The interval reaches further to the side of rare values.
+
+    Two pairs in twenty that took long may well be four; an interval with its ends confused reaches the other way.
+    """
     pairs = [(0.7 + 0.001 * (n % 3), 0.7) for n in range(18)] + [(0.9, 0.7), (0.95, 0.7)]
     low, high = bootstrap_interval(*zip(*pairs, strict=True))
     cost = sum(traced for traced, _ in pairs) / sum(plain for _, plain in pairs) - 1
@@ -96,14 +103,14 @@ def test_the_interval_reaches_further_to_the_side_of_what_was_seen_seldom() -> N
         (0.0051, 0.006, "exceeded"),
     ],
 )
-def test_a_limit_is_kept_or_exceeded_by_the_whole_interval_alone(
-    monkeypatch: pytest.MonkeyPatch, low: float, high: float, verdict: str
-) -> None:
+def test_whole_interval_decides(monkeypatch: pytest.MonkeyPatch, low: float, high: float, verdict: str) -> None:
+    """Only a whole interval keeps or exceeds a limit."""
     monkeypatch.setattr(overhead, "bootstrap_interval", lambda *_: (low, high))
     assert compare("steps", "pair", 2, [(0.7, 0.7)] * 2, limit=0.005).verdict == verdict
 
 
-def test_a_cost_of_two_percent_is_found() -> None:
+def test_two_percent_is_found() -> None:
+    """A cost of two percent is found."""
     found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.02, 40, noise=0.005, seed=3), limit=0.005)
     assert found.low is not None and found.high is not None
     assert found.low < 0.02 < found.high and found.high - found.low < 0.01
@@ -111,7 +118,8 @@ def test_a_cost_of_two_percent_is_found() -> None:
     assert "at least +1." in verdict_line(found, 0.005)
 
 
-def test_no_cost_gives_an_interval_around_zero_and_its_upper_end_is_what_is_claimed() -> None:
+def test_no_cost_is_around_zero() -> None:
+    """No cost gives an interval around zero, and its upper end is what is claimed."""
     found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.0, 40, noise=0.002, seed=4), limit=0.005)
     assert found.low is not None and found.high is not None
     assert found.low < 0 < found.high < 0.005
@@ -119,20 +127,23 @@ def test_no_cost_gives_an_interval_around_zero_and_its_upper_end_is_what_is_clai
     assert f"at most {100 * found.high:+.2f} %" in verdict_line(found, 0.005)
 
 
-def test_where_noise_hides_the_cost_nothing_is_established() -> None:
+def test_noise_establishes_nothing() -> None:
+    """If noise hides the cost, nothing is established."""
     found = compare("steps", "pair of steps", LEAST_PAIRS, pairs_of(0.0, 20, noise=0.1, seed=5), limit=0.005)
     assert found.verdict == "inconclusive"
     assert "inconclusive: too noisy to confirm 0.50%" in verdict_line(found, 0.005)
 
 
 @pytest.mark.parametrize("count", [1, 3, LEAST_PAIRS - 1])
-def test_few_pairs_establish_nothing_however_alike_they_are(count: int) -> None:
+def test_few_pairs_establish_nothing(count: int) -> None:
+    """Few pairs establish nothing, however alike they are."""
     found = compare("steps", "pair of steps", LEAST_PAIRS, [(0.7, 0.7)] * count, limit=0.005)
     assert (found.low, found.high, found.verdict) == (None, None, "inconclusive")
     assert f"{LEAST_PAIRS} are needed" in verdict_line(found, 0.005)
 
 
-def test_a_step_without_its_partner_and_a_step_of_the_warm_up_are_not_compared() -> None:
+def test_unpaired_steps_are_not_compared() -> None:
+    """A step without its partner and a step of the warm-up are not compared."""
     steps = [
         TimedStep(0, 9.0, True, None),
         TimedStep(1, 2.0, False, 0),
@@ -142,7 +153,8 @@ def test_a_step_without_its_partner_and_a_step_of_the_warm_up_are_not_compared()
     assert step_pairs(steps) == [(3.0, 2.0)]
 
 
-def test_a_cost_that_lies_in_one_phase_is_found_there_and_in_no_other(tmp_path: Path) -> None:
+def test_cost_of_one_phase(tmp_path: Path) -> None:
+    """A cost that lies in one phase is found there and in no other."""
     generator = np.random.default_rng(3)
     steps = []
     for pair in range(20):
@@ -161,12 +173,15 @@ def test_a_cost_that_lies_in_one_phase_is_found_there_and_in_no_other(tmp_path: 
     assert " 20 " in rows["rollout"] and f"{100 * update.low:+.2f} % to {100 * update.high:+.2f} %" in rows["update"]
 
 
-def test_a_measurement_whose_steps_did_not_say_their_phases_has_none(tmp_path: Path) -> None:
+def test_no_phases_said_no_phases(tmp_path: Path) -> None:
+    """A measurement whose steps did not name their phases has none."""
     write_measurement(tmp_path, [TimedStep(0, 1.0, True, 0), TimedStep(1, 1.0, False, 0)])
     assert read_overhead(tmp_path, limit=0.005).phases == []
 
 
-def test_a_round_compares_the_same_steps_of_both_runs_as_far_as_both_came() -> None:
+def test_round_compares_same_steps() -> None:
+    """A round compares the same steps of both runs, as far as both got."""
+
     def arm(number: int, recording: str | None) -> Arm:
         return Arm(round=number, times="", recording=recording, load_before=0.0)
 
@@ -177,12 +192,14 @@ def test_a_round_compares_the_same_steps_of_both_runs_as_far_as_both_came() -> N
     assert list(run_pairs(arms[:1], [traced])) == []
 
 
-def test_half_the_rounds_begin_with_the_traced_run_and_without_rounds_there_is_one_alone() -> None:
+def test_half_the_rounds_begin_traced() -> None:
+    """Half the rounds begin with the traced run, and without rounds there is one alone."""
     assert plan(2) == [(1, True), (1, False), (2, False), (2, True)]
     assert plan(0) == [(1, True)]
 
 
-def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_measured(tmp_path: Path) -> None:
+def test_bookkeeping_of_recorded_steps(tmp_path: Path) -> None:
+    """Bookkeeping counts what lies in recorded steps, times what each process measured."""
     written = Written(tmp_path / "run")
     steps = [span("step", at_s, at_s + 10, recorded=at_s == 10) for at_s in (10, 20, 30)]
     another_trainers = span("step", 40, 50)  # which says nothing of recording
@@ -211,7 +228,8 @@ def test_bookkeeping_counts_what_lies_in_recorded_steps_times_what_each_process_
     assert bookkept_cost([*found.values()], 10.0) == pytest.approx(expected_s / 10)
 
 
-def test_a_process_that_measured_no_cost_is_left_out_and_no_share_is_made_up(tmp_path: Path) -> None:
+def test_unmeasured_process_is_left_out(tmp_path: Path) -> None:
+    """A process that measured no cost is left out, and no share is made up."""
     written = Written(tmp_path / "run")
     written.process("driver", span("step", 10, 20, recorded=True), role="driver", ended_s=50)
     assert process_costs(written.read()) == []
@@ -221,8 +239,11 @@ def test_a_process_that_measured_no_cost_is_left_out_and_no_share_is_made_up(tmp
 COSTS = {"kind": "cost", "span": 1000.0, "counter": 100.0, "flow": 10.0}
 
 
-def test_a_worker_with_another_clock_is_counted_in_the_steps_of_the_run(tmp_path: Path) -> None:
-    """Its own is 5 s ahead: what it calls 17 s is 12 s of the run's."""
+def test_worker_with_another_clock(tmp_path: Path) -> None:
+    """A worker with another clock is counted in the steps of the run.
+
+    Its own is 5 s ahead: what it calls 17 s is 12 s of the run's.
+    """
     written = Written(tmp_path / "run")
     step = span("step", 10, 20, recorded=True)
     written.process("driver", step, role="driver", realtime_ns=100 * SECOND, ended_s=50)
@@ -233,7 +254,8 @@ def test_a_worker_with_another_clock_is_counted_in_the_steps_of_the_run(tmp_path
     assert [cost.spans for cost in process_costs(written.read())] == [3]
 
 
-def test_what_the_last_run_kept_book_of_is_a_share_of_a_step_that_was_not_recorded(tmp_path: Path) -> None:
+def test_bookkept_share_of_last_run(tmp_path: Path) -> None:
+    """The last run's bookkeeping is a share of a step that was not recorded."""
     arms = [
         Arm(round=number, times=f"{number}.jsonl", recording=f"run-{number}", load_before=0.0) for number in (1, 2, 3)
     ]
@@ -256,7 +278,8 @@ def test_what_the_last_run_kept_book_of_is_a_share_of_a_step_that_was_not_record
     ]
 
 
-def test_a_folder_without_a_measurement_says_how_to_make_one(tmp_path: Path) -> None:
+def test_no_measurement_says_what_to_do(tmp_path: Path) -> None:
+    """A folder without a measurement says how to make one."""
     with pytest.raises(
         RecordingError, match=r"no measurement of overhead here.*make one with `rltrace overhead CONFIG`"
     ):

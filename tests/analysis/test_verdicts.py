@@ -56,7 +56,8 @@ def sleep(
 ALL, NOTHING = {WEIGHTS: 100, KV_CACHE: 200}, {WEIGHTS: 0, KV_CACHE: 0}
 
 
-def test_a_sleep_is_given_the_moments_just_before_and_just_behind_it(tmp_path: Path) -> None:
+def test_moments_around_a_sleep(tmp_path: Path) -> None:
+    """A sleep is given the moments just before and just after it."""
     found = sleep(tmp_path / "run", ALL, ALL, NOTHING, fell_mib=300)
     assert (found.verdict, found.reason, found.level, found.seconds) == ("ok", "", 2, 1.0)
     assert found.expected_bytes == found.moved_bytes == {WEIGHTS: 100 * MIB, KV_CACHE: 200 * MIB}
@@ -77,26 +78,27 @@ def test_a_sleep_is_given_the_moments_just_before_and_just_behind_it(tmp_path: P
 )
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("of_gpu", [False, True])
-def test_a_sleep_by_which_the_device_did_not_fall_is_named_at_every_level_whatever_the_engine_says(
-    tmp_path: Path, fell_mib: float, verdict: str, level: int, of_gpu: bool
-) -> None:
+def test_device_that_did_not_fall(tmp_path: Path, fell_mib: float, verdict: str, level: int, of_gpu: bool) -> None:
+    """A sleep by which the device did not fall is named at every level, whatever the engine says."""
     found = sleep(tmp_path / "run", ALL, ALL, NOTHING, level=level, fell_mib=fell_mib, of_gpu=of_gpu)
     assert (found.verdict, found.changed_bytes) == (verdict, fell_mib * MIB)
     if verdict != "ok":
-        assert found.reason == f"300.0 MiB were unmapped, the device's total fell by {fell_mib:.1f} MiB"
+        assert found.reason == f"300.0 MiB were unmapped, but the device's total fell by only {fell_mib:.1f} MiB"
 
 
-def test_weights_that_stayed_on_a_gpu_are_no_copy_on_the_host(tmp_path: Path) -> None:
+def test_weights_on_gpu_are_no_copy(tmp_path: Path) -> None:
+    """Weights that stayed on a GPU are no copy on the host."""
     stayed = {WEIGHTS: 100, KV_CACHE: 0}
     found = sleep(tmp_path / "run", ALL, ALL, stayed, level=1, fell_mib=200, of_gpu=True)
     assert (found.verdict, found.reason) == ("left bytes behind", "rollout.weights 100.0 MiB")
 
 
 @pytest.mark.parametrize(("fell_mib", "verdict"), [(160, "ok"), (149, "freed nothing")])
-def test_where_processes_have_run_since_their_samples_only_half_of_a_sleep_is_a_shortfall(
-    tmp_path: Path, fell_mib: float, verdict: str
-) -> None:
-    """A trainer whose last word is a second old may have given back, or taken, what it did not say."""
+def test_old_samples_need_half_a_sleep(tmp_path: Path, fell_mib: float, verdict: str) -> None:
+    """If processes have run since their samples, only half of a sleep counts as a shortfall.
+
+    A trainer whose last word is a second old may have given back, or taken, what it did not say.
+    """
     edges = [*looked(1, ALL, 1000), *looked(2, NOTHING, 1000 - fell_mib, trainers_cpu_s=1)]
     written = Written(tmp_path / "run")
     device = {"host": "h", "uuid": "cpu-0"}
@@ -108,9 +110,10 @@ def test_where_processes_have_run_since_their_samples_only_half_of_a_sleep_is_a_
     assert found.verdict == verdict
 
 
-def test_a_sleep_behind_which_nobody_looked_at_the_device_is_not_said_to_have_left_it_as_it_was(
+def test_unlooked_sleep_is_not_blamed(
     tmp_path: Path,
 ) -> None:
+    """A sleep after which nobody looked at the device is not said to have left it as it was."""
     (found,) = read(
         tmp_path / "run",
         *looked(1, ALL, 1000),
@@ -135,14 +138,14 @@ def test_a_sleep_behind_which_nobody_looked_at_the_device_is_not_said_to_have_le
         (0, {WEIGHTS: 300, KV_CACHE: 100}, 0, "ok"),  # it keeps everything
     ],
 )
-def test_what_may_stay_depends_on_the_level(
-    tmp_path: Path, level: int, after: Mib, fell_mib: float, verdict: str
-) -> None:
+def test_what_stays_depends_on_level(tmp_path: Path, level: int, after: Mib, fell_mib: float, verdict: str) -> None:
+    """What may stay depends on the level."""
     held = {WEIGHTS: 300, KV_CACHE: 100}
     assert sleep(tmp_path / "run", held, held, after, level=level, fell_mib=fell_mib).verdict == verdict
 
 
-def test_less_than_a_mebibyte_is_not_worth_a_verdict(tmp_path: Path) -> None:
+def test_small_rest_has_no_verdict(tmp_path: Path) -> None:
+    """Less than a mebibyte is not worth a verdict."""
     little = {WEIGHTS: 0.5, KV_CACHE: 0}
     assert sleep(tmp_path / "run", little, little, little, fell_mib=0).verdict == "ok"
 
@@ -150,13 +153,12 @@ def test_less_than_a_mebibyte_is_not_worth_a_verdict(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("left_mib", "reason"),
     [
-        (0, "kv_cache slept already; the rest went"),
-        (100, "kv_cache slept already, and 100.0 MiB that were awake stayed: a silent no-op"),
+        (0, "kv_cache slept already; the rest was freed"),
+        (100, "kv_cache slept already, and the call did nothing: 100.0 MiB are still awake"),
     ],
 )
-def test_a_tag_that_slept_already_is_named_and_what_stayed_though_it_was_said_to_go(
-    tmp_path: Path, left_mib: float, reason: str
-) -> None:
+def test_sleeping_tag_is_named(tmp_path: Path, left_mib: float, reason: str) -> None:
+    """A tag that slept already is named with what stayed, even if the engine said that it went."""
     half = {WEIGHTS: 100, KV_CACHE: 0}
     first, wake, second = read(
         tmp_path / "run",
@@ -178,9 +180,8 @@ def test_a_tag_that_slept_already_is_named_and_what_stayed_though_it_was_said_to
 @pytest.mark.parametrize(
     ("moved_mib", "rose_mib", "verdict"), [(100, 51, "ok"), (100, 49, "took less"), (0.5, 0, "ok"), (100, 300, "ok")]
 )
-def test_a_wake_up_of_which_the_kernel_saw_less_than_half_took_less(
-    tmp_path: Path, moved_mib: float, rose_mib: float, verdict: str
-) -> None:
+def test_wake_up_took_less(tmp_path: Path, moved_mib: float, rose_mib: float, verdict: str) -> None:
+    """A wake-up of which the kernel saw less than half took less."""
     (wake,) = read(
         tmp_path / "run",
         *looked(1, NOTHING, 700),
@@ -204,9 +205,8 @@ def test_a_wake_up_of_which_the_kernel_saw_less_than_half_took_less(
         ("KeyError", None, "failed: KeyError"),
     ],
 )
-def test_a_wake_up_that_failed_moved_nothing_and_had_no_room_only_if_the_error_is_about_memory(
-    tmp_path: Path, error: str, told_s: float | None, verdict: str
-) -> None:
+def test_failed_wake_up(tmp_path: Path, error: str, told_s: float | None, verdict: str) -> None:
+    """A wake-up that failed moved nothing, and had no room only if the error is about memory."""
     wake = span("rollout.wake_kv_cache", 1, 2, error="RayTaskError")
     mapping = span("cumem.map", 1.2, 1.7, tags={KV_CACHE: 200 * MIB}, error=error)
     told = [] if told_s is None else [span("memory.out_of_memory", told_s, told_s + 0.01, reason="out of memory")]
@@ -215,7 +215,8 @@ def test_a_wake_up_that_failed_moved_nothing_and_had_no_room_only_if_the_error_i
     assert found.reason == f"rollout.wake_kv_cache of kv_cache failed after 1.000 s: {error}"
 
 
-def test_a_sleep_that_an_error_ended_is_named_by_the_error(tmp_path: Path) -> None:
+def test_sleep_ended_by_an_error(tmp_path: Path) -> None:
+    """A sleep that an error ended is named by the error."""
     failed = span("rollout.sleep", 1, 2, level=2, error="KeyError")
     (found,) = read(tmp_path / "run", *looked(1, ALL, 1000), failed, *looked(2, ALL, 1000))
     assert (found.verdict, found.reason) == (
@@ -224,15 +225,19 @@ def test_a_sleep_that_an_error_ended_is_named_by_the_error(tmp_path: Path) -> No
     )
 
 
-def test_of_a_wake_up_that_was_cut_short_nobody_says_that_there_was_no_room(tmp_path: Path) -> None:
-    """Whoever killed the engine, the kernel or somebody else, did it in the middle."""
+def test_cut_wake_up_is_not_no_room(tmp_path: Path) -> None:
+    """A wake-up that was cut short is not said to have had no room.
+
+    Whoever killed the engine, the kernel or somebody else, did it in the middle.
+    """
     wake, mapping = span("rollout.wake_kv_cache", 1, None), span("cumem.map", 1.2, None, tags={KV_CACHE: 200 * MIB})
     (found,) = read(tmp_path / "run", *looked(0.9, NOTHING, 700), wake, mapping)
     assert (found.verdict, found.moved_bytes) == ("never ended", {})
-    assert found.reason.startswith("rollout.wake_kv_cache of kv_cache was under way to the last")
+    assert found.reason.startswith("rollout.wake_kv_cache of kv_cache was still under way when the process ended")
 
 
-def test_moves_of_one_tag_add_up_and_one_behind_a_phase_is_none_of_its_own(tmp_path: Path) -> None:
+def test_moves_of_one_tag_add_up(tmp_path: Path) -> None:
+    """Moves of one tag add up, and one after a phase stands alone."""
     in_phase, alone = read(
         tmp_path / "run",
         span("rollout.wake_weights", 1, 2),

@@ -68,11 +68,14 @@ class TestReaders:
         line = the_line(call(*command, tmp_path), 3)
         assert line.startswith(f"{tmp_path}: no Recording here (manifest.json is missing); give the folder that ")
 
-    def test_a_folder_that_holds_recordings_names_the_last_one(self, command: tuple[str, ...], run: Path) -> None:
+    def test_folder_of_recordings_names_last(self, command: tuple[str, ...], run: Path) -> None:
+        """A folder that holds Recordings names the last one."""
         assert the_line(call(*command, run.parent), 3).endswith(f"did you mean {run}?")
 
     def test_a_file(self, command: tuple[str, ...], run: Path) -> None:
-        assert "manifest.json: no Recording: not a whole zip file" in the_line(call(*command, run / "manifest.json"), 3)
+        assert "manifest.json: not a Recording: not a complete zip file" in the_line(
+            call(*command, run / "manifest.json"), 3
+        )
 
     def test_a_damaged_manifest(self, command: tuple[str, ...], run: Path) -> None:
         (run / "manifest.json").write_text('{"version": 1,')
@@ -80,9 +83,10 @@ class TestReaders:
 
     def test_a_newer_format(self, command: tuple[str, ...], run: Path) -> None:
         (run / "manifest.json").write_text('{"version": 99}')
-        assert "format 99, this rltrace reads up to 1; upgrade" in the_line(call(*command, run), 3)
+        assert "format 99, but this rltrace reads formats up to 1; upgrade" in the_line(call(*command, run), 3)
 
-    def test_a_name_that_no_file_can_have(self, command: tuple[str, ...], tmp_path: Path) -> None:
+    def test_impossible_file_name(self, command: tuple[str, ...], tmp_path: Path) -> None:
+        """A name that no file can have is one line."""
         line = the_line(call(*command, tmp_path / ("run" * 100)), 3)
         assert line.endswith("cannot be read: File name too long")
 
@@ -129,12 +133,14 @@ def test_a_live_run_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (json.loads(done.stdout)["run"]["path"], done.stderr) == ("rltrace-runs/b", "")
 
 
-def test_an_unknown_format_names_those_there_are(run: Path) -> None:
+def test_unknown_format_names_known_ones(run: Path) -> None:
+    """An unknown format is refused with the names of those that exist."""
     line = the_line(call("export", run, "--to", "vhs", "-o", run / "x"), 2)
     assert "--to vhs: no such format; there is archive, memory, perfetto" in line
 
 
-def test_the_help_of_export_names_every_format_with_the_endings_of_its_files() -> None:
+def test_export_help_names_formats() -> None:
+    """The help of export names every format with the endings of its files."""
     said = " ".join(call("export", "--help").stdout.split())
     for name in plugins.EXPORTERS:
         exporter = load_exporter(name)
@@ -142,8 +148,9 @@ def test_the_help_of_export_names_every_format_with_the_endings_of_its_files() -
         assert f"{name} ({endings})" in said
 
 
-def test_an_ending_of_no_format_asks_for_one(run: Path) -> None:
-    assert "say one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
+def test_unknown_ending_asks_for_format(run: Path) -> None:
+    """An ending of no format asks for one."""
+    assert "choose one with --to: archive (.zip), memory (.html, .svg, .png), perfetto (.pftrace)" in the_line(
         call("export", run, "-o", run / "x.vhs"), 2
     )
 
@@ -162,12 +169,11 @@ def test_export_names_its_file(run: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert "run.zip: exists already" in the_line(call("export", "run.zip", "--to", "archive"), 7)
 
 
-def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path) -> None:
+def test_existing_file_needs_force(run: Path, tmp_path: Path) -> None:
+    """An existing file is left alone without --force."""
     file = tmp_path / "trace.pftrace"
     file.write_text("precious")
-    assert f"{file}: exists already, and will not be overwritten without --force" in the_line(
-        call("export", run, "-o", file), 7
-    )
+    assert f"{file}: exists already; overwrite it with --force" in the_line(call("export", run, "-o", file), 7)
     assert file.read_text() == "precious"
     assert call("export", run, "-o", file, "--force").exit_code == 0
     assert file.read_bytes() != b"precious"
@@ -175,9 +181,10 @@ def test_an_existing_file_is_left_alone_without_force(run: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("words", [[], ["--force"]])
 @pytest.mark.parametrize("output", [".", "..", "sub", ""])
-def test_a_folder_is_no_file_to_write(
+def test_folder_is_no_output(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, words: list[str]
 ) -> None:
+    """A folder is refused as an output file."""
     (tmp_path / "here" / "sub").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     line = the_line(call("export", run, "--to", "perfetto", "-o", output, *words), 7)
@@ -185,7 +192,8 @@ def test_a_folder_is_no_file_to_write(
     assert [path.name for path in tmp_path.rglob("*") if path.suffix == ".pftrace"] == []
 
 
-def test_an_output_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
+def test_unwritable_output_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    """An output that cannot be written leaves nothing."""
     (tmp_path / "file").touch()
     before = sorted(tmp_path.rglob("*"))
     assert "cannot be written: Not a directory" in the_line(
@@ -195,7 +203,8 @@ def test_an_output_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_export_that_fails_leaves_no_half_a_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_export_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export that fails leaves no half-written file."""
     from rltrace import plugins
 
     monkeypatch.setitem(plugins.EXPORTERS, "full", f"{__name__}:FullDisk")
@@ -212,7 +221,8 @@ class FullDisk:
         raise OSError(28, os.strerror(28))
 
 
-def test_export_to_standard_output_is_the_trace_alone(run: Path, tmp_path: Path) -> None:
+def test_export_to_standard_output(run: Path, tmp_path: Path) -> None:
+    """An export to standard output is the trace alone."""
     result = call("export", run, "--to", "perfetto", "-o", "-")
     assert result.exit_code == 0
     assert result.stderr == ""
@@ -220,7 +230,8 @@ def test_export_to_standard_output_is_the_trace_alone(run: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("ending", [".html", ".svg", ".png"])
-def test_the_format_of_a_picture_is_told_by_its_ending(tmp_path: Path, ending: str) -> None:
+def test_picture_format_by_ending(tmp_path: Path, ending: str) -> None:
+    """The format of a picture is told by its ending."""
     file = tmp_path / f"memory{ending}"
     assert call("export", two_ranks(tmp_path / "run").folder, "-o", file).exit_code == 0
     assert file.read_bytes()[:5] in (b"<html", b"<!DOC", b"<?xml", b"\x89PNG\r")
@@ -231,7 +242,7 @@ def test_a_missing_package_names_the_extra(run: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(plugins.EXPORTERS, "needy", "no_such_package.module:Needy")
     line = the_line(call("export", run, "--to", "needy", "-o", run / "x"), 6)
-    assert "needs no_such_package, not installed here: pip install '.[view]' in a clone of rltrace" in line
+    assert "needs no_such_package, which is not installed here: pip install '.[view]' in a clone of rltrace" in line
 
 
 def test_a_busy_port_is_named(run: Path) -> None:
@@ -245,7 +256,8 @@ def test_a_busy_port_is_named(run: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_view_leaves_nothing_behind_however_it_ends(run: Path, tmp_path: Path, number: int) -> None:
+def test_view_leaves_nothing(run: Path, tmp_path: Path, number: int) -> None:
+    """`view` leaves nothing behind, however it ends."""
     (tmp_path / "tmp").mkdir()
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", "view", str(run), "--no-open"]
     environment = os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONUNBUFFERED": "1"}
@@ -265,7 +277,8 @@ def test_view_leaves_nothing_behind_however_it_ends(run: Path, tmp_path: Path, n
 
 
 @pytest.mark.parametrize("words", [["sumary"], ["summary", "--jsn"], ["summary", "a", "b"], ["exec"]])
-def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
+def test_wrong_usage_is_one_line(words: list[str]) -> None:
+    """Wrong usage is one line that names the help."""
     assert the_line(call(*words), 2).endswith("--help`")
 
 
@@ -274,16 +287,16 @@ def test_debugging_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.Monke
     assert call("summary", tmp_path).exception.__class__.__name__ == "RecordingError"
 
 
-def test_a_second_run_does_not_take_the_folder_of_the_first(run: Path) -> None:
+def test_second_run_keeps_first_folder(run: Path) -> None:
+    """A second run does not take the folder of the first."""
     before = (run / "manifest.json").read_bytes()
     line = the_line(call("exec", "--out", run, "--", "true"), 3)
     assert f"{run}: holds a Recording already; name another folder with --out" in line
     assert (run / "manifest.json").read_bytes() == before
 
 
-def test_runs_that_begin_in_the_same_instant_have_a_folder_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_simultaneous_runs_have_own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that begin at the same moment have a folder each."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runs, "default_folder", lambda: Path("rltrace-runs/now"))
     (tmp_path / "rltrace-runs" / "now").mkdir(parents=True)  # another one is just making its manifest
@@ -295,7 +308,8 @@ def test_runs_that_begin_in_the_same_instant_have_a_folder_each(
     ]
 
 
-def test_a_run_into_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_place_of_a_run(tmp_path: Path) -> None:
+    """A run into a place that cannot be written is refused."""
     (tmp_path / "file").touch()
     assert "cannot be written" in the_line(call("exec", "--out", tmp_path / "file" / "run", "--", "true"), 3)
 
@@ -314,15 +328,19 @@ def test_a_misspelt_option_is_no_program(command: str, tmp_path: Path) -> None:
     assert line == f"No such option '--outt'. Did you mean '--out'?; see `rltrace {command} --help`"
 
 
-def test_options_of_the_program_are_its_own(tmp_path: Path) -> None:
-    """Behind its name, with `--` before it or without."""
+def test_options_of_the_program(tmp_path: Path) -> None:
+    """Options after the program's name are the program's.
+
+    Behind its name, with `--` before it or without.
+    """
     for number, before in enumerate(([], ["--"])):
         words = ["exec", "--out", str(tmp_path / str(number)), *before, "expr", "--out", "=", "--outt"]
         done = subprocess.run([sys.executable, "-m", "rltrace", *words], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
 
 
-def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
+def test_exec_keeps_exit_code(tmp_path: Path) -> None:
+    """`exec` exits with the code of the program."""
     program = "import rltrace, sys; rltrace.start(); sys.exit(5)"
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(tmp_path / "run")]
     done = subprocess.run([*command, "--", sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -332,10 +350,13 @@ def test_exec_leaves_with_the_exit_code_of_the_program(tmp_path: Path) -> None:
     assert sorted(states) == [("process", "ended"), ("sampler", "ended")]
 
 
-def test_who_wants_no_word_is_told_only_what_is_wrong(
+def test_quiet_shows_only_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not where it was recorded, nor what had nothing to trace, as a program of the standard library alone."""
+    """With RLTRACE_QUIET only problems are reported.
+
+    Not where it was recorded, nor what had nothing to trace, as a program of the standard library alone.
+    """
     monkeypatch.setenv("RLTRACE_QUIET", "1")
     program = "import rltrace, os, subprocess, sys; rltrace.start(); subprocess.run([sys.executable, '-c', '0'])"
 
@@ -352,10 +373,11 @@ def test_who_wants_no_word_is_told_only_what_is_wrong(
 
 
 @pytest.mark.parametrize("quiet", ["0", "1"])
-def test_a_program_that_names_a_folder_of_its_own_is_told_once_that_the_runs_is_taken(
-    tmp_path: Path, quiet: str
-) -> None:
-    """However often it does, and only by the first of its ranks; not where it names the run's own folder."""
+def test_taken_folder_is_told_once(tmp_path: Path, quiet: str) -> None:
+    """A program that names a folder of its own is told once that the run's is used.
+
+    However often it does, and only by the first of its ranks; not where it names the run's own folder.
+    """
     program = (
         "import msgspec, os, rltrace\n"
         "rltrace.start(os.environ['RLTRACE_DIR'])\n"
@@ -365,7 +387,7 @@ def test_a_program_that_names_a_folder_of_its_own_is_told_once_that_the_runs_is_
     command = [sys.executable, "-m", "rltrace", "exec", "--out", folder, "--", sys.executable, "-c", program]
     environment = os.environ | {"RLTRACE_QUIET": quiet}
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
-    told = f"rltrace: recording into {folder}, the folder of the run that this process is of, not into mine"
+    told = f"rltrace: recording into {folder}, because this process belongs to that run, and not into mine"
     assert [line for line in done.stderr.splitlines() if "mine" in line] == ([told] if quiet == "0" else [])
     assert not (tmp_path / "mine").exists()
 
@@ -375,9 +397,8 @@ def commands_said(text: str) -> set[str]:
     return {shlex.split(said)[2] for said in re.findall(r"rltrace (?:view|summary) [^`\n]+", text)}
 
 
-def test_commands_that_are_said_can_be_copied_whatever_the_folder_is_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_commands_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed commands can be copied, whatever the folder is called."""
     folder = tmp_path / "it's [bold]mine[/]"
     command = [
         sys.executable,
@@ -409,14 +430,17 @@ def test_commands_that_are_said_can_be_copied_whatever_the_folder_is_called(
         (
             "fsdp3,ray,tourch",
             [
-                "rltrace: RLTRACE_DISABLE: no instrumentation fsdp3, tourch; there is "
+                "rltrace: RLTRACE_DISABLE: no instrumentation is called fsdp3, tourch; there are "
                 + ", ".join(plugins.INSTRUMENTATIONS)
             ],
         ),
     ],
 )
-def test_a_typo_in_what_to_disable_is_warned_of_once(tmp_path: Path, disabled: str, warned: list[str]) -> None:
-    """Also where several processes are traced."""
+def test_disable_typo_is_warned_once(tmp_path: Path, disabled: str, warned: list[str]) -> None:
+    """A typo in RLTRACE_DISABLE is warned of once.
+
+    Also where several processes are traced.
+    """
     program = "import msgspec, subprocess, sys; subprocess.run([sys.executable, '-c', 'import msgspec'])"
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", "exec", "--out", str(tmp_path / "run")]
     environment = os.environ | {"RLTRACE_DISABLE": disabled}
@@ -429,28 +453,32 @@ def test_a_typo_in_what_to_disable_is_warned_of_once(tmp_path: Path, disabled: s
 
 
 @pytest.mark.parametrize("command", ["run", "exec"])
-def test_the_help_of_what_traces_says_how_to_leave_an_instrumentation_out(command: str) -> None:
+def test_help_names_disable_variable(command: str) -> None:
+    """The help of commands that trace says how to disable an instrumentation."""
     said = " ".join(call(command, "--help").stdout.split())
     assert "RLTRACE_DISABLE=ray,fsdp2" in said
     assert ", ".join(plugins.INSTRUMENTATIONS) in said
     assert "RLTRACE_QUIET=1" in said
 
 
-def test_summary_into_a_pipe_that_closes_is_quiet(run: Path) -> None:
+def test_closed_pipe_of_summary_is_quiet(run: Path) -> None:
+    """A summary into a pipe that closes is quiet."""
     command = f"{sys.executable} -c 'from rltrace.cli import main; main()' summary {run} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert "2 steps" in done.stdout
 
 
-def test_exec_leaves_with_the_code_of_the_command_though_nobody_reads_what_it_says(tmp_path: Path) -> None:
+def test_exec_code_without_a_reader(tmp_path: Path) -> None:
+    """`exec` exits with the command's code even if nobody reads its output."""
     program = f"{sys.executable} -c 'import msgspec, sys; sys.exit(3)'"
     command = f"{sys.executable} -m rltrace exec --out {tmp_path / 'run'} -- {program}"
     assert subprocess.run(["bash", "-c", f"{command} 2> >(true)"], check=False).returncode == 3
 
 
 @pytest.mark.parametrize("options", ["--all", "--json"])
-def test_what_nobody_reads_ends_by_the_code_of_a_closed_pipe(run: Path, options: str) -> None:
+def test_closed_pipe_code(run: Path, options: str) -> None:
+    """A command whose output nobody reads exits with the code of a closed pipe."""
     command = f"{sys.executable} -c 'from rltrace.cli import main; main()' summary {options} {run} | true"
     done = subprocess.run(
         ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, text=True, check=False
@@ -473,14 +501,16 @@ def printed_recording(recording: Recording, width: int, *, whole: bool) -> str:
     return screen.file.getvalue()
 
 
-def test_the_tables_fit_into_a_hundred_columns_and_hold_the_figures(tmp_path: Path) -> None:
+def test_tables_fit_100_columns(tmp_path: Path) -> None:
+    """The tables fit into a hundred columns and hold the figures."""
     text = printed(two_ranks(tmp_path / "run"), whole=True)
     assert max(map(len, text.splitlines())) <= WIDTH
     for words in ("rollout.generate", "wait.driver", "never fired", "rank 1 engine", "peak 500 B", "0.8", "complete"):
         assert words in text
 
 
-def test_a_folder_without_a_measurement_of_overhead_is_said_to_have_none(run: Path) -> None:
+def test_folder_without_overhead(run: Path) -> None:
+    """A folder without a measurement of overhead is said to have none."""
     line = the_line(call("overhead", run), 3)
     assert line.startswith(f"{run}: no measurement of overhead here (overhead.json is missing); ")
 
@@ -495,8 +525,11 @@ def test_figures_are_shown_in_any_encoding(run: Path, encoding: str) -> None:
     assert done.stderr == b""
 
 
-def test_names_that_are_no_text_are_shown_with_what_is(tmp_path: Path) -> None:
-    """A file's name and an argument are bytes."""
+def test_odd_names_are_shown(tmp_path: Path) -> None:
+    """Names that are no text are shown as far as they are.
+
+    A file's name and an argument are bytes.
+    """
     folder, word = tmp_path / os.fsdecode(b"run \xff"), os.fsdecode(b"--name=\xfe")
     manifest.create(folder, owner=None, command=["python", word], config={"name": word})
     said = json.loads(call("summary", folder, "--json").stdout)
@@ -507,7 +540,8 @@ def test_names_that_are_no_text_are_shown_with_what_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["summary"], ["summary", "--json"], ["export", "--to", "perfetto", "-o", "-"]])
-def test_a_full_disk_behind_standard_output_is_one_line(run: Path, words: list[str]) -> None:
+def test_full_disk_on_stdout_is_one_line(run: Path, words: list[str]) -> None:
+    """A full disk behind standard output is one line."""
     command = [sys.executable, "-m", "rltrace", *words, str(run)]
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -515,7 +549,8 @@ def test_a_full_disk_behind_standard_output_is_one_line(run: Path, words: list[s
 
 
 @pytest.mark.parametrize(("said", "width"), [("160", 160), ("60", 60), (None, WIDTH), ("0", WIDTH), ("wide", WIDTH)])
-def test_what_goes_into_a_pipe_is_as_wide_as_columns_says(tmp_path: Path, said: str | None, width: int) -> None:
+def test_pipe_width_is_columns(tmp_path: Path, said: str | None, width: int) -> None:
+    """Output into a pipe is as wide as COLUMNS says."""
     two_ranks(tmp_path / ("run" * 60))  # its path is folded at any width
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     environment |= {"COLUMNS": said} if said is not None else {}
@@ -525,7 +560,8 @@ def test_what_goes_into_a_pipe_is_as_wide_as_columns_says(tmp_path: Path, said: 
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
-def test_a_figure_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path, odd: float) -> None:
+def test_odd_figures_are_shown(tmp_path: Path, odd: float) -> None:
+    """A figure that is no number is shown as what it is."""
     records = [
         sample("loss", 1, odd),
         sample("actor.params_bytes", 1, 10),
@@ -544,7 +580,8 @@ def test_a_figure_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path, odd: 
     assert summarize_folder(written.folder)["steps"][0]["reward_mean"] is None
 
 
-def test_a_recorded_step_that_was_told_nan_can_be_summarized(tmp_path: Path) -> None:
+def test_nan_in_a_step_is_summarized(tmp_path: Path) -> None:
+    """A recorded step that was given NaN can be summarized."""
     program = (
         "import rltrace; rltrace.start(%r, role='driver'); nan = float('nan')\n"
         "with rltrace.span('step', step=0) as step:\n"
@@ -563,7 +600,8 @@ def driver_of(folder: Path, *steps: list[list[object]], **ended: float) -> Writt
     return Written(folder).process("d", *rewards, *steps, role="driver", **ended)
 
 
-def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None:
+def test_unfinished_steps_not_in_mean(tmp_path: Path) -> None:
+    """Unfinished steps are marked and not in the mean."""
     whole = [span("step", 0, 4, step=0), span("step", 4, 8, step=1)]
     aborted, still_open = span("step", 8, 18, step=2, error="KeyboardInterrupt"), span("step", 18, None, step=3)
     driver = driver_of(tmp_path / "run", *whole, aborted, still_open)
@@ -582,7 +620,8 @@ def test_unfinished_steps_are_marked_and_not_in_the_mean(tmp_path: Path) -> None
     assert reward == ["reward", "1.000", "25%"], "of a program that is a driver alone"
 
 
-def test_phases_of_a_first_step_that_is_not_over_say_so(tmp_path: Path) -> None:
+def test_phases_of_unfinished_first_step(tmp_path: Path) -> None:
+    """Phases of a first step that is not over say so."""
     lines = printed(driver_of(tmp_path / "run", span("step", 0, None, step=0))).splitlines()
     assert "Unfinished step (1): none has ended yet" in lines
 
@@ -595,7 +634,8 @@ def hook_lines(folder: Path, *hooks: dict[str, object], **who: object) -> list[s
     return [" ".join(line.split()) for line in lines[at : [*lines, ""].index("", at)]]
 
 
-def test_hooks_that_wait_are_one_line_of_their_instrumentation(tmp_path: Path) -> None:
+def test_waiting_hooks_share_a_line(tmp_path: Path) -> None:
+    """Hooks that wait are one line of their instrumentation."""
     assert hook_lines(
         tmp_path / "run",
         hook(0, "m:fires", fires=3),
@@ -615,7 +655,8 @@ def test_hooks_that_wait_are_one_line_of_their_instrumentation(tmp_path: Path) -
     ]
 
 
-def test_an_instrumentation_of_which_nothing_fired_says_so_once(tmp_path: Path) -> None:
+def test_unfired_instrumentation_says_so_once(tmp_path: Path) -> None:
+    """An instrumentation of which nothing fired says so once."""
     assert hook_lines(
         tmp_path / "run",
         hook(0, "m:one"),
@@ -635,13 +676,15 @@ def test_a_disabled_instrumentation_says_so_once(tmp_path: Path) -> None:
     assert hook_lines(tmp_path / "run", *hooks) == ["reference skipped: disabled by RLTRACE_DISABLE"]
 
 
-def test_what_is_not_applicable_is_said_of_a_run_with_ranks_only(tmp_path: Path) -> None:
+def test_not_applicable_needs_ranks(tmp_path: Path) -> None:
+    """What is not applicable is shown only for a run with ranks."""
     for name, who, is_said in (("plain", {}, False), ("ranks", {"role": "worker", "rank": 0}, True)):
         written = Written(tmp_path / name).process("p", hooks=(hook(1, "m:f", fires=1),), ended_s=1, **who)
         assert ("Not applicable in this run" in printed(written, whole=True)) is is_said
 
 
-def test_many_ranks_are_shown_as_mean_fastest_and_slowest(tmp_path: Path) -> None:
+def test_many_ranks_as_mean_and_extremes(tmp_path: Path) -> None:
+    """Many ranks are shown as mean, fastest and slowest."""
     written = Written(tmp_path / "run").process("d", span("step", 0, 10, step=0), role="driver", ended_s=10)
     for rank in range(8):
         written.process(f"w{rank}", span("actor.update", 0, 1 + rank), role="worker", rank=rank, ended_s=10)
@@ -649,7 +692,8 @@ def test_many_ranks_are_shown_as_mean_fastest_and_slowest(tmp_path: Path) -> Non
     assert line.split() == ["actor.update", "4.500", "45%", "████▌", "1.000", "rank", "0", "8.000", "rank", "7"]
 
 
-def test_a_long_run_shows_its_first_and_last_steps(tmp_path: Path) -> None:
+def test_long_run_first_and_last_steps(tmp_path: Path) -> None:
+    """A long run shows its first and last steps."""
     steps = [span("step", number, number + 1, step=number) for number in range(100)]
     written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=100)
     lines = printed(written, whole=True).splitlines()
@@ -658,7 +702,8 @@ def test_a_long_run_shows_its_first_and_last_steps(tmp_path: Path) -> None:
     assert any(line.startswith("99 ") for line in lines)
 
 
-def test_a_killed_run_begins_with_who_died_and_what_it_did(tmp_path: Path) -> None:
+def test_killed_run_begins_with_deaths(tmp_path: Path) -> None:
+    """The summary of a killed run begins with who died and what it did."""
     written = Written(tmp_path / "run").process("w", span("actor.update", 0, None), role="worker", rank=1)
     text = printed(written.process("d", span("step", 0, 90, step=0), role="driver", ended_s=90))
     assert "rank 1 worker (pid 4194305) died" in text.splitlines()[0]
@@ -666,7 +711,8 @@ def test_a_killed_run_begins_with_who_died_and_what_it_did(tmp_path: Path) -> No
     assert "the process died" in text
 
 
-def test_an_empty_recording_and_a_plain_program_are_readable(tmp_path: Path) -> None:
+def test_empty_and_plain_are_readable(tmp_path: Path) -> None:
+    """An empty Recording and a plain program are readable."""
     assert "no process has recorded anything" in printed(Written(tmp_path / "empty"))
     plain = Written(tmp_path / "plain").process("p", span("mine", 0, 1), sample("loss", 1, 2.0), role="main", ended_s=1)
     assert "no steps" in printed(plain)

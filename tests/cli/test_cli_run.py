@@ -41,9 +41,8 @@ def rltrace_(*words: str | Path, **options: object) -> subprocess.CompletedProce
         ({"ranks": 3}, "32 prompts do not divide over ranks: 3"),
     ],
 )
-def test_a_wrong_config_is_refused_before_anything_is_made(
-    tmp_path: Path, changes: dict[str, object], said: str
-) -> None:
+def test_wrong_config_is_refused_early(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    """A wrong configuration is refused before anything is made."""
     file = write_config(tmp_path, **changes)
     done = rltrace_("run", file, "--out", tmp_path / "run")
     assert done.returncode == 2
@@ -76,19 +75,22 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_collecting_without_ray_says_what_to_do_and_that_one_host_needs_nothing(tmp_path: Path) -> None:
+def test_collect_without_ray(tmp_path: Path) -> None:
+    """Collecting without Ray says what to do, and that one host needs nothing."""
     folder = Written(tmp_path / "run").process("p", ended_s=1).folder
     program = "import sys; sys.modules['ray'] = None\nfrom rltrace.cli import main; main(prog_name='rltrace')"
     command = [sys.executable, "-c", program, "collect", str(folder), "--address", "127.0.0.1:9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 6
     assert done.stderr == (
-        "rltrace: other hosts are reached through Ray, not installed here: pip install '.[run]' in a clone of rltrace, "
-        "or run this where Ray is; of a run on one host all is here already\n"
+        "rltrace: rltrace reaches other hosts through Ray, which is not installed here: pip install "
+        "'.[run]' in a clone of rltrace, "
+        "or run this where Ray is installed; a run on a single host is complete without it\n"
     )
 
 
-def test_another_system_is_told_what_works_there(tmp_path: Path) -> None:
+def test_other_system_is_told(tmp_path: Path) -> None:
+    """Another system is told what works there."""
     program = "import sys; sys.platform = 'darwin'\nfrom rltrace.cli import main; main(prog_name='rltrace')"
     for words in (["run", str(LAPTOP)], ["exec", "--", "true"]):
         done = subprocess.run(
@@ -96,19 +98,20 @@ def test_another_system_is_told_what_works_there(tmp_path: Path) -> None:
         )
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 1
-        assert "needs Linux, this is darwin" in done.stderr
+        assert "needs Linux, and this is darwin" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("streams", "said"),
     [
-        ("1>/dev/full", "rltrace: not all is shown: [Errno 28] No space left on device\n"),
+        ("1>/dev/full", "rltrace: this screen is incomplete: [Errno 28] No space left on device\n"),
         ("1>&-", ""),
         ("2>/dev/full >&2", None),
     ],
 )
-def test_what_is_shown_of_a_run_changes_nothing_of_its_exit_code(streams: str, said: str | None) -> None:
+def test_display_keeps_exit_code(streams: str, said: str | None) -> None:
+    """What is shown of a run does not change its exit code."""
     program = "import sys; from rltrace.cli.runs import show; show(print, 'a table'); sys.exit(4)"
     words = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", program]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -151,8 +154,11 @@ def _everything_is_gone(folder: Path) -> Summary:
     return summary
 
 
-def test_a_run_says_what_it_does_before_the_long_start_and_what_interrupted_it(tmp_path: Path) -> None:
-    """Into a pipe too."""
+def test_long_start_and_interrupt_are_told(tmp_path: Path) -> None:
+    """A run says what it does before the long start, and what interrupted it.
+
+    Into a pipe too.
+    """
     folder = tmp_path / "run"
     command = [*RLTRACE, "run", str(LAPTOP), "--out", str(folder)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -170,9 +176,10 @@ def test_a_run_says_what_it_does_before_the_long_start_and_what_interrupted_it(t
 
 @pytest.mark.run
 @pytest.mark.parametrize(("role", "rank"), [("worker", 1), ("engine", 0), ("driver", None)])
-def test_a_run_ends_with_one_line_that_names_who_was_killed_and_where_to_look(
+def test_killed_run_is_one_line(
     going_on: Callable[[int], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
 ) -> None:
+    """A run in which a process was killed ends with one line that names it and where to look."""
     run, folder = going_on(1 if rank is None else 2)
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
     doing = _stopped_at_work(folder, victim)
@@ -201,7 +208,8 @@ def test_a_run_ends_with_one_line_that_names_who_was_killed_and_where_to_look(
         ([], "", "the run ended with exit code 4, see above; what it did before:"),
     ],
 )
-def test_why_a_run_failed_is_one_line_that_leaves_nothing_out(deaths: list[Death], said: str, line: str) -> None:
+def test_failure_reason_is_one_line(deaths: list[Death], said: str, line: str) -> None:
+    """The reason why a run failed is one line that leaves nothing out."""
     with pytest.raises(RunError) as raised:
         report(Path("run"), Outcome(4, tuple(deaths)), said)
     assert str(raised.value).startswith(line)
@@ -220,9 +228,10 @@ def _stopped_at_work(folder: Path, victim: Process) -> set[str]:
 
 
 @pytest.mark.run
-def test_a_run_that_is_told_to_end_does_and_leaves_nothing(
+def test_told_to_end_leaves_nothing(
     going_on: Callable[[int], tuple[subprocess.Popen[str], Path]],
 ) -> None:
+    """A run that is told to end does so and leaves nothing."""
     run, folder = going_on(1)
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate()

@@ -49,17 +49,27 @@ def test_archives_say_what_their_summary_says() -> None:
         assert (run["state"], run["size_bytes"]) == ("ended", os.path.getsize(run["path"]))
 
 
-def test_a_real_run_and_a_failed_one(tmp_path: Path) -> None:
-    """Steps that end in a later segment, are aborted, or are open are told apart as the summary does."""
+@pytest.mark.parametrize(
+    "made", ["rltrace.span('step', step=n)", "spans.automatic_span('step', step=n)", "typed(n, .5)"]
+)
+def test_real_and_failed_run(tmp_path: Path, made: str) -> None:
+    """A real run and a failed one are listed.
+
+    Steps that end in a later segment, are aborted, or are open are told apart as the summary does, whether a program or
+    a hook marks them, and as typed spans too.
+    """
     program = tmp_path / "train.py"
     program.write_text(
         "import rltrace, sys, contextlib, os\n"
+        "from rltrace.record import spans\n"
+        "other, typed = rltrace.typed_span('other', a=int), rltrace.typed_span('step', step=int, loss=float)\n"
+        f"def made(n): return {made}\n"
         "for step in range(5):\n"
-        "    with contextlib.suppress(KeyError), rltrace.span('step', step=step):\n"
+        "    with contextlib.suppress(KeyError), other(step), made(step):\n"
         "        for number in range(60_000):\n"
         "            rltrace.counter('work', number)\n"
         "        if step == 3: raise KeyError\n"
-        "span = rltrace.span('step', step=5)\n"
+        "span = made(5)\n"
         "span.__enter__()\n"
         "sys.stdout.flush(); os._exit(7)\n"
     )
@@ -93,8 +103,11 @@ def test_states(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_is_no_run_is_not_listed(tmp_path: Path) -> None:
-    """A folder or zip file of something else is none; a damaged run is named."""
+def test_others_are_not_listed(tmp_path: Path) -> None:
+    """Other folders and files are not listed.
+
+    A folder or zip file of something else is none; a damaged run is named.
+    """
     two_ranks(tmp_path / "run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other.zip").write_bytes(b"PK")

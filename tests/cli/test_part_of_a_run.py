@@ -48,8 +48,11 @@ PLACE = {"steady", "lane"}
 
 
 @pytest.mark.parametrize("run", [QWEN, VERL], ids=lambda path: path.stem)
-def test_figures_of_one_step_are_its_row(run: Path) -> None:
-    """Of real runs: the step, each rank's phases, its weight sync and its sleeps are what the whole says of it."""
+def test_one_steps_figures_are_its_row(run: Path) -> None:
+    """The figures of one chosen step are those of its row.
+
+    Of real runs: the step, each rank's phases, its weight sync and its sleeps are what the whole says of it.
+    """
     whole, part = figures("summary", run), figures("summary", run, "--steps", 2)
     assert part["steady"]["steps"] == [2] and not part["steady"]["has_first"]
     for section in ("steps", "phases", "weight_sync"):
@@ -83,14 +86,16 @@ def test_chosen_ranks_are_the_only_ones(tmp_path: Path) -> None:
     assert [memory["rank"] for memory in found["memory"]] == [1]
 
 
-def test_steps_without_a_number_keep_their_place(tmp_path: Path) -> None:
+def test_unnumbered_steps_keep_their_place(tmp_path: Path) -> None:
+    """Steps without a number keep their place."""
     run = Written(tmp_path / "run")
     run.process("loop", *(span("step", at, at + at) for at in (1, 2, 4, 8)), role="driver", ended_s=16)
     (step,) = figures("summary", run.folder, "--steps", 2)["steps"]
     assert (step["step"], step["seconds"]) == (2, 4)
 
 
-def test_processes_with_steps_of_their_own_have_their_own_windows(tmp_path: Path) -> None:
+def test_processes_with_own_steps(tmp_path: Path) -> None:
+    """Processes with steps of their own have their own windows."""
     found = figures("summary", two_workers(tmp_path / "run").folder, "--steps", 2)
     assert {step["lane"].partition(" ")[0]: (step["start_seconds"], step["seconds"]) for step in found["steps"]} == {
         "slow": (20, 10), "quick": (9, 4),
@@ -107,16 +112,20 @@ def test_difference_of_a_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--steps", "9"), "--steps 9: no such step; there are 0-1"),
-        (("--steps", "0,5-7"), "--steps 5-7: no such step; there are 0-1"),
-        (("--ranks", "2"), "--ranks 2: no such rank; there are 0-1"),
-        (("--time", "99:"), "--time 99:: begins after the run's 31.0 seconds"),
-        (("--steps", "1", "--time", ":5"), "--steps 1 and --time 0:5 have nothing in common"),
-        (("--steps", "one"), "'one' is no number and no range; say 3, 100-110 or 1,5-7"),
-        (("--time", "7"), "'7' is no time from A to B; say 10:20, 10: or :20, in seconds from the start of the run"),
+        (("--steps", "9"), "--steps 9: no such step; the run has steps 0-1"),
+        (("--steps", "0,5-7"), "--steps 5-7: no such step; the run has steps 0-1"),
+        (("--ranks", "2"), "--ranks 2: no such rank; the run has ranks 0-1"),
+        (("--time", "99:"), "--time 99: begins after the run, which lasted 31.0 s"),
+        (("--steps", "1", "--time", ":5"), "--steps 1 and --time 0:5 do not overlap"),
+        (("--steps", "one"), "'one' is neither a number nor a range; write 3, 100-110 or 1,5-7"),
+        (
+            ("--time", "7"),
+            "'7' is not a time from A to B; write 10:20, 10: or :20, in seconds from the start of the run",
+        ),
     ],
 )
-def test_what_is_not_there_is_an_error_that_names_what_is(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_missing_part_names_existing(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """A part that does not exist is an error that names what exists."""
     run = two_ranks(tmp_path / "run").folder
     file = tmp_path / "out.pftrace"
     for command in (("export", run, "-o", file), ("view", run, "--no-open")):
@@ -126,10 +135,11 @@ def test_what_is_not_there_is_an_error_that_names_what_is(tmp_path: Path, words:
         assert said in line and not file.exists()
 
 
-def test_a_run_without_steps_or_ranks_says_so(tmp_path: Path) -> None:
+def test_no_steps_or_ranks(tmp_path: Path) -> None:
+    """A run without steps or ranks says so."""
     run = Written(tmp_path / "run").process("one", span("work", 1, 2), role="main", ended_s=3).folder
     assert "--steps 0: no such step; the run has no steps" in call("summary", run, "--steps", 0).stderr
-    assert "--ranks 0: no such rank; no process of the run has one" in call("summary", run, "--ranks", 0).stderr
+    assert "--ranks 0: no such rank; the run has no ranks" in call("summary", run, "--ranks", 0).stderr
 
 
 @pytest.mark.parametrize(
@@ -141,7 +151,8 @@ def test_a_run_without_steps_or_ranks_says_so(tmp_path: Path) -> None:
         (("--time", "29.5:"), {"step 1"}),
     ],
 )
-def test_a_part_is_written_with_whole_spans(tmp_path: Path, words: tuple[str, ...], names: set[str]) -> None:
+def test_part_has_whole_spans(tmp_path: Path, words: tuple[str, ...], names: set[str]) -> None:
+    """A part is written with whole spans."""
     run, file = two_ranks(tmp_path / "run").folder, tmp_path / "part.pftrace"
     done = call("export", run, "-o", file, *words)
     assert done.exit_code == 0, done.output
@@ -153,7 +164,8 @@ def test_a_part_is_written_with_whole_spans(tmp_path: Path, words: tuple[str, ..
         assert found.count("actor.build") == 1
 
 
-def test_a_picture_of_a_part_is_of_its_step(tmp_path: Path) -> None:
+def test_picture_of_a_part(tmp_path: Path) -> None:
+    """A picture of a part is of its step."""
     run = two_ranks(tmp_path / "run").folder
     for number in (0, 1):
         done = call("export", run, "-o", tmp_path / f"{number}.svg", "--steps", number)
@@ -163,5 +175,5 @@ def test_a_picture_of_a_part_is_of_its_step(tmp_path: Path) -> None:
 
 def test_an_archive_is_of_the_whole(tmp_path: Path) -> None:
     done = call("export", two_ranks(tmp_path / "run").folder, "-o", tmp_path / "part.zip", "--steps", 1)
-    assert done.exit_code == 2 and "leave --steps, --ranks and --time out" in done.stderr
+    assert done.exit_code == 2 and "leave out --steps, --ranks and --time" in done.stderr
     assert not (tmp_path / "part.zip").exists()

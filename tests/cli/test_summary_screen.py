@@ -19,6 +19,7 @@ from rich.console import Console, Group, RenderableType
 from traced_runs import run_traced, traced_environment
 
 from rltrace.analysis import summarize
+from rltrace.cli import tables
 from rltrace.cli.tables import figures, show
 from rltrace.cli.tables.fit import Column, Figures, bars, words
 from rltrace.cli.tables.phases import SLIGHT
@@ -105,7 +106,8 @@ def killed(folder: Path) -> Recording:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_first_screen_holds_the_seconds_and_the_bytes_of_a_step(recorded: dict[str, Recording], width: int) -> None:
+def test_first_screen_has_seconds_and_bytes(recorded: dict[str, Recording], width: int) -> None:
+    """The first screen holds the seconds and the bytes of a step."""
     lines = screen(recorded["gpus"], width)
     update = next(line.split() for line in lines if line.startswith("actor.update"))
     assert (update[1], update[2], update[-2:]) == ("2.943", "53%", ["52.63", "GiB"])
@@ -118,8 +120,11 @@ def test_the_first_screen_is_one_screen(recorded: dict[str, Recording], which: s
     assert lines_of_figures(recorded[which], width) <= SCREEN_LINES
 
 
-def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording]) -> None:
-    """Phases, owners, columns and whole tables."""
+def test_left_out_is_named(recorded: dict[str, Recording]) -> None:
+    """What the first screen leaves out is named.
+
+    Phases, owners, columns and whole tables.
+    """
     text = " ".join(" ".join(screen(recorded["gpus"], 80)).split())
     assert "Below 0.1%: wait.driver 0.002 s, reward 0.002 s, advantage 146 µs" in text
     assert "Below 1% each, 1.28 GiB together: actor.activations, rollout.graphs, rollout.activations, nccl" in text
@@ -130,14 +135,16 @@ def test_what_the_first_screen_leaves_out_is_named(recorded: dict[str, Recording
     assert "trainer.use_v1=False" in "".join(screen(recorded["verl"], 80, whole=True))
 
 
-def test_the_heading_says_which_steps_the_figures_are_of(recorded: dict[str, Recording]) -> None:
+def test_heading_names_the_steps(recorded: dict[str, Recording]) -> None:
+    """The heading says which steps the figures describe."""
     lines = screen(recorded["gpus"])
     at = lines.index("Mean step (1–3; step 0 excluded as warm-up)")
     (step,) = [line.split() for line in lines[at:] if line.startswith("step ") and "seconds" not in line]
     assert step == ["step", "5.598", "9.158"]
 
 
-def test_equal_ranks_are_one_row_with_their_least_and_most(recorded: dict[str, Recording]) -> None:
+def test_equal_ranks_share_a_row(recorded: dict[str, Recording]) -> None:
+    """Equal ranks are one row with their least and most."""
     lines = screen(recorded["gpus"])
     (generate,) = [line.split() for line in lines if re.match(r"rollout\.generate +\d", line)]
     assert "0.747-0.749" in generate
@@ -146,8 +153,11 @@ def test_equal_ranks_are_one_row_with_their_least_and_most(recorded: dict[str, R
     assert sum(line.startswith("Memory of rank ") and "by phase" in line for line in whole) == 4
 
 
-def test_the_table_of_owners_by_phases_says_what_each_held_at_the_phases_peak(recorded: dict[str, Recording]) -> None:
-    """Of each GPU: a row an owner that held something, a column a phase, in GiB; the last row is all that is used."""
+def test_owners_at_the_phases_peak(recorded: dict[str, Recording]) -> None:
+    """The table of owners by phases says what each held at the phase's peak.
+
+    Of each GPU: a row an owner that held something, a column a phase, in GiB; the last row is all that is used.
+    """
     devices = summarize(recorded["streams"]).memory
     lines = screen(recorded["streams"], 160, whole=True)
     assert len(devices) == 4
@@ -175,20 +185,25 @@ def in_gib(sizes: list[int]) -> list[str]:
     return [f"{size / 2**30:.1f}" if size else "·" for size in sizes]
 
 
-def test_processes_without_a_phase_have_no_table_of_phases(recorded: dict[str, Recording]) -> None:
-    """verl's driver does nothing before the first step that is a phase, and computes rewards in the steps."""
+def test_no_phase_no_table(recorded: dict[str, Recording]) -> None:
+    """Processes without a phase have no table of phases.
+
+    verl's driver does nothing before the first step that is a phase, and computes rewards in the steps.
+    """
     titles = [line for line in screen(recorded["verl"], 120, whole=True) if line.endswith(": the others")]
     assert titles and not any(title.startswith("Start-up") for title in titles)
 
 
-def test_what_the_driver_did_while_the_ranks_waited_is_below_the_waiting(tmp_path: Path) -> None:
+def test_driver_below_the_waiting(tmp_path: Path) -> None:
+    """What the driver did while the ranks waited is below the waiting."""
     lines = screen(two_ranks(tmp_path / "run").read())
     at = next(number for number, line in enumerate(lines) if line.startswith("wait.driver"))
     assert lines[at].split()[1] == "1.000"
     assert lines[at + 1].split()[:2] == ["reward", "1.000"]
 
 
-def test_what_the_start_up_does_in_no_phase_is_explained(tmp_path: Path) -> None:
+def test_start_up_idle_is_explained(tmp_path: Path) -> None:
+    """What the start-up does in no phase is explained."""
     said = "idle: in no phase, for example while processes start"
     text = "\n".join(screen(two_ranks(tmp_path / "run").read(), whole=True))
     startup = text[text.index("Start-up, before the first step") :]
@@ -197,7 +212,8 @@ def test_what_the_start_up_does_in_no_phase_is_explained(tmp_path: Path) -> None
     assert said not in "\n".join(screen(phases.read(), whole=True))
 
 
-def test_who_is_no_rank_is_named_on_the_first_screen_and_has_a_table_of_its_own(tmp_path: Path) -> None:
+def test_others_have_their_own_table(tmp_path: Path) -> None:
+    """Processes that are no rank are named on the first screen and have a table of their own."""
     steps = [span("step", 0, 10, step=0), span("reward", 1, 3)]
     written = Written(tmp_path / "run").process("d", *steps, role="driver", ended_s=10)
     for rank in range(4):
@@ -210,8 +226,11 @@ def test_who_is_no_rank_is_named_on_the_first_screen_and_has_a_table_of_its_own(
     assert rows == [["reward", "2.000", "20%"], ["judge", "5.000", "50%"], ["idle", "5.000", "50%"]]
 
 
-def test_processes_without_a_rank_are_no_ranks_and_none_is_averaged_that_was_not_in_a_phase(tmp_path: Path) -> None:
-    """Ten seconds of loading by one of seven processes are ten seconds, not one and a half."""
+def test_rankless_processes_are_not_averaged(tmp_path: Path) -> None:
+    """Processes without a rank are not averaged over those that were not in a phase.
+
+    Ten seconds of loading by one of seven processes are ten seconds, not one and a half.
+    """
     written = Written(tmp_path / "run")
     main = [span("step", at, at + 20, step=at // 20) for at in (0, 20, 40)]
     main += [span("train", at, at + 10, phase=True) for at in (0, 20, 40)]
@@ -230,7 +249,8 @@ def test_processes_without_a_rank_are_no_ranks_and_none_is_averaged_that_was_not
     assert rows["load"].rstrip("0123456789 ").endswith(" loader")
 
 
-def test_steps_of_processes_without_a_rank_are_told_apart(tmp_path: Path) -> None:
+def test_rankless_steps_are_told_apart(tmp_path: Path) -> None:
+    """Steps of processes without a rank are told apart."""
     recording = two_workers(tmp_path / "run").read()
     lines = screen(recording)
     assert lines[0].startswith("7 steps of 2 processes · ")
@@ -247,8 +267,11 @@ def test_steps_of_processes_without_a_rank_are_told_apart(tmp_path: Path) -> Non
     ]
 
 
-def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
-    """Out of memory, then the dead, failed hooks, inconsistent boundaries, losses, and who was not traced."""
+def test_problems_come_first(tmp_path: Path) -> None:
+    """Problems come before every figure.
+
+    Out of memory, then the dead, failed hooks, inconsistent boundaries, losses, and who was not traced.
+    """
     device = {"host": socket.gethostname(), "uuid": "cpu:0"}
     failure = span("memory.out_of_memory", 9, 9.1, asked_bytes=5 << 20, free_bytes=1 << 20, reason="no room")
     # Of two processes; the other's sample is a second old, and it has worked since.
@@ -278,8 +301,11 @@ def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     assert found == sorted(found)
 
 
-def test_a_step_that_an_exception_aborted_is_named_first(tmp_path: Path) -> None:
-    """A program whose exception nobody caught ends in good order too."""
+def test_aborted_step_comes_first(tmp_path: Path) -> None:
+    """A step that an exception aborted is named first.
+
+    A program whose exception nobody caught ends in good order too.
+    """
     program = (
         f"import rltrace; rltrace.start({str(tmp_path / 'run')!r})\n"
         "with rltrace.span('step', step=7): raise ValueError('no data')\n"
@@ -289,7 +315,8 @@ def test_a_step_that_an_exception_aborted_is_named_first(tmp_path: Path) -> None
     assert re.fullmatch(r"Step 7 was aborted by ValueError, at \d+\.\d s", lines[lines.index("") + 1])
 
 
-def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_option(tmp_path: Path) -> None:
+def test_many_alike_problems_are_cut(tmp_path: Path) -> None:
+    """Of many problems of one kind a few are named, and all with --all."""
     written = Written(tmp_path / "run")
     for rank in range(6):
         written.process(f"w{rank}", span("actor.update", 0, None), role="worker", rank=rank)
@@ -299,7 +326,8 @@ def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_opti
     assert sum(bool(named.match(line)) for line in screen(written.read(), whole=True)) == 6
 
 
-def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_path: Path) -> None:
+def test_hooks_by_kind(tmp_path: Path) -> None:
+    """Hooks are one line per kind, and `--all` shows each."""
     hooks = (
         hook(1, "m:fires", fires=3, emits=["spans"]),
         hook(2, "m:unused", emits=["others"]),
@@ -340,7 +368,27 @@ def test_hooks_are_a_line_a_kind_and_all_is_told_of_each_with_the_option(tmp_pat
         assert row in rows
 
 
-def test_spans_of_ones_own_have_a_table(recorded: dict[str, Recording]) -> None:
+def test_first_screen_promises(recorded: dict[str, Recording], tmp_path: Path) -> None:
+    """What the first screen says that `--all` shows is what it draws, for runs of every kind."""
+    empty = Written(tmp_path / "empty").read()
+    open_step = Written(tmp_path / "open").process("p", span("step", 0, None), span("reward", 1, None), role="driver")
+    idle = Written(tmp_path / "idle").process("p", span("step", 0, 1), span("step", 1, 2), role="driver", ended_s=2)
+    shipped = sorted((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
+    runs = [*recorded.values(), empty, open_step.read(), idle.read(), *map(Recording.open, shipped)]
+    promised = set()
+    for summary in map(summarize, runs):
+        for section in tables.SECTIONS:
+            if section.name:
+                drawn = bool(list(section.draw(summary, whole=True)))
+                assert bool(section.has(summary)) is drawn, (section.name, summary.run.path)
+                promised |= {(section.name, drawn)}
+    names = {section.name for section in tables.SECTIONS if section.name}
+    assert {name for name, drawn in promised if drawn} >= names - {"every allocation"}
+    assert {name for name, drawn in promised if not drawn} == names
+
+
+def test_own_spans_have_a_table(recorded: dict[str, Recording]) -> None:
+    """The program's own spans have a table."""
     lines = screen(recorded["loop"])
     at = lines.index("Your spans")
     *rows, caption = [line.split() for line in lines[at + 3 : lines.index("", at)]]
@@ -351,9 +399,10 @@ def test_spans_of_ones_own_have_a_table(recorded: dict[str, Recording]) -> None:
     assert all(row[-1].endswith("%") for row in rows)
 
 
-def test_a_script_without_phases_shows_its_spans_and_those_of_hooks_on_the_first_screen(
+def test_script_shows_its_spans(
     recorded: dict[str, Recording],
 ) -> None:
+    """A script without phases shows its spans and those of hooks on the first screen."""
     found = summarize(recorded["plain"])
     own, of_hooks = ({span.name: span.count for span in spans} for spans in (found.own_spans, found.hook_spans))
     assert own == {"tool.call": 3, "learn": 3}
@@ -368,8 +417,11 @@ def test_a_script_without_phases_shows_its_spans_and_those_of_hooks_on_the_first
         assert all(row[-1].endswith("%") for row in rows)
 
 
-def test_calls_of_actors_and_tasks_are_told_apart_by_what_is_called(tmp_path: Path) -> None:
-    """One of them may never end, as of an actor that serves."""
+def test_calls_by_what_is_called(tmp_path: Path) -> None:
+    """Calls of actors and tasks are told apart by the method or function.
+
+    One of them may never end, as of an actor that serves.
+    """
     calls = [span("ray.call", 0, None, method="Server.serve")]
     calls += [span("ray.call", at, at + 2, method="Server.answer") for at in (1, 4)]
     calls += [span("ray.call", 7, 8, method="double"), span("mine", 0, 9, method="by hand")]
@@ -387,9 +439,10 @@ def test_calls_of_actors_and_tasks_are_told_apart_by_what_is_called(tmp_path: Pa
     assert "Class.method: ray.call of an actor" in "\n".join(screen(written.read()))
 
 
-def test_where_phases_tell_of_the_seconds_the_spans_of_hooks_are_behind_the_option(
+def test_hook_spans_need_all_with_phases(
     recorded: dict[str, Recording],
 ) -> None:
+    """If phases account for the seconds, spans of hooks are shown with --all."""
     assert "Automatic spans" not in screen(recorded["gpus"])
     assert re.search("--all shows .*automatic spans", " ".join(screen(recorded["gpus"])))
     lines = screen(recorded["gpus"], whole=True)
@@ -398,7 +451,8 @@ def test_where_phases_tell_of_the_seconds_the_spans_of_hooks_are_behind_the_opti
     assert not rows & {"weight_sync.send", "actor.update", "cumem.map"}, "they have tables of their own"
 
 
-def test_the_words_of_the_ledger_are_explained_where_they_are_shown(tmp_path: Path) -> None:
+def test_ledger_words_are_explained(tmp_path: Path) -> None:
+    """The words of the ledger are explained where they are shown."""
     device = {"host": socket.gethostname(), "uuid": "cpu:0"}
     edges = [span("memory.edge", at, at + 0.01, totals={"9": 100}, cpu_ns={"9": 0}) for at in (2, 5)]
     records = [*edges, sample("unattributed_bytes", 1, 7), span("actor.update", 2, 5)]
@@ -418,7 +472,8 @@ def test_the_words_of_the_ledger_are_explained_where_they_are_shown(tmp_path: Pa
 @pytest.mark.parametrize("whole", [False, True], ids=["first", "whole"])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("which", ["gpus", "loop", "killed"])
-def test_no_figure_is_cut_at_any_width(recorded: dict[str, Recording], which: str, width: int, whole: bool) -> None:
+def test_no_figure_is_cut(recorded: dict[str, Recording], which: str, width: int, whole: bool) -> None:
+    """No figure is cut at any width."""
     lines = screen(recorded[which], width, whole=whole)
     wide = figures_in(screen(recorded[which], 1000, whole=whole))
     assert max(map(len, lines)) <= width
@@ -432,8 +487,11 @@ def figures_in(lines: list[str]) -> set[str]:
     return {word for line in lines for word in line.split() if re.search(r"\d", word)}
 
 
-def test_what_is_shorter_than_a_millisecond_is_said_in_microseconds_below_the_seconds(tmp_path: Path) -> None:
-    """In every table with seconds, in its column; a range has one unit."""
+def test_below_a_millisecond(tmp_path: Path) -> None:
+    """Times below a millisecond are shown in microseconds, below the seconds.
+
+    In every table with seconds, in its column; a range has one unit.
+    """
     written = Written(tmp_path / "run")
     for rank, us in enumerate((312, 480)):
         records = [span("step", at, at + 2, step=at // 2) for at in (0, 2, 4)]
@@ -466,19 +524,20 @@ def test_what_is_shorter_than_a_millisecond_is_said_in_microseconds_below_the_se
         (310, 999.99, "0.000-0.001"),
     ],
 )
-def test_a_range_is_one_only_where_its_two_figures_are_written_apart(
-    least_us: float, most_us: float, said: str
-) -> None:
+def test_range_needs_two_figures(least_us: float, most_us: float, said: str) -> None:
+    """A range is shown only if its two figures are written differently."""
     assert figures.between_seconds(least_us / 1e6, most_us / 1e6) == said
     if least_us == most_us:
         assert figures.seconds(most_us / 1e6) == said
 
 
-def test_a_time_that_rounds_to_a_millisecond_is_said_as_one() -> None:
+def test_rounds_to_a_millisecond() -> None:
+    """A time that rounds to a millisecond is shown as one."""
     assert (figures.short(0.9994e-3), figures.short(0.99999e-3), figures.short(0)) == ("999 µs", "1.0 ms", "0 µs")
 
 
-def test_nobody_is_the_slowest_of_ranks_that_took_equally_long_below_a_millisecond(tmp_path: Path) -> None:
+def test_no_slowest_of_equal_ranks(tmp_path: Path) -> None:
+    """No rank is the slowest if all took equally long below a millisecond."""
     written = Written(tmp_path / "run")
     for rank in range(2):
         records = [span("step", at, at + 2, step=at // 2) for at in (0, 2, 4)]
@@ -489,7 +548,8 @@ def test_nobody_is_the_slowest_of_ranks_that_took_equally_long_below_a_milliseco
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_phase_keeps_its_seconds_and_share(recorded: dict[str, Recording], width: int) -> None:
+def test_phases_keep_seconds_and_share(recorded: dict[str, Recording], width: int) -> None:
+    """Every phase keeps its seconds and share."""
     table = screen(recorded["gpus"], width)
     at = next(number for number, line in enumerate(table) if line.startswith("phase "))
     rows = {line.split()[0]: line.split() for line in table[at : table.index("", at)]}
@@ -501,7 +561,8 @@ def test_every_phase_keeps_its_seconds_and_share(recorded: dict[str, Recording],
         assert re.fullmatch(r"\d+%", rows[phase][2])
 
 
-def test_columns_of_least_value_go_first_then_words_wrap_then_figures_go_below() -> None:
+def test_narrow_tables_give_way_in_order() -> None:
+    """The least important columns go first, then words wrap, then figures go below."""
     table = Figures("name", Column("first"), bars(0), Column("nice", 3), words("remark"), Column("last"))
     table.add_row("a", "1,234,567", "█████", "7,654,321", "some words that say more", "9,999,999")
     assert [len(console_lines(table, width)) for width in (80, 65)] == [3, 3], "bars have no name that could be told"
@@ -518,14 +579,18 @@ def test_columns_of_least_value_go_first_then_words_wrap_then_figures_go_below()
     assert all(figure in "\n".join(below) for figure in ("1,234,567", "9,999,999"))
 
 
-def test_a_column_that_says_nothing_is_left_out() -> None:
+def test_empty_column_is_left_out() -> None:
+    """A column that says nothing is left out."""
     table = Figures("name", "figure", "none")
     table.add_row("a", "1", "")
     assert "none" not in console_lines(table, 80)[0]
 
 
-def test_processes_that_died_and_had_recorded_nothing_are_one_line_behind_those_that_are_missed(tmp_path: Path) -> None:
-    """Ray starts workers ahead and kills those that nobody needs."""
+def test_silent_deaths_share_a_line(tmp_path: Path) -> None:
+    """Processes that died without recording anything share a line after those that matter.
+
+    Ray starts workers ahead and kills those that nobody needs.
+    """
     written = Written(tmp_path / "run")
     for number in range(5):
         written.process(f"idle{number}")
@@ -537,9 +602,8 @@ def test_processes_that_died_and_had_recorded_nothing_are_one_line_behind_those_
 
 
 @pytest.mark.parametrize("with_ray", [True, False])
-def test_a_silent_process_that_was_killed_is_rays_idle_worker_only_where_there_is_ray(
-    tmp_path: Path, with_ray: bool
-) -> None:
+def test_silent_kill_is_idle_only_with_ray(tmp_path: Path, with_ray: bool) -> None:
+    """A silent process that was killed is Ray's idle worker only if there is Ray."""
     ray = (hook(1, "ray:init", instrumentation="ray", fires=1),) if with_ray else ()
     written = Written(tmp_path / "run").process("p", span("step", 0, 1), ended_s=2, hooks=ray)
     written.process("killed", name="killed")
@@ -554,7 +618,8 @@ def test_a_silent_process_that_was_killed_is_rays_idle_worker_only_where_there_i
         assert "was killed by SIGKILL" in lines[0]
 
 
-def test_a_recording_of_the_sampler_alone_is_not_complete(tmp_path: Path) -> None:
+def test_sampler_alone_is_not_complete(tmp_path: Path) -> None:
+    """A Recording of the sampler alone is not complete."""
     written = Written(tmp_path / "run").process("s", sample("host.cpu_percent", 1, 2), role="sampler", ended_s=2)
     (first, *_) = screen(written.read())
     assert "no process has recorded anything" in first
@@ -570,17 +635,19 @@ def test_a_recording_of_the_sampler_alone_is_not_complete(tmp_path: Path) -> Non
         (143, signal.SIGTERM, "interrupted by SIGTERM"),
     ],
 )
-def test_how_the_command_ended_is_in_the_first_line(
-    tmp_path: Path, exit_code: int, interrupted_by: int | None, said: str
-) -> None:
+def test_first_line_says_how_it_ended(tmp_path: Path, exit_code: int, interrupted_by: int | None, said: str) -> None:
+    """The first line says how the command ended."""
     written = Written(tmp_path / "run").process("p", span("step", 0, 1, step=0), ended_s=1)
     ending.write(written.folder, ending.Ending(exit_code, interrupted_by))
     (first, *_) = screen(written.read())
     assert first.endswith(f"1 process · {said} · nothing lost")
 
 
-def test_when_on_what_and_with_which_packages_it_was_made_is_in_the_heading(tmp_path: Path) -> None:
-    """And the sampler that says it is no process of the run."""
+def test_heading_says_when_and_where(tmp_path: Path) -> None:
+    """The heading says when, on what and with which packages a Recording was made.
+
+    And the sampler that says it is no process of the run.
+    """
     written = Written(tmp_path / "run").process("p", span("step", 0, 1, step=0), ended_s=1)
     gpus = [{"uuid": f"GPU-{at}", "name": "NVIDIA H200"} for at in range(2)]
     machine = {"cpu": "EPYC", "cpus": 64, "gpus": gpus, "driver": "580.95"}
@@ -595,7 +662,8 @@ def test_when_on_what_and_with_which_packages_it_was_made_is_in_the_heading(tmp_
         assert head[3] == (made if whole else "")
 
 
-def test_in_the_tree_those_that_recorded_nothing_are_one_line_below_who_started_them(tmp_path: Path) -> None:
+def test_silent_children_share_a_branch(tmp_path: Path) -> None:
+    """In the tree, processes that recorded nothing are one line below their parent."""
     written = Written(tmp_path / "run").process("d", span("step", 0, 1, step=0), role="driver", ended_s=9)
     for number in range(5):
         written.process(f"p{number}", pid=2**22 + 10 + number, parent="d", ended_s=2 + number if number > 1 else None)
@@ -612,7 +680,8 @@ def test_in_the_tree_those_that_recorded_nothing_are_one_line_below_who_started_
     ]
 
 
-def test_processes_of_one_name_that_died_alike_are_one_line(tmp_path: Path) -> None:
+def test_alike_deaths_share_a_line(tmp_path: Path) -> None:
+    """Processes of one name that died alike are one line."""
     written = Written(tmp_path / "run")
     for number in range(5):
         written.process(f"e{number}", span("engine.step", 0, 1), name="EngineCore", pid=2**22 + 2 + number)
@@ -651,8 +720,11 @@ os.kill(child, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("which", ["idle", "busy"])
-def test_a_worker_that_its_parent_ended_is_no_death_unless_it_was_busy(tmp_path: Path, which: str) -> None:
-    """`with multiprocessing.Pool()` ends its workers by SIGTERM, and so ends every daemon."""
+def test_ended_by_parent_is_no_death(tmp_path: Path, which: str) -> None:
+    """A worker that its parent ended did not die, unless it was busy.
+
+    `with multiprocessing.Pool()` ends its workers by SIGTERM, and so ends every daemon.
+    """
     (tmp_path / "program.py").write_text(PARENT)
     command = "from rltrace.cli import main; main(prog_name='rltrace')"
     words = ["exec", "--out", tmp_path / "run", "--sample", "0", "--", sys.executable, tmp_path / "program.py", which]
@@ -676,9 +748,8 @@ def test_a_worker_that_its_parent_ended_is_no_death_unless_it_was_busy(tmp_path:
         (None, [7, 7], "1 record cut when it died"),
     ],
 )
-def test_of_what_is_lost_the_reason_is_said(
-    tmp_path: Path, ended_s: float | None, record: list[Any], said: str
-) -> None:
+def test_loss_has_its_reason(tmp_path: Path, ended_s: float | None, record: list[Any], said: str) -> None:
+    """What is lost has its reason."""
     written = Written(tmp_path / "run").process("p", span("a", 0, 1), [record], name="trainer", ended_s=ended_s)
     told = [line for line in screen(written.read()) if line.startswith("Lost from ")]
     assert len(told) == 1 and told[0].startswith(f"Lost from trainer: {said}")
@@ -717,9 +788,8 @@ if sys.argv[1:]:
         ),
     ],
 )
-def test_where_no_supervisor_watched_nobody_is_said_to_have_died(
-    tmp_path: Path, how: str, headline: str, line: str | None
-) -> None:
+def test_unwatched_end_is_no_death(tmp_path: Path, how: str, headline: str, line: str | None) -> None:
+    """If no supervisor watched, nobody is said to have died."""
     (tmp_path / "program.py").write_text(UNSEEN)
     words = [sys.executable, tmp_path / "program.py", how]
     subprocess.run(words, check=True, capture_output=True, env=traced_environment(tmp_path / "run"))
@@ -730,7 +800,8 @@ def test_where_no_supervisor_watched_nobody_is_said_to_have_died(
     assert any(said.startswith("≥ 0.0 s  outer") for said in lines) == (how == "killed")
 
 
-def test_ray_ends_its_workers_and_of_the_first_process_nobody_knows_unless_it_said(tmp_path: Path) -> None:
+def test_ray_ends_its_workers(tmp_path: Path) -> None:
+    """Ray ends its workers, and the first process's end is unknown unless it said so."""
     ray = (hook(1, "ray:init", instrumentation="ray", fires=1),)
     for name, ended_s in (("ended", 5), ("gone", None)):
         written = Written(tmp_path / name, owner="d")
@@ -741,7 +812,8 @@ def test_ray_ends_its_workers_and_of_the_first_process_nobody_knows_unless_it_sa
         assert lines[0].endswith(f"2 processes · {said} · nothing lost")
 
 
-def test_a_first_step_is_named_though_another_process_has_too_few_to_leave_its_own_out(tmp_path: Path) -> None:
+def test_first_step_beside_other_process(tmp_path: Path) -> None:
+    """A first step is named though another process has too few steps to leave its own out."""
     written = Written(tmp_path / "run")
     for name, many in (("brief", 1), ("long", 3)):
         steps = [span("step", at, at + 1, step=at) for at in range(many)]
@@ -751,8 +823,11 @@ def test_a_first_step_is_named_though_another_process_has_too_few_to_leave_its_o
     assert "Phases by rank, step 0" in whole
 
 
-def test_every_step_has_its_phases_in_a_row(tmp_path: Path) -> None:
-    """A number that comes twice is two steps, and a step that is not over has no row."""
+def test_every_step_is_a_row(tmp_path: Path) -> None:
+    """Every step is a row with its phases.
+
+    A number that comes twice is two steps, and a step that is not over has no row.
+    """
     written = Written(tmp_path / "run")
     lengths = (4, 1, 2)
     for rank in range(2):
@@ -769,8 +844,11 @@ def test_every_step_has_its_phases_in_a_row(tmp_path: Path) -> None:
     assert lines[at + 6] == "1 actor.update  2 idle"
 
 
-def test_a_step_that_its_process_left_open_is_said(tmp_path: Path) -> None:
-    """Whatever became of others; of one that died it is said what it died in."""
+def test_step_left_open_is_told(tmp_path: Path) -> None:
+    """A step that its process left open is reported.
+
+    Whatever became of others; of one that died it is said what it died in.
+    """
     steps = [span("step", 0, 2, step=0), span("step", 2, None, step=1)]
     for name, ended_s in (("left", 5), ("died", None)):
         written = Written(tmp_path / name).process("p", *steps, role="driver", ended_s=ended_s)
@@ -789,9 +867,8 @@ def test_a_step_that_its_process_left_open_is_said(tmp_path: Path) -> None:
         ({"recorded": False}, ""),
     ],
 )
-def test_a_first_step_that_has_no_figures_is_not_said_to_stand_apart(
-    tmp_path: Path, first: dict[str, Any], said: str
-) -> None:
+def test_first_step_without_figures(tmp_path: Path, first: dict[str, Any], said: str) -> None:
+    """A first step that has no figures is not said to be excluded."""
     steps = [span("step", 2 * at, 2 * at + 1, step=at, **(first if at == 0 else {})) for at in range(3)]
     updates = [span("actor.update", 2 * at, 2 * at + 0.5) for at in range(3)]
     recording = Written(tmp_path / "run").process("p", *steps, *updates, rank=0, ended_s=7).read()
@@ -803,8 +880,11 @@ def test_a_first_step_that_has_no_figures_is_not_said_to_stand_apart(
     assert (steady.first_step == 0) == (not first) == any(line == "Phases by rank, step 0" for line in whole)
 
 
-def test_stages_of_a_sync_and_what_is_in_none_add_up(tmp_path: Path) -> None:
-    """Also where a rank's sync has none."""
+def test_sync_stages_add_up(tmp_path: Path) -> None:
+    """The stages of a sync and the time in none add up.
+
+    Also where a rank's sync has none.
+    """
     written = Written(tmp_path / "run")
     for rank in range(2):
         send = [span("weight_sync.send", 1, 2, bytes=10**9)] if rank == 0 else []
@@ -817,13 +897,15 @@ def test_stages_of_a_sync_and_what_is_in_none_add_up(tmp_path: Path) -> None:
     assert not any("in the engine" in line for line in lines)
 
 
-def test_stages_of_whoever_takes_the_weights_are_said_to_be_its(tmp_path: Path) -> None:
+def test_engine_stages_are_named(tmp_path: Path) -> None:
+    """The receiver's stages of a sync are marked as the engine's."""
     stages = [span("weight_sync.send", 1, 2, bytes=1), span("weight_sync.map", 2, 3), span("weight_sync.load", 3, 4)]
     written = Written(tmp_path / "run").process("w", span("weight_sync", 1, 4), *stages, rank=0, ended_s=5)
     assert "; in the engine: map, load" in " ".join(screen(written.read(), whole=True))
 
 
-def test_tables_of_the_only_step_name_it(tmp_path: Path) -> None:
+def test_only_step_is_named(tmp_path: Path) -> None:
+    """Tables of the only step name it."""
     written = Written(tmp_path / "run").process(
         "p", span("step", 0, 4, step=0), span("act", 1, 3, phase=True), ended_s=5
     )
@@ -840,8 +922,11 @@ def test_steps_that_overlap_are_said_to(tmp_path: Path, overlap: bool) -> None:
     assert ("steps overlap: each is counted until the next one begins" in screen(recording)) is overlap
 
 
-def test_phases_of_ones_own_are_in_the_order_in_which_they_happen(tmp_path: Path) -> None:
-    """Although one of them has a name that rltrace knows."""
+def test_own_phases_in_order(tmp_path: Path) -> None:
+    """A program's own phases are in the order in which they happen.
+
+    Although one of them has a name that rltrace knows.
+    """
     phases = [span(name, at, at + 1, phase=True) for at, name in enumerate(("wake up", "act", "reward", "dream"))]
     written = Written(tmp_path / "run").process("p", *reversed(phases), span("step", 0, 5, step=0), ended_s=5)
     lines = screen(written.read())
@@ -856,8 +941,11 @@ def test_phases_of_ones_own_are_in_the_order_in_which_they_happen(tmp_path: Path
     ]
 
 
-def test_damage_is_no_reason_to_mark_steps(tmp_path: Path) -> None:
-    """Where records are damaged a step may have been among them: no advice, but what was lost."""
+def test_damage_is_not_unmarked_steps(tmp_path: Path) -> None:
+    """If damage hides the steps, nobody is advised to mark some.
+
+    Where records are damaged a step may have been among them: no advice, but what was lost.
+    """
     written = Written(tmp_path / "run").process(
         "p", *(span("optimizer.step", at, at + 1) for at in range(5)), ended_s=9
     )
@@ -870,7 +958,8 @@ def test_damage_is_no_reason_to_mark_steps(tmp_path: Path) -> None:
     assert "No step is in what can be read of this Recording; see above what was lost" in text
 
 
-def test_a_program_without_steps_is_told_how_to_mark_them(tmp_path: Path) -> None:
+def test_no_steps_tells_how_to_mark(tmp_path: Path) -> None:
+    """A program without steps is told how to mark them."""
     written = Written(tmp_path / "run").process("p", span("optimizer.step", 0, 1), ended_s=1)
     assert "No step is marked" in "".join(screen(written.read()))
     written.process("q", span("step", 0, 1, step=0), ended_s=1)

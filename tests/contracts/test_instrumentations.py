@@ -114,7 +114,8 @@ def attributes(patches, *, inherited=False):
 
 
 @every_row
-def test_a_row_has_the_name_of_its_class(name):
+def test_row_has_its_classs_name(name):
+    """A row has the name of its class."""
     instrumentation = plugins.load(plugins.INSTRUMENTATIONS[name])
     assert instrumentation.name == name
     assert isinstance(instrumentation.supports, tuple)
@@ -122,7 +123,8 @@ def test_a_row_has_the_name_of_its_class(name):
 
 
 @every_row
-def test_the_table_of_what_is_traced_names_the_versions_of_a_row(name):
+def test_versions_table_names_every_row(name):
+    """The table of what is traced names the versions of every row."""
     table = (Path(__file__).parents[2] / "docs" / "versions.md").read_text().splitlines()
     (line,) = [line for line in table if line.startswith(f"| `{name}` |")]
     supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
@@ -144,7 +146,8 @@ def test_installing_imports_no_framework(name):
 
 
 @installed_row
-def test_every_hook_binds_to_the_installed_framework(name, rows):
+def test_hooks_bind_to_the_framework(name, rows):
+    """Every hook binds to the installed framework."""
     patches = patch_set(name, rows)
     import_targets(patches)
     assert patches.hooks
@@ -175,7 +178,8 @@ def test_undo_restores_every_attribute(name, rows):
 
 
 @installed_row
-def test_a_hook_keeps_the_kind_and_the_face_of_what_it_wraps(name, rows):
+def test_hook_keeps_kind_and_signature(name, rows):
+    """A hook keeps the kind and the signature of what it wraps."""
     bare = patch_set(name, Rows())
     import_targets(bare)
     bare.undo()
@@ -202,14 +206,15 @@ def test_a_hook_keeps_the_kind_and_the_face_of_what_it_wraps(name, rows):
 
 
 @installed_row
-def test_an_unsupported_version_is_skipped_with_the_reason(name, rows):
+def test_unsupported_version_is_skipped(name, rows):
+    """An unsupported version is skipped with the reason."""
     instrumentation = plugins.load(plugins.INSTRUMENTATIONS[name])()
     package = (*instrumentation.supports, "msgspec")[0].split()[0]
     patches = PatchSet(name, rows, (f"{package} < 0.0.1",))
     instrumentation.install(patches)
     import_targets(patches)
     assert rows.states() == {"skipped"}
-    assert all(f"outside of what this hook knows: {package} < 0.0.1" in row.reason for row in rows.rows.values())
+    assert all(f"is not supported; this hook supports {package} < 0.0.1" in row.reason for row in rows.rows.values())
 
 
 @installed_row
@@ -224,7 +229,8 @@ def test_installing_twice_is_installing_once(name, rows):
 
 
 @every_row
-def test_a_disabled_row_binds_nothing_and_says_so(name, rows, monkeypatch):
+def test_disabled_row_binds_nothing(name, rows, monkeypatch):
+    """A disabled row binds nothing and says so."""
     monkeypatch.setenv(instrument.DISABLE_VARIABLE, f"other, {name}")
     installed = instrument.install(rows, [name])
     assert name not in installed.patch_sets
@@ -232,7 +238,8 @@ def test_a_disabled_row_binds_nothing_and_says_so(name, rows, monkeypatch):
     assert {(row.state, row.reason) for row in rows.rows.values()} == {("skipped", "disabled by RLTRACE_DISABLE")}
 
 
-def test_a_row_that_does_not_load_is_reported_and_the_others_are_installed(rows, monkeypatch, capfd):
+def test_broken_row_leaves_the_others(rows, monkeypatch, capfd):
+    """A row that does not load is reported, and the others are installed."""
     monkeypatch.setitem(plugins.INSTRUMENTATIONS, "broken", "rltrace.instrument.gone:Gone")
     installed = instrument.install(rows, ["broken", "torch_optim"])
     assert list(installed.patch_sets) == ["torch_optim"]
@@ -240,7 +247,8 @@ def test_a_row_that_does_not_load_is_reported_and_the_others_are_installed(rows,
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
-def test_another_distributions_instrumentation_is_found(tmp_path, monkeypatch):
+def test_other_distributions_row_is_found(tmp_path, monkeypatch):
+    """Another distribution's instrumentation is found."""
     metadata = tmp_path / "extra-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")

@@ -70,6 +70,18 @@ class ProcessFile:
         with (self.folder / "process.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "end", "end_ns": 1000 * SECOND + at}) + "\n")
 
+    def is_killed(self, at: int, signal: int = 9) -> None:
+        """Say that whoever watched it saw that it was gone."""
+        with (self.folder / "process.jsonl").open("a") as file:
+            line = {"kind": "exit", "killed_by": signal, "was_stopped": False, "end_ns": 1000 * SECOND + at}
+            file.write(json.dumps(line) + "\n")
+
+    def pauses(self, at: int, until: int) -> None:
+        """Say that it recorded nothing for a while."""
+        with (self.folder / "process.jsonl").open("a") as file:
+            for kind, ts in (("pause", at), ("resume", until)):
+                file.write(json.dumps({"kind": kind, "ts_ns": 1000 * SECOND + ts}) + "\n")
+
     def thread(self, number: int | None = None, name: str = "MainThread") -> ThreadFile:
         self.segments += 1
         return ThreadFile(self.folder / f"{self.segments:06d}.seg", self.pid if number is None else number, name)

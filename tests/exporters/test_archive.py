@@ -244,7 +244,7 @@ def test_a_file_that_was_cut_is_refused(run: Path, keep: float) -> None:
     file = archived(run)
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * keep) if 0 < keep < 1 else int(keep)])
-    assert "no Recording: not a whole zip file" in the_refusal(file)
+    assert "not a Recording: not a complete zip file" in the_refusal(file)
 
 
 def test_a_file_that_was_altered_is_refused(run: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_file_that_was_altered_is_refused(run: Path) -> None:
     at = content.index(b"manifest.json") + 40
     content[at : at + 8] = bytes(8)
     file.write_bytes(content)
-    assert "no Recording: not a whole zip file" in the_refusal(file)
+    assert "not a Recording: not a complete zip file" in the_refusal(file)
 
 
 def test_a_zip_that_is_no_recording_is_refused(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_zip_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(file, "w") as packed:
         packed.writestr("holiday/sea.png", b"")
         packed.writestr("holiday/far/below/manifest.json", b"{}")
-    assert "photos.zip: no Recording in it (manifest.json is missing)" in the_refusal(file)
+    assert "photos.zip: holds no Recording (manifest.json is missing)" in the_refusal(file)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_path_that_leads_out_of_it_is_refused_and_nothing_unpacked(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    assert "leads out of it" in the_refusal(file)
+    assert "would be written outside of the folder" in the_refusal(file)
     assert list(temporary.iterdir()) == []
 
 
@@ -352,7 +352,7 @@ def test_what_an_archive_says_of_a_size_is_not_believed(run: Path, temporary: Pa
     file = archived(run)
     packed_zeros(file, "run/processes/p/000001.seg", 16 << 20)
     says_it_holds(file, "run/processes/p/000001.seg", 10)
-    assert "not a whole zip file: Bad CRC-32" in the_refusal(file)
+    assert "not a complete zip file: Bad CRC-32" in the_refusal(file)
     assert list(temporary.iterdir()) == []
 
 
@@ -405,4 +405,4 @@ def test_the_shipped_archives_are_far_below_the_limits() -> None:
 def test_nothing_is_collected_into_an_archive(run: Path) -> None:
     done = call("collect", archived(run))
     assert done.exit_code == 3
-    assert "run.zip: an archive, which nothing is added to" in done.stderr
+    assert "run.zip: an archive, which is read-only" in done.stderr

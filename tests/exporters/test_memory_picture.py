@@ -299,5 +299,7 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
         if not module.endswith("picture"):
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(MissingExtraError, match=rf"needs {library}.*, not installed here: pip install .*\[pictures\]"):
+    with pytest.raises(
+        MissingExtraError, match=rf"needs {library}.*, which is not installed here: pip install .*\[pictures\]"
+    ):
         drawn_as(suffix, tmp_path)

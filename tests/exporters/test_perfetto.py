@@ -598,7 +598,7 @@ def test_a_device_is_one_group_of_what_its_processes_hold_together(
     engine.counter("used_bytes", 22, 80)
     worker.counter("loss", 40, 0.5)
     trace = load(importer, recording)
-    trace.check_clean(slices=0, counters=9 + 5 + 5 + 2)
+    trace.check_clean(slices=0, counters=7 + 5 + 5 + 2)
     held = [1, 3, 6, 9, 4]
     assert device_groups(trace) == {
         " Memory · rank 0 · cpu-0": {"allocator.cached_bytes": held, "owned_bytes": held, "used_bytes": [70, 80]}
@@ -627,7 +627,7 @@ def device_groups(trace: Trace) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-SCALES = {"used_bytes": "totals", "owned_bytes": "totals", "gpu.used_bytes": "totals", "free_bytes": None}
+SCALES = {"used_bytes": "totals", "owned_bytes": "totals", "free_bytes": None}
 """Of a GPU's group, the axes of all rows but owners', which share one; None: an axis of its own."""
 
 
@@ -642,10 +642,19 @@ def device_scales(trace: Trace) -> dict[str, str | None]:
     return {name: scale for name, scale, _ in rows if scale != "owners"}
 
 
-def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scales_that_can_be_read(
-    importer: Importer, recording: RecordingFile
-) -> None:
-    """Two edges: at the first the worker's 60 and the driver's 10 are of 90 bytes, at the second 80 and 10 of 95."""
+USED_SOURCES = """
+    select c.value as value, extract_arg(c.arg_set_id, 'debug.source') as source
+    from counter c join track t on t.id = c.track_id join track above on above.id = t.parent_id
+    where above.name like ' Memory ·%' and t.name = 'used_bytes' order by c.ts
+"""
+"""Who read each point of the line of what is used."""
+
+
+def test_gpu_group(importer: Importer, recording: RecordingFile) -> None:
+    """A GPU's group has one line of its total, whose points say who read them, and what nobody explains.
+
+    At the first of two boundaries the worker's 60 and the driver's 10 are of 90 bytes, at the second 80 and 10 of 95.
+    """
     device = {"host": "node", "uuid": "GPU-1"}
     worker = recording.process(100, role="worker", rank=0, device=device).thread()
     for ts, params, used in ((10, 60, 80), (20, 80, 85)):
@@ -657,12 +666,12 @@ def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scale
     sampler = recording.process(300, role="sampler").thread()
     for uuid, used in (("GPU-1", 81), ("GPU-2", 7)):
         sampler.counter(f"gpu.used_bytes/{uuid}", 15, used)
+        sampler.counter(f"gpu.reserved_bytes/{uuid}", 15, 10)
     trace = load(importer, recording)
     assert device_groups(trace) == {
         " Memory · rank 0 · GPU-1": {
-            "used_bytes": [90, 95],
+            "used_bytes": [90, 91, 95],
             "owned_bytes": [70, 90],
-            "gpu.used_bytes": [81],
             "actor.params_bytes": [60, 80],
             "driver.reserved_bytes": [10],
             "unaccounted_bytes": [20, 5],
@@ -672,7 +681,8 @@ def test_a_gpus_group_has_its_total_nvmls_line_and_what_nobody_explains_on_scale
     assert device_scales(trace) == SCALES
     times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unaccounted_bytes"}
     assert times == {13, 23}, "where the edges end"
-    shown = [row for row in group_rows(trace) if row != "gpu.used_bytes"]
+    assert trace.query(USED_SOURCES) == [(90, "rank 0 worker"), (91, "sampler"), (95, "rank 0 worker")]
+    shown = group_rows(trace)
     assert shown[0] == "used_bytes" and shown[-3:] == ["driver.reserved_bytes", "unaccounted_bytes", "free_bytes"]
 
 
@@ -684,6 +694,30 @@ def group_rows(trace: Trace) -> list[str]:
         where above.name like ' Memory ·%' order by g.order_id
     """)
     return [name for (name,) in rows]
+
+
+def test_rows_end_with_a_killed_process(importer: Importer, recording: RecordingFile) -> None:
+    """Rows of a process that was killed end when it was seen to be gone, in its own group and in its device's."""
+    device = {"host": "node", "uuid": "GPU-1"}
+    engine = recording.process(200, role="engine", rank=0, device=device)
+    thread = engine.thread()
+    thread.counter("rollout.weights_bytes", 10, 5)
+    thread.counter("loss", 10, 5)
+    engine.is_killed(20)
+    trace = load(importer, recording)
+    rows = trace.query("""
+        select t.name as name, c.ts as ts, c.value as value from counter c join track t on t.id = c.track_id
+        order by t.name, c.ts
+    """)
+    found = [(name, ts - REALTIME_NS, value) for name, ts, value in rows]
+    assert sorted(set(found)) == [
+        ("loss", 10, 5),
+        ("owned_bytes", 10, 5),
+        ("owned_bytes", 20, 0),
+        ("rollout.weights_bytes", 10, 5),
+        ("rollout.weights_bytes", 20, 0),
+    ]
+    assert found.count(("rollout.weights_bytes", 20, 0)) == 2
 
 
 def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(
@@ -1036,4 +1070,26 @@ def test_every_packet_is_what_perfettos_own_classes_read(recording: RecordingFil
     assert [event.timestamp - REALTIME_NS for event in events] == [0, 1, 2, 3]
     assert [sorted(a.WhichOneof("value") for a in events[1].track_event.debug_annotations)] == [
         ["double_value", "int_value", "string_value"]
+    ]
+
+
+def test_pause(importer: Importer, recording: RecordingFile) -> None:
+    """A pause is a slice of its own, and calls that it cut off end there: those behind it do not nest in them."""
+    process = recording.process(100)
+    process.pauses(20, 40)
+    thread = process.thread()
+    thread.begin("ray.call", 10)
+    thread.begin("work", 12)
+    for ts in (50, 60):
+        thread.span("ray.call", ts, ts + 5)
+    thread.span("step", 5, 70)
+    trace = load(importer, recording)
+    trace.check_clean(slices=6, counters=0)
+    shown = trace.query("select name, ts, dur, depth from slice where name not like 'recording starts' order by ts")
+    assert [(name, ts - REALTIME_NS, dur, depth) for name, ts, dur, depth in shown if name != "step"] == [
+        ("ray.call", 10, 10, 0),
+        ("work", 12, 8, 1),
+        ("recording paused", 20, 20, 0),
+        ("ray.call", 50, 5, 0),
+        ("ray.call", 60, 5, 0),
     ]

@@ -14,6 +14,7 @@ from trace_processor import Importer
 from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.summary import Summary, summarize
+from rltrace.analysis.used_memory import used_memory
 from rltrace.events import STEP_PHASES, Counter, Span
 from rltrace.read.recording import Recording
 
@@ -193,6 +194,11 @@ def test_perfetto_imports_it_whole(importer: Importer) -> None:
     for process in Recording.open(RUN).processes:
         events = list(process.events())
         rows = {event.name for event in events if isinstance(event, Counter) and (event.value or not of_memory(event))}
+        if process.device is not None:
+            rows -= {"used_bytes"}  # the line of its device has them
+        last = {event.name: event.value for event in events if isinstance(event, Counter) and of_memory(event)}
+        is_over = (process.end_ns, process.gone_ns) != (None, None) and process.role != "sampler"
+        counters += sum(value != 0 and name in rows for name, value in last.items()) * is_over
         for event in events:
             if isinstance(event, Counter):
                 counters += event.name in rows
@@ -217,21 +223,19 @@ OF_DEVICES = """
 """Counters that no process wrote: what the processes of a device hold together."""
 
 
-def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_line(
-    importer: Importer,
-) -> None:
+def test_gpu_groups(importer: Importer) -> None:
+    """Each GPU's group is the ledger of the summary, with one line of its total of all who looked."""
     trace = importer.load(export(RUN))
-    groups, recording = device_groups(trace), Recording.open(RUN)
-    ledger_of = {
-        f" Memory · {lane.name} · {lane.device}": found for lane, found in ledgers(Observations(recording)).items()
-    }
-    assert len(groups) == 4 and groups.keys() == ledger_of.keys()
-    for name, ledger in ledger_of.items():
+    groups, seen = device_groups(trace), Observations(Recording.open(RUN))
+    lines = {f" Memory · {lane.name} · {lane.device}": (found, lane) for lane, found in ledgers(seen).items()}
+    assert len(groups) == 4 and groups.keys() == lines.keys()
+    for name, (ledger, lane) in lines.items():
         unexplained = ledger.row("unaccounted")
         rows = {owner: ledger.row(owner) for owner in ("driver.reserved", "unaccounted", "free")}
-        for row, expected in (rows | {"owned": ledger.used - unexplained, "used": ledger.used}).items():
+        used = used_memory(seen, lane)
+        assert used.is_sampled.sum() > 20 and len(used.looked().bytes) == len(ledger.used)
+        for row, expected in (rows | {"owned": ledger.used - unexplained, "used": used.bytes}).items():
             assert groups[name][f"{row}_bytes"] == changes(expected.tolist()), row
-        assert groups[name]["gpu.used_bytes"] == changes(sampled(recording, f"gpu.used_bytes/{name.split()[-1]}"))
         assert max(map(abs, groups[name]["unaccounted_bytes"])) > 0, "all explained: nothing was compared"
     assert device_scales(trace) == SCALES
 
@@ -239,12 +243,6 @@ def test_each_gpus_group_is_the_ledger_of_the_summary_with_its_total_and_nvmls_l
 def changes(values: list[float]) -> list[float]:
     """Without those that are equal to the one before."""
     return [value for value, _ in groupby(values)]
-
-
-def sampled(recording: Recording, name: str) -> list[float]:
-    """What the sampler of the host has of a counter."""
-    (sampler,) = (process for process in recording.processes if process.role == "sampler")
-    return [event.value for event in sampler.events() if isinstance(event, Counter) and event.name == name]
 
 
 def test_every_sleep_freed_and_every_wake_up_took_what_was_expected(summary: Summary) -> None:

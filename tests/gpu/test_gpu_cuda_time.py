@@ -183,7 +183,7 @@ def test_every_span_of_a_step_is_as_long_as_the_kernels_that_were_launched_insid
 ) -> None:
     ranks, said = profiled
     if SPANS[name][ranks - 1] == 0:
-        pytest.skip("one rank has nobody to exchange shards with")
+        pytest.skip("a single rank exchanges no shards")
     rows = [row for row in said["rows"] if row["name"] == name]
     with capsys.disabled():
         for row in rows:

@@ -166,8 +166,8 @@ def test_a_sleep_while_partly_awake_does_nothing_and_is_named_with_what_stayed(r
     assert (sleep.verdict, sleep.moved_bytes) == ("partly awake", {})
     weights_bytes = run.move(0, "rollout.sleep").moved_bytes["weights"]
     assert sleep.left_bytes["rollout.weights"] == weights_bytes
-    awake = f"{weights_bytes / MIB:,.1f} MiB that were awake stayed"
-    assert sleep.reason == f"kv_cache slept already, and {awake}: a silent no-op"
+    awake = f"{weights_bytes / MIB:,.1f} MiB are still awake"
+    assert sleep.reason == f"kv_cache slept already, and the call did nothing: {awake}"
     assert run.move(2, "rollout.sleep").verdict == "ok", "once both are awake it sleeps"
 
 

@@ -41,7 +41,7 @@ def test_none_is_an_argument() -> None:
 
 def test_missing_argument() -> None:
     """Without a default it is named."""
-    with pytest.raises(TypeError, match="'weights' was passed neither by name nor as one of 1 arguments by place"):
+    with pytest.raises(TypeError, match="'weights' was passed neither by name nor among 1 positional arguments"):
         argument("weights", 1, ("m",), {"step": 3})
 
 

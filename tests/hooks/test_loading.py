@@ -45,10 +45,11 @@ def program(tmp_path: Path) -> Path:
 # ---- rltrace exec -----------------------------------------------------------------------------------------------
 
 
-def test_the_command_finds_what_it_needs_whatever_the_user_has(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
-    """A `click.py` and a `msgspec.py` of the user's own, on PYTHONPATH and in the working folder."""
+def test_command_finds_its_own_packages(environment: installed.Environment, tmp_path: Path) -> None:
+    """The command finds the packages that it needs, whatever the user has on the path.
+
+    A `click.py` and a `msgspec.py` of the user's own, on PYTHONPATH and in the working folder.
+    """
     for name in ("click", "msgspec", "rich"):
         (tmp_path / f"{name}.py").write_text("mark = 'theirs'")
     command = ["exec", "--out", "run", "--", environment.python, "-c", "import msgspec; print(msgspec.mark)"]
@@ -59,7 +60,8 @@ def test_the_command_finds_what_it_needs_whatever_the_user_has(
         assert sorted(process.role for process in Recording.open(tmp_path / "run").processes) == ["process", "sampler"]
 
 
-def test_exec_passes_input_output_and_the_exit_code_through(environment: installed.Environment, tmp_path: Path) -> None:
+def test_exec_passes_input_and_output(environment: installed.Environment, tmp_path: Path) -> None:
+    """`exec` passes input, output and the exit code through."""
     command = [
         environment.path / "bin" / "rltrace",
         "exec",
@@ -89,13 +91,13 @@ def test_exec_passes_signals_to_the_command(environment: installed.Environment, 
     assert (process.returncode, out) == (3, "caught\n")
 
 
-def test_exec_tells_that_a_signal_killed_the_command(environment: installed.Environment, tmp_path: Path) -> None:
+def test_exec_names_the_signal(environment: installed.Environment, tmp_path: Path) -> None:
+    """`exec` reports that a signal killed the command."""
     assert environment.rltrace("exec", "--", "sh", "-c", "kill -9 $$", cwd=tmp_path).returncode == 128 + signal.SIGKILL
 
 
-def test_exec_traces_the_command_and_its_children(
-    environment: installed.Environment, tmp_path: Path, program: Path
-) -> None:
+def test_exec_traces_children(environment: installed.Environment, tmp_path: Path, program: Path) -> None:
+    """`exec` traces the command and its children."""
     done = environment.rltrace("exec", "--out", "run", "--", "python", program, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ran \nran \n")
     assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
@@ -117,9 +119,8 @@ def test_an_installed_wheel_needs_one_variable(
     assert {hook["instrumentation"] for process in recording.processes for hook in process.hooks} >= {"fsdp2", "ray"}
 
 
-def test_a_program_that_traces_itself_says_where_it_records_unless_it_is_to_be_quiet(
-    environment: installed.Environment, tmp_path: Path, program: Path
-) -> None:
+def test_self_traced_program_says_where(environment: installed.Environment, tmp_path: Path, program: Path) -> None:
+    """A program that traces itself says where it records, unless it must be quiet."""
     code = f"import rltrace, runpy; rltrace.instrument('run'); runpy.run_path({str(program)!r})"
     loud = environment.run(environment.python, "-c", code, cwd=tmp_path)
     assert loud.stderr == f"rltrace: recording into {tmp_path}/run; go on with `rltrace summary {tmp_path}/run`\n"
@@ -133,18 +134,16 @@ def test_a_program_that_traces_itself_says_where_it_records_unless_it_is_to_be_q
     assert (closed.returncode, closed.stdout) == (0, "ran \nran \n"), "nobody to say it to"
 
 
-def test_a_second_run_with_the_same_variable_leaves_the_first_alone(
-    environment: installed.Environment, tmp_path: Path, program: Path
-) -> None:
+def test_second_run_keeps_the_first(environment: installed.Environment, tmp_path: Path, program: Path) -> None:
+    """A second run with the same variable leaves the first one alone."""
     for _ in range(2):
         done = environment.run(environment.python, program, cwd=tmp_path, RLTRACE_DIR="run")
     assert "holds another run already; recording into" in done.stderr
     assert len(installed.span_names(tmp_path / "run")) == len(installed.span_names(tmp_path / "run-2")) == 2
 
 
-def test_without_the_variable_an_installed_wheel_does_nothing(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
+def test_wheel_does_nothing_unasked(environment: installed.Environment, tmp_path: Path) -> None:
+    """Without the variable an installed wheel does nothing."""
     code = "import json.tool, msgspec, sys; print([m for m in sys.modules if 'rltrace' in m], len(sys.meta_path))"
     with_us = environment.run(environment.python, "-c", code, cwd=tmp_path)
     bare = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
@@ -153,9 +152,8 @@ def test_without_the_variable_an_installed_wheel_does_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_children_of_a_program_that_only_records_get_no_hooks(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
+def test_recording_alone_gives_no_hooks(environment: installed.Environment, tmp_path: Path) -> None:
+    """Children of a program that only records get no hooks."""
     code = (
         "import rltrace, subprocess, sys; rltrace.start('run')\n"
         "subprocess.run([sys.executable, '-c', 'import msgspec, rltrace.record.spans as r; print(r.current())'])"
@@ -167,9 +165,8 @@ def test_children_of_a_program_that_only_records_get_no_hooks(
 # ---- other sitecustomizes, and Pythons without any --------------------------------------------------------------
 
 
-def test_an_isolated_python_is_traced_where_the_wheel_is_installed(
-    environment: installed.Environment, tmp_path: Path, program: Path
-) -> None:
+def test_isolated_python_needs_the_wheel(environment: installed.Environment, tmp_path: Path, program: Path) -> None:
+    """An isolated Python is traced if the wheel is installed."""
     done = environment.rltrace("exec", "--out", "run", "--", "python", "-I", program, cwd=tmp_path)
     assert "not traced" not in done.stderr
     assert sorted(installed.span_names(tmp_path / "run")) == ["child", "parent"]
@@ -198,9 +195,10 @@ SLEEPY = "import time; time.sleep(0.5)"
     ],
     ids=["S", "I", "E", "environment", "grandchild", "path"],
 )
-def test_a_python_that_no_start_up_hook_reaches_is_named(
+def test_unreached_python_is_named(
     bare: installed.Environment, tmp_path: Path, command: list[str], reason: str
 ) -> None:
+    """A Python that no start-up hook reaches is named."""
     command = [bare.python if word == "PYTHON" else word for word in command]
     done = bare.rltrace("exec", "--out", "run", "--", *command, cwd=tmp_path)
     assert done.returncode == 0
@@ -210,10 +208,11 @@ def test_a_python_that_no_start_up_hook_reaches_is_named(
     assert reason in " ".join(shown.split())
 
 
-def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
-    """Neither are forks of a traced process such, nor is who imports a package late."""
+def test_standard_library_has_nothing_to_trace(environment: installed.Environment, tmp_path: Path) -> None:
+    """A Python that uses only the standard library has nothing to trace.
+
+    Neither are forks of a traced process such, nor is who imports a package late.
+    """
     (tmp_path / "alone.py").write_text("import json, time; time.sleep(0.6)\n")
     (tmp_path / "program.py").write_text(
         "import os, subprocess, sys, time\n"
@@ -233,9 +232,8 @@ def test_a_python_of_the_standard_library_alone_is_said_to_have_nothing_to_trace
     assert "not traced" not in shown, "nothing was missed"
 
 
-def test_a_forkserver_has_nothing_to_trace_and_its_children_have(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
+def test_forkserver_has_nothing_to_trace(environment: installed.Environment, tmp_path: Path) -> None:
+    """A forkserver has nothing to trace, and its children have."""
     (tmp_path / "program.py").write_text(
         "import multiprocessing, tempfile, time\n"
         "tempfile.tempdir = '/tmp'  # short: the forkserver has a Unix socket there\n"
@@ -258,8 +256,11 @@ def test_a_forkserver_has_nothing_to_trace_and_its_children_have(
     assert names.count("work") == 1
 
 
-def test_a_fork_that_executes_another_program_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
-    """Between the two it has its parent's command line; the program may be one that a package brought, as Ray's are."""
+def test_fork_that_executes_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """A fork that executes another program is not reported as missed.
+
+    Between the two it has its parent's command line; the program may be one that a package brought, as Ray's are.
+    """
     brought = tmp_path / "site-packages" / "program.so"
     brought.parent.mkdir()
     shutil.copy(str(shutil.which("sleep")), brought)
@@ -273,8 +274,11 @@ def test_a_fork_that_executes_another_program_is_not_missed(environment: install
     assert line.startswith("rltrace: recorded in run; ")
 
 
-def test_a_fork_that_makes_no_span_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
-    """As workers of a DataLoader: they have their parent's hooks, none of which fires."""
+def test_fork_without_span_is_not_missed(environment: installed.Environment, tmp_path: Path) -> None:
+    """A fork that makes no span is not reported as missed.
+
+    As workers of a DataLoader: they have their parent's hooks, none of which fires.
+    """
     (tmp_path / "program.py").write_text(
         "import msgspec, os, time\nif os.fork() == 0: time.sleep(2.5); os._exit(0)\nos.wait()\n"
     )
@@ -283,15 +287,15 @@ def test_a_fork_that_makes_no_span_is_not_missed(environment: installed.Environm
     assert line.startswith("rltrace: recorded in run; ")
 
 
-def test_a_command_that_is_no_python_is_said_to_have_recorded_nothing(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
+def test_no_python_records_nothing(environment: installed.Environment, tmp_path: Path) -> None:
+    """A command that is no Python is said to have recorded nothing."""
     done = environment.rltrace("exec", "--out", "run", "--", "sleep", "0.1", cwd=tmp_path)
     (line,) = done.stderr.splitlines()  # and nothing to go on with
     assert line.startswith("rltrace: no process was recorded into run; `rltrace doctor -- COMMAND`")
 
 
-def test_debians_sitecustomize_still_runs_its_hook(environment: installed.Environment, tmp_path: Path) -> None:
+def test_debians_sitecustomize_runs(environment: installed.Environment, tmp_path: Path) -> None:
+    """Debian's sitecustomize still runs its hook."""
     debian = next(Path("/usr/lib").glob("python3.*/sitecustomize.py"), None)
     python = Path("/usr/bin") / (debian.parent.name if debian else "python3")
     if debian is None or not python.exists():
@@ -330,10 +334,11 @@ with rltrace.span("observed"):
 
 
 @pytest.mark.parametrize("around", ["inside", "outside"])
-def test_opentelemetry_instrument_and_we_both_run(
-    with_opentelemetry: installed.Environment, tmp_path: Path, around: str
-) -> None:
-    """Its sitecustomize comes first on the path and runs no other: the .pth of the wheel is read all the same."""
+def test_opentelemetry_runs_too(with_opentelemetry: installed.Environment, tmp_path: Path, around: str) -> None:
+    """opentelemetry-instrument and rltrace both run.
+
+    Its sitecustomize comes first on the path and runs no other: the .pth of the wheel is read all the same.
+    """
     program = tmp_path / "observed.py"
     program.write_text(OBSERVED)
     instrument = with_opentelemetry.path / "bin" / "opentelemetry-instrument"
@@ -375,7 +380,8 @@ if __name__ == "__main__":
 """
 
 
-def test_one_line_traces_a_program_and_its_children(environment: installed.Environment, tmp_path: Path) -> None:
+def test_one_line_traces_children(environment: installed.Environment, tmp_path: Path) -> None:
+    """One line traces a program and its children."""
     (tmp_path / "one_line.py").write_text(ONE_LINE)
     done = environment.run(environment.python, "one_line.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "True torch_optim\n"), done.stderr
@@ -383,7 +389,8 @@ def test_one_line_traces_a_program_and_its_children(environment: installed.Envir
     assert sorted(installed.span_names(tmp_path / "run")) == sorted(2 * spans)
 
 
-def test_one_line_works_without_an_installed_wheel_too(bare: installed.Environment, tmp_path: Path) -> None:
+def test_one_line_without_a_wheel(bare: installed.Environment, tmp_path: Path) -> None:
+    """One line works without an installed wheel too."""
     (tmp_path / "one_line.py").write_text(ONE_LINE)
     assert bare.run(bare.python, "one_line.py", cwd=tmp_path).returncode == 0
     assert len(installed.span_names(tmp_path / "run")) == 8
@@ -414,9 +421,8 @@ with rltrace.span("reached"):
         ("sglang.srt.plugins", "entry.load()()"),
     ],
 )
-def test_a_plug_in_reaches_a_process_that_no_start_up_hook_did(
-    environment: installed.Environment, tmp_path: Path, group: str, load: str
-) -> None:
+def test_plug_in_reaches_the_rest(environment: installed.Environment, tmp_path: Path, group: str, load: str) -> None:
+    """A plug-in reaches a process that no start-up hook did."""
     code = AS_A_FRAMEWORK.format(paths=[str(environment.site), str(installed.OURS)], group=group, load=load)
     done = environment.run(environment.python, "-S", "-c", code, cwd=tmp_path, RLTRACE_DIR="run", RLTRACE_QUIET="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -456,10 +462,11 @@ def add_variable(runtime_env):
 
 
 @pytest.mark.parametrize("is_found", [False, True], ids=["named", "found"])
-def test_workers_of_a_cluster_that_others_started_are_traced(
-    environment: installed.Environment, tmp_path: Path, is_found: bool
-) -> None:
-    """That it authenticates is said by our environment, or by Ray in a driver that has found the cluster by itself."""
+def test_foreign_clusters_workers(environment: installed.Environment, tmp_path: Path, is_found: bool) -> None:
+    """Workers of a cluster that others started are traced.
+
+    That it authenticates is said by our environment, or by Ray in a driver that has found the cluster by itself.
+    """
     (tmp_path / "driver.py").write_text(DRIVER)
     (tmp_path / "their_hook.py").write_text(THEIR_HOOK)
     token, mode = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}, {"RAY_AUTH_MODE": "token"}

@@ -94,9 +94,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("program", "place", "instrumentation"), CASES)
-def test_a_program_whose_every_hook_fails_runs_as_if_untraced(
-    tmp_path: Path, untraced, program: str, place: str, instrumentation: str
-) -> None:
+def test_failing_hooks_change_nothing(tmp_path: Path, untraced, program: str, place: str, instrumentation: str) -> None:
+    """A program whose every hook fails runs as if untraced."""
     bare = untraced(program)
     broken = run(tmp_path, program, traced=True, broken=place)
     assert what_it_did(broken) == bare
@@ -110,7 +109,8 @@ def test_a_program_whose_every_hook_fails_runs_as_if_untraced(
 
 
 @pytest.mark.parametrize("program", ["asyncio_service", "fsdp2_training", "ray_driver"])
-def test_a_program_whose_hooks_work_runs_as_if_untraced(tmp_path: Path, untraced, program: str) -> None:
+def test_working_hooks_change_nothing(tmp_path: Path, untraced, program: str) -> None:
+    """A program whose hooks work runs as if untraced."""
     traced = run(tmp_path, program, traced=True)
     assert what_it_did(traced) == untraced(program)
     assert {hook["state"] for process in traced.recording.processes for hook in process.hooks} <= {
@@ -120,7 +120,8 @@ def test_a_program_whose_hooks_work_runs_as_if_untraced(tmp_path: Path, untraced
 
 
 @pytest.mark.parametrize("program", ["asyncio_service", "fsdp2_training", "ray_driver"])
-def test_the_programs_do_fail_so_that_there_is_something_to_compare(untraced, program: str) -> None:
+def test_programs_do_fail(untraced, program: str) -> None:
+    """The programs do fail, so that there is something to compare."""
     code, out, died = untraced(program)
     assert code == 1
     assert "frame" in out

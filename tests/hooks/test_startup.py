@@ -55,13 +55,15 @@ except ImportError:
 """
 
 
-def test_a_process_of_the_standard_library_only_is_not_recorded(tmp_path):
+def test_standard_library_is_not_recorded(tmp_path):
+    """A process that uses only the standard library is not recorded."""
     run = run_traced(tmp_path, STANDARD)
     assert (run.out, run.err) == ("False\n", "")
     assert run.recording.processes == []
 
 
-def test_a_process_joins_before_its_first_import_from_elsewhere(tmp_path):
+def test_joins_before_first_import(tmp_path):
+    """A process joins before its first import from outside of the standard library."""
     (tmp_path / "theirs_too.py").write_text("import sys; print('rltrace.record.writer' in sys.modules)")
     run = run_traced(tmp_path, "import theirs_too, sys; print('torch' in sys.modules, 'ray' in sys.modules)")
     assert (run.out, run.err) == ("True\nFalse False\n", "")
@@ -70,7 +72,8 @@ def test_a_process_joins_before_its_first_import_from_elsewhere(tmp_path):
     assert {hook["target"] for hook in hooks if hook["state"] != "waiting"} == {"gc:callbacks"}
 
 
-def test_the_first_import_may_be_a_hooked_module_itself(tmp_path):
+def test_first_import_may_be_hooked(tmp_path):
+    """The first import may be a hooked module itself."""
     (tmp_path / "extra.py").write_text(
         "class Extra:\n"
         "    name, supports = 'extra', ()\n"
@@ -87,7 +90,8 @@ def test_the_first_import_may_be_a_hooked_module_itself(tmp_path):
     assert [span.name for span in run.spans()] == ["extra.work"]
 
 
-def test_the_next_sitecustomize_runs_as_python_would_have_run_it(tmp_path):
+def test_next_sitecustomize_runs(tmp_path):
+    """The next sitecustomize runs as Python would have run it."""
     theirs = site_folder(tmp_path, "import sys; marker = 'theirs'; print(__name__, __file__, __spec__.name)")
     code = "import sitecustomize; print(sitecustomize.marker, sitecustomize.__file__)"
     bare = python("-c", code, tmp_path=tmp_path, PYTHONPATH=str(theirs))
@@ -96,8 +100,11 @@ def test_the_next_sitecustomize_runs_as_python_would_have_run_it(tmp_path):
         assert (ours.returncode, ours.stdout, ours.stderr) == (0, bare.stdout, bare.stderr)
 
 
-def test_two_copies_of_ours_hand_on_to_the_next_one_and_not_to_each_other(tmp_path):
-    """As where a command is traced by another installation than its own."""
+def test_two_copies_pass_on(tmp_path):
+    """Two copies of our sitecustomize pass on to the next one, and not to each other.
+
+    As where a command is traced by another installation than its own.
+    """
     theirs = site_folder(tmp_path, "marker = 'theirs'")
     other = shutil.copytree(STARTUP, tmp_path / "other")
     path = f"{STARTUP}:{ROOT}:{other}:{STARTUP}:{theirs}"
@@ -107,21 +114,24 @@ def test_two_copies_of_ours_hand_on_to_the_next_one_and_not_to_each_other(tmp_pa
 
 
 @pytest.mark.parametrize("error", ["ValueError('theirs')", "ImportError('theirs')"])
-def test_a_broken_sitecustomize_is_reported_as_python_does(tmp_path, error):
+def test_broken_sitecustomize_is_reported(tmp_path, error):
+    """A broken sitecustomize is reported as Python does."""
     theirs = site_folder(tmp_path, f"raise {error}")
     bare = python("-c", "print('ran')", tmp_path=tmp_path, PYTHONPATH=str(theirs))
     ours = python("-c", "print('ran')", tmp_path=tmp_path, PYTHONPATH=f"{STARTUP}:{ROOT}:{theirs}")
     assert (ours.returncode, ours.stdout, ours.stderr) == (bare.returncode, bare.stdout, bare.stderr)
 
 
-def test_we_trace_even_behind_a_broken_sitecustomize(tmp_path):
+def test_traces_behind_broken_sitecustomize(tmp_path):
+    """rltrace traces even behind a broken sitecustomize."""
     theirs = site_folder(tmp_path, "raise ValueError('theirs')")
     run = run_traced(tmp_path, "import msgspec", PYTHONPATH=f"{STARTUP}:{ROOT}:{theirs}")
     assert run.returncode == 0
     assert len(run.recording.processes) == 1
 
 
-def test_a_failure_of_ours_is_one_line_and_the_program_runs_on(tmp_path):
+def test_own_failure_is_one_line(tmp_path):
+    """A failure of ours is one line, and the program runs on."""
     folder = tmp_path / "gone" / "recording"
     (tmp_path / "gone").write_text("a file where a folder should be")
     environment = traced_environment(folder)
@@ -131,7 +141,8 @@ def test_a_failure_of_ours_is_one_line_and_the_program_runs_on(tmp_path):
     assert done.stderr.startswith("rltrace: ")
 
 
-def test_without_our_package_on_the_path_the_program_runs_on(tmp_path):
+def test_missing_package_runs_on(tmp_path):
+    """If our package is not on the path, the program runs on."""
     (tmp_path / "theirs_too.py").write_text("print('ran')")
     done = python("-I", "-c", "", tmp_path=tmp_path)
     assert done.returncode == 0
@@ -176,8 +187,11 @@ THEIRS = " ".join(f"their {name}" for name in OTHERS) + "\n"
 
 
 @pytest.mark.parametrize("place", ["path", "working folder"])
-def test_modules_of_the_user_are_the_programs_and_not_ours(tmp_path, others, place):
-    """By the command, the sampler and the program's own process, which is recorded."""
+def test_users_modules_are_the_programs(tmp_path, others, place):
+    """The user's modules are for the program and not for us.
+
+    By the command, the sampler and the program's own process, which is recorded.
+    """
     path = {"path": str(others), "working folder": ""}[place]
     command = [sys.executable, "-m", "rltrace", "exec", "--out", str(tmp_path / "run"), "--sample", "0.1", "--"]
     command += [sys.executable, "-c", "import runpy; runpy.run_path('program.py', run_name='__main__')", *OTHERS]
@@ -193,7 +207,8 @@ def test_modules_of_the_user_are_the_programs_and_not_ours(tmp_path, others, pla
     assert {hook["state"] for hook in program.hooks} == {"installed", "waiting"}
 
 
-def test_a_program_that_records_itself_keeps_its_own_modules(tmp_path, others):
+def test_self_recording_keeps_own_modules(tmp_path, others):
+    """A program that records itself keeps its own modules."""
     program = IMPORTS_ITS_OWN.replace("import rltrace\n", "import rltrace\nrltrace.start('run')\n")
     (others / "program.py").write_text(program)
     done = python(str(others / "program.py"), *OTHERS, tmp_path=tmp_path, PYTHONPATH=str(ROOT), RLTRACE_QUIET="1")
@@ -201,8 +216,11 @@ def test_a_program_that_records_itself_keeps_its_own_modules(tmp_path, others):
     assert len(list(Recording.open(tmp_path / "run").processes[0].events())) == 2
 
 
-def test_where_only_another_module_has_the_name_the_program_is_untraced_and_runs_on(tmp_path, others):
-    """In an interpreter that has no packages."""
+def test_foreign_module_of_the_name(tmp_path, others):
+    """If only another module has the name, the program is untraced and runs on.
+
+    In an interpreter that has no packages.
+    """
     folder = tmp_path / "run"
     manifest.create(folder, owner=None, command=[], config=None)
     program = (
@@ -218,16 +236,22 @@ def test_where_only_another_module_has_the_name_the_program_is_untraced_and_runs
 
 
 @pytest.mark.parametrize("path", ["", ":", "there:", ":there", "there::here"])
-def test_a_command_has_the_python_path_that_it_would_have(tmp_path, path):
-    """An empty entry is the working folder, to Python."""
+def test_python_path_is_as_it_would_be(tmp_path, path):
+    """A command has the Python path that it would have.
+
+    An empty entry is the working folder, to Python.
+    """
     code = "import os, sys; print(sys.path[1:], os.environ.get('PYTHONPATH'))"
     bare = python("-c", code, tmp_path=tmp_path, PYTHONPATH=path)
     ours = python("-c", code, tmp_path=tmp_path, PYTHONPATH=environment.with_startup(path))
     assert ours.stdout.replace(f"'{STARTUP}', ", "", 1).replace(f"{STARTUP}", "").replace(" :", " ", 1) == bare.stdout
 
 
-def test_a_stderr_that_takes_nothing_leaves_the_exit_code(tmp_path):
-    """Python makes 120 of it where something is left in a buffer at the end."""
+def test_bad_stderr_keeps_exit_code(tmp_path):
+    """A stderr that cannot be written does not change the exit code.
+
+    Python makes 120 of it where something is left in a buffer at the end.
+    """
     variables = traced_environment("/proc/nowhere")
     command = [sys.executable, "-c", "import msgspec; print('ran')"]
     for stderr in ("2>/dev/full", "2>&-"):
@@ -260,13 +284,15 @@ def test_rays_own_services_are_not_traced(site):
     assert not is_traced("/venv/bin/python", "/venv/bin/ray", "start", "--head")
 
 
-def test_helpers_of_multiprocessing_are_not_traced_and_what_it_runs_is():
+def test_helpers_are_not_traced():
+    """Helpers of multiprocessing are not traced, and what it runs is."""
     assert not is_traced("python", "-s", "-c", "from multiprocessing.resource_tracker import main;main(6)")
     assert is_traced("python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)")
     assert is_traced("python", "-c", "from multiprocessing.forkserver import main; main(4, 5, ['__main__'], **{})")
 
 
-def test_a_program_is_traced_whatever_its_name_and_its_arguments_are_like(tmp_path):
+def test_names_and_arguments_do_not_matter(tmp_path):
+    """A program is traced whatever its name and its arguments look like."""
     assert is_traced("/venv/bin/python", "-m", "rltrace_reference", "config.yaml")
     assert is_traced("python", "./bin/ray_train.py")
     assert is_traced("python", "train.py", "--out", "/home/u/bin/ray", "--ckpt", "/data/ray/dashboard/x")
@@ -296,7 +322,8 @@ def test_a_start_up_costs_little(tmp_path):
     assert added <= {"sitecustomize", "rltrace_startup"}
 
 
-def test_the_folder_of_a_run_that_has_ended_is_not_recorded_into_again(tmp_path):
+def test_ended_run_is_not_reopened(tmp_path):
+    """The folder of a run that has ended is not recorded into again."""
     program = "import rltrace\nwith rltrace.span('once'): pass"
     untraced = {**os.environ, "PYTHONPATH": str(ROOT)}
     first = [
@@ -319,7 +346,8 @@ def test_the_folder_of_a_run_that_has_ended_is_not_recorded_into_again(tmp_path)
     assert [len(Recording.open(tmp_path / name).processes) for name in ("run", "run-2")] == [1, 1]
 
 
-def test_every_hook_made_to_fail_changes_nothing(tmp_path):
+def test_every_failing_hook(tmp_path):
+    """Every hook made to fail changes nothing."""
     bare = python("-c", PROGRAM, tmp_path=tmp_path)
     broken = run_traced(tmp_path, BREAK_ALL_AND_RUN.format(program=PROGRAM))
     assert (broken.returncode, broken.out) == (bare.returncode, bare.stdout)
@@ -354,7 +382,8 @@ def test_a_spawned_child_is_traced_too(tmp_path):
 
 
 @pytest.mark.parametrize("preloaded", [[], ["torch"]])
-def test_children_of_a_forkserver_are_traced_too(preloaded, tmp_path):
+def test_forkserver_children_are_traced(preloaded, tmp_path):
+    """Children of a forkserver are traced too."""
     run = run_traced(
         tmp_path,
         f"""
@@ -388,7 +417,8 @@ def test_children_of_a_forkserver_are_traced_too(preloaded, tmp_path):
     assert None not in ends, "they leave by `os._exit`, and have joined before they forgot all finalizers"
 
 
-def test_a_plugin_that_is_loaded_late_leaves_a_process_what_a_hook_called_it(tmp_path):
+def test_late_plugin_keeps_the_name(tmp_path):
+    """A plug-in that is loaded late leaves a process the name that a hook gave it."""
     run = run_traced(
         tmp_path,
         """
@@ -423,8 +453,11 @@ import package
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.02, 0.05, 0.1, 0.2])
-def test_a_timeout_while_a_process_joins_reaches_the_program(tmp_path: Path, seconds: float) -> None:
-    """A signal that comes in the middle of our first imports waits until they are over."""
+def test_timeout_while_joining(tmp_path: Path, seconds: float) -> None:
+    """A timeout while a process joins reaches the program.
+
+    A signal that comes in the middle of our first imports waits until they are over.
+    """
     (tmp_path / "program.py").write_text(INTERRUPTED)
     (tmp_path / "package.py").write_text("")
     run = tmp_path / "run"

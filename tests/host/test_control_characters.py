@@ -102,9 +102,10 @@ COMMANDS: dict[str, Callable[[Path], list[str | Path]]] = {
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_no_command_lets_a_name_reach_the_terminal(
+def test_no_name_reaches_the_terminal(
     run: Path, command: Callable[[Path], list[str | Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No command lets a name's control characters reach the terminal."""
     monkeypatch.chdir(tmp_path)
     done = call(*command(run))
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -114,14 +115,18 @@ def test_no_command_lets_a_name_reach_the_terminal(
     assert "\nrltrace: all is well" not in said
 
 
-def test_json_is_as_the_recording_has_it(run: Path) -> None:
+def test_json_keeps_the_name(run: Path) -> None:
+    """JSON has names as the Recording has them."""
     found = json.loads(call("summary", "--json", run).stdout)
     assert found["run"]["command"] == ["python", f"train {EVIL}"]
     assert any(EVIL in process["role"] for process in found["processes"])
 
 
-def test_a_terminal_gets_colours_and_nothing_else_to_obey(run: Path) -> None:
-    """A real one: rich and click print to it as they do to none else."""
+def test_terminal_gets_only_colours(run: Path) -> None:
+    """A terminal gets colours and no other control sequence.
+
+    A real one: rich and click print to it as they do to none else.
+    """
     ours, its = pty.openpty()
     program = "import sys; from rltrace.cli import main; main()"
     command = [sys.executable, "-c", program, "summary", "--all", str(run)]
@@ -140,15 +145,19 @@ def test_a_terminal_gets_colours_and_nothing_else_to_obey(run: Path) -> None:
     assert "[red]x[/red]" in "".join(COLOUR.sub("", text).split())
 
 
-def test_what_exec_says_at_its_end_is_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exec_says_plain_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `exec` says at its end is plain text."""
     say_how_it_ended(run, Outcome(3, [f"worker {EVIL} died"], None))
     said = capsys.readouterr().err
     assert "died" in said and "not traced: python" in said and OBEYED.findall(said) == []
     assert "\nrltrace: all is well" not in said
 
 
-def test_a_table_is_as_wide_as_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    """And what no table made visible before, the console does."""
+def test_table_width_is_of_shown_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table is as wide as the text that is shown.
+
+    And what no table made visible before, the console does.
+    """
     screen = console()
     screen.print(Text("a\x1b]0;t\x07b\nc"))
     screen.print("[red]x[/red] :boom:")
@@ -160,7 +169,8 @@ def test_a_table_is_as_wide_as_what_is_shown(capsys: pytest.CaptureFixture[str])
     assert "a\\x1b[2J" in said and OBEYED.findall(said) == []
 
 
-def test_each_character_that_is_obeyed_is_shown() -> None:
+def test_each_control_character_is_shown() -> None:
+    """Each character that a terminal would obey is shown."""
     for number in range(sys.maxunicode + 1):
         character = chr(number)
         obeyed = unicodedata.category(character) in ("Cc", "Zl", "Zp")
@@ -187,8 +197,11 @@ def test_json_stays_json() -> None:
     assert OBEYED.findall(in_json(text)) == [] and OBEYED.findall(text) != []
 
 
-def test_commands_have_one_way_to_the_terminal() -> None:
-    """A `click.echo` or a `print` of its own would bring names there as they are."""
+def test_one_way_to_the_terminal() -> None:
+    """Commands have one way to the terminal.
+
+    A `click.echo` or a `print` of its own would bring names there as they are.
+    """
     folder = Path(main.__module__.replace(".", "/"))
     root = Path(__file__).parents[2]
     allowed = {"echo.py", "as_json.py"}

@@ -21,14 +21,17 @@ def initialized(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any]) -> None:
     [(0, 0, False), (3, 0, True), (0, 1 << 21, True)],
     ids=["none yet", "all given back", "its counts were reset"],
 )
-def test_a_process_uses_a_gpu_once_it_has_had_memory_of_it(
+def test_gpu_is_used_once_it_gave_memory(
     monkeypatch: pytest.MonkeyPatch, made: int, held_bytes: int, has_used: bool
 ) -> None:
+    """A process uses a GPU once it has had memory of it."""
     initialized(monkeypatch, {"num_device_alloc": made, "reserved_bytes": {"all": {"current": held_bytes}}})
     assert has_used_gpu() is has_used
 
 
-def test_an_allocator_that_counts_nothing_is_taken_for_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncounting_allocator_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocator that counts nothing is assumed to be in use."""
+
     def refuse() -> dict[str, Any]:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 

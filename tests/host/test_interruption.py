@@ -134,6 +134,8 @@ def task() -> None:
         one_task().send(None)
 
 
+# Interrupted between the call of a coroutine function and its await, Python itself leaves the coroutine behind.
+@pytest.mark.filterwarnings("ignore:coroutine '_Enterable.__aexit__' was never awaited:RuntimeWarning")
 @pytest.mark.parametrize(
     "made", [LateError, LateWithTextError, TimeoutError, ValueError, QuietError, KeyboardInterrupt]
 )
@@ -209,23 +211,32 @@ def test_own_errors_stay(folder: Path, error: Exception) -> None:
 
 
 @pytest.mark.parametrize("fails", [lambda: next(iter(())), lambda: int("x"), [].pop, lambda: {}["key"]])
-def test_errors_of_functions_in_c_are_ours(fails: Callable[[], Any]) -> None:
-    """Whatever a function in C raises to a statement of ours is no error from outside."""
+def test_c_functions_errors_are_ours(fails: Callable[[], Any]) -> None:
+    """Errors of functions in C are ours.
+
+    Whatever a function in C raises to a statement of ours is no error from outside.
+    """
     with pytest.raises(Exception) as caught:
         fails()
     assert not is_from_outside(caught.value)
 
 
-def test_placeholders_of_compiled_functions_raise_themselves() -> None:
-    """The traceback entry of a function that Cython compiled has no bytecode at which it could be interrupted."""
+def test_compiled_placeholders_raise() -> None:
+    """Placeholders of compiled functions raise themselves.
+
+    The traceback entry of a function that Cython compiled has no bytecode at which it could be interrupted.
+    """
     ctypes.pythonapi.PyCode_NewEmpty.restype = ctypes.py_object
     code = ctypes.pythonapi.PyCode_NewEmpty(b"compiled.pyx", b"work", 7)
     assert interruption._is_compiled(code.co_code)
     assert not interruption._is_compiled(span.__code__.co_code)
 
 
-def test_a_handler_that_is_gone_is_known(folder: Path) -> None:
-    """A handler that puts the previous one back before it raises is none of those that are installed now."""
+def test_removed_handler_is_known(folder: Path) -> None:
+    """A handler that was removed meanwhile is recognized.
+
+    A handler that puts the previous one back before it raises is none of those that are installed now.
+    """
 
     def ring(_number: int, _frame: object) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -248,8 +259,11 @@ def test_a_handler_that_is_gone_is_known(folder: Path) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_own_failure_catches_the_kinds_that_are_named() -> None:
-    """Other errors of ours pass, as in any `except`."""
+def test_own_failure_of_named_kinds() -> None:
+    """`own_failure` catches the kinds that are named.
+
+    Other errors of ours pass, as in any `except`.
+    """
     with pytest.raises(ValueError, match="invalid literal"), suppress_own(OSError):
         int("x")
     with pytest.raises(ValueError, match="invalid literal"):
@@ -292,8 +306,11 @@ print(fired[0], deepest[0])
 """
 
 
-def test_spans_of_a_fast_timer_do_not_nest_without_end(folder: Path) -> None:
-    """A handler that fires faster than a segment is made records all the same, and its program goes on."""
+def test_fast_timers_spans_do_not_nest(folder: Path) -> None:
+    """Spans of a fast timer do not nest endlessly.
+
+    A handler that fires faster than a segment is made records all the same, and its program goes on.
+    """
     done = subprocess.run(  # noqa: PLW1510
         [sys.executable, "-c", TIMER, str(folder)], capture_output=True, text=True, timeout=60
     )
@@ -323,8 +340,11 @@ rltrace.stop()
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 100, 20_000, 50_000])
-def test_a_limit_on_the_size_of_files_does_not_kill(folder: Path, limit_bytes: int) -> None:
-    """The kernel answers a write beyond RLIMIT_FSIZE with SIGXFSZ, whose default is death."""
+def test_file_size_limit_does_not_kill(folder: Path, limit_bytes: int) -> None:
+    """A limit on the size of files does not kill.
+
+    The kernel answers a write beyond RLIMIT_FSIZE with SIGXFSZ, whose default is death.
+    """
     command = [sys.executable, "-c", FILE_LIMIT, str(folder), str(limit_bytes)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]

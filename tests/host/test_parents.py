@@ -18,7 +18,8 @@ child.communicate(b"\\n")
 """
 
 
-def test_a_childs_child_is_below_and_no_process_is_below_itself_or_one_that_is_not_above_it() -> None:
+def test_below_is_transitive() -> None:
+    """A child's child is below, and no process is below itself or one that is not above it."""
     child = subprocess.Popen([sys.executable, "-c", GRANDCHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None and child.stdout is not None
     grandchild = int(child.stdout.readline())
@@ -30,7 +31,8 @@ def test_a_childs_child_is_below_and_no_process_is_below_itself_or_one_that_is_n
     assert parent_of(child.pid) is None and not is_below(child.pid, os.getpid())
 
 
-def test_a_process_that_has_ended_has_a_parent_and_no_running_one_until_its_parent_asks() -> None:
+def test_ended_process_has_no_running_parent() -> None:
+    """A process that has ended has a parent, and no running one until its parent asks."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert (parent_of(child.pid), running_parent_of(child.pid)) == (os.getpid(), None)
@@ -38,7 +40,8 @@ def test_a_process_that_has_ended_has_a_parent_and_no_running_one_until_its_pare
     assert parent_of(child.pid) is running_parent_of(child.pid) is None
 
 
-def test_a_fork_has_its_parents_stack_and_a_program_that_was_executed_has_one_of_its_own() -> None:
+def test_fork_shares_the_stack() -> None:
+    """A fork has its parent's stack, and an executed program has one of its own."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     pid = os.fork()
     if pid == 0:

@@ -65,8 +65,11 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("make", MADE)
-def test_what_is_no_file_is_named_and_not_read(run: Path, make: Callable[[Path], None], file: str) -> None:
-    """A pipe or a device would never end; the rest of the run is read as ever."""
+def test_irregular_file_is_not_read(run: Path, make: Callable[[Path], None], file: str) -> None:
+    """Anything but a regular file is named and not read.
+
+    A pipe or a device would never end; the rest of the run is read as ever.
+    """
     (run / file).unlink(missing_ok=True)
     make(run / file)
     recording = Recording.open(run)
@@ -79,7 +82,8 @@ def test_what_is_no_file_is_named_and_not_read(run: Path, make: Callable[[Path],
 
 
 @pytest.mark.parametrize("command", [("summary",), ("summary", "--json"), ("export", "--to", "archive", "-o", "-")])
-def test_every_command_says_what_it_did_not_read(run: Path, command: tuple[str, ...]) -> None:
+def test_commands_name_unread_files(run: Path, command: tuple[str, ...]) -> None:
+    """Every command says what it did not read."""
     pipe(run / "processes" / "driver" / "000009.seg")
     done = call(*command, run)
     assert done.exit_code == 0
@@ -95,7 +99,8 @@ def test_of_many_the_first_are_named(run: Path) -> None:
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_without_a_manifest_it_is_one_line(run: Path, make: Callable[[Path], None]) -> None:
+def test_no_manifest_is_one_line(run: Path, make: Callable[[Path], None]) -> None:
+    """Without a manifest it is one line."""
     (run / "manifest.json").unlink()
     make(run / "manifest.json")
     done = call("summary", run)
@@ -106,8 +111,11 @@ def test_without_a_manifest_it_is_one_line(run: Path, make: Callable[[Path], Non
 
 
 @pytest.mark.parametrize("what", ["processes", "processes/driver"])
-def test_a_folder_that_is_a_link_leads_nowhere(run: Path, tmp_path: Path, what: str) -> None:
-    """Its files would come into an archive that the user hands on."""
+def test_linked_folder_leads_nowhere(run: Path, tmp_path: Path, what: str) -> None:
+    """A folder that is a link is not followed.
+
+    Its files would come into an archive that the user hands on.
+    """
     (run / what).rename(tmp_path / "mine")
     (run / what).symlink_to(tmp_path / "mine")
     recording = Recording.open(run)
@@ -118,13 +126,15 @@ def test_a_folder_that_is_a_link_leads_nowhere(run: Path, tmp_path: Path, what: 
     assert "driver" not in {process.key for process in Recording.open(tmp_path / "out.zip").processes}
 
 
-def test_the_recordings_own_folder_may_be_a_link(run: Path, tmp_path: Path) -> None:
+def test_recordings_folder_may_be_a_link(run: Path, tmp_path: Path) -> None:
+    """The Recording's own folder may be a link."""
     (tmp_path / "newest").symlink_to(run)
     recording = Recording.open(tmp_path / "newest")
     assert len(recording.processes) == 5 and recording.refused == []
 
 
-def test_the_largest_segment_that_is_written_is_read_and_a_larger_one_with_no_limits(tmp_path: Path) -> None:
+def test_largest_segment_is_read(tmp_path: Path) -> None:
+    """The largest segment that is written is read, and a larger one only with --no-limits."""
     assert LIMITS.segment_bytes >= NEXT_BYTES
     written = Written(tmp_path / "run").process("p", span("act", 0, 1), ended_s=2)
     segment = written.folder / "processes" / "p" / "000001.seg"
@@ -140,8 +150,11 @@ def test_the_largest_segment_that_is_written_is_read_and_a_larger_one_with_no_li
     assert "act" in done.stdout and done.stderr == ""
 
 
-def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
-    """A hundred megabytes of zeros are within the limits of a file of lines; the lines around it are read."""
+def test_endless_line_takes_no_memory(tmp_path: Path) -> None:
+    """An endless line takes no memory.
+
+    A hundred megabytes of zeros are within the limits of a file of lines; the lines around it are read.
+    """
     path = tmp_path / "x.jsonl"
     path.write_text("first\nsecond")
     os.truncate(path, 128 << 20)
@@ -159,7 +172,8 @@ def test_a_line_without_end_takes_no_memory(tmp_path: Path) -> None:
     assert grown_kib < 100 << 10
 
 
-def test_a_file_that_grows_while_it_is_read_is_read_up_to_there(tmp_path: Path) -> None:
+def test_growing_file_is_read_so_far(tmp_path: Path) -> None:
+    """A file that grows while it is read is read up to where it ended first."""
     path = tmp_path / "x.json"
     path.write_bytes(b"x" * 10)
     assert regular_file.read(path) == b"x" * 10
@@ -178,7 +192,8 @@ def test_no_file_stays_open(run: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_run_that_is_a_pipe_or_a_device_is_one_line(tmp_path: Path) -> None:
+def test_pipe_as_a_run_is_one_line(tmp_path: Path) -> None:
+    """A run that is a pipe or a device is one line."""
     pipe(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(RecordingError, match="cannot be read"):

@@ -115,7 +115,8 @@ def run(folder: Path, words: list[str], shortage: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("shortage", SHORTAGES)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_ends_as_it_ends_untraced(tmp_path: Path, program: str, shortage: str) -> None:
+def test_program_ends_as_untraced(tmp_path: Path, program: str, shortage: str) -> None:
+    """A program ends as it ends untraced."""
     file = tmp_path / "program.py"
     file.write_text(RECORDS + PROGRAMS[program])
     children = "300" if shortage == "256 files" else "30"

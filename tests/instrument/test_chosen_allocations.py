@@ -187,7 +187,7 @@ def test_a_torch_whose_allocations_carry_no_owner_is_said(tmp_path: Path) -> Non
     done = loop(tmp_path, has_text=False)
     assert done.returncode == 0, done.err
     (reason,) = missed(done.recording).values()
-    assert "carry no text; those of torch 2.11 do" in reason
+    assert "cannot carry a text; those of torch 2.11 can" in reason
     assert kept(named(done.recording, "loop")) == []
 
 
@@ -575,7 +575,7 @@ def test_an_allocator_that_counts_nothing_is_no_failure(tmp_path: Path) -> None:
     done = run(tmp_path, WAITING.format(before=before, meanwhile="pass"))
     assert (done.returncode, done.err) == (0, "")
     reason = named(done.recording, "waiting").unavailable[allocations_of(2)]
-    assert "chosen an allocator that keeps no history" in reason
+    assert "selects an allocator that keeps no history" in reason
 
 
 def test_a_worker_that_ends_behind_the_step_has_written_it(tmp_path: Path) -> None:
@@ -695,7 +695,7 @@ def test_anything_else_is_refused_before_the_command_runs(text: str, way: str, t
         env=environment, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and not (tmp_path / "ran").exists()
-    assert re.search(r"say 3, 100-110 or 1,5-7|are more than 1,000 numbers", done.stderr), done.stderr
+    assert re.search(r"write 3, 100-110 or 1,5-7|are more than 1,000 numbers", done.stderr), done.stderr
 
 
 def test_the_option_reaches_every_process_of_the_command(tmp_path: Path) -> None:
@@ -737,8 +737,8 @@ def test_a_process_that_could_not_know_is_said_with_its_host(tmp_path: Path) -> 
     )
     written.process("bare", sample("own", 3, 5), role="main", chosen_steps=[3])
     assert missed(written.read()) == {
-        "rank 1 worker": "nobody told far in time that it ran",
-        "rank 0 worker": "it was gone before it had looked",
+        "rank 1 worker": "far did not hear in time that the step had begun",
+        "rank 0 worker": "its process ended before it had looked",
     }
 
 

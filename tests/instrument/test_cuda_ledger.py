@@ -35,7 +35,7 @@ from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host.nvml import Gpu, Memory, UnavailableError
 from rltrace.instrument.memory import cuda_ledger, cuda_memory
-from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth, Reserved
+from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth, Reserved, Turn
 from rltrace.instrument.memory.cuda_memory import (
     EagerConnections,
     FirstCollectives,
@@ -45,6 +45,7 @@ from rltrace.instrument.memory.cuda_memory import (
     open_engines_card,
 )
 from rltrace.instrument.memory.sharded_models import ROLES
+from rltrace.instrument.memory.turns import Turns
 from rltrace.instrument.torch import devices
 from rltrace.instrument.verl import worker as verl_worker
 from rltrace.read.recording import Recording
@@ -249,8 +250,12 @@ def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
     assert said == [907 * MIB, 1007 * MIB, 5907 * MIB], "only when it changes"
     _, whole = screens(folder)
     assert (
-        "torch in rank 0 worker had handed out 5.77 GiB at its peak, in actor.update, step 7" in whole.splitlines()
+        "torch in rank 0 worker had handed out 5.77 GiB at its peak, in actor.update, step 7: unattributed 4.89 GiB, "
+        "actor.optimizer 600.0 MiB, actor.params 300.0 MiB" in whole.splitlines()
     ), whole
+    of_steps = [(one.step, one.bytes, one.at_most_bytes) for one in of_device(folder).allocated_steps]
+    most = (907 + 5_000) * MIB
+    assert of_steps == [(7, most, most), (8, 907 * MIB, most)], "of the second step torch's count tells a bound only"
 
 
 def test_what_was_handed_out_before_a_phase_is_not_that_phases(
@@ -406,7 +411,7 @@ def eager(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cud
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     ledger = CudaLedger(lambda: gpu if gpu.context_bytes else None)
     patches = PatchSet("test", Register())
-    name_hooks(patches, ledger, on_device)
+    name_hooks(patches, ledger, Turns(ledger), on_device)
     yield ledger, made
     dist.destroy_process_group()
     assert patches.undo() == []
@@ -486,7 +491,7 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
         actor(gpu, ledger)
         ledger.reached(Boundary())
         gpu.allocate(90 * MIB)
-        ledger.end_forward()
+        ledger.look(Turn.FORWARD_END, in_pass=True)
 
     def backward() -> None:
         gpu.allocate(-90 * MIB)
@@ -503,7 +508,7 @@ def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
         before = ROLES.act(acting)
         ledger.reached(Boundary())
         gpu.allocate(size_bytes)
-        ledger.end_forward()
+        ledger.look(Turn.FORWARD_END, in_pass=True)
         gpu.allocate(-size_bytes)
         ROLES.act(before)
 
@@ -520,19 +525,31 @@ def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
     assert not any(found.row("unattributed"))
 
 
-def test_the_next_micro_batch_is_looked_at_only_if_it_has_more(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_activations_end_with_their_backward(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Activations are what came since the forward began; what the program keeps of them stays theirs, and no more."""
+    kept_bytes, data_bytes = 7 * MIB, 5 * MIB
+
+    def micro_batch(size_bytes: int) -> None:
+        ledger.settle()
+        gpu.allocate(size_bytes)
+        ledger.look(Turn.FORWARD_END, in_pass=True)
+        gpu.allocate(11 * MIB)  # of the loss
+        ledger.look(Turn.BACKWARD_BEGIN, in_pass=True)
+        gpu.allocate(kept_bytes - size_bytes - 11 * MIB)
+        ledger.look(Turn.BACKWARD_END)
+
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
-    ledger.reached(Boundary())
-    for size_bytes in (90 * MIB, 90 * MIB, 95 * MIB):
-        gpu.allocate(size_bytes)
-        ledger.end_forward()
-        gpu.allocate(-size_bytes, cached_bytes=size_bytes)
+    micro_batch(90 * MIB)
+    gpu.allocate(data_bytes - kept_bytes)  # the logits go, and the next batch comes
+    micro_batch(70 * MIB)
+    gpu.allocate(3 * MIB)
+    ledger.reached(Boundary(("actor.update",)))
     rltrace.stop()
     (found,) = ledgers(Observations(Recording.open(folder))).values()
-    assert [size for size in found.row("actor.activations") if size] == [90 * MIB, 95 * MIB]
+    in_mib = (found.row("actor.activations") / MIB).tolist()
+    assert in_mib == [0, 90, 101, 7, 75, 86, 12, 0], in_mib
+    assert (found.row("unattributed") / MIB).tolist() == [0, 0, 0, 0, 0, 0, 0, 15]
 
 
 def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
@@ -574,10 +591,11 @@ def test_processes_are_asked_for_again_only_if_another_one_has_moved(
     assert [edge.args["held_bytes"][str(ENGINE_PID)] for edge in edges_] == [50 * MIB, 50 * MIB, 40 * MIB]
 
 
-def test_memory_that_moves_within_a_phase_is_said_once_with_the_cards_total_before_it_and_no_processes(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """So that what the engine says as it begins to sleep tells of a generation too that its server ended before."""
+def test_moves_within_a_phase(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Memory that moves within a phase is sampled on both sides, with the card's total, and no process is asked for.
+
+    So what the engine says as it begins to sleep tells of a generation too that its server ended before.
+    """
     rltrace.start(folder, role="engine", rank=0)
     ledger.sample()
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
@@ -592,13 +610,13 @@ def test_memory_that_moves_within_a_phase_is_said_once_with_the_cards_total_befo
     (process,) = Recording.open(folder).processes
     before, behind = [event.args for event in process.events() if isinstance(event, Span)][1:]
     assert before["totals"]["used"] == used_bytes
-    assert list(behind) == ["cpu_ns"]
+    assert behind["totals"]["used"] == gpu.card().used_bytes == used_bytes - 3000 * MIB
 
 
-def test_a_phase_of_the_engines_own_process_ends_with_the_cards_total_though_its_allocator_has_just_said_all(
+def test_a_move_that_ends_its_phase(
     folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scheduler of SGLang's has both: without it nobody looks at the card until the next phase begins."""
+    """The sample behind a move holds for the phase that ends with it: a scheduler of SGLang's has both."""
     monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
     rltrace.start(folder, role="engine")
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
@@ -609,9 +627,8 @@ def test_a_phase_of_the_engines_own_process_ends_with_the_cards_total_though_its
     ledger.reached(Boundary(("rollout.sleep",)))  # nothing has changed
     used_bytes = gpu.card().used_bytes
     rltrace.stop()
-    begin, moved, end = edges_of(folder)
-    assert "totals" not in moved
-    assert end["totals"]["used"] == used_bytes < begin["totals"]["used"]
+    begin, moved = edges_of(folder)
+    assert moved["totals"]["used"] == used_bytes < begin["totals"]["used"]
 
 
 def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
@@ -1101,7 +1118,7 @@ def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
     monkeypatch.setattr(ledger, "growth", growth)
     hook, on_gpu = Hook("test", "a:b"), SimpleNamespace(device=torch.device("cuda"))
     hook.bind(True)
-    send = FirstCollectives(ledger).watch(lambda group, tensors: (group.group_name, tensors), hook)
+    send = FirstCollectives(ledger, Turns(ledger)).watch(lambda group, tensors: (group.group_name, tensors), hook)
     group, other, later = (SimpleNamespace(group_name=name) for name in "012")
     assert send(group, [cpu := torch.ones(1)]) == ("0", [cpu]) and looked == []
     assert send(group, [[on_gpu]]) == ("0", [[on_gpu]]) and looked == ["nccl"]
@@ -1119,7 +1136,7 @@ def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
 def test_a_first_collective_that_fails_raises_what_it_raised(gpu: Simulated, ledger: CudaLedger) -> None:
     hook = Hook("test", "a:b")
     hook.bind(True)
-    fail = FirstCollectives(ledger).watch(lambda group, tensors: 1 // 0, hook)
+    fail = FirstCollectives(ledger, Turns(ledger)).watch(lambda group, tensors: 1 // 0, hook)
     with pytest.raises(ZeroDivisionError):
         fail(SimpleNamespace(group_name="0"), [SimpleNamespace(device=torch.device("cuda"))])
     assert hook.failures == 0
@@ -1216,7 +1233,8 @@ def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_n
     assert recorded(folder, work)["unaccounted"] == 509 * MIB, "the total is known"
     found = of_device(folder)
     assert found.residual is not None
-    assert found.unknown == dict.fromkeys(cuda_ledger.OUTSIDE, reason)
+    not_looked_at = {"actor.activations": "no forward and no backward was looked at"}
+    assert found.unknown == dict.fromkeys(cuda_ledger.OUTSIDE, reason) | not_looked_at
     assert not found.unknown.keys() & found.at_peak_bytes.keys()
     for text in screens(folder):
         assert f"unknown, {reason}: rollout.graphs, cuda.context, nccl" in text.splitlines()
@@ -1324,7 +1342,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 NO_LIBRARY = "NVML: NVML Shared Library Not Found"
-A_PART = "GPU-mine is a part of a GPU (MIG), and NVML's totals are of the whole card; they need a GPU without MIG"
+A_PART = "GPU-mine is a MIG slice, but NVML's totals are of the whole card; use a GPU without MIG"
 NOT_SHOWN = "NVML does not show GPU-mine here, but GPU-other, GPU-more"
 OF_TOTAL = ("driver.reserved", "unaccounted", "free")
 
@@ -1367,7 +1385,8 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
         "actor.params": 290 * MIB,
         "unattributed": 10 * MIB,
     }
-    assert found.unknown == dict.fromkeys((*OF_TOTAL, *cuda_ledger.OUTSIDE), reason)
+    not_sampled = {"actor.activations": "no process of the run measured it"}
+    assert found.unknown == dict.fromkeys((*OF_TOTAL, *cuda_ledger.OUTSIDE), reason) | not_sampled
     for text in screens(folder):
         rows = "rollout.graphs, cuda.context, nccl, driver.reserved, free, unaccounted"
         assert f"unknown, {reason}: {rows}" in " ".join(text.split())

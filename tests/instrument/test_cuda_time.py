@@ -105,6 +105,7 @@ def test_the_pair_of_a_collective_lies_inside_what_launches_it(trained: tuple[in
         for around, pair in zip(host, device, strict=True):
             error_ns = pair.args["error_ns"]
             assert around.start_ns - error_ns <= pair.start_ns <= pair.end_ns <= around.end_ns + error_ns
+            assert pair.args["module"] == around.args["module"]
     assert bool(run.spans(f"gpu.{name}")) == (ranks > 1)
 
 

@@ -24,6 +24,7 @@ from rltrace.instrument.memory import cuda_memory, named_models, sharded_models
 from rltrace.instrument.memory.cuda_ledger import CudaLedger
 from rltrace.instrument.memory.named_models import name_models
 from rltrace.instrument.memory.sharded_models import Models, Roles
+from rltrace.instrument.memory.turns import Turns
 from rltrace.read.recording import Recording
 
 WIDTH = 64
@@ -119,7 +120,7 @@ def ledger(gpu: Simulated, models: Models) -> Iterator[CudaLedger]:
     """A ledger whose hooks are on real torch."""
     made = CudaLedger(lambda: gpu)
     patches = PatchSet("test", Register())
-    cuda_memory.name_hooks(patches, made)
+    cuda_memory.name_hooks(patches, made, Turns(made))
     yield made
     assert patches.undo() == []
 

@@ -1,14 +1,20 @@
 """Hooks on Ray: real actors on a CPU, called every way that Ray knows."""
 
+import subprocess
+import sys
+import textwrap
 from collections import namedtuple
 
 import pytest
 from traced_runs import run_traced
 
 import rltrace
+from rltrace.analysis.fates import fates
+from rltrace.analysis.summary import summarize
 from rltrace.events import RAY_CALL
 from rltrace.hooks.patching import Hook
 from rltrace.instrument.ray import WORTH_NS, task_of, watch_tasks
+from rltrace.read.recording import Recording
 
 pytestmark = pytest.mark.run
 
@@ -289,3 +295,41 @@ def test_whoever_waits_for_results_is_seen_waiting_and_who_only_looks_is_not(tas
     # Ray's iterator over the results of a stream waits too, for one at a time.
     assert [wait.args for wait in waits if wait.args["objects"] > 1] == [{"objects": 2, "of": 2}]
     assert all(span.end_ns is not None for span in (*gets, *waits))
+
+
+ENDINGS = """
+    import os
+    import ray
+    import rltrace
+
+    class Idle:
+        def pid(self):
+            return os.getpid()
+
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
+    killed, stopped, left = [ray.remote(type(name, (Idle,), {})).remote() for name in ("Killed", "Stopped", "Left")]
+    pids = ray.get([actor.pid.remote() for actor in (killed, stopped, left)])
+    os.kill(pids[0], 9)
+    ray.kill(stopped)
+    for step in range(2):
+        with rltrace.span("step", step=step):
+            ray.get(left.pid.remote())
+    ray.shutdown()
+"""
+
+
+def test_who_was_killed_while_idle_is_told_from_whom_ray_stopped(tmp_path):
+    """Ray has one leave by itself, and ends all others when its driver leaves: those are nobody's death."""
+    run = tmp_path / "run"
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(ENDINGS))
+    command = [sys.executable, "-m", "rltrace", "exec", "--sample", "0", "--out", run, "--", sys.executable, program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    summary = summarize(Recording.open(run))
+    found = fates(summary)
+    actors = {process.name: process for process in summary.processes if process.name in ("Killed", "Stopped", "Left")}
+    assert {name: actor.ran_when_driver_left for name, actor in actors.items()} == {
+        "Killed": False, "Stopped": False, "Left": True,
+    }  # fmt: skip
+    assert {name for name, actor in actors.items() if found[actor.key] == "died"} == {"Killed"}

@@ -31,6 +31,7 @@ PROGRAM = """
     from rltrace.instrument.memory.cuda_memory import name_hooks
     from rltrace.instrument.torch.fsdp2 import groups_of
     from rltrace.instrument.memory.sharded_models import ROLES, Fsdp2Params
+    from rltrace.instrument.memory.turns import Turns
     from rltrace.hooks.patching import PatchSet
 
     class Rows:
@@ -40,7 +41,7 @@ PROGRAM = """
     rows = {}
     ledger = CudaLedger(lambda: None)
     patches = PatchSet("test", Rows())
-    name_hooks(patches, ledger)
+    name_hooks(patches, ledger, Turns(ledger))
     broadcast, seen = dist._broadcast_coalesced, []
 
     def watched(*args):

@@ -53,7 +53,7 @@ def bind_to(version, tmp_path):
 def test_a_release_that_nobody_has_read_is_skipped_with_the_reason(version, tmp_path):
     *lines, last = bind_to(version, tmp_path)
     assert last == "runs on"
-    assert lines[-1] == (f"verl skipped verl {version} is outside of what this hook knows: verl >= 0.4.1, < 0.10")
+    assert lines[-1] == (f"verl skipped verl {version} is not supported; this hook supports verl >= 0.4.1, < 0.10")
     assert len(lines) == 1  # no place is named
 
 

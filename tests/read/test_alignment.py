@@ -69,10 +69,11 @@ def test_the_truth_lies_within_the_bound(clock: Clock, exchanges: list[tuple[int
 
 
 @given(clocks(0.01), st.lists(st.tuples(DELAYS, DELAYS), min_size=2, max_size=8), st.integers(0, 80 * SECOND))
-def test_a_drift_larger_than_any_real_clocks_is_measured(
-    clock: Clock, delays: list[tuple[int, int]], true_ns: int
-) -> None:
-    """As long as exchanges lie far enough apart to see it."""
+def test_large_drift_is_measured(clock: Clock, delays: list[tuple[int, int]], true_ns: int) -> None:
+    """A drift larger than any real clock's is measured.
+
+    As long as exchanges lie far enough apart to see it.
+    """
     spread_ns = 45 * SECOND // (len(delays) - 1)
     fit = Alignment(exchange(clock, n * spread_ns, *ways) for n, ways in enumerate(delays))
     shown_ns = clock.read(true_ns)
@@ -86,15 +87,15 @@ def test_a_drift_larger_than_any_real_clocks_is_measured(
     st.tuples(st.integers(0, 60 * SECOND), st.integers(0, 60 * SECOND)),
 )
 @example(Clock(0, 0.0, (0.0,)), [(0, 10_000_000, 20_000_000), (0, 12_000_000, 1000)], (10_000_000, 12_000_000))
-def test_two_times_of_a_clock_keep_their_order(
-    clock: Clock, exchanges: list[tuple[int, int, int]], two: tuple[int, int]
-) -> None:
+def test_order_of_times_is_kept(clock: Clock, exchanges: list[tuple[int, int, int]], two: tuple[int, int]) -> None:
+    """Two times of a clock keep their order."""
     fit = Alignment(exchange(clock, *times) for times in exchanges)
     early, late = sorted(map(clock.read, two))
     assert early + fit.shift_ns(early) <= late + fit.shift_ns(late)
 
 
-def test_a_slow_exchange_does_not_widen_the_bound_of_quick_ones_around_it() -> None:
+def test_slow_exchange_does_not_widen() -> None:
+    """A slow exchange does not widen the bound of quick ones around it."""
     clock = Clock(10**12, 50e-6, (0.0,))
     quick = [exchange(clock, n * SECOND, 20_000, 30_000) for n in range(5)]
     slow = exchange(clock, 2 * SECOND + SECOND // 2, 9_000_000, 1_000_000)
@@ -104,7 +105,8 @@ def test_a_slow_exchange_does_not_widen_the_bound_of_quick_ones_around_it() -> N
     assert abs(fit.drift + 50e-6) < fit.drift_error
 
 
-def test_the_largest_bound_is_that_of_the_widest_gap_that_a_time_may_lie_in_and_of_no_other() -> None:
+def test_largest_bound_of_the_widest_gap() -> None:
+    """The largest bound is that of the widest gap in which a time may lie, and of no other."""
     fit = Alignment(Reading.of(at_ns, at_ns, at_ns + 2_000) for at_ns in (0, 10 * SECOND, 20 * SECOND, 4000 * SECOND))
     in_gap_ns = fit.bound_ns(15 * SECOND)
     assert in_gap_ns > 10 * fit.bound_ns(10 * SECOND)
@@ -112,13 +114,15 @@ def test_the_largest_bound_is_that_of_the_widest_gap_that_a_time_may_lie_in_and_
     assert fit.largest_bound_ns(21 * SECOND, 3999 * SECOND) >= fit.bound_ns(2000 * SECOND) > 50 * in_gap_ns
 
 
-def test_one_reading_bounds_what_any_two_clocks_may_do_from_there() -> None:
+def test_one_reading_bounds_all_times() -> None:
+    """One reading bounds what any two clocks may do from there."""
     fit = Alignment([Reading.of(0, 100, 50)])
     assert (fit.is_drift_measured, fit.drift) == (False, 0.0)
     assert 1_000_000 < fit.bound_ns(100 + SECOND) < 1_000_100
 
 
-def test_the_shortest_exchanges_of_two_rounds_are_read_back(tmp_path: Path) -> None:
+def test_shortest_exchanges_are_read_back(tmp_path: Path) -> None:
+    """The shortest exchanges of two rounds are read back."""
     here, there, third = ("boot-a", "time:[1]"), ("boot-b", "time:[1]"), ("boot-c", "time:[1]")
     with (tmp_path / alignment.FILE).open("w") as file:
         file.write(alignment.line(here, there, (0, 1000, 10), host="far"))

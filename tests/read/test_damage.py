@@ -50,8 +50,11 @@ def _segment(run: Run) -> Path:
     return sorted(run.folder.glob("processes/*/*.seg"))[0]
 
 
-def test_every_flip_in_a_sealed_segment_shows(runs: list[Run], tmp_path: Path) -> None:
-    """Whichever bit it is."""
+def test_flip_in_sealed_segment_shows(runs: list[Run], tmp_path: Path) -> None:
+    """Every flipped bit in a sealed segment is noticed.
+
+    Whichever bit it is.
+    """
     sealed = _segment(runs[0])
     process, content = Process(sealed.parent), sealed.read_bytes()
     assert process.check_segment(sealed.name, content)
@@ -106,14 +109,18 @@ def test_a_missing_segment_is_counted(runs: list[Run]) -> None:
         assert [loss.damaged_segments for loss in summarize(Recording.open(copy)).losses] == [1]
 
 
-def test_a_killed_process_says_what_is_not_sealed(runs: list[Run]) -> None:
+def test_killed_process_names_unsealed(runs: list[Run]) -> None:
+    """A killed process names the segments that are not sealed."""
     (unsealed,) = runs[1].summary.unsealed
     (worker,) = (p for p in runs[1].summary.processes if p.key == unsealed.process_key)
     assert worker.killed_by == "SIGKILL" and unsealed.segments == 1 and unsealed.bytes > 1000
 
 
-def test_a_time_outside_of_its_process_life_is_dropped(runs: list[Run]) -> None:
-    """In a segment that nobody closed: of 40 flips of high bits of times, each leaves the run as long as it was."""
+def test_time_outside_of_life_is_dropped(runs: list[Run]) -> None:
+    """A time outside of its process's life is dropped.
+
+    In a segment that nobody closed: of 40 flips of high bits of times, each leaves the run as long as it was.
+    """
     with runs[1].copied() as copy:
         (segment,) = (copy / "processes" / runs[1].summary.unsealed[0].process_key).glob("*.seg")
         content = segment.read_bytes()
@@ -132,8 +139,11 @@ def test_a_time_outside_of_its_process_life_is_dropped(runs: list[Run]) -> None:
         assert counted > len(places)  # nobody reads the times of arrows
 
 
-def test_the_last_span_of_a_killed_process_may_be_long(folder: Path, process_of: Callable[[Path], Process]) -> None:
-    """Nobody watched, and its end is far behind all that was recorded before: it is no damaged time."""
+def test_last_span_may_be_long(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """The last span of a killed process may be long.
+
+    Nobody watched, and its end is far behind all that was recorded before: it is no damaged time.
+    """
     program = (
         f"import os, rltrace, time; rltrace.start({str(folder)!r})\n"
         "rltrace.counter('c', 1)\n"
@@ -224,8 +234,11 @@ def test_damage_of_the_run_is_named(runs: list[Run], name: str, content: bytes |
         assert name in [loss.process_key for loss in summarize(Recording.open(copy)).losses]
 
 
-def test_an_archive_is_signed_as_its_folder_is(runs: list[Run], tmp_path: Path) -> None:
-    """Paths are shortened in it: what was whole is signed anew, what was damaged stays so."""
+def test_archive_is_signed_too(runs: list[Run], tmp_path: Path) -> None:
+    """An archive is signed as its folder is.
+
+    Paths are shortened in it: what was whole is signed anew, what was damaged stays so.
+    """
     with runs[0].copied() as copy:
         lines = next(copy.glob("processes/*/process.jsonl"))
         lines.write_bytes(lines.read_bytes().replace(b'"state": "installed"', b'"state": "instolled"'))
@@ -250,7 +263,10 @@ def test_whatever_a_program_writes_is_read(folder: Path) -> None:
         for _ in range(2):
             rltrace.counter("actor.params_bytes", 1e308)
             rltrace.counter("loss", 1e308)
-        with rltrace.span("weight_sync.send", bytes=10**19), rltrace.span("memory.out_of_memory", asked_bytes="a"):
+        with (
+            rltrace.span("weight_sync.send", bytes=10**19),
+            spans.automatic_span("memory.out_of_memory", asked_bytes="a"),
+        ):
             pass
         rltrace.span_at("c", 2**63, 2**63 + 1)
         spans.counter_at("c", 2**63, 1)
@@ -288,7 +304,8 @@ def test_a_signed_text_shows_every_flip() -> None:
         assert state is False or (state is None and flipped.startswith(text[:36][:-1])), bytes(flipped)
 
 
-def test_one_sum_of_a_file_and_of_its_bytes(tmp_path: Path) -> None:
+def test_sums_of_file_and_bytes_agree(tmp_path: Path) -> None:
+    """A file and its bytes have the same sum."""
     file = tmp_path / "f"
     for size in (0, 1, 65536, 65537, 1 << 20):
         content = os.urandom(size)

@@ -48,13 +48,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_recording_is_summarized_where_nothing_forks(folder: Path) -> None:
+def test_summary_without_fork(folder: Path) -> None:
+    """A Recording is summarized where nothing can fork."""
     done = elsewhere(folder, "summary", "run")
     assert done.returncode == 0, done.stderr
     assert "1 step" in done.stdout and "complete" in done.stdout
 
 
-def test_a_recording_is_exported_where_nothing_forks(folder: Path) -> None:
+def test_export_without_fork(folder: Path) -> None:
+    """A Recording is exported where nothing can fork."""
     done = elsewhere(folder, "export", "run", "--to", "perfetto", "-o", "run.pftrace")
     assert done.returncode == 0, done.stderr
     assert (folder / "run.pftrace").stat().st_size > 0

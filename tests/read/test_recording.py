@@ -102,7 +102,8 @@ def test_whatever_is_recorded_is_read_back(roots: list[Node]) -> None:
     assert process.torn == process.orphans == process.lost_events == 0
 
 
-def test_not_a_number_is_recorded_as_such(folder: Path, process_of: Callable[[Path], Process]) -> None:
+def test_nan_is_recorded(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """Not-a-number is recorded as such."""
     rltrace.start(folder)
     rltrace.counter("c", math.nan)
     rltrace.counter("c", math.inf)
@@ -187,7 +188,8 @@ def _over(events: list[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, Counter) or event.end_ns is not None]
 
 
-def test_the_undamaged_recording_is_what_was_made(written: Written) -> None:
+def test_undamaged_is_as_made(written: Written) -> None:
+    """The undamaged Recording is what was made."""
     assert [e.args for e in written.events if e.name == "typed"] == [
         {"bytes": n, "late": [n, None, {"k": 1.5}]} for n in range(700)
     ]
@@ -197,7 +199,8 @@ def test_the_undamaged_recording_is_what_was_made(written: Written) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_a_truncated_segment_gives_exactly_what_lies_before_the_cut(written: Written, data: st.DataObject) -> None:
+def test_truncated_segment(written: Written, data: st.DataObject) -> None:
+    """A truncated segment gives exactly what lies before the cut."""
     whole = written.segments[1]
     boundaries = st.sampled_from(written.ends)
     cut = data.draw(st.integers(0, len(whole) - 1) | boundaries)
@@ -214,9 +217,8 @@ def test_a_truncated_segment_gives_exactly_what_lies_before_the_cut(written: Wri
 
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
-def test_a_corrupt_segment_never_raises_and_leaves_intact_what_lies_before(
-    written: Written, data: st.DataObject
-) -> None:
+def test_corrupt_segment_keeps_earlier_events(written: Written, data: st.DataObject) -> None:
+    """A corrupt segment never raises, and what lies before the damage is read."""
     whole = bytearray(written.segments[1])
     first = data.draw(st.integers(0, len(whole) - 1))
     noise = data.draw(st.binary(min_size=1, max_size=40))
@@ -236,7 +238,8 @@ def test_a_corrupt_segment_never_raises_and_leaves_intact_what_lies_before(
 
 @settings(max_examples=60, deadline=None)
 @given(noise=st.binary(max_size=300))
-def test_noise_in_place_of_a_segment_never_raises(written: Written, noise: bytes) -> None:
+def test_noise_never_raises(written: Written, noise: bytes) -> None:
+    """Noise in place of a segment never raises."""
     events, _ = _read_damaged(written, noise)
     first, _ = _read_damaged(written, b"")
     assert _over(events)[: len(_over(first))] == _over(first)
@@ -245,7 +248,8 @@ def test_noise_in_place_of_a_segment_never_raises(written: Written, noise: bytes
 @pytest.mark.parametrize("name", ["process.jsonl", "counts.u64"])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_file_beside_the_segments_never_raises(written: Written, name: str, data: st.DataObject) -> None:
+def test_damaged_files_never_raise(written: Written, name: str, data: st.DataObject) -> None:
+    """A damaged file beside the segments never raises."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "run"
         shutil.copytree(written.folder, copy)
@@ -274,9 +278,8 @@ def test_a_damaged_file_beside_the_segments_never_raises(written: Written, name:
         assert len(list(process.events())) == len(written.events)
 
 
-def test_a_segment_that_is_dropped_while_it_is_read_is_passed_over(
-    folder: Path, process_of: Callable[[Path], Process]
-) -> None:
+def test_segment_dropped_while_read(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """A segment that is dropped while it is read is skipped."""
     rltrace.start(folder)
     for n in range(3000):
         with rltrace.span("a", n=n):
@@ -289,7 +292,8 @@ def test_a_segment_that_is_dropped_while_it_is_read_is_passed_over(
     assert [e.args["n"] for e in (first, *rest)] == list(range(len(rest) + 1)) and len(rest) < 2999
 
 
-def test_a_recording_can_be_read_while_it_is_written(folder: Path, process_of: Callable[[Path], Process]) -> None:
+def test_read_while_written(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """A Recording can be read while it is written."""
     rltrace.start(folder)
     with rltrace.span("running"):
         for n in range(5):
@@ -307,9 +311,8 @@ def test_a_recording_can_be_read_while_it_is_written(folder: Path, process_of: C
     [["whole", 0, 100, 50, {}, True], [100, 50, None, True]],
     ids=["ends before it begins", "an end before its beginning"],
 )
-def test_a_whole_record_that_cannot_be_is_counted_as_torn_and_the_rest_is_read(
-    damaged: list[Any], folder: Path
-) -> None:
+def test_impossible_record_is_torn(damaged: list[Any], folder: Path) -> None:
+    """A whole record that cannot be right is counted as torn, and the rest is read."""
     begin, sample = ["a", 0, 100, {}, True], ["c", 120, 1, True]
     recording = recordings.Written(folder).process("p", [begin, damaged, sample, [100, 130, None, True]]).read()
     (process,) = recording.processes
@@ -322,9 +325,8 @@ def test_a_whole_record_that_cannot_be_is_counted_as_torn_and_the_rest_is_read(
     [[5, 7, 0, 100, None, True], [None, 100, 7, True], ["b", 0, 110, "sideways", True]],
     ids=["no such kind of span", "no such record", "no such direction"],
 )
-def test_a_whole_record_that_says_nothing_is_counted_as_lost_and_the_rest_is_read(
-    useless: list[Any], folder: Path
-) -> None:
+def test_meaningless_record_is_lost(useless: list[Any], folder: Path) -> None:
+    """A whole record that makes no sense is counted as lost, and the rest is read."""
     begin, sample = ["a", 0, 100, {}, True], ["c", 120, 1, True]
     recording = recordings.Written(folder).process("p", [begin, useless, sample, [100, 130, None, True]]).read()
     (process,) = recording.processes
@@ -333,7 +335,8 @@ def test_a_whole_record_that_says_nothing_is_counted_as_lost_and_the_rest_is_rea
     assert (process.misfits, process.lost_events, process.torn, process.orphans) == (1, 1, 0, 0)
 
 
-def test_spans_of_two_threads_that_began_in_one_nanosecond_are_told_apart(folder: Path) -> None:
+def test_equal_starts_in_two_threads(folder: Path) -> None:
+    """Spans of two threads that began in the same nanosecond are told apart."""
     recording = recordings.Written(folder).process("p", [["first", 0, 100, {}, True]]).read()
     other, main = [8, "other", True], [recordings.THREAD, "MainThread", True]
     later = (
@@ -349,7 +352,8 @@ def test_spans_of_two_threads_that_began_in_one_nanosecond_are_told_apart(folder
     assert process.orphans == 0
 
 
-def test_a_process_that_has_just_made_its_folder_is_not_there_yet(folder: Path) -> None:
+def test_new_folder_is_no_process_yet(folder: Path) -> None:
+    """A process that has just made its folder does not exist yet for readers."""
     rltrace.start(folder)
     (folder / "processes" / "new").mkdir()
     (process,) = Recording.open(folder).processes
@@ -357,7 +361,8 @@ def test_a_process_that_has_just_made_its_folder_is_not_there_yet(folder: Path) 
     rltrace.stop()
 
 
-def test_how_a_process_went_is_read_though_it_died_in_its_last_line(folder: Path) -> None:
+def test_end_is_read_after_a_torn_line(folder: Path) -> None:
+    """How a process ended is read even if it died in its last line."""
     recordings.Written(folder).process("p", role="worker")
     own = folder / "processes" / "p"
     with (own / "process.jsonl").open("a") as lines:
@@ -367,7 +372,8 @@ def test_how_a_process_went_is_read_though_it_died_in_its_last_line(folder: Path
 
 
 @pytest.mark.parametrize(("host", "is_alive"), [(socket.gethostname(), True), ("elsewhere", False)])
-def test_a_pid_says_something_on_its_own_host_alone(folder: Path, host: str, is_alive: bool) -> None:
+def test_pid_counts_on_its_host_only(folder: Path, host: str, is_alive: bool) -> None:
+    """A pid says something on its own host only."""
     mine = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
     (process,) = recordings.Written(folder).process("p", host=host, **mine).read().processes
     assert process.is_alive is is_alive
@@ -376,7 +382,8 @@ def test_a_pid_says_something_on_its_own_host_alone(folder: Path, host: str, is_
 # ---------------------------------------------------------------- manifest
 
 
-def test_a_folder_that_is_no_recording_says_what_to_do(tmp_path: Path) -> None:
+def test_no_recording_says_what_to_do(tmp_path: Path) -> None:
+    """A folder that is no Recording says what to do."""
     with pytest.raises(RecordingError, match=r"no Recording here \(manifest.json is missing\); give the folder"):
         Recording.open(tmp_path)
     with pytest.raises(RecordingError, match=r"nowhere: no such file or folder; give the folder"):
@@ -391,7 +398,8 @@ def test_a_folder_that_is_no_recording_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["abc", "bca", "cab"])
-def test_the_newest_recording_is_the_one_made_last_whatever_its_name(names: str, tmp_path: Path) -> None:
+def test_newest_is_the_last_made(names: str, tmp_path: Path) -> None:
+    """The newest Recording is the one made last, whatever its name."""
     for age_s, name in enumerate(names):
         manifest.create(tmp_path / name, owner=None, command=[], config=None)
         os.utime(tmp_path / name / manifest.FILE, (1000 - age_s, 1000 - age_s))
@@ -407,7 +415,8 @@ def test_a_damaged_manifest_says_where(folder: Path, content: str) -> None:
         Recording.open(folder)
 
 
-def test_a_newer_format_is_refused_with_both_versions(folder: Path) -> None:
+def test_newer_format_is_refused(folder: Path) -> None:
+    """A newer format is refused with both versions."""
     rltrace.start(folder)
     rltrace.stop()
     fields = json.loads((folder / "manifest.json").read_text())
@@ -434,7 +443,8 @@ configs = st.recursive(
 
 @settings(max_examples=100, deadline=None)
 @given(configs)
-def test_no_secret_of_a_configuration_reaches_the_manifest(config: dict[str, Any]) -> None:
+def test_manifest_has_no_secret(config: dict[str, Any]) -> None:
+    """No secret of a configuration reaches the manifest."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         manifest.create(path, owner=None, command=[], config=config)
@@ -452,7 +462,8 @@ def test_what_is_no_secret_stays_readable() -> None:
     assert manifest.redact(config) == config
 
 
-def test_a_configuration_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_unwritable_config_keeps_the_run(tmp_path: Path) -> None:
+    """A configuration that cannot be written does not stop the run."""
     circle: dict[str, Any] = {}
     circle["self"] = circle
     odd = {(1, 2): Path("/x"), 3: {4, 5}}
@@ -464,7 +475,8 @@ def test_a_configuration_that_cannot_be_written_does_not_stop_the_run(tmp_path: 
     assert Recording.open(path).manifest["config"] == {"(1, 2)": "/x", "3": "{4, 5}"}
 
 
-def test_no_secret_of_the_command_line_or_the_environment_reaches_the_disk(folder: Path) -> None:
+def test_disk_has_no_secret(folder: Path) -> None:
+    """No secret of the command line or the environment reaches the disk."""
     code = "import sys, rltrace; rltrace.start(sys.argv[1]); rltrace.counter('c', 1); rltrace.stop()"
     words = [
         *("--api-key", SECRET),
@@ -483,7 +495,8 @@ def test_no_secret_of_the_command_line_or_the_environment_reaches_the_disk(folde
     assert command[-2:] == ["--rank", "3"] and command[4:6] == ["--api-key", "[redacted]"]
 
 
-def test_processes_are_ordered_by_host_and_start(folder: Path) -> None:
+def test_order_by_host_and_start(folder: Path) -> None:
+    """Processes are ordered by host and start."""
     rltrace.start(folder)
     rltrace.stop()
     (own,) = folder.glob("processes/*")
@@ -497,7 +510,8 @@ def test_processes_are_ordered_by_host_and_start(folder: Path) -> None:
     assert found == sorted(found) and found[:4] == [("a", 1), ("a", 3), ("b", 1), ("b", 3)]
 
 
-def test_a_process_that_said_what_it_is_stays_that_when_a_late_plugin_has_no_word_for_it(tmp_path: Path) -> None:
+def test_late_plugin_keeps_the_role(tmp_path: Path) -> None:
+    """A process keeps the role it named when a late plug-in cannot name one."""
     folder = tmp_path / "processes" / "host-1-0"
     folder.mkdir(parents=True)
     said = [{"pid": 1, "role": "process"}, {"role": "engine"}, {"role": "process"}, {"name": "mine"}]

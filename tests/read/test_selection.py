@@ -29,8 +29,9 @@ def test_numbers(text: str, ranges: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", "3,", ",", "1-", "-1", "7-5", "1..3", "1-2-3", "1.5", "٣", "9" * 30])
-def test_what_is_no_number_says_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match="say 3, 100-110 or 1,5-7") as error:
+def test_wrong_numbers_say_the_form(text: str) -> None:
+    """A text that is no number or range is refused with the right form."""
+    with pytest.raises(ValueError, match="write 3, 100-110 or 1,5-7") as error:
         numbers(text)
     assert "\n" not in str(error.value)
 
@@ -45,25 +46,31 @@ def test_time(text: str, found: tuple[float, float]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":", "5", "20:10", "5:5", "a:b", "1:2:3", "-1:3", "nan:", "inf:", "1e3:"])
-def test_what_is_no_time_says_the_form(text: str) -> None:
-    with pytest.raises(ValueError, match="say 10:20, 10: or :20, in seconds from the start of the run"):
+def test_wrong_time_says_the_form(text: str) -> None:
+    """A text that is no time window is refused with the right form."""
+    with pytest.raises(ValueError, match="write 10:20, 10: or :20, in seconds from the start of the run"):
         seconds(text)
 
 
 @pytest.mark.parametrize(("existing", "text"), [([], ""), ([3], "3"), ([7, 0, 2, 1, 1], "0-2,7"), ([0, 2], "0,2")])
-def test_numbers_are_written_as_they_are_read(existing: list[int], text: str) -> None:
+def test_numbers_are_written_as_read(existing: list[int], text: str) -> None:
+    """Numbers are written in the form in which they are read."""
     assert written(existing) == text
     assert not text or all(numbers(text).has(number) for number in existing)
 
 
-def test_each_number_once_and_not_too_many() -> None:
+def test_each_number_once() -> None:
+    """Each number comes once, and there cannot be too many."""
     assert numbers("5-7,6,1").each(10) == [1, 5, 6, 7]
     with pytest.raises(ValueError, match="more than 10 numbers"):
         numbers("0-999999999999").each(10)
 
 
-def test_windows_have_whole_spans_and_what_still_holds() -> None:
-    """Spans that touch a window only are not in it; the last sample before it still holds when it begins."""
+def test_windows_have_whole_spans() -> None:
+    """Windows have whole spans, and samples that still hold.
+
+    Spans that touch a window only are not in it; the last sample before it still holds when it begins.
+    """
 
     def span(name: str, start: int, end: int | None) -> Span:
         return Span(name, 1, 0, start, end, {})

@@ -76,9 +76,8 @@ def balances_of(timeline: Timeline) -> list[tuple[int, dict[str, int]]]:
 
 
 @given(before=actions, inside=actions)
-def test_a_history_leads_back_to_what_every_owner_held_after_every_change(
-    before: list[Action], inside: list[Action]
-) -> None:
+def test_history_leads_back_to_every_level(before: list[Action], inside: list[Action]) -> None:
+    """A history leads back to what every owner held after every change."""
     allocator = Allocator()
     act(allocator, [(what, size, "") for what, size, _ in before])  # nobody said then whose they are
     stats = allocator.start()
@@ -96,9 +95,8 @@ def test_a_history_leads_back_to_what_every_owner_held_after_every_change(
 
 
 @given(before=actions, inside=actions, ring=st.integers(3 * MARKS, 100))
-def test_what_a_full_ring_has_dropped_is_counted_and_the_rest_is_exact(
-    before: list[Action], inside: list[Action], ring: int
-) -> None:
+def test_full_ring_counts_what_it_dropped(before: list[Action], inside: list[Action], ring: int) -> None:
+    """What a full ring has dropped is counted, and the rest is exact."""
     allocator = Allocator(ring=ring)
     act(allocator, [(what, size, "") for what, size, _ in before])
     stats = allocator.start()
@@ -116,7 +114,8 @@ def test_what_a_full_ring_has_dropped_is_counted_and_the_rest_is_exact(
     assert levels == allocator.reserved[-len(levels) :]
 
 
-def test_an_address_names_what_is_there_then_for_as_long_as_it_is_and_nothing_before_or_after() -> None:
+def test_address_names_what_is_there() -> None:
+    """An address names what is there at that time, for as long as it is there."""
     changes = [
         Change(10, 1, 100, "actor.activations"),
         Change(20, 2, 7, "actor.activations"),
@@ -147,11 +146,13 @@ def test_an_address_names_what_is_there_then_for_as_long_as_it_is_and_nothing_be
     ],
     ids=["given out twice", "gone without a free", "freed twice", "there after its free"],
 )
-def test_entries_that_contradict_each_other_are_counted(changes: list[Change], alive: dict[int, int]) -> None:
+def test_contradictions_are_counted(changes: list[Change], alive: dict[int, int]) -> None:
+    """Entries that contradict each other are counted."""
     assert replay(changes, alive).mismatches == 1
 
 
-def test_what_a_pool_gave_torch_counts_as_the_pools_and_once() -> None:
+def test_memory_given_to_torch_counts_once() -> None:
+    """What a pool gave torch counts as the pool's, and once."""
     allocator = Allocator()
     own = allocator.allocate(100)
     pooled = allocator.allocate(400)
@@ -174,9 +175,8 @@ def test_what_a_pool_gave_torch_counts_as_the_pools_and_once() -> None:
 
 
 @given(inside=actions, ring=st.integers(3 * MARKS, 60))
-def test_of_what_a_full_ring_has_dropped_no_level_is_written_and_none_of_a_pools_from_before(
-    inside: list[Action], ring: int
-) -> None:
+def test_dropped_levels_are_not_written(inside: list[Action], ring: int) -> None:
+    """For what a full ring has dropped no level is written, and none of a pool from before."""
     allocator = Allocator(ring=ring)
     start_ns = allocator.host_ns
     stats = allocator.start()
@@ -195,7 +195,8 @@ def test_of_what_a_full_ring_has_dropped_no_level_is_written_and_none_of_a_pools
     assert timeline.end_bytes["rollout.weights"] == 4096
 
 
-def test_what_is_missing_in_the_middle_shows_as_bytes_that_nobody_accounts_for() -> None:
+def test_gap_shows_as_unaccounted() -> None:
+    """What is missing in the middle shows as unaccounted bytes."""
     allocator = Allocator()
     allocator.allocate(100)
     stats = allocator.start()
@@ -214,7 +215,8 @@ def test_what_is_missing_in_the_middle_shows_as_bytes_that_nobody_accounts_for()
     drift=st.floats(-1e-4, 1e-4),
     inside=actions,
 )
-def test_every_time_is_the_hosts_within_the_stated_bound(offset_us: int, drift: float, inside: list[Action]) -> None:
+def test_times_are_the_hosts(offset_us: int, drift: float, inside: list[Action]) -> None:
+    """Every time is the host's, within the stated bound."""
     allocator = Allocator(realtime_us=lambda host_ns: offset_us + 10**10 + int(host_ns * (1 + drift)) // 1000)
     stats = allocator.start()
     act(allocator, inside)
@@ -230,7 +232,8 @@ def test_every_time_is_the_hosts_within_the_stated_bound(offset_us: int, drift: 
 
 
 @pytest.mark.parametrize("pause_ns", [10**6, 10**9])
-def test_without_the_first_marks_a_time_is_less_well_known_the_further_back_it_is(pause_ns: int) -> None:
+def test_bound_grows_without_first_marks(pause_ns: int) -> None:
+    """Without the first marks, a time is less well known the further back it is."""
     allocator = Allocator(ring=3 * MARKS + 4, realtime_us=lambda host_ns: 10**12 + int(host_ns * (1 + 2e-5)) // 1000)
     stats = allocator.start()
     allocator.allocate(5)
@@ -244,11 +247,12 @@ def test_without_the_first_marks_a_time_is_less_well_known_the_further_back_it_i
     assert history.error_ns > 3e-5 * pause_ns
 
 
-def test_a_history_without_a_mark_is_an_error_and_no_guess() -> None:
+def test_no_mark_is_an_error() -> None:
+    """A history without a mark is an error and no guess."""
     allocator = Allocator()
     stats = allocator.start()
     allocator.entries.clear()
-    with pytest.raises(ValueError, match="marks of the clock"):
+    with pytest.raises(ValueError, match="clock marks"):
         allocations.History.of(allocator.snapshot(), 1, allocator.windows, stats, allocator.memory_stats())
 
 
@@ -261,9 +265,8 @@ def test_without_a_recording_nothing_is_kept() -> None:
     rltrace.stop_allocations()
 
 
-def test_where_no_gpu_is_used_the_reason_is_said_and_the_program_runs_on(
-    folder: Path, process_of: Callable[[Path], Process]
-) -> None:
+def test_no_gpu_gives_a_reason(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """If no GPU is used, the reason is recorded and the program runs on."""
     rltrace.start(folder)
     rltrace.start_allocations()
     rltrace.stop_allocations()
@@ -271,9 +274,10 @@ def test_where_no_gpu_is_used_the_reason_is_said_and_the_program_runs_on(
     assert process_of(folder).unavailable["allocations"] == "RuntimeError: this process uses no GPU"
 
 
-def test_of_a_full_ring_what_is_written_begins_at_its_oldest_entry_with_what_was_there(
+def test_full_ring_begins_at_oldest_entry(
     folder: Path, process_of: Callable[[Path], Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is written of a full ring begins at its oldest entry, with what was there."""
     allocator = Allocator(ring=3 * MARKS + 30, host_ns=clock.now_ns())
     start_ns, stats = allocator.host_ns, allocator.start()
     weights = Change(allocator.host_ns, 1 << 40, 4096, "rollout.weights")
@@ -302,9 +306,8 @@ def test_of_a_full_ring_what_is_written_begins_at_its_oldest_entry_with_what_was
 
 @pytest.mark.parametrize("collects", [True, False])
 @pytest.mark.parametrize("error", [None, RuntimeError("the device is lost")])
-def test_while_it_is_written_nothing_is_collected_and_then_the_collector_is_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, collects: bool, error: Exception | None
-) -> None:
+def test_no_collection_while_writing(monkeypatch: pytest.MonkeyPatch, collects: bool, error: Exception | None) -> None:
+    """While allocations are written nothing is collected; then the collector is as it was."""
     seen = []
 
     def write() -> None:
@@ -326,9 +329,8 @@ def test_while_it_is_written_nothing_is_collected_and_then_the_collector_is_as_i
     assert said == (None if error is None else "RuntimeError: the device is lost")
 
 
-def test_what_was_kept_is_written_as_one_counter_an_owner_which_no_reader_takes_for_a_sample(
-    folder: Path, process_of: Callable[[Path], Process]
-) -> None:
+def test_one_counter_per_owner(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """What was kept is written as one counter per owner, which no reader takes for a sample."""
     allocator = Allocator()
     allocator.allocate(100)
     stats = allocator.start()
@@ -364,9 +366,9 @@ def test_what_was_kept_is_written_as_one_counter_an_owner_which_no_reader_takes_
 
 
 @pytest.mark.parametrize("says_reserved", [True, False])
-def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_sampled_one(
-    folder: Path, says_reserved: bool
-) -> None:
+def test_summary_has_exact_peak(folder: Path, says_reserved: bool) -> None:
+    """The summary has the exact peak of all processes of a device beside the sampled one."""
+
     def owned(owner: str, at_s: float, size: float) -> list[list[Any]]:
         return sample(f"{ALLOCATIONS}{owner}_bytes", at_s, size)
 
@@ -409,8 +411,11 @@ def test_the_summary_has_the_exact_peak_of_all_processes_of_a_device_beside_the_
     assert ("reserved" in shown and "900 B" in shown) == says_reserved
 
 
-def test_the_peak_of_a_step_lies_in_it_however_long_its_processes_went_on(folder: Path) -> None:
-    """An engine keeps its allocations until its first phase in the next step, awake and with more than in this one."""
+def test_peak_lies_in_its_step(folder: Path) -> None:
+    """The peak of a step lies in the step, however long its processes went on.
+
+    An engine keeps its allocations until its first phase in the next step, awake and with more than in this one.
+    """
 
     def engine(*levels: tuple[float, float]) -> list[list[Any]]:
         owned = [sample(f"{ALLOCATIONS}rollout.weights_bytes", at_s, size) for at_s, size in levels]
@@ -497,7 +502,8 @@ TRAIN = (
 )
 
 
-def test_owners_are_set_where_their_bytes_come_into_being_and_only_on_the_chosen_step(tmp_path: Path) -> None:
+def test_owners_only_on_chosen_step(tmp_path: Path) -> None:
+    """Owners are set where their bytes come into being, and only on the chosen step."""
     run = run_traced(tmp_path, TRAIN)
     assert run.returncode == 0, run.err
     said = json.loads(run.out.splitlines()[-1])
@@ -538,7 +544,8 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> tuple[CumemPools, dict[int, Segmen
     return kept, segments
 
 
-def test_each_mapping_of_a_pool_has_its_own_time(pools: tuple[CumemPools, dict[int, Segment]]) -> None:
+def test_each_mapping_has_its_time(pools: tuple[CumemPools, dict[int, Segment]]) -> None:
+    """Each mapping of a pool has its own time."""
     kept, segments = pools
     times_ns = []
     for change in (kept.unmapped, kept.mapped):
@@ -560,9 +567,10 @@ def test_each_mapping_of_a_pool_has_its_own_time(pools: tuple[CumemPools, dict[i
     assert history.ranges == [(4096, 4196), (8192, 8242)]
 
 
-def test_a_segment_that_torch_gives_back_is_unmapped_once_and_one_that_could_not_be_mapped_is_not_there(
+def test_unmapped_once(
     pools: tuple[CumemPools, dict[int, Segment]],
 ) -> None:
+    """A segment that torch gives back is unmapped once, and one that could not be mapped is not there."""
     kept, segments = pools
     freed = kept.freed_handle((None, 4096), {})
     del segments[4096]

@@ -46,7 +46,8 @@ def _record(*names: str) -> None:
             pass
 
 
-def test_a_forked_child_records_into_a_folder_of_its_own(folder: Path) -> None:
+def test_child_has_own_folder(folder: Path) -> None:
+    """A forked child records into a folder of its own."""
     rltrace.start(folder, role="driver")
     _record("before")
     with rltrace.span("around"):
@@ -60,7 +61,8 @@ def test_a_forked_child_records_into_a_folder_of_its_own(folder: Path) -> None:
     assert child.identity["ppid"] == parent.pid
 
 
-def test_a_forked_child_that_records_nothing_leaves_nothing(folder: Path) -> None:
+def test_silent_child_leaves_nothing(folder: Path) -> None:
+    """A forked child that records nothing leaves nothing."""
     rltrace.start(folder)
     assert _fork(lambda: rltrace.identify(role="nobody", rank=3)) == 0
     rltrace.stop()
@@ -69,8 +71,11 @@ def test_a_forked_child_that_records_nothing_leaves_nothing(folder: Path) -> Non
     assert (parent.role, parent.rank) == ("main", None), "what a child says of itself is not its parent's"
 
 
-def test_hooks_of_a_forked_child_count_from_the_start(folder: Path) -> None:
-    """What fired before the child's first record counts too; it leaves as after a kill, so what fired later may not."""
+def test_child_counts_hooks_from_start(folder: Path) -> None:
+    """Hooks of a forked child start counting at zero.
+
+    What fired before the child's first record counts too; it leaves as after a kill, so what fired later may not.
+    """
     rltrace.start(folder)
     hook = spans.current().hook("fsdp2", "m:A.f", "installed")
 
@@ -90,7 +95,8 @@ def test_hooks_of_a_forked_child_count_from_the_start(folder: Path) -> None:
     assert parent.lost_events == forked.lost_events == 0
 
 
-def test_a_hook_that_fails_in_a_forked_child_is_said_though_the_child_records_nothing(folder: Path) -> None:
+def test_failing_hook_in_silent_child(folder: Path) -> None:
+    """A hook that fails in a forked child is reported even if the child records nothing."""
     rltrace.start(folder)
     hooks = spans.current()
     hooks.hook("fsdp2", "m:A.f", "installed")
@@ -101,7 +107,8 @@ def test_a_hook_that_fails_in_a_forked_child_is_said_though_the_child_records_no
     assert forked.hooks[0]["reason"] == "TypeError: ours"
 
 
-def test_events_lost_by_a_forked_child_are_its_own(folder: Path) -> None:
+def test_child_counts_its_own_losses(folder: Path) -> None:
+    """Events lost by a forked child are its own."""
     rltrace.start(folder)
 
     def child() -> None:
@@ -114,8 +121,11 @@ def test_events_lost_by_a_forked_child_are_its_own(folder: Path) -> None:
     assert (parent.lost_events, forked.lost_events) == (0, 1)
 
 
-def test_a_fork_while_the_recorder_is_at_work_in_another_thread_does_not_hang_the_child(folder: Path) -> None:
-    """The lock is held at the moment of the fork, by a thread that the child does not have."""
+def test_fork_does_not_hang_the_child(folder: Path) -> None:
+    """A fork while the recorder is at work in another thread does not hang the child.
+
+    The lock is held at the moment of the fork, by a thread that the child does not have.
+    """
     rltrace.start(folder)
     held, release = threading.Event(), threading.Event()
 
@@ -143,7 +153,8 @@ def test_a_fork_while_the_recorder_is_at_work_in_another_thread_does_not_hang_th
     assert _names(forked) == ["child"] and forked.end_ns is not None
 
 
-def test_forks_while_other_threads_write_disturb_nobody(folder: Path) -> None:
+def test_forks_disturb_no_thread(folder: Path) -> None:
+    """Forks while other threads write disturb nobody."""
     rltrace.start(folder)
     go_on, left = True, [0, 0, 0]
 
@@ -170,8 +181,11 @@ def test_forks_while_other_threads_write_disturb_nobody(folder: Path) -> None:
     assert sum(left) > 100 and parent.torn == parent.orphans == parent.lost_events == 0
 
 
-def test_a_child_of_multiprocessing_ends_its_part_in_good_order(folder: Path) -> None:
-    """Forked ones leave by `os._exit`, without atexit; its own children name it as their parent."""
+def test_multiprocessing_child_ends_well(folder: Path) -> None:
+    """A child of multiprocessing ends its part in good order.
+
+    Forked ones leave by `os._exit`, without atexit; its own children name it as their parent.
+    """
     rltrace.start(folder)
     context = multiprocessing.get_context("fork")
 

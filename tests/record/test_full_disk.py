@@ -102,10 +102,11 @@ print(json.dumps({"written": written, "impatient": impatient, "child": child, "c
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_full_disk_loses_events_and_says_how_many(
-    tmp_path: Path, process_of: Callable[[Path], Process], way: str
-) -> None:
-    """No SIGBUS, no exception; what was recorded stays, and recording goes on when there is space again."""
+def test_full_disk_counts_losses(tmp_path: Path, process_of: Callable[[Path], Process], way: str) -> None:
+    """On a full disk events are lost and counted.
+
+    No SIGBUS, no exception; what was recorded stays, and recording goes on when there is space again.
+    """
     small, copy = tmp_path / "small", tmp_path / "copy"
     small.mkdir()
     child = [sys.executable, "-c", CHILD, way, str(small / "run"), str(copy)]
@@ -135,7 +136,8 @@ def test_a_full_disk_loses_events_and_says_how_many(
 
 
 @pytest.mark.skipif("disk" not in WAYS, reason="no disk of its own can be mounted here")
-def test_a_command_whose_recording_fills_the_disk_keeps_its_exit_code_and_the_loss_is_said(tmp_path: Path) -> None:
+def test_full_disk_keeps_exit_code(tmp_path: Path) -> None:
+    """A command whose Recording fills the disk keeps its exit code, and the loss is reported."""
     program = tmp_path / "program.py"
     program.write_text(
         "import subprocess, sys, rltrace\n"
@@ -149,7 +151,9 @@ def test_a_command_whose_recording_fills_the_disk_keeps_its_exit_code_and_the_lo
     done = _exec_on(small, "40k", program)
     assert done.returncode == 5, done.stderr
     assert "Traceback" not in done.stderr
-    assert re.search(r"rltrace: [\d,]+ events could not be written: the disk is full; the rest is whole", done.stderr)
+    assert re.search(
+        r"rltrace: [\d,]+ events could not be written: the disk is full; all others are there", done.stderr
+    )
 
 
 @pytest.mark.skipif("disk" not in WAYS, reason="no disk of its own can be mounted here")
@@ -162,7 +166,7 @@ def test_a_full_disk_is_the_reason(tmp_path: Path) -> None:
     said = _exec_on(small, "12k", program).stderr
     (line,) = [line for line in said.splitlines() if line.startswith("rltrace: not traced: ")]
     assert line.endswith(
-        f"{program}: the disk of the Recording is full: there was no room for the folder of one more process"
+        f"{program}: the disk of the Recording is full: there was no room for another process's folder"
     )
 
 
@@ -184,7 +188,8 @@ def _records_of_spans(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("place", ["below a file", "in /proc", "a file"])
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, place: str, capsys: pytest.CaptureFixture) -> None:
+def test_unwritable_folder_is_one_line(tmp_path: Path, place: str, capsys: pytest.CaptureFixture) -> None:
+    """A folder that cannot be written is one line."""
     file = tmp_path / "file"
     file.write_text("mine")
     wanted = {"below a file": file / "run", "in /proc": Path("/proc/rltrace-run"), "a file": file}[place]
@@ -197,13 +202,15 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, place: str,
     assert file.read_text() == "mine"
 
 
-def test_a_recording_that_cannot_be_joined_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_unjoinable_recording_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """A Recording that cannot be joined is one line."""
     (tmp_path / "file").write_text("mine")
     assert rltrace.join(tmp_path / "file") is None
     assert capsys.readouterr().err.startswith(f"rltrace: not recording: {tmp_path / 'file'} cannot be written: ")
 
 
-def test_a_folder_that_is_deleted_under_the_run_is_not_noticed(folder: Path) -> None:
+def test_deleted_folder_is_not_noticed(folder: Path) -> None:
+    """The program does not notice that its folder was deleted during the run."""
     rltrace.start(folder)
     with rltrace.span("a"):
         shutil.rmtree(folder)
@@ -215,8 +222,11 @@ def test_a_folder_that_is_deleted_under_the_run_is_not_noticed(folder: Path) -> 
     assert not folder.exists()
 
 
-def test_a_file_that_is_cut_kills_nobody(folder: Path) -> None:
-    """A program that overwrites what it has mapped ends as it would have: no page of it is read any more."""
+def test_cut_file_kills_nobody(folder: Path) -> None:
+    """A truncated file kills no process.
+
+    A program that overwrites what it has mapped ends as it would have: no page of it is read any more.
+    """
     program = (
         f"import pathlib, rltrace; folder = rltrace.start({str(folder)!r})\n"
         "with rltrace.span('a'): pass\n"
@@ -228,9 +238,10 @@ def test_a_file_that_is_cut_kills_nobody(folder: Path) -> None:
     assert Recording.open(folder).is_complete
 
 
-def test_a_deleted_working_directory_is_one_line(
+def test_deleted_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
+    """A deleted working directory is one line."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -26,7 +26,8 @@ def multiply(count: int) -> None:
             matrix = torch.mm(matrix, matrix) / 300
 
 
-def test_every_operator_lies_inside_the_span_that_called_it_within_the_stated_error(folder: Path) -> None:
+def test_operators_inside_their_span(folder: Path) -> None:
+    """Every operator lies inside the span that called it, within the stated error."""
     rltrace.start(folder)
     multiply(3)  # not asked for
     rltrace.start_kernels()
@@ -51,7 +52,8 @@ def test_without_a_recording_nothing_is_profiled() -> None:
     rltrace.stop_kernels()
 
 
-def test_a_profiler_of_the_programs_own_is_left_alone_and_the_reason_is_said(folder: Path) -> None:
+def test_own_profiler_is_left_alone(folder: Path) -> None:
+    """The program's own profiler is left alone, and the reason is recorded."""
     rltrace.start(folder)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
         rltrace.start_kernels()
@@ -63,7 +65,9 @@ def test_a_profiler_of_the_programs_own_is_left_alone_and_the_reason_is_said(fol
     assert any(event.name == "aten::mm" for event in own.events())
 
 
-def test_offset_and_drift_of_the_profilers_clock_are_taken_out() -> None:
+def test_offset_and_drift_are_removed() -> None:
+    """Offset and drift of the profiler's clock are taken out."""
+
     def profiler_ns(host_ns: int) -> int:
         return 1_700_000_000_000_000_000 + host_ns + host_ns // 10_000  # 100 µs a second
 
@@ -75,6 +79,7 @@ def test_offset_and_drift_of_the_profilers_clock_are_taken_out() -> None:
         assert abs(clocks.host_ns(profiler_ns(host_ns)) - host_ns) <= clocks.error_ns
 
 
-def test_marks_that_the_profiler_has_not_seen_are_an_error_and_no_guess() -> None:
+def test_unseen_marks_are_an_error() -> None:
+    """Marks that the profiler has not seen are an error and no guess."""
     with pytest.raises(ValueError, match="1 of 2 marks"):
         clock_map([(1, 2)], [(1, 2), (3, 4)])

@@ -73,8 +73,11 @@ asyncio.run(main())
 """
 
 
-def test_every_span_left_before_a_kill_is_in_the_recording(tmp_path: Path) -> None:
-    """Over many kills at random moments, with threads and asyncio tasks at work."""
+def test_spans_left_before_a_kill(tmp_path: Path) -> None:
+    """Every span that ended before a kill is in the Recording.
+
+    Over many kills at random moments, with threads and asyncio tasks at work.
+    """
     chance = random.Random(0)
     reported = 0
     for kill in range(KILLS):
@@ -135,8 +138,11 @@ def _compare(folder: Path, lines: list[str]) -> int:
     return len(said["left"])
 
 
-def test_kills_in_the_first_milliseconds_leave_no_nonsense(tmp_path: Path) -> None:
-    """Of a process, and of children that it forks: what they opened is whole, what they did not is not there."""
+def test_early_kills_leave_no_nonsense(tmp_path: Path) -> None:
+    """Kills in the first milliseconds leave nothing that makes no sense.
+
+    Of a process, and of children that it forks: what they opened is whole, what they did not is not there.
+    """
     for kill in range(10):
         folder = tmp_path / str(kill)
         mode = ("one", "many")[kill % 2]

@@ -17,7 +17,7 @@ from rltrace.analysis.summary import Summary, summarize
 from rltrace.cli import main
 from rltrace.events import Span
 from rltrace.read.recording import Process, Recording
-from rltrace.record import announcement
+from rltrace.record import announcement, spans
 
 READERS = (
     ["summary"], ["summary", "--all"], ["summary", "--json"],
@@ -51,7 +51,7 @@ def _send(size_bytes: Any) -> None:
         with rltrace.span("step", step=1), rltrace.phase("weight_sync"):
             with rltrace.span("weight_sync.send", bytes=size_bytes, tensors=size_bytes):
                 pass
-            with rltrace.span("gpu.fsdp.all_gather", bytes=size_bytes, ranks=size_bytes, queued_ns=size_bytes):
+            with spans.automatic_span("gpu.fsdp.all_gather", bytes=size_bytes, ranks=size_bytes, queued_ns=size_bytes):
                 pass
 
 
@@ -65,7 +65,11 @@ def _count(*values: Any) -> None:
 
 
 def _run_out(**asked: Any) -> None:
-    with rltrace.span("step", step=1), rltrace.phase("actor.update"), rltrace.span("memory.out_of_memory", **asked):
+    with (
+        rltrace.span("step", step=1),
+        rltrace.phase("actor.update"),
+        spans.automatic_span("memory.out_of_memory", **asked),
+    ):
         pass
 
 
@@ -125,8 +129,11 @@ def test_what_may_be_written_is_read(folder: Path, call: str, role: str) -> None
         lambda: rltrace.record.spans.counter_at("c", -1, 1),
     ],
 )
-def test_a_time_that_no_clock_tells_is_lost(folder: Path, call: Callable[[], object]) -> None:
-    """Counted where it is written, and nothing else is lost for it."""
+def test_impossible_time_is_lost(folder: Path, call: Callable[[], object]) -> None:
+    """A time that no clock can show counts as lost.
+
+    Counted where it is written, and nothing else is lost for it.
+    """
     rltrace.start(folder)
     with rltrace.span("kept"):
         call()
@@ -146,10 +153,13 @@ REFUSED = {
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in REFUSED.items() for value in values])
 @pytest.mark.parametrize("by", ["start", "identify"])
-def test_identity_of_another_type_is_left_out(
+def test_wrong_identity_is_ignored(
     folder: Path, capsys: pytest.CaptureFixture, field: str, value: Any, by: str
 ) -> None:
-    """With a line that says so, and with what else is said kept."""
+    """An identity of the wrong type is ignored.
+
+    With a line that says so, and with what else is said kept.
+    """
     announcement.complain_once.cache_clear()
     if by == "start":
         rltrace.start(folder, **{"role": "worker", field: value})
@@ -159,15 +169,18 @@ def test_identity_of_another_type_is_left_out(
     with rltrace.span("a"):
         pass
     rltrace.stop()
-    assert capsys.readouterr().err.startswith(f"rltrace: left out: {field} is ")
+    assert capsys.readouterr().err.startswith(f"rltrace: ignored: {field} must be ")
     (process,) = Recording.open(folder).processes
     assert (process.rank, process.device) == (None, None)
     assert process.role == ("process" if (field, by) == ("role", "start") else "worker")
     everything_reads(folder)
 
 
-def test_identity_of_numpy_is_what_it_says(folder: Path) -> None:
-    """Numbers of numpy are numbers, and what a device has is text."""
+def test_numpy_identity_is_kept(folder: Path) -> None:
+    """An identity of numpy's types is kept.
+
+    Numbers of numpy are numbers, and what a device has is text.
+    """
     numpy = pytest.importorskip("numpy")
     rltrace.start(folder, rank=numpy.int64(3), device={"host": "h", "uuid": numpy.str_("u"), 1: numpy.float32(2)})
     rltrace.stop()
@@ -175,15 +188,18 @@ def test_identity_of_numpy_is_what_it_says(folder: Path) -> None:
     assert (process.rank, process.device) == (3, {"host": "h", "uuid": "u", "1": "2.0"})
 
 
-def test_a_bound_that_is_no_number_is_left_out(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    """Nothing is lost for it."""
+def test_wrong_bound_is_ignored(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    """A bound that is no number is ignored.
+
+    Nothing is lost for it.
+    """
     announcement.complain_once.cache_clear()
     rltrace.start(folder, max_bytes="1 GB")  # type: ignore[arg-type]
     for n in range(4000):
         with rltrace.span("a", n=n, filler="x" * 500):
             pass
     rltrace.stop()
-    assert "left out: max_bytes is a whole number, not '1 GB'" in capsys.readouterr().err
+    assert "ignored: max_bytes must be a whole number, not '1 GB'" in capsys.readouterr().err
     assert Recording.open(folder).lost_events == 0
 
 
@@ -210,8 +226,11 @@ rltrace.stop()
 """
 
 
-def test_text_that_is_none_is_read_with_a_mark(folder: Path, process_of: Callable[[Path], Process]) -> None:
-    """Bytes that are no UTF-8, as file names have: in roles, names, threads, command lines, spans and keys."""
+def test_broken_text_gets_a_mark(folder: Path, process_of: Callable[[Path], Process]) -> None:
+    """Text that cannot be decoded is read with a replacement mark.
+
+    Bytes that are no UTF-8, as file names have: in roles, names, threads, command lines, spans and keys.
+    """
     subprocess.run([sys.executable, "-c", SURROGATES, str(folder), b"a\xff"], check=True)
     summary = everything_reads(folder)
     assert summary.lost_events == 0 and summary.processes[0].spans == 3

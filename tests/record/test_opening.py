@@ -71,8 +71,11 @@ def _check_sane(summary: Summary, children: int) -> None:
 OPENING_FRAMES = {"_open", "_show", "_attempt", "_lines", "__init__", "show", "append", "_write", "discard_attempts"}
 
 
-def test_a_process_killed_at_any_line_of_its_opening_is_whole_or_counted(folder: Path) -> None:
-    """By SIGKILL at each line: it has said who it is, or is said to have died; it is never a process of time zero."""
+def test_killed_opening_is_whole_or_counted(folder: Path) -> None:
+    """A process that is killed at any line of its opening is read or counted.
+
+    By SIGKILL at each line: it has said who it is, or is said to have died; it is never a process of time zero.
+    """
     rltrace.start(folder)
     with rltrace.span("parent"):
         pass
@@ -100,8 +103,11 @@ def test_a_process_killed_at_any_line_of_its_opening_is_whole_or_counted(folder:
     assert archived.unidentified == summary.unidentified
 
 
-def test_an_exception_at_any_bytecode_of_the_opening_leaves_it_to_the_next_record(folder: Path) -> None:
-    """Whichever it is: the next record makes the folder, and it says who the process is and what was lost."""
+def test_interrupted_opening_is_resumed(folder: Path) -> None:
+    """If an exception interrupts the opening at any bytecode, the next record completes it.
+
+    Whichever it is: the next record makes the folder, and it says who the process is and what was lost.
+    """
     rltrace.start(folder)
     typed = rltrace.typed_span("typed", n=int)
     rltrace.record.spans.current().hook("i", "m:f", "installed")
@@ -188,7 +194,7 @@ def test_full_disk_keeps_identity(folder: Path, size_bytes: int, when: str) -> N
     (found,) = Recording.open(folder).processes
     spans = list(found.events())
     # 16,384 is what the counts need: then the folder is there, and the segments are not.
-    said = "is tried again every second" in done.stderr
+    said = "rltrace tries again every second" in done.stderr
     assert said == (size_bytes < 16_384) and len(done.stderr.splitlines()) <= 1
     assert (found.role, found.rank, found.unavailable) == ("worker", 3, {"what": "why"})
     assert [hook["target"] for hook in found.hooks] == ["m:f"] and found.end_ns is not None
@@ -197,8 +203,11 @@ def test_full_disk_keeps_identity(folder: Path, size_bytes: int, when: str) -> N
     assert Recording.open(folder).unidentified == []
 
 
-def test_a_process_without_identity_is_in_no_figure_and_its_spans_are_lost(tmp_path: Path) -> None:
-    """As those have that an earlier release left: an empty `process.jsonl`, with segments or without."""
+def test_no_identity_is_in_no_figure(tmp_path: Path) -> None:
+    """A process without an identity is in no figure, and its spans count as lost.
+
+    As those have that an earlier release left: an empty `process.jsonl`, with segments or without.
+    """
     step = recordings.span("step", 5, 8, step=1) + recordings.sample("c", 6, 1)
     written = recordings.Written(tmp_path / "run")
     written.process("driver", step, role="driver", start_ns=10**9, ended_s=9)
@@ -219,8 +228,11 @@ def test_a_process_without_identity_is_in_no_figure_and_its_spans_are_lost(tmp_p
     assert "2 events of host-6-7, whose identity is missing" in screen
 
 
-def test_a_process_that_is_opening_its_folder_is_not_said_to_have_died(folder: Path) -> None:
-    """It is alive, and a moment later it is there."""
+def test_opening_process_has_not_died(folder: Path) -> None:
+    """A process that is opening its folder is not said to have died.
+
+    It is alive, and a moment later it is there.
+    """
     rltrace.start(folder)
     key = process.process_key(1)
     (folder / OPENING / f"{key}+1").mkdir()
@@ -231,8 +243,11 @@ def test_a_process_that_is_opening_its_folder_is_not_said_to_have_died(folder: P
     json.dumps(Recording.open(folder).manifest)
 
 
-def test_a_spool_without_any_folder_gets_one(tmp_path: Path) -> None:
-    """On another host than the run's, nobody has made the folder of the processes before the first one."""
+def test_empty_spool_gets_a_folder(tmp_path: Path) -> None:
+    """A spool without a folder gets one.
+
+    On another host than the run's, nobody has made the folder of the processes before the first one.
+    """
     lifecycle.join(tmp_path / "spool")
     rltrace.counter("value", 1)
     rltrace.stop()

@@ -40,7 +40,8 @@ def record_everything(name: str) -> None:
     rltrace.typed_span(name)().__enter__()
 
 
-def test_what_happens_in_a_pause_is_not_recorded_and_what_happens_around_it_is(recorded: Path) -> None:
+def test_pause_records_nothing(recorded: Path) -> None:
+    """What happens in a pause is not recorded, and what happens around it is."""
     record_everything("before")
     rltrace.pause()
     record_everything("inside")
@@ -57,7 +58,8 @@ def test_what_happens_in_a_pause_is_not_recorded_and_what_happens_around_it_is(r
     assert inside == []
 
 
-def test_a_span_around_a_pause_is_whole(recorded: Path) -> None:
+def test_span_around_a_pause(recorded: Path) -> None:
+    """A span around a pause is whole."""
     with rltrace.span("step", recorded=False) as step:
         rltrace.pause()
         rltrace.resume()
@@ -69,7 +71,24 @@ def test_a_span_around_a_pause_is_whole(recorded: Path) -> None:
     assert span.args == {"recorded": False, "seconds": 1}
 
 
-def test_a_thread_that_begins_in_a_pause_records_once_it_is_over(recorded: Path) -> None:
+def test_span_that_ends_in_a_pause(recorded: Path) -> None:
+    """A span that is open when a pause begins and ends inside of it ends at the pause; later spans are not in it."""
+    call = rltrace.span("call").__enter__()
+    rltrace.pause()
+    call.__exit__(None, None, None)
+    rltrace.resume()
+    with rltrace.span("later"):
+        pass
+    rltrace.stop()
+    (process,) = Recording.open(recorded).processes
+    found = {event.name: event for event in process.events() if isinstance(event, Span)}
+    ((begin_ns, end_ns),) = process.pauses
+    assert end_ns is not None
+    assert found["call"].end_ns == begin_ns < end_ns < found["later"].start_ns
+
+
+def test_thread_begun_in_a_pause(recorded: Path) -> None:
+    """A thread that begins in a pause records once the pause is over."""
     paused, go_on = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -91,7 +110,8 @@ def test_a_thread_that_begins_in_a_pause_records_once_it_is_over(recorded: Path)
     assert process.lost_events == 0
 
 
-def test_a_process_that_ends_while_it_is_paused_ends_in_good_order(recorded: Path) -> None:
+def test_end_while_paused(recorded: Path) -> None:
+    """A process that ends while it is paused ends in good order."""
     rltrace.pause()
     rltrace.stop()
     (process,) = Recording.open(recorded).processes
@@ -99,7 +119,8 @@ def test_a_process_that_ends_while_it_is_paused_ends_in_good_order(recorded: Pat
     assert [end_ns for _, end_ns in process.pauses] == [None]
 
 
-def test_starting_again_while_paused_joins_the_same_recording(recorded: Path, tmp_path: Path) -> None:
+def test_start_while_paused(recorded: Path, tmp_path: Path) -> None:
+    """Starting again while paused joins the same Recording."""
     rltrace.pause()
     assert rltrace.start(tmp_path / "another") == recorded
     rltrace.identify(role="driver")
@@ -108,7 +129,8 @@ def test_starting_again_while_paused_joins_the_same_recording(recorded: Path, tm
     assert process.role == "driver"
 
 
-def test_a_child_forked_in_a_pause_is_paused_and_can_go_on(recorded: Path) -> None:
+def test_fork_while_paused(recorded: Path) -> None:
+    """A child forked in a pause is paused and can go on."""
     rltrace.pause()
     child = os.fork()
     if child == 0:
@@ -123,16 +145,16 @@ def test_a_child_forked_in_a_pause_is_paused_and_can_go_on(recorded: Path) -> No
     assert set(events_of(of_child)) == {"child"}
 
 
-def test_pausing_what_is_not_recorded_does_nothing() -> None:
+def test_pause_without_recording() -> None:
+    """Pausing what is not recorded does nothing."""
     rltrace.pause()
     rltrace.resume()
     assert spans.current() is None
     assert rltrace.measure_cost() == {}
 
 
-def test_hooks_neither_fire_nor_work_in_a_pause_and_do_both_again_after_it(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_rest_in_a_pause(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks neither fire nor work in a pause, and do both again after it."""
     module = ModuleType("paused_module")
     exec("def work(x):\n    return x + 1", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -156,10 +178,11 @@ def test_hooks_neither_fire_nor_work_in_a_pause_and_do_both_again_after_it(
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_dormant_hook_is_after_a_pause_what_it_was_told_in_it(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
-) -> None:
-    """A history of allocations may begin or end while recording is paused."""
+def test_dormant_hook_after_a_pause(recorded: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    """A dormant hook keeps after a pause what it was told during it.
+
+    A history of allocations may begin or end while recording is paused.
+    """
     module = ModuleType("paused_module")
     exec("def work(x):\n    return x + 1", module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -181,7 +204,8 @@ def test_a_dormant_hook_is_after_a_pause_what_it_was_told_in_it(
     assert asked == ([3] if wanted else [1])
 
 
-def test_measuring_the_cost_leaves_figures_and_no_events(recorded: Path) -> None:
+def test_cost_without_events(recorded: Path) -> None:
+    """Measuring the cost leaves figures and no events."""
     with rltrace.span("before"):
         pass
     costs = rltrace.measure_cost()

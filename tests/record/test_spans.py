@@ -51,7 +51,8 @@ def test_times_are_those_of_the_clock(folder: Path, spans_of: Spans, monkeypatch
     assert (inner.start_ns - outer.start_ns, inner.end_ns - inner.start_ns, outer.end_ns - inner.end_ns) == (10, 10, 10)
 
 
-def test_arguments_of_the_end_come_over_those_of_the_beginning(folder: Path, spans_of: Spans) -> None:
+def test_late_arguments_win(folder: Path, spans_of: Spans) -> None:
+    """Arguments of the end replace those of the beginning."""
     rltrace.start(folder)
     with rltrace.span("a", bytes=1, kept=True) as span:
         span.set(bytes=2)
@@ -66,7 +67,8 @@ def test_arguments_of_the_end_come_over_those_of_the_beginning(folder: Path, spa
     assert b.args == {"self": "no clash with the method's own argument"}
 
 
-def test_an_exception_passes_through_and_is_named(folder: Path, spans_of: Spans) -> None:
+def test_exception_passes_and_is_named(folder: Path, spans_of: Spans) -> None:
+    """An exception passes through and is named."""
     rltrace.start(folder)
     error = ValueError("mine")
     with pytest.raises(ValueError) as caught, rltrace.span("a", bytes=1):
@@ -76,7 +78,8 @@ def test_an_exception_passes_through_and_is_named(folder: Path, spans_of: Spans)
     assert spans_of(folder)[0].args == {"bytes": 1, "error": "ValueError"}
 
 
-def test_a_phase_says_that_it_is_one(folder: Path, spans_of: Spans) -> None:
+def test_phase_is_marked(folder: Path, spans_of: Spans) -> None:
+    """A phase says that it is one."""
     rltrace.start(folder)
     with rltrace.phase("my.phase", step=1), rltrace.span("my.phase"):
         pass
@@ -84,7 +87,8 @@ def test_a_phase_says_that_it_is_one(folder: Path, spans_of: Spans) -> None:
     assert [span.is_phase for span in spans_of(folder)] == [True, False]
 
 
-def test_a_typed_span_reads_like_any_other(folder: Path, spans_of: Spans) -> None:
+def test_typed_span_reads_like_others(folder: Path, spans_of: Spans) -> None:
+    """A typed span reads like any other."""
     before = rltrace.typed_span("declared.before", bytes=int, task=str, args=str, ok=bool)
     rltrace.start(folder)
     after = rltrace.typed_span("declared.after")
@@ -98,8 +102,11 @@ def test_a_typed_span_reads_like_any_other(folder: Path, spans_of: Spans) -> Non
 
 
 @pytest.mark.parametrize("recording", [False, True])
-def test_a_typed_span_with_the_wrong_number_of_arguments_is_refused_at_once(folder: Path, recording: bool) -> None:
-    """Like any call with the wrong arguments, and not only once somebody records."""
+def test_typed_span_wrong_arguments(folder: Path, recording: bool) -> None:
+    """A typed span with the wrong number of arguments is refused at once.
+
+    Like any call with the wrong arguments, and not only once somebody records.
+    """
     gather = rltrace.typed_span("gather", bytes=int)
     if recording:
         rltrace.start(folder)
@@ -177,9 +184,8 @@ def test_arguments_of_any_kind_are_recorded(folder: Path, spans_of: Spans) -> No
     [(10**30, "1" + "0" * 30), ("\udc80", "?"), (Bad(), "<Bad>"), ([2**70] * 200, str([2**70] * 200)[:256])],
     ids=["huge int", "no text", "raises", "a list of huge ints"],
 )
-def test_an_argument_that_msgpack_refuses_becomes_text_and_its_span_is_kept(
-    folder: Path, process_of: ReadProcess, value: Any, said: str
-) -> None:
+def test_refused_argument_becomes_text(folder: Path, process_of: ReadProcess, value: Any, said: str) -> None:
+    """An argument that msgpack refuses becomes text, and its span is kept."""
     declared = rltrace.typed_span("typed", value=object, bytes=int)
     rltrace.start(folder)
     with rltrace.span("first", value=value, kept=1), rltrace.span("late") as late:
@@ -198,9 +204,8 @@ def test_an_argument_that_msgpack_refuses_becomes_text_and_its_span_is_kept(
 
 
 @pytest.mark.parametrize("value", [None, "a", [1], {"a": 1}, b"a", object()])
-def test_a_sample_that_is_no_number_is_counted_as_lost_not_as_torn(
-    folder: Path, process_of: ReadProcess, value: Any
-) -> None:
+def test_bad_sample_is_lost(folder: Path, process_of: ReadProcess, value: Any) -> None:
+    """A sample that is no number is counted as lost, not as torn."""
     rltrace.start(folder)
     rltrace.counter("before", 1)
     rltrace.counter("a", value)
@@ -212,9 +217,8 @@ def test_a_sample_that_is_no_number_is_counted_as_lost_not_as_torn(
 
 
 @pytest.mark.parametrize("name", [5, -0.5, None, b"a", ["a"]])
-def test_a_name_that_is_no_text_is_counted_as_lost_once_for_each_event(
-    folder: Path, process_of: ReadProcess, name: Any
-) -> None:
+def test_bad_name_is_lost(folder: Path, process_of: ReadProcess, name: Any) -> None:
+    """A name that is no text is counted as lost, once for each event."""
     rltrace.start(folder)
     with rltrace.span("outer"), rltrace.span(name):
         rltrace.counter(name, 1)
@@ -226,12 +230,14 @@ def test_a_name_that_is_no_text_is_counted_as_lost_once_for_each_event(
     assert (process.lost_events, process.misfits, process.torn, process.orphans) == (4, 4, 0, 0)
 
 
-def test_a_name_that_is_no_text_is_refused_where_it_is_declared_once() -> None:
+def test_bad_declared_name_is_refused() -> None:
+    """A name that is no text is refused where it is declared once."""
     with pytest.raises(TypeError, match="the name of a span is text, not 5"):
         rltrace.typed_span(5)  # type: ignore[arg-type]
 
 
-def test_a_sample_of_any_number_arrives_as_that_number(folder: Path, process_of: ReadProcess) -> None:
+def test_any_number_arrives(folder: Path, process_of: ReadProcess) -> None:
+    """A sample of any number arrives as that number."""
     values = [True, np.bool_(False), np.int32(3), np.float64(0.5), Scalar(), float("inf")]
     rltrace.start(folder)
     for value in values:
@@ -246,9 +252,8 @@ def test_a_sample_of_any_number_arrives_as_that_number(folder: Path, process_of:
 @pytest.mark.parametrize(
     "value", ["x" * (2 << 20), "x" * (segment.NEXT_BYTES - 256)], ids=["2 MiB", "as large as a segment"]
 )
-def test_an_argument_that_cannot_be_recorded_is_counted_not_raised(
-    folder: Path, process_of: ReadProcess, value: Any
-) -> None:
+def test_unrecordable_argument_is_counted(folder: Path, process_of: ReadProcess, value: Any) -> None:
+    """An argument that cannot be recorded is counted and does not raise."""
     rltrace.start(folder)
     rltrace.counter("before", 1)
     with rltrace.span("a", value=value):
@@ -270,10 +275,11 @@ def test_an_argument_that_cannot_be_recorded_is_counted_not_raised(
 # ---------------------------------------------------------------- threads, tasks, generators
 
 
-def test_three_hundred_threads_of_one_span_each_cost_little(
-    folder: Path, process_of: ReadProcess, spans_of: Spans
-) -> None:
-    """Alive together they have a small segment each; those of dead threads are used again."""
+def test_many_short_threads_cost_little(folder: Path, process_of: ReadProcess, spans_of: Spans) -> None:
+    """Three hundred threads with one span each cost little.
+
+    Alive together they have a small segment each; those of dead threads are used again.
+    """
     rltrace.start(folder)
     for generation in range(3):
         gate = threading.Barrier(300)
@@ -306,7 +312,9 @@ def test_three_hundred_threads_of_one_span_each_cost_little(
     assert sum(path.stat().st_size for path in segments) < 300 * 1024, "cut behind the last record"
 
 
-def test_threads_one_after_another_share_a_segment(folder: Path, spans_of: Spans) -> None:
+def test_threads_share_a_segment(folder: Path, spans_of: Spans) -> None:
+    """Threads one after another share a segment."""
+
     def work(n: int) -> None:
         with rltrace.span("work", n=n):
             pass
@@ -321,8 +329,11 @@ def test_threads_one_after_another_share_a_segment(folder: Path, spans_of: Spans
     assert len(list(folder.glob("processes/*/*.seg"))) == 1
 
 
-def test_a_threads_first_record_may_be_larger_than_its_first_segment(folder: Path, process_of: ReadProcess) -> None:
-    """Also where a dead thread has left it one with less room than that."""
+def test_large_first_record(folder: Path, process_of: ReadProcess) -> None:
+    """A thread's first record may be larger than its first segment.
+
+    Also where a dead thread has left it one with less room than that.
+    """
 
     def work(size_bytes: int) -> None:
         with rltrace.span("work", filler="x" * size_bytes):
@@ -341,7 +352,9 @@ def test_a_threads_first_record_may_be_larger_than_its_first_segment(folder: Pat
     assert process.lost_events == 0
 
 
-def test_a_thread_with_an_odd_name_is_recorded(folder: Path, process_of: ReadProcess) -> None:
+def test_oddly_named_thread(folder: Path, process_of: ReadProcess) -> None:
+    """A thread with an odd name is recorded."""
+
     def work() -> None:
         rltrace.counter("c", 1)
 
@@ -357,7 +370,9 @@ def test_a_thread_with_an_odd_name_is_recorded(folder: Path, process_of: ReadPro
     assert list(process.threads.values())[-1] == "прогон ✓"
 
 
-def test_asyncio_tasks_in_the_same_span_keep_their_own_identity(folder: Path, spans_of: Spans) -> None:
+def test_tasks_in_one_span(folder: Path, spans_of: Spans) -> None:
+    """asyncio tasks in the same span keep their own identity."""
+
     async def child(n: int) -> None:
         async with rltrace.span("child", n=n):
             await asyncio.sleep(0)
@@ -383,7 +398,8 @@ def test_asyncio_tasks_in_the_same_span_keep_their_own_identity(folder: Path, sp
     assert len(spans_of(folder)) == 104
 
 
-def test_a_callback_of_a_loop_is_of_no_task_though_another_threads_loop_runs_one(folder: Path, spans_of: Spans) -> None:
+def test_callback_has_no_task(folder: Path, spans_of: Spans) -> None:
+    """A callback of a loop has no task even if another thread's loop runs one."""
     running, recorded = threading.Event(), threading.Event()
 
     async def task() -> None:
@@ -411,7 +427,9 @@ def test_a_callback_of_a_loop_is_of_no_task_though_another_threads_loop_runs_one
     assert {span.name: span.task == 0 for span in spans_of(folder)} == {"in task": False, "in callback": True}
 
 
-def test_a_flow_belongs_to_its_own_task(folder: Path, spans_of: Spans) -> None:
+def test_flow_belongs_to_its_task(folder: Path, spans_of: Spans) -> None:
+    """A flow belongs to its own task."""
+
     async def child(n: int) -> None:
         with rltrace.span("child", n=n):
             await asyncio.sleep(0)
@@ -427,7 +445,9 @@ def test_a_flow_belongs_to_its_own_task(folder: Path, spans_of: Spans) -> None:
     assert all(span.flows_out == (f"flow {span.args['n']}",) for span in spans_of(folder))
 
 
-def test_spans_inside_interleaved_generators_end_where_they_end(folder: Path, spans_of: Spans) -> None:
+def test_interleaved_generators(folder: Path, spans_of: Spans) -> None:
+    """Spans inside interleaved generators end where they end."""
+
     def numbers(key: str) -> Generator[int, None, None]:
         with rltrace.span("generator", key=key):
             for n in range(3):
@@ -450,7 +470,8 @@ def test_spans_inside_interleaved_generators_end_where_they_end(folder: Path, sp
 
 
 @pytest.mark.parametrize("order", ["ends in a later segment", "ends in an earlier segment"])
-def test_a_span_may_end_in_another_thread(folder: Path, process_of: ReadProcess, spans_of: Spans, order: str) -> None:
+def test_span_ends_in_another_thread(folder: Path, process_of: ReadProcess, spans_of: Spans, order: str) -> None:
+    """A span may end in another thread."""
     rltrace.start(folder)
     if order == "ends in an earlier segment":  # of two segments the main thread's is read first
         rltrace.counter("first", 1)
@@ -537,14 +558,16 @@ async def async_generator(n: int) -> AsyncGenerator[Any, Any]:
         closed.append("closed")
 
 
-def test_traced_keeps_the_kind_the_name_and_the_signature() -> None:
+def test_traced_keeps_kind_and_signature() -> None:
+    """`traced` keeps the kind, the name and the signature."""
     assert inspect.isfunction(plain) and inspect.iscoroutinefunction(coroutine)
     assert inspect.isgeneratorfunction(generator) and inspect.isasyncgenfunction(async_generator)
     assert str(inspect.signature(plain)) == "(a: 'int', *, b: 'int' = 2) -> 'int'"
     assert (plain.__name__, plain.__doc__) == ("plain", "Adds.")
 
 
-def test_traced_calls_return_yield_and_raise_what_the_function_does(folder: Path, spans_of: Spans) -> None:
+def test_traced_calls_behave_alike(folder: Path, spans_of: Spans) -> None:
+    """Traced calls return, yield and raise what the function does."""
     rltrace.start(folder)
     assert plain(1, b=3) == 4
     assert asyncio.run(coroutine(5)) == 5
@@ -570,7 +593,9 @@ def test_traced_calls_return_yield_and_raise_what_the_function_does(folder: Path
     ]
 
 
-def test_a_traced_async_generator_takes_asend_athrow_and_aclose(folder: Path, spans_of: Spans) -> None:
+def test_traced_async_generator(folder: Path, spans_of: Spans) -> None:
+    """A traced async generator takes asend, athrow and aclose."""
+
     async def main() -> None:
         assert [item async for item in async_generator(3)] == [0, 1, 2]
         running = async_generator(3)
@@ -626,7 +651,8 @@ def test_traced_takes_methods_and_partials(folder: Path, spans_of: Spans) -> Non
 
 
 @pytest.mark.parametrize("decorated", [int, property(str), 3])
-def test_traced_says_at_once_what_it_cannot_decorate(decorated: Any) -> None:
+def test_traced_refuses_at_once(decorated: Any) -> None:
+    """`traced` says at once what it cannot decorate."""
     with pytest.raises(TypeError, match="only calls of functions are spans; decorate its methods"):
         rltrace.traced(decorated)
     with pytest.raises(TypeError, match="only calls of functions are spans"):
@@ -636,7 +662,8 @@ def test_traced_says_at_once_what_it_cannot_decorate(decorated: Any) -> None:
 # ---------------------------------------------------------------- start and stop
 
 
-def test_nothing_is_recorded_while_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_started_nothing_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded while nothing is started."""
     monkeypatch.chdir(tmp_path)
     with rltrace.span("a", b=1) as span, rltrace.phase("p"), rltrace.typed_span("t", x=int)(1):
         span.set(c=2)
@@ -656,7 +683,8 @@ def test_nothing_is_recorded_while_nothing_is_started(tmp_path: Path, monkeypatc
         ("python3", "autograd_0", "autograd_0"),
     ],
 )
-def test_a_foreign_threads_name_is_its_own_and_not_its_process_s(folder: Path, main: str, own: str, named: str) -> None:
+def test_foreign_thread_name(folder: Path, main: str, own: str, named: str) -> None:
+    """A foreign thread's name is its own and not its process's."""
     program = f"""
 import _thread, pathlib, threading, sys, rltrace
 def rename(name):
@@ -695,9 +723,8 @@ def test_start_stop_start_makes_two_recordings(folder: Path, spans_of: Spans, ca
     assert said == [f"rltrace: {folder} holds another run already; recording into {path}" for path in paths[1:]]
 
 
-def test_who_wants_no_word_is_not_told_that_a_folder_was_taken(
-    folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quiet_about_taken_folder(folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RLTRACE_QUIET suppresses the notice that a folder was taken."""
     monkeypatch.setenv("RLTRACE_QUIET", "1")
     for name in ("run", "run-2"):
         path = rltrace.start(folder)
@@ -709,7 +736,8 @@ def test_who_wants_no_word_is_not_told_that_a_folder_was_taken(
     assert capsys.readouterr().err.startswith("rltrace: not recording: "), "that is an error"
 
 
-def test_a_second_process_joins_a_run_that_goes_on(folder: Path, spans_of: Spans) -> None:
+def test_second_process_joins(folder: Path, spans_of: Spans) -> None:
+    """A second process joins a run that goes on."""
     rltrace.start(folder, role="driver")
     code = "import rltrace, sys; rltrace.start(sys.argv[1], role='worker', rank=1)\nwith rltrace.span('theirs'): pass"
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}  # it does not know of our run
@@ -723,10 +751,13 @@ def test_a_second_process_joins_a_run_that_goes_on(folder: Path, spans_of: Spans
 
 
 @pytest.mark.parametrize(("parent", "joined"), [("elsewhere-1-2", "run"), (None, "run-2")])
-def test_a_run_that_began_elsewhere_is_joined_though_its_owner_cannot_be_seen(
+def test_run_from_elsewhere_is_joined(
     folder: Path, monkeypatch: pytest.MonkeyPatch, parent: str | None, joined: str
 ) -> None:
-    """On another host, or in a container with pids of its own; `RLTRACE_DIR` alone is a wish of the user's."""
+    """A run that began on another host is joined even if its owner cannot be seen.
+
+    On another host, or in a container with pids of its own; `RLTRACE_DIR` alone is a wish of the user's.
+    """
     rltrace.start(folder)
     rltrace.stop()
     monkeypatch.setenv(cluster.DIR_VARIABLE, str(folder))
@@ -736,8 +767,11 @@ def test_a_run_that_began_elsewhere_is_joined_though_its_owner_cannot_be_seen(
     rltrace.stop()
 
 
-def test_a_run_whose_owner_was_killed_is_not_joined(folder: Path) -> None:
-    """Not even while the dead process waits to be reaped, nor when its pid is used again."""
+def test_run_of_killed_owner_is_not_joined(folder: Path) -> None:
+    """A run whose owner was killed is not joined.
+
+    Not even while the dead process waits to be reaped, nor when its pid is used again.
+    """
     code = "import rltrace, sys, time; rltrace.start(sys.argv[1]); print('ready', flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"ready\n"
@@ -751,7 +785,8 @@ def test_a_run_whose_owner_was_killed_is_not_joined(folder: Path) -> None:
     child.communicate()
 
 
-def test_a_pid_that_is_used_again_is_another_process(folder: Path) -> None:
+def test_reused_pid_is_another_process(folder: Path) -> None:
+    """A pid that is used again is another process."""
     rltrace.start(folder)
     try:
         manifest = folder / "manifest.json"
@@ -763,7 +798,8 @@ def test_a_pid_that_is_used_again_is_another_process(folder: Path) -> None:
         rltrace.stop()
 
 
-def test_stop_leaves_spans_open_that_are_open(folder: Path, process_of: ReadProcess) -> None:
+def test_stop_leaves_spans_open(folder: Path, process_of: ReadProcess) -> None:
+    """`stop` leaves open spans open."""
     rltrace.start(folder)
     with rltrace.span("open"), rltrace.typed_span("typed open")():
         with rltrace.span("over"):
@@ -778,7 +814,8 @@ def test_stop_leaves_spans_open_that_are_open(folder: Path, process_of: ReadProc
     assert process.end_ns is not None and process.lost_events == 0
 
 
-def test_a_span_that_outlives_its_recording_does_not_disturb_the_next(folder: Path, process_of: ReadProcess) -> None:
+def test_span_outlives_its_recording(folder: Path, process_of: ReadProcess) -> None:
+    """A span that outlives its Recording does not disturb the next one."""
     rltrace.start(folder)
     with rltrace.span("of the first"):
         rltrace.stop()
@@ -790,8 +827,11 @@ def test_a_span_that_outlives_its_recording_does_not_disturb_the_next(folder: Pa
     assert process.orphans == 1
 
 
-def test_stop_while_threads_record_cuts_nothing_off(folder: Path, spans_of: Spans) -> None:
-    """A span that was left before `stop` was called is there; a thread that goes on is not disturbed."""
+def test_stop_cuts_nothing_off(folder: Path, spans_of: Spans) -> None:
+    """`stop` while threads record cuts nothing off.
+
+    A span that was left before `stop` was called is there; a thread that goes on is not disturbed.
+    """
     for n in range(10):
         path = folder.with_name(f"run {n}")
         left: list[int] = []
@@ -816,8 +856,11 @@ def test_stop_while_threads_record_cuts_nothing_off(folder: Path, spans_of: Span
         assert set(left[:until]) <= seen and seen <= set(range(len(left)))
 
 
-def test_a_record_written_while_its_segment_is_closed_is_not_cut_off(tmp_path: Path) -> None:
-    """By another thread, between the look at where the last record ends and the end of the mapping."""
+def test_record_while_closing(tmp_path: Path) -> None:
+    """A record written while its segment is closed is not cut off.
+
+    By another thread, between the look at where the last record ends and the end of the mapping.
+    """
     written = segment.Segment(tmp_path / "1.seg", segment.FIRST_BYTES)
     written.write(b"first")
     mapping = written.map
@@ -838,8 +881,11 @@ def test_a_record_written_while_its_segment_is_closed_is_not_cut_off(tmp_path: P
     assert written.path.read_bytes() == b"firstsecond"
 
 
-def test_a_line_that_comes_late_does_not_go_into_another_file_of_the_program(folder: Path, tmp_path: Path) -> None:
-    """Which is given the number of the file that was closed."""
+def test_late_line_stays_out_of_other_files(folder: Path, tmp_path: Path) -> None:
+    """A late line does not go into another file of the program.
+
+    Which is given the number of the file that was closed.
+    """
     rltrace.start(folder)
     late = spans.current()
     rltrace.stop()
@@ -866,7 +912,8 @@ def test_identity_says_who_and_whose_clock(folder: Path, process_of: ReadProcess
     assert abs(process.unix_offset_ns - now) < 1_000_000_000
 
 
-def test_real_time_is_read_in_the_middle_of_the_narrowest_of_five_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_time_in_narrowest_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real time is read in the middle of the narrowest of five windows."""
     widths_ns = [900, 800, 40, 700, 600]
     before_ns = [1_000 * place for place in range(5)]
     monotonic = (ns for begin, width in zip(before_ns, widths_ns, strict=True) for ns in (begin, begin + width))
@@ -876,8 +923,11 @@ def test_real_time_is_read_in_the_middle_of_the_narrowest_of_five_windows(monkey
     assert clock.anchor() == {"monotonic_ns": 2_000 + 20, "realtime_ns": 52, "anchor_width_ns": 40}
 
 
-def test_a_hook_counts_how_often_it_fired(folder: Path, process_of: ReadProcess) -> None:
-    """From many threads, exactly; a later report of the same place replaces the earlier one."""
+def test_hook_counts_its_firings(folder: Path, process_of: ReadProcess) -> None:
+    """A hook counts how often it fired.
+
+    From many threads, exactly; a later report of the same place replaces the earlier one.
+    """
     rltrace.start(folder)
     current = spans.current()
     current.hook("fsdp2", "m:A.f", "failed", "no such thing")
@@ -897,8 +947,11 @@ def test_a_hook_counts_how_often_it_fired(folder: Path, process_of: ReadProcess)
     ]
 
 
-def test_a_hook_that_fires_inside_of_its_own_count_loses_none(folder: Path, process_of: ReadProcess) -> None:
-    """As in a signal handler, or in two threads of which the later one stores its number first."""
+def test_hook_fires_inside_its_count(folder: Path, process_of: ReadProcess) -> None:
+    """A hook that fires inside of its own counting loses no count.
+
+    As in a signal handler, or in two threads of which the later one stores its number first.
+    """
     rltrace.start(folder)
     hook = spans.current().hook("fsdp2", "m:A.f", "installed")
     count = hook._next
@@ -915,7 +968,8 @@ def test_a_hook_that_fires_inside_of_its_own_count_loses_none(folder: Path, proc
     assert [hook["fired"] for hook in process_of(folder).hooks] == [2]
 
 
-def test_max_bytes_drops_the_oldest_and_says_so(folder: Path, process_of: ReadProcess, spans_of: Spans) -> None:
+def test_max_bytes_drops_the_oldest(folder: Path, process_of: ReadProcess, spans_of: Spans) -> None:
+    """`max_bytes` drops the oldest segments and says so."""
     limit = 3 << 20
     rltrace.start(folder, max_bytes=limit)
     with rltrace.span("whole"):
@@ -935,8 +989,11 @@ def test_max_bytes_drops_the_oldest_and_says_so(folder: Path, process_of: ReadPr
     assert process.lost_events == process.torn == 0
 
 
-def test_max_bytes_holds_over_threads_that_come_and_go(folder: Path) -> None:
-    """What a dead thread filled is dropped like anything else."""
+def test_max_bytes_over_many_threads(folder: Path) -> None:
+    """`max_bytes` holds over threads that come and go.
+
+    What a dead thread filled is dropped like anything else.
+    """
 
     def work() -> None:
         for _ in range(20):
@@ -955,8 +1012,11 @@ def test_max_bytes_holds_over_threads_that_come_and_go(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(files_open), "nor is any file left open"
 
 
-def test_threads_that_record_hold_no_file_open(folder: Path, spans_of: Spans) -> None:
-    """A program may come near its limit of open files."""
+def test_threads_hold_no_file_open(folder: Path, spans_of: Spans) -> None:
+    """Recording threads hold no file open.
+
+    A program may come near its limit of open files.
+    """
     files_open = len(os.listdir("/proc/self/fd"))
     rltrace.start(folder)
     begun, go_on = threading.Barrier(21), threading.Event()
@@ -997,8 +1057,11 @@ for file in own:
 """
 
 
-def test_a_program_that_closes_all_descriptors_has_its_own_under_the_same_numbers(tmp_path: Path) -> None:
-    """Daemons do so: nothing of ours is written into a file of theirs, nor is one of theirs closed."""
+def test_closed_descriptors_stay_the_programs(tmp_path: Path) -> None:
+    """A program that closes all descriptors keeps its own under the same numbers.
+
+    Daemons do so: nothing of ours is written into a file of theirs, nor is one of theirs closed.
+    """
     folder, files = tmp_path / "run", tmp_path / "files"
     files.mkdir()
     done = subprocess.run([sys.executable, "-c", DAEMON, folder, files], capture_output=True, text=True, check=False)
@@ -1010,8 +1073,11 @@ def test_a_program_that_closes_all_descriptors_has_its_own_under_the_same_number
 
 
 @pytest.mark.parametrize("work", ["span", "counter", "hook"])
-def test_what_a_signal_handler_raises_in_the_middle_of_ours_reaches_the_program(folder: Path, work: str) -> None:
-    """As the timeout of a reward does: it was taken for a failure of ours, and the program went on for ever."""
+def test_handlers_error_reaches_program(folder: Path, work: str) -> None:
+    """An error that a signal handler raises in our code reaches the program.
+
+    As the timeout of a reward does: it was taken for a failure of ours, and the program went on for ever.
+    """
 
     class LateError(Exception):
         pass
@@ -1050,8 +1116,11 @@ def test_what_a_signal_handler_raises_in_the_middle_of_ours_reaches_the_program(
 
 
 @pytest.mark.parametrize("ask", [rltrace.start, lifecycle.join])
-def test_max_bytes_bounds_a_process_that_records_already(folder: Path, ask: Callable[..., object]) -> None:
-    """As one does under `rltrace exec`; and who names no bound leaves the one that there is."""
+def test_max_bytes_of_a_recorded_process(folder: Path, ask: Callable[..., object]) -> None:
+    """`max_bytes` bounds a process that records already.
+
+    As one does under `rltrace exec`; and who names no bound leaves the one that there is.
+    """
     limit = 2 << 20
     rltrace.start(folder)
     ask(folder, max_bytes=limit)
@@ -1065,7 +1134,8 @@ def test_max_bytes_bounds_a_process_that_records_already(folder: Path, ask: Call
     assert 1 << 20 < max(kept) <= limit
 
 
-def test_max_bytes_bounds_a_forked_child_too(folder: Path) -> None:
+def test_max_bytes_of_a_forked_child(folder: Path) -> None:
+    """`max_bytes` bounds a forked child too."""
     limit = 2 << 20
     rltrace.start(folder, max_bytes=limit)
     if (child := os.fork()) == 0:
@@ -1082,7 +1152,8 @@ def test_max_bytes_bounds_a_forked_child_too(folder: Path) -> None:
     assert 1 << 20 < kept <= limit
 
 
-def test_max_bytes_never_drops_what_a_thread_is_writing(folder: Path, spans_of: Spans) -> None:
+def test_max_bytes_keeps_live_segments(folder: Path, spans_of: Spans) -> None:
+    """`max_bytes` never drops what a thread is writing."""
     begun, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -1113,7 +1184,8 @@ def _python(code: str, *args: str) -> types.SimpleNamespace:
     return types.SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def test_import_loads_no_framework_and_is_quick() -> None:
+def test_import_is_quick() -> None:
+    """`import rltrace` loads no framework and is quick."""
     code = """
 import sys, time
 import asyncio  # the standard library's, which it needs
@@ -1126,7 +1198,8 @@ print(sorted(foreign & set(sys.modules)), spent < 0.25, spent)
     assert _python(code).out.startswith("[] True")
 
 
-def test_del_and_atexit_may_record_to_the_last(folder: Path, spans_of: Spans) -> None:
+def test_del_and_atexit_may_record(folder: Path, spans_of: Spans) -> None:
+    """`__del__` and atexit functions may record to the last."""
     code = """
 import atexit, sys, rltrace
 
@@ -1153,7 +1226,8 @@ open_span = rltrace.span("open").__enter__()
     assert Recording.open(folder).is_complete
 
 
-def test_two_interpreters_of_one_pid_are_two_processes(folder: Path) -> None:
+def test_two_interpreters_of_one_pid(folder: Path) -> None:
+    """Two interpreters of one pid are two processes."""
     code = """
 import os, sys, rltrace
 rltrace.start(sys.argv[1])

@@ -48,7 +48,8 @@ def gradients_of_rank(rank: int, config: Config, batch: Batch) -> dict[str, torc
     return {name: parameter.grad.full_tensor() for name, parameter in actor.parameters()}
 
 
-def test_gradients_are_those_of_the_token_mean_over_all_ranks(tmp_path: Path) -> None:
+def test_gradients_of_the_token_mean(tmp_path: Path) -> None:
+    """Gradients are those of the token mean over all ranks."""
     config, batch = config_of(), batch_of([1, 2, 1, 1, 9, 8, 9, 7])
     found, same = on_ranks(gradients_of_rank, tmp_path, config, batch)
 
@@ -79,7 +80,8 @@ def sharding_of_rank(rank: int, config: Config) -> dict[str, Any]:
     }
 
 
-def test_each_rank_holds_half_of_every_parameter_in_fp32(tmp_path: Path) -> None:
+def test_each_rank_holds_half(tmp_path: Path) -> None:
+    """Each rank holds half of every parameter in fp32."""
     config = config_of()
     first, second = on_ranks(sharding_of_rank, tmp_path, config)
     shapes = config.model.shapes()
@@ -97,7 +99,8 @@ def log_probs_of_rank(rank: int, config: Config) -> torch.Tensor:
     return Actor(config, rank).log_probs(batch_of([3, 4]))
 
 
-def test_a_checkpoint_of_rank_0_reaches_every_rank(tmp_path: Path) -> None:
+def test_checkpoint_reaches_every_rank(tmp_path: Path) -> None:
+    """A checkpoint of rank 0 reaches every rank."""
     folder = tmp_path / "checkpoint"
     shape = ModelConfig(hidden_size=32, num_hidden_layers=3, tie_word_embeddings=False, rope_theta=500.0)
     torch.manual_seed(99)

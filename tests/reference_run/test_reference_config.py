@@ -86,7 +86,8 @@ def load(file: Path) -> Config:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_configuration_says_file_key_values_and_next_step_in_one_line(case: str, tmp_path: Path) -> None:
+def test_wrong_config_is_one_line(case: str, tmp_path: Path) -> None:
+    """A wrong configuration says file, key, values and next step in one line."""
     text, expected = WRONG[case]
     file = tmp_path / "wrong.yaml"
     file.write_text(text)
@@ -118,7 +119,8 @@ def test_what_is_just_enough_is_enough(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "force"), [("{}", False), ("{}", True), ("force: true", False), ("force: true", True)]
 )
-def test_who_says_force_gets_it_in_the_file_or_beside_it(text: str, force: bool, tmp_path: Path) -> None:
+def test_force_in_file_or_beside_it(text: str, force: bool, tmp_path: Path) -> None:
+    """`force` may be given in the file or beside it."""
     file = tmp_path / "force.yaml"
     file.write_text(text)
     assert configuration.load(file, vocabulary=13, force=force).force == (force or text != "{}")
@@ -127,16 +129,18 @@ def test_who_says_force_gets_it_in_the_file_or_beside_it(text: str, force: bool,
 @pytest.mark.parametrize(
     ("text", "address"), [("ray_address: 'here:1'", "here:1"), ("{}", "there:2"), ("ray_address: auto", "auto")]
 )
-def test_the_file_says_which_cluster_and_else_the_environment(
+def test_cluster_of_file_or_environment(
     text: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The file names the cluster, or else the environment does."""
     monkeypatch.setenv("RAY_ADDRESS", "there:2")
     file = tmp_path / "cluster.yaml"
     file.write_text(text)
     assert load(file).ray_address == address
 
 
-def test_the_command_ends_with_one_line_and_exit_code_2_and_makes_nothing(tmp_path: Path) -> None:
+def test_command_ends_with_code_2(tmp_path: Path) -> None:
+    """The command ends with one line and exit code 2, and makes nothing."""
     file, out = tmp_path / "wrong.yaml", tmp_path / "out"
     file.write_text("ranks: 3")
     done = subprocess.run(
@@ -153,19 +157,22 @@ def test_the_command_ends_with_one_line_and_exit_code_2_and_makes_nothing(tmp_pa
     assert not out.exists()
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """A file that does not exist is named."""
     with pytest.raises(ConfigError, match=r"none\.yaml: No such file or directory; name a YAML file"):
         load(tmp_path / "none.yaml")
 
 
-def test_a_key_that_overrides_a_merged_one_is_not_given_twice(tmp_path: Path) -> None:
+def test_override_of_merged_key(tmp_path: Path) -> None:
+    """A key that overrides a merged one is not given twice."""
     file = tmp_path / "merged.yaml"
     file.write_text("model:\n  <<: {hidden_size: 32, head_dim: 16}\n  hidden_size: 128\n")
     model = load(file).model
     assert (model.hidden_size, model.head_dim) == (128, 16)
 
 
-def test_the_laptop_example_spells_out_the_defaults() -> None:
+def test_laptop_example_has_the_defaults() -> None:
+    """The laptop example spells out the defaults."""
     assert load(LAPTOP) == configuration.resolved(Config())
 
 
@@ -191,17 +198,20 @@ def load_with_checkpoint(folder: Path, checkpoint: dict[str, Any]) -> Config:
 
 
 @pytest.mark.parametrize("name", ["gpu.yaml", "qwen3_8b_4gpu.yaml"])
-def test_the_gpu_examples_can_be_read_anywhere(name: str) -> None:
+def test_gpu_examples_are_readable(name: str) -> None:
+    """The GPU examples can be read anywhere."""
     config = load(LAPTOP.parent / name)
     assert (config.device, config.rollout.engine, config.model.init) == ("cuda", "vllm", "sharded")
 
 
-def test_the_8b_example_has_the_size_of_qwen3_8b() -> None:
+def test_size_of_the_8b_example() -> None:
+    """The 8B example has the size of Qwen3-8B."""
     shapes = load(LAPTOP.parent / "qwen3_8b_4gpu.yaml").model.shapes().values()
     assert sum(math.prod(shape) for shape in shapes) == 8_190_735_360
 
 
-def test_a_cpu_chooses_the_embedded_engine_and_broadcasts(tmp_path: Path) -> None:
+def test_cpu_embeds_and_broadcasts(tmp_path: Path) -> None:
+    """A CPU chooses the embedded engine and broadcasts."""
     file = tmp_path / "cpu.yaml"
     file.write_text("device: cpu")
     config = load(file)
@@ -214,31 +224,38 @@ def test_a_checkpoint_says_its_own_sizes(tmp_path: Path) -> None:
     assert not model.tie_word_embeddings  # Qwen3's own default
 
 
-def test_a_checkpoint_is_broadcast_on_gpus_too(tmp_path: Path) -> None:
-    """Every rank could draw random weights of its own; those of a file lie with one."""
+def test_checkpoint_is_broadcast_on_gpus(tmp_path: Path) -> None:
+    """A checkpoint is broadcast on GPUs too.
+
+    Every rank could draw random weights of its own; those of a file lie with one.
+    """
     (tmp_path / "config.json").write_text(json.dumps(CHECKPOINT))
     file = tmp_path / "run.yaml"
     file.write_text(f"{{device: cuda, model: {{path: {tmp_path}}}}}")
     assert load(file).model.init == "broadcast"
 
 
-def test_a_checkpoint_without_a_size_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_without_a_size(tmp_path: Path) -> None:
+    """A checkpoint without a size is refused."""
     checkpoint = {name: value for name, value in CHECKPOINT.items() if name != "head_dim"}
     with pytest.raises(ConfigError, match=r"model\.path: .*config\.json does not say head_dim; name a whole"):
         load_with_checkpoint(tmp_path, checkpoint)
 
 
-def test_a_checkpoint_with_a_wrong_size_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_wrong_size(tmp_path: Path) -> None:
+    """A checkpoint with a wrong size is refused."""
     with pytest.raises(ConfigError, match=r"model\.path: .*config\.json: Expected `int`, got `str`"):
         load_with_checkpoint(tmp_path, CHECKPOINT | {"head_dim": "many"})
 
 
-def test_a_checkpoint_that_the_engine_would_compute_wrongly_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_engine_cannot_compute(tmp_path: Path) -> None:
+    """A checkpoint that the engine would compute wrongly is refused."""
     with pytest.raises(ConfigError, match="rope_type yarn, the engine knows False and 'default'"):
         load_with_checkpoint(tmp_path, CHECKPOINT | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}})
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
+def test_other_architecture_is_refused(tmp_path: Path) -> None:
+    """A checkpoint of another architecture is refused."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     file = tmp_path / "run.yaml"
     file.write_text(f"model: {{path: {tmp_path}}}")
@@ -246,9 +263,8 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
         load(file)
 
 
-def test_another_system_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_system_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another system is refused in one line."""
     monkeypatch.setattr(sys, "platform", "darwin")
     assert main([str(LAPTOP)]) == 1
     assert capsys.readouterr().err == (

@@ -48,13 +48,15 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float) -> None:
     assert alive == []
 
 
-def test_a_killed_worker_ends_the_run_with_one_line_that_names_it(run: subprocess.Popen[str]) -> None:
+def test_killed_worker_is_named(run: subprocess.Popen[str]) -> None:
+    """A killed worker ends the run with one line that names it."""
     victim = workers(run)[-1]
     # A kernel before Linux 6.15 tells only a parent how its child ended.
     check_it_is_named("worker", victim, run, how=r"killed (by SIGKILL|or crashed)")
 
 
-def test_a_stopped_engine_that_is_then_killed_while_the_driver_waits_is_named(run: subprocess.Popen[str]) -> None:
+def test_killed_engine_is_named(run: subprocess.Popen[str]) -> None:
+    """A stopped engine that is then killed while the driver waits is named."""
     victim = engines(run)[0]
     victim.send_signal(signal.SIGSTOP)  # the ranks now wait for it
     time.sleep(1)
@@ -89,9 +91,8 @@ def test_a_killed_driver_leaves_nobody_behind(run: subprocess.Popen[str]) -> Non
 
 @one_rank
 @pytest.mark.parametrize(("sent", "code", "waits"), [(signal.SIGTERM, 143, True), (signal.SIGINT, 130, False)])
-def test_a_driver_that_is_told_to_end_does_so_quietly(
-    sent: signal.Signals, code: int, waits: bool, run: subprocess.Popen[str]
-) -> None:
+def test_told_driver_ends_quietly(sent: signal.Signals, code: int, waits: bool, run: subprocess.Popen[str]) -> None:
+    """A driver that is told to end does so quietly."""
     others = children(run)
     if waits:  # for more than a second: Ray's own code looks for signals then
         engines(run)[0].send_signal(signal.SIGSTOP)
@@ -120,9 +121,8 @@ def hold_one_back(module):
 """
 
 
-def test_a_run_whose_weights_did_not_arrive_ends_with_one_line_that_names_the_tensor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_weights_name_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose weights did not arrive ends with one line that names the tensor."""
     (tmp_path / "sitecustomize.py").write_text(HOLD_ONE_BACK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     run = runs.start(runs.write_config(tmp_path, **runs.QUICK))

@@ -35,7 +35,8 @@ def install_vllm(site: Path, version: str) -> None:
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
-def test_a_machine_without_a_gpu_is_refused(on_gpus: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_is_refused(on_gpus: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU is refused."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # where there is one, it is not seen
     with pytest.raises(ConfigError, match=r"device: cuda, and torch .* sees no GPU .*; use device: cpu"):
         device.check(on_gpus)
@@ -70,15 +71,15 @@ def gpus(site: Path, monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return nvml
 
 
-def test_as_many_gpus_as_ranks_are_enough_and_fewer_are_not(on_gpus: Config, gpus: Nvml) -> None:
+def test_one_gpu_per_rank(on_gpus: Config, gpus: Nvml) -> None:
+    """As many GPUs as ranks are enough, and fewer are not."""
     device.check(replace(on_gpus, ranks=3))
     with pytest.raises(ConfigError, match="ranks: 4, and there are 3 GPUs; use ranks: 3 or fewer"):
         device.check(replace(on_gpus, ranks=4))
 
 
-def test_a_gpu_that_somebody_uses_is_named_with_who_it_is_unless_it_is_not_needed_or_all_the_same(
-    on_gpus: Config, gpus: Nvml
-) -> None:
+def test_used_gpu_is_named(on_gpus: Config, gpus: Nvml) -> None:
+    """A GPU that somebody uses is named with its user, unless it is not needed or is forced."""
     gpus.used_gib[1] = 20.0
     device.check(replace(on_gpus, ranks=1))
     with pytest.raises(ConfigError, match=r"20\.0 GiB of GPU 1 \(GPU-1\) are in use by process 77; .*--force"):
@@ -87,9 +88,10 @@ def test_a_gpu_that_somebody_uses_is_named_with_who_it_is_unless_it_is_not_neede
 
 
 @pytest.mark.parametrize(("visible", "number"), [("2, GPU-1", 1), ("1", 0), ("0,2", None)])
-def test_gpus_are_those_that_cuda_shows_in_its_order(
+def test_gpus_in_cudas_order(
     on_gpus: Config, gpus: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, number: int | None
 ) -> None:
+    """GPUs are those that CUDA shows, in its order."""
     gpus.used_gib[1] = 20.0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     two = replace(on_gpus, ranks=2)
@@ -107,7 +109,8 @@ def test_known_versions_of_vllm_are_accepted(version: str, site: Path, on_gpus: 
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.240.0", "0.2"])
-def test_another_version_of_vllm_is_refused_with_the_way_to_try_it(version: str, site: Path, on_gpus: Config) -> None:
+def test_other_vllm_is_refused(version: str, site: Path, on_gpus: Config) -> None:
+    """Another version of vLLM is refused with the way to try it."""
     install_vllm(site, version)
     with pytest.raises(
         ConfigError, match=rf"vllm {version}, and this has been run with 0\.24 and 0\.26 only; .*--force"
@@ -115,6 +118,7 @@ def test_another_version_of_vllm_is_refused_with_the_way_to_try_it(version: str,
         device.check_vllm(on_gpus)
 
 
-def test_another_version_of_vllm_can_be_tried(site: Path, on_gpus: Config) -> None:
+def test_other_vllm_can_be_tried(site: Path, on_gpus: Config) -> None:
+    """Another version of vLLM can be tried."""
     install_vllm(site, "0.31.0")
     device.check_vllm(replace(on_gpus, force=True))

@@ -31,9 +31,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_a_new_engine_holds_what_was_saved_and_the_old_one_is_not_missed(
-    rollout: Rollout, weights: dict[str, torch.Tensor]
-) -> None:
+def test_new_engine_holds_what_was_saved(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """A new engine holds what was saved, and the old one is not missed."""
     before = rollout.process
     deaths: list[str] = []
     watch = threading.Thread(target=lambda: deaths.append(rollout.death()))
@@ -53,9 +52,10 @@ def test_a_new_engine_holds_what_was_saved_and_the_old_one_is_not_missed(
     assert deaths == [f"engine of rank 0 (pid {rollout.process.pid}) died: killed by SIGKILL"]
 
 
-def test_a_tensor_that_the_disk_changed_is_named(
+def test_changed_tensor_is_named(
     rollout: Rollout, weights: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A tensor that the disk changed is named."""
     save = disk_reload.save_file
 
     def save_one_wrong(tensors: dict[str, torch.Tensor], *place: Any, **options: Any) -> None:

@@ -40,9 +40,8 @@ def reference(config: Config, weights: dict[str, torch.Tensor]) -> Qwen3ForCausa
     return model
 
 
-def test_log_probs_of_samples_are_those_of_transformers(
-    engine: Engine, config: Config, weights: dict[str, torch.Tensor]
-) -> None:
+def test_log_probs_match_transformers(engine: Engine, config: Config, weights: dict[str, torch.Tensor]) -> None:
+    """Log-probs of samples are those of transformers."""
     model = reference(config, weights)
     for request in engine.generate(PROMPTS, seed=0, step=0):
         sequence = torch.tensor([request.prompt + request.tokens])
@@ -52,7 +51,8 @@ def test_log_probs_of_samples_are_those_of_transformers(
         torch.testing.assert_close(found, expected[0, -len(request.tokens) :], atol=0.03, rtol=0.0)
 
 
-def test_an_untied_head_and_odd_sizes_are_those_of_transformers_too(config: Config) -> None:
+def test_untied_head_and_odd_sizes(config: Config) -> None:
+    """An untied head and odd sizes match transformers too."""
     model = ModelConfig(
         hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=80, rope_theta=300.0,
         num_hidden_layers=3, tie_word_embeddings=False,
@@ -67,7 +67,8 @@ def test_an_untied_head_and_odd_sizes_are_those_of_transformers_too(config: Conf
     torch.testing.assert_close(engine.model.logits(hidden.flatten(0, 1)).view_as(expected), expected, atol=0.03, rtol=0)
 
 
-def test_more_requests_than_slots_wait_and_all_finish(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_wait_for_slots(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More requests than slots wait, and all finish."""
     seen: list[StepStats] = []
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda self: seen.append(step(self)) or seen[-1])
@@ -83,7 +84,8 @@ def test_more_requests_than_slots_wait_and_all_finish(engine: Engine, monkeypatc
         assert len(request.tokens) == 6 or request.tokens[-1] == EOS
 
 
-def test_samples_do_not_depend_on_what_the_kv_pool_held(engine: Engine) -> None:
+def test_samples_ignore_old_kv(engine: Engine) -> None:
+    """Samples do not depend on what the KV pool held."""
     first = engine.generate(PROMPTS, seed=4, step=0)
     engine.pool.unmap("kv_cache")
     engine.pool.map("kv_cache")
@@ -93,22 +95,23 @@ def test_samples_do_not_depend_on_what_the_kv_pool_held(engine: Engine) -> None:
     assert [r.tokens for r in engine.generate(PROMPTS, seed=5, step=2)] != [r.tokens for r in first]
 
 
-def test_temperature_sharpens_the_samples_and_their_log_probs(
-    config: Config, weights: dict[str, torch.Tensor], engine: Engine
-) -> None:
+def test_temperature_sharpens(config: Config, weights: dict[str, torch.Tensor], engine: Engine) -> None:
+    """Temperature sharpens the samples and their log-probs."""
     hot = [p for r in engine.generate(PROMPTS, 0, 0) for p in r.log_probs]
     engine.config = Config(rollout=type(config.rollout)(n=4, max_tokens=6, slots=8, temperature=0.1))
     cold = [p for r in engine.generate(PROMPTS, 0, 0) for p in r.log_probs]
     assert sum(cold) / len(cold) > sum(hot) / len(hot) + 0.2
 
 
-def test_generation_from_weights_that_never_arrived_fails(engine: Engine) -> None:
+def test_missing_weights_fail(engine: Engine) -> None:
+    """Generation from weights that never arrived fails."""
     engine.sleep(2)
     engine.wake_up(["weights", "kv_cache"])
     with pytest.raises(RunError, match="engine of rank 0: its logits are not finite"):
         engine.generate(PROMPTS, seed=0, step=0)
 
 
-def test_request_ids_are_unique_in_the_run(engine: Engine) -> None:
+def test_request_ids_are_unique(engine: Engine) -> None:
+    """Request ids are unique in the run."""
     ids = [r.request_id for step in (0, 1) for r in engine.generate(PROMPTS, 0, step)]
     assert len(set(ids)) == len(ids) == 2 * 3 * 4

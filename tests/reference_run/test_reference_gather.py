@@ -53,7 +53,8 @@ def sync_on_rank(rank: int, exchange: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_each_engine_holds_the_whole_of_every_parameter(exchange: str, tmp_path: Path) -> None:
+def test_engines_hold_every_parameter(exchange: str, tmp_path: Path) -> None:
+    """Each engine holds the whole of every parameter."""
     for rank, held in enumerate(on_ranks(sync_on_rank, tmp_path, exchange)):
         for name, whole in parameters().items():
             assert torch.equal(held[name], whole.bfloat16()), (rank, name)
@@ -69,18 +70,21 @@ def total(pieces: list[Piece]) -> int:
     return int(values)
 
 
-def test_the_checksums_of_parts_add_up_to_that_of_the_whole() -> None:
+def test_checksums_of_parts_add_up() -> None:
+    """The checksums of parts add up to that of the whole."""
     whole = words(1000)
     assert total([Piece(0, 300, whole[300:]), Piece(0, 0, whole[:300])]) == total([Piece(0, 0, whole)])
 
 
-def test_the_checksum_is_the_one_written_down() -> None:
+def test_checksum_is_the_written_one() -> None:
+    """The checksum is the one written down."""
     # mix(0) is 0 and mix(1) is 0x688990C0
     assert int(weighted_sum(torch.tensor([5, -2], dtype=torch.int16), 0)) == 5 * 1 - 2 * 0x688990C1
 
 
 @pytest.mark.parametrize("change", ["one bit", "two words swapped", "two rows swapped", "shifted by one"])
-def test_a_change_is_a_change_of_the_checksum(change: str) -> None:
+def test_change_changes_the_checksum(change: str) -> None:
+    """A change is a change of the checksum."""
     whole = words(64)
     other: Any = whole.clone()
     if change == "one bit":

@@ -13,7 +13,8 @@ import reference_runs as runs
 pytestmark = pytest.mark.run
 
 
-def test_one_rank_that_sleeps_at_level_1_learns_to_count_down_in_24_steps(tmp_path: Path) -> None:
+def test_one_rank_at_level_1_learns(tmp_path: Path) -> None:
+    """One rank that sleeps at level 1 learns to count down in 24 steps."""
     records = runs.finish(tmp_path, ranks=1, seed=1, rollout={"sleep_level": 1})
     rewards = runs.rewards(records)
     assert [record["step"] for record in records] == list(range(24))
@@ -24,7 +25,8 @@ def test_one_rank_that_sleeps_at_level_1_learns_to_count_down_in_24_steps(tmp_pa
     assert all(record["tokens"] > 0 and record["tokens_per_second"] > 0 for record in records)
 
 
-def test_without_the_sync_the_reward_does_not_rise(tmp_path: Path) -> None:
+def test_no_sync_no_learning(tmp_path: Path) -> None:
+    """Without the sync the reward does not rise."""
     records = runs.finish(tmp_path, ranks=1, steps=10, rollout={"sync": False, "sleep_level": 0})
     rewards = runs.rewards(records)
     assert runs.mean(rewards[-5:]) <= runs.mean(rewards[:5]) + 0.02 <= 0.15
@@ -32,7 +34,8 @@ def test_without_the_sync_the_reward_does_not_rise(tmp_path: Path) -> None:
     assert records[0]["logprob_abs_diff_mean"] < 0.02 < records[-1]["logprob_abs_diff_mean"]
 
 
-def test_four_ranks_work_and_sleep_at_level_1(tmp_path: Path) -> None:
+def test_four_ranks_at_level_1(tmp_path: Path) -> None:
+    """Four ranks work and sleep at level 1."""
     records = runs.finish(tmp_path, ranks=4, steps=2, rollout={"sleep_level": 1})
     assert len(records) == 2
     assert 0 < runs.mean(runs.rewards(records)) < 0.2

@@ -32,14 +32,16 @@ def system_bytes(name: str) -> int:
     return int(re.search(rf"^{name}: +(\d+) kB$", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)[1]) * 1024
 
 
-def test_a_region_is_one_mapping_of_its_own() -> None:
+def test_region_is_its_own_mapping() -> None:
+    """A region is one mapping of its own."""
     first, second = Region(MIB), Region(MIB)
     for region in (first, second):
         region.bytes.fill_(1)
         assert smaps(region.address)["Size"] == MIB
 
 
-def test_unmapped_pages_leave_the_mapping_and_the_system_and_come_back_as_new_ones() -> None:
+def test_unmapped_pages_come_back_new() -> None:
+    """Unmapped pages leave the mapping and the system, and come back as new ones."""
     size = 512 * MIB
     pool = MappedPool()
     block = pool.reserve("weights", size)
@@ -75,7 +77,8 @@ def the_system_has_it_after(unmap: Callable[[], tuple[int, int]], moved: tuple[i
     return no_longer_anonymous and not_shared_instead and free_for_others
 
 
-def test_mapping_twice_and_unmapping_twice_move_nothing() -> None:
+def test_repeated_moves_do_nothing() -> None:
+    """Mapping twice and unmapping twice move nothing."""
     pool = MappedPool()
     block = pool.reserve("weights", MIB)
     pool.map("weights")
@@ -96,7 +99,8 @@ def engine_of(config: Config, weights: dict[str, torch.Tensor]) -> Engine:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_sleep_gives_back_weights_and_kv_cache(level: int, config: Config, weights: dict[str, torch.Tensor]) -> None:
+def test_sleep_releases_weights_and_kv(level: int, config: Config, weights: dict[str, torch.Tensor]) -> None:
+    """Sleep gives back weights and KV cache."""
     engine = engine_of(config, weights)
     addresses = {tag: region.address for tag, region in engine.pool.regions.items()}
     assert smaps(addresses["kv_cache"])["Rss"] >= 64 * MIB
@@ -111,9 +115,8 @@ def test_sleep_gives_back_weights_and_kv_cache(level: int, config: Config, weigh
     assert {tag: region.address for tag, region in engine.pool.regions.items()} == addresses
 
 
-def test_level_1_brings_the_weights_back_and_level_2_a_pattern_of_nan(
-    config: Config, weights: dict[str, torch.Tensor]
-) -> None:
+def test_level_1_restores_level_2_does_not(config: Config, weights: dict[str, torch.Tensor]) -> None:
+    """Level 1 brings the weights back, and level 2 a pattern of NaN."""
     engine = engine_of(config, weights)
     engine.sleep(1)
     engine.wake_up(["weights"])
@@ -130,7 +133,9 @@ def test_level_0_keeps_everything(config: Config, weights: dict[str, torch.Tenso
     assert all(torch.equal(p, weights[name]) for name, p in engine.weights.parameters.items())
 
 
-def test_a_sleeping_engine_process_has_given_its_pool_back(rollout: Rollout) -> None:
+def test_sleeping_process_released_pool(rollout: Rollout) -> None:
+    """A sleeping engine process has given its pool back."""
+
     def anonymous() -> int:
         text = Path(f"/proc/{rollout.process.pid}/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+) kB", text)[1]) * 1024

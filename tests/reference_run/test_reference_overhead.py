@@ -33,7 +33,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def test_no_process_records_in_a_step_that_is_switched_off_and_all_do_in_the_others(measured: Path) -> None:
+def test_switched_off_step_is_unrecorded(measured: Path) -> None:
+    """No process records in a step that is switched off, and all do in the others."""
     recording = Recording.open(measured / "1-traced")
     events = {process: [*process.events()] for process in recording.processes if process.role != "sampler"}
     steps = [event for of_process in events.values() for event in of_process if event.name == STEP]
@@ -58,7 +59,8 @@ def test_no_process_records_in_a_step_that_is_switched_off_and_all_do_in_the_oth
     assert recording.lost_events == 0
 
 
-def test_readers_say_which_steps_were_not_recorded_and_make_no_zeros_of_them(measured: Path) -> None:
+def test_unrecorded_steps_are_no_zeros(measured: Path) -> None:
+    """Readers say which steps were not recorded, and make no zeros of them."""
     summary = summarize(Recording.open(measured / "1-traced"))
     off = {step.step for step in summary.steps if not step.recorded}
     assert len(off) == PAIRS
@@ -66,7 +68,8 @@ def test_readers_say_which_steps_were_not_recorded_and_make_no_zeros_of_them(mea
     assert all(row.phases["actor.update"].seconds > 0 for row in summary.phases if row.rank == 0 and row.step)
 
 
-def test_every_process_measured_its_own_costs_and_the_run_without_hooks_recorded_nothing(measured: Path) -> None:
+def test_every_process_measured_its_costs(measured: Path) -> None:
+    """Every process measured its own costs, and the run without hooks recorded nothing."""
     found = read_overhead(measured, limit=0.005)
     assert {cost.process for cost in found.bookkeeping} == {
         "driver", "rank 0 worker", "rank 1 worker", "rank 0 engine", "rank 1 engine"
@@ -79,7 +82,8 @@ def test_every_process_measured_its_own_costs_and_the_run_without_hooks_recorded
     assert len([msgspec.json.decode(line) for line in lines]) == 2 * PAIRS + measure_overhead.WARM_UP_STEPS
 
 
-def test_the_phases_of_a_step_that_is_not_recorded_are_timed_too_and_add_up_to_it(measured: Path) -> None:
+def test_unrecorded_phases_are_timed(measured: Path) -> None:
+    """The phases of a step that is not recorded are timed too, and add up to it."""
     phases = ["rollout", "reward", "actor.old_log_prob", "ref.log_prob", "advantage", "actor.update"]
     for times in ("1-traced.jsonl", "1-bare.jsonl"):
         for step in map(msgspec.json.decode, (measured / times).read_bytes().splitlines()):
@@ -88,7 +92,8 @@ def test_the_phases_of_a_step_that_is_not_recorded_are_timed_too_and_add_up_to_i
     assert [row.what for row in read_overhead(measured, limit=0.005).phases] == phases
 
 
-def test_of_a_measurement_that_was_stopped_the_pairs_that_are_whole_count(measured: Path, tmp_path: Path) -> None:
+def test_whole_pairs_of_a_stopped_run(measured: Path, tmp_path: Path) -> None:
+    """The whole pairs of a measurement that was stopped count."""
     stopped = tmp_path / "stopped"
     stopped.mkdir()
     shutil.copy(measured / FILE, stopped)
@@ -102,7 +107,8 @@ def test_of_a_measurement_that_was_stopped_the_pairs_that_are_whole_count(measur
     assert "inconclusive: 0 rounds of runs, but 6 are needed" in done.stdout
 
 
-def test_both_kinds_of_step_come_first_equally_often_in_an_order_that_is_drawn() -> None:
+def test_order_of_pairs_is_drawn() -> None:
+    """Both kinds of step come first equally often, in an order that is drawn."""
     plan = measure_overhead.plan(20, seed=0)
     pairs = [tuple(on for pair, on in plan if pair == number) for number in range(20)]
     assert sorted(pairs) == [(False, True)] * 10 + [(True, False)] * 10

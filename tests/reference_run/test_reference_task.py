@@ -19,11 +19,13 @@ from rltrace_reference.task import BOS, EOS
         (9, [8], 1 / 10),
     ],
 )
-def test_reward_is_right_transitions_over_the_longer_length(digit: int, response: list[int], expected: float) -> None:
+def test_reward_of_right_transitions(digit: int, response: list[int], expected: float) -> None:
+    """The reward is right transitions over the longer length."""
     assert task.reward([BOS, digit], response) == pytest.approx(expected)
 
 
-def test_prompts_are_fixed_by_seed_and_step() -> None:
+def test_prompts_by_seed_and_step() -> None:
+    """Prompts are fixed by seed and step."""
     assert task.prompts(32, seed=3, step=5) == task.prompts(32, seed=3, step=5)
     assert task.prompts(32, seed=3, step=5) != task.prompts(32, seed=3, step=6)
     assert {tuple(p) for p in task.prompts(500, 0, 0)} == {(BOS, digit) for digit in range(1, 10)}

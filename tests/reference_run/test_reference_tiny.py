@@ -50,8 +50,11 @@ def tiny(folder_of_said: Path, tmp_path_factory: pytest.TempPathFactory) -> Reco
         return record(tmp_path_factory.mktemp("tiny"), steps=8, kernels=chosen, allocations=chosen, **TINY)
 
 
-def test_operators_are_recorded_in_the_chosen_step_and_lie_inside_it(tiny: Recording) -> None:
-    """In the workers and in the engines, and of no other step."""
+def test_operators_of_the_chosen_step(tiny: Recording) -> None:
+    """Operators are recorded in the chosen step and lie inside it.
+
+    In the workers and in the engines, and of no other step.
+    """
     events = {
         process.place: [event for event in process.events() if isinstance(event, Span)] for process in tiny.processes
     }
@@ -65,17 +68,19 @@ def test_operators_are_recorded_in_the_chosen_step_and_lie_inside_it(tiny: Recor
     assert {"op.aten::mm", "op.aten::_foreach_copy_"} <= {span.name for span in events["rank 0 worker"]}
 
 
-def test_without_a_gpu_worker_and_engine_say_that_no_allocation_was_kept(tiny: Recording) -> None:
+def test_no_gpu_keeps_no_allocation(tiny: Recording) -> None:
+    """Without a GPU, worker and engine say that no allocation was kept."""
     processes = {process.place: process for process in tiny.processes}
     for place in PLACES:
         assert processes[place].unavailable["allocations"] == "RuntimeError: this process uses no GPU"
         assert ALLOCATIONS_KEPT not in {event.name for event in processes[place].events()}
 
 
-def test_what_the_start_up_made_is_left_out_of_collections_in_every_process_of_a_run(
-    tiny: Recording, folder_of_said: Path
-) -> None:
-    """Full collections in the steps do not look at what torch and Ray brought."""
+def test_start_up_objects_are_frozen(tiny: Recording, folder_of_said: Path) -> None:
+    """In every process of a run, collections leave out what the start-up made.
+
+    Full collections in the steps do not look at what torch and Ray brought.
+    """
     pids = {process.place: process.pid for process in tiny.processes}
     frozen = {place: int((folder_of_said / str(pids[place])).read_text()) for place in ("driver", *PLACES)}
     assert all(count > LEAST for count in frozen.values()), frozen

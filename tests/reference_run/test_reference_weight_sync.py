@@ -75,9 +75,8 @@ def step_of(weights: dict[str, torch.Tensor], step: int) -> Iterator[tuple[str, 
         yield name, moved
 
 
-def test_a_sync_fills_the_engine_with_exactly_the_bytes_sent(
-    channel: Channel, server: Server, weights: dict[str, torch.Tensor]
-) -> None:
+def test_engine_has_the_bytes_sent(channel: Channel, server: Server, weights: dict[str, torch.Tensor]) -> None:
+    """A sync fills the engine with exactly the bytes sent."""
     stats = sender_to(channel).sync(weights.items(), step=0)
     assert stats.bytes == sum(w.nbytes for w in weights.values())
     assert stats.tensors == len(weights) == 24
@@ -89,9 +88,10 @@ def test_a_sync_fills_the_engine_with_exactly_the_bytes_sent(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_parameter_held_one_step_stale_is_caught_and_named(
+def test_stale_parameter_is_named(
     name: str, channel: Channel, server: Server, weights: dict[str, torch.Tensor]
 ) -> None:
+    """One parameter held one step stale is caught and named."""
     sender = sender_to(channel)
     sender.sync(step_of(weights, 0), step=0)
     server.receiver.stale = name
@@ -100,17 +100,19 @@ def test_one_parameter_held_one_step_stale_is_caught_and_named(
     server.receiver.stale = None
 
 
-def test_two_rows_that_changed_places_are_caught_and_named(
-    channel: Channel, server: Server, weights: dict[str, torch.Tensor]
-) -> None:
+def test_swapped_rows_are_named(channel: Channel, server: Server, weights: dict[str, torch.Tensor]) -> None:
+    """Two rows that changed places are caught and named."""
     server.receiver.swapped = "model.layers.1.mlp.up_proj.weight"
     with pytest.raises(RunError, match=r"model\.layers\.1\.mlp\.up_proj\.weight did not arrive"):
         sender_to(channel).sync(weights.items(), step=0)
     server.receiver.swapped = None
 
 
-def test_parts_of_a_tensor_sum_up_to_the_whole_and_in_other_places_to_something_else() -> None:
-    """Whichever rank has them."""
+def test_parts_sum_up_to_the_whole() -> None:
+    """Parts of a tensor sum up to the whole, and in other places to something else.
+
+    Whichever rank has them.
+    """
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
     words, device = tensor.view(torch.int16), torch.device("cpu")
     (whole,) = checksum.of_tensors([tensor])
@@ -125,8 +127,11 @@ def test_parts_of_a_tensor_sum_up_to_the_whole_and_in_other_places_to_something_
     assert found[1] != whole
 
 
-def test_a_checksum_is_what_its_formula_says_in_integers_without_an_end() -> None:
-    """Also far into a parameter, where products are large: a GPU's kernel is held to the same formula."""
+def test_checksum_follows_its_formula() -> None:
+    """A checksum is what its formula gives in unbounded integers.
+
+    Also far into a parameter, where products are large: a GPU's kernel is held to the same formula.
+    """
 
     def mix(x: int) -> int:
         x ^= x >> 16
@@ -141,19 +146,22 @@ def test_a_checksum_is_what_its_formula_says_in_integers_without_an_end() -> Non
         assert int(checksum.weighted_sum(words, start)) % 2**64 == exact % 2**64
 
 
-def test_a_parameter_that_is_never_sent_is_named(channel: Channel, weights: dict[str, torch.Tensor]) -> None:
+def test_unsent_parameter_is_named(channel: Channel, weights: dict[str, torch.Tensor]) -> None:
+    """A parameter that is never sent is named."""
     del weights["model.norm.weight"]
     with pytest.raises(RunError, match=r"model\.norm\.weight \(1 of 24 parameters\) was never sent"):
         sender_to(channel).sync(weights.items(), step=0)
 
 
-def test_a_parameter_that_the_engine_does_not_have_is_named(channel: Channel, weights: dict[str, torch.Tensor]) -> None:
+def test_unknown_parameter_is_named(channel: Channel, weights: dict[str, torch.Tensor]) -> None:
+    """A parameter that the engine does not have is named."""
     extra = {"model.extra.weight": torch.zeros(3)}
     with pytest.raises(RunError, match=r"model\.extra\.weight of 3 elements was sent, the engine of rank 1 has no"):
         sender_to(channel).sync((extra | weights).items(), step=0)
 
 
-def test_two_buckets_are_in_flight_and_never_three(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_two_buckets_in_flight(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """Two buckets are in flight and never three."""
     unacknowledged: list[int] = []
 
     class Counting(Sender):
@@ -176,7 +184,8 @@ def buffers(pid: int) -> int:
     return sum("rltrace-bucket" in name for name in names)
 
 
-def test_the_buffers_are_gone_after_a_sync_on_both_sides(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_buffers_are_gone_after_a_sync(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """The buffers are gone after a sync on both sides."""
     seen: list[int] = []
 
     class Counting(Sender):
@@ -193,7 +202,8 @@ def test_the_buffers_are_gone_after_a_sync_on_both_sides(rollout: Rollout, weigh
     assert buffers(rollout.process.pid) == 0
 
 
-def test_kept_buffers_serve_the_next_sync_too(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_kept_buffers_serve_again(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """Kept buffers serve the next sync too."""
     sender = sender_to(rollout.channel, keep=True, buffers=3)
     sender.sync(step_of(weights, 0), step=0)
     addresses = [buffer.bytes.data_ptr() for buffer in sender.buffers]
@@ -204,7 +214,8 @@ def test_kept_buffers_serve_the_next_sync_too(rollout: Rollout, weights: dict[st
     assert len(addresses) == 3
 
 
-def test_an_engine_synced_after_sleep_samples_again(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_synced_engine_samples_again(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """An engine synced after sleep samples again."""
     sender = sender_to(rollout.channel)
     sender.sync(weights.items(), 0)
     before = rollout.generate([[10, 5]], seed=0, step=0)
@@ -217,7 +228,8 @@ def test_an_engine_synced_after_sleep_samples_again(rollout: Rollout, weights: d
     assert torch.equal(before.engine_log_probs_BT, after.engine_log_probs_BT)
 
 
-def test_an_engine_without_a_sync_after_sleep_ends_the_run(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+def test_unsynced_engine_ends_the_run(rollout: Rollout, weights: dict[str, torch.Tensor]) -> None:
+    """An engine without a sync after sleep ends the run."""
     sender_to(rollout.channel).sync(weights.items(), 0)
     rollout.sleep(2)
     rollout.wake_up(["weights", "kv_cache"])
@@ -225,7 +237,8 @@ def test_an_engine_without_a_sync_after_sleep_ends_the_run(rollout: Rollout, wei
         rollout.generate([[10, 5]], seed=0, step=1)
 
 
-def test_a_killed_engine_is_named_with_its_signal(rollout: Rollout) -> None:
+def test_killed_engine_names_its_signal(rollout: Rollout) -> None:
+    """A killed engine is named with its signal."""
     rollout.process.kill()
     with pytest.raises(RunError, match=rf"engine of rank 0 \(pid {rollout.process.pid}\) died: killed by SIGKILL"):
         rollout.generate([[10, 5]], seed=0, step=0)

@@ -30,15 +30,14 @@ def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str
     return {found["about"]: (found["state"], found["said"]) for found in json.loads(done.stdout)["findings"]}
 
 
-def test_where_everything_works_it_says_so_and_leaves_with_0(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
+def test_nothing_missing_exits_0(environment: installed.Environment, tmp_path: Path) -> None:
+    """If everything works, the doctor says so and exits with 0."""
     done = environment.rltrace("doctor", "--json", cwd=tmp_path)
     found = findings(done)
     assert {about: state for about, (state, _) in found.items() if state == "missing"} == {}, found
     assert done.returncode == 0
     assert found["start-up hook"][0] == found["spawned child"][0] == found["subprocess"][0] == "ok"
-    assert found["Ray worker"] == ("ok", "ran a task on one of a new cluster: traced")
+    assert found["Ray worker"] == ("ok", "ran a task on a worker of a new cluster, and it was traced")
     assert "hooks bind" in found["fsdp2"][1]
     assert found["python_gc"] == ("ok", f"Python {platform.python_version()}: 1 of 1 hooks bind")
     hooks = json.loads(done.stdout)["hooks"]
@@ -49,7 +48,7 @@ def test_where_everything_works_it_says_so_and_leaves_with_0(
 
 
 EXTRA = {
-    "old": ('("msgspec < 0.1",)', "json:loads", "is outside of what this hook knows: msgspec < 0.1"),
+    "old": ('("msgspec < 0.1",)', "json:loads", "is not supported; this hook supports msgspec < 0.1"),
     "moved": ('("msgspec > 0.1",)', "json:gone", "0 of 1 hooks bind; not in this release: json has no gone"),
     "gone": ('("msgspec > 0.1",)', "json.gone:loads", "No module named 'json.gone'"),
     "elsewhere": ('("no-such-package > 1",)', "json:loads", "no-such-package is not installed"),
@@ -67,7 +66,8 @@ class Extra:
 """
 
 
-def test_what_would_be_missing_is_named_with_the_reason(environment: installed.Environment, tmp_path: Path) -> None:
+def test_missing_is_named_with_reason(environment: installed.Environment, tmp_path: Path) -> None:
+    """What would be missing is named with the reason."""
     entries = ["[rltrace.instrumentations]"]
     for name, (supports, target, _) in EXTRA.items():
         (tmp_path / f"{name}_hooks.py").write_text(
@@ -116,16 +116,21 @@ def test_what_would_be_missing_is_named_with_the_reason(environment: installed.E
         ([], None, None),
     ],
 )
-def test_what_a_python_would_run_is_read_from_its_words(words: list[str], module: str, script: str) -> None:
+def test_program_of_python_words(words: list[str], module: str, script: str) -> None:
+    """What a Python would run is read from its words."""
     assert doctor.program_of(["/usr/bin/python3.11", *words]) == (module, script)
 
 
-def test_only_of_a_python_is_it_said_what_it_would_run() -> None:
+def test_program_only_of_a_python() -> None:
+    """Only for a Python does the doctor say what it would run."""
     assert doctor.program_of(["torchrun", "-m", "x"]) == doctor.program_of([]) == (None, None)
 
 
-def test_a_module_or_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the folder that it would run in, as Python itself would look."""
+def test_missing_module_or_script_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing module or script is named.
+
+    From the folder that it would run in, as Python itself would look.
+    """
     monkeypatch.chdir(tmp_path)
     for folder in ("package", "runnable"):
         (tmp_path / folder).mkdir()
@@ -148,8 +153,11 @@ def test_a_module_or_a_script_that_is_not_there_is_named(tmp_path: Path, monkeyp
     assert found(["gone.py"]) == [("script", "missing", f"gone.py: no such file in {tmp_path}")]
 
 
-def test_it_looks_from_the_commands_own_interpreter(environment: installed.Environment, tmp_path: Path) -> None:
-    """A Python without rltrace, one whose start-up hook is switched off, and a script's."""
+def test_checks_own_interpreter(environment: installed.Environment, tmp_path: Path) -> None:
+    """The doctor asks the command's own interpreter.
+
+    A Python without rltrace, one whose start-up hook is switched off, and a script's.
+    """
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     done = environment.rltrace("doctor", "--json", "--", bare / "bin" / "python", "train.py", cwd=tmp_path)
@@ -158,7 +166,7 @@ def test_it_looks_from_the_commands_own_interpreter(environment: installed.Envir
     state, said = findings(done)["python"]
     assert state == "missing"
     assert "No module named" in said
-    assert said.endswith("install rltrace for it")
+    assert said.endswith("install rltrace for this Python")
 
     done = environment.rltrace("doctor", "--json", "--", "python", "-S", "train.py", cwd=tmp_path)
     assert findings(done)["python"][1].endswith(": started with -S: Python runs no start-up hook")
@@ -174,16 +182,17 @@ def test_it_looks_from_the_commands_own_interpreter(environment: installed.Envir
     assert done.stderr.startswith("rltrace: no-such-program: no such program")
 
 
-def test_what_a_command_starts_is_looked_for_behind_the_programs_in_front_of_it(
-    environment: installed.Environment, tmp_path: Path
-) -> None:
-    """`env -i` really takes the variables away; a script of a shell is not read, and no verdict is made up."""
+def test_launchers_are_looked_through(environment: installed.Environment, tmp_path: Path) -> None:
+    """The doctor looks through launchers for what a command starts.
+
+    `env -i` really takes the variables away; a script of a shell is not read, and no verdict is made up.
+    """
     (tmp_path / "train.py").write_text("import json\n")
     done = environment.rltrace("doctor", "--json", "--", "env", "-i", environment.python, "train.py", cwd=tmp_path)
     assert done.returncode == 8
     state, said = findings(done)["environment"]
     assert state == "missing"
-    assert said.startswith("`env` replaces it: RLTRACE_DIR is lost")
+    assert said.startswith("`env` replaces it, so RLTRACE_DIR is lost")
 
     line = f"exec {environment.python} -S train.py"
     done = environment.rltrace("doctor", "--json", "--", "timeout", "9", "bash", "-c", line, cwd=tmp_path)
@@ -194,29 +203,34 @@ def test_what_a_command_starts_is_looked_for_behind_the_programs_in_front_of_it(
     done = environment.rltrace("doctor", "--json", "--", "bash", "train.sh", cwd=tmp_path)
     found = findings(done)
     assert done.returncode == 9, found
-    assert done.stderr.splitlines()[0].endswith("starting a process of each kind, which takes some seconds ...")
+    assert done.stderr.splitlines()[0].endswith("starting a process of each kind; this takes some seconds ...")
     assert found["command"][0] == "unknown"
-    assert found["command"][1].startswith("cannot tell which Python it starts: `bash`: runs a script")
-    assert f"what follows is of {environment.path}/bin/python" in found["command"][1]
+    assert found["command"][1].startswith("cannot tell which Python it starts: `bash`: it runs a script")
+    assert f"The lines below are about {environment.path}/bin/python" in found["command"][1]
 
 
-def test_the_verdict_says_so_where_it_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = doctor.unknown_finding("`bash`: runs a script", "/usr/bin/python")
+def test_verdict_when_it_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict says so if the doctor cannot tell."""
+    unknown = doctor.unknown_finding("`bash`: it runs a script", "/usr/bin/python")
     show(doctor.diagnosis(["bash", "train.sh"], ["/usr/bin/python"], [unknown], []))
     said = capsys.readouterr().out
-    assert "if that Python is the one" in said
+    assert "if COMMAND starts that Python" in said
     assert "records it" not in said
 
 
-def test_torchrun_says_by_itself_which_python_it_starts() -> None:
+def test_torchrun_names_its_python() -> None:
+    """torchrun says by itself which Python it starts."""
     found = look_through(["nohup", str(Path(sys.executable).with_name("torchrun")), "train.py"], os.environ)
     python, unknown = doctor.interpreter_of(found)
     assert unknown is None
     assert Path(python[0]).resolve() == Path(sys.executable).resolve()
 
 
-def test_a_python_whose_start_up_hook_does_not_run_is_told_from_one_that_has_no_rltrace(tmp_path: Path) -> None:
-    """By PYTHONPATH alone, another sitecustomize in front of ours is the only one that Python runs."""
+def test_closed_start_up_hook_is_not_a_missing_rltrace(tmp_path: Path) -> None:
+    """A Python whose start-up hook does not run is told from one without rltrace.
+
+    By PYTHONPATH alone, another sitecustomize in front of ours is the only one that Python runs.
+    """
     environment = installed.make_bare(tmp_path)
     (environment.site / "zz-unhook.pth").write_text(
         "import sys; sys.path = [p for p in sys.path if 'startup' not in p]\n"
@@ -227,10 +241,11 @@ def test_a_python_whose_start_up_hook_does_not_run_is_told_from_one_that_has_no_
     assert found["start-up hook"] == ("missing", "does not run: another sitecustomize comes before ours")
     for place in ("spawned child", "subprocess", "Ray worker"):
         assert found[place][0] == "missing", found
-        assert "not traced: no start-up hook ran in it" in found[place][1]
+        assert "it was not traced: no start-up hook ran in it" in found[place][1]
 
 
-def test_a_folder_that_cannot_be_written_is_named(environment: installed.Environment, tmp_path: Path) -> None:
+def test_unwritable_folder_is_named(environment: installed.Environment, tmp_path: Path) -> None:
+    """A folder that cannot be written is named."""
     (tmp_path / "file").write_text("")
     # Of a Python without start-up hooks nothing else is asked: that and the folder are all that is missing.
     done = environment.rltrace("doctor", "--out", "file/run", "--", "python", "-S", "train.py", cwd=tmp_path)
@@ -239,7 +254,8 @@ def test_a_folder_that_cannot_be_written_is_named(environment: installed.Environ
     assert "2 of these would be missing from the Recording." in done.stdout
 
 
-def test_a_place_for_a_recording_is_told_from_what_the_kernel_says(tmp_path: Path) -> None:
+def test_place_of_a_recording(tmp_path: Path) -> None:
+    """What the kernel says tells a good place for a Recording from a bad one."""
     place = storage.look_at(tmp_path / "not" / "made" / "yet")
     assert place.error is None
     assert list(tmp_path.iterdir()) == []
@@ -254,9 +270,9 @@ def test_a_place_for_a_recording_is_told_from_what_the_kernel_says(tmp_path: Pat
     ("filesystem", "free_bytes", "problem"),
     [
         ("ext4", 2 << 30, None),
-        ("nfs4", 2 << 30, "on nfs4, no local disk"),
-        ("fuse.sshfs", 2 << 30, "on fuse.sshfs, no local disk"),
-        ("ext4", 100 << 20, "100 MiB are free"),
+        ("nfs4", 2 << 30, "on nfs4, not on a local disk"),
+        ("fuse.sshfs", 2 << 30, "on fuse.sshfs, not on a local disk"),
+        ("ext4", 100 << 20, "only 100 MiB are free"),
     ],
 )
 def test_a_poor_place_has_a_problem(filesystem: str, free_bytes: int, problem: str | None) -> None:

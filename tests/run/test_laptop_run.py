@@ -82,7 +82,8 @@ def values(events, name):
 # ---- what a user sees --------------------------------------------------------------------------------------------
 
 
-def test_it_learns_to_count_down_in_24_steps(traced, summary):
+def test_learns_to_count_down(traced, summary):
+    """The example learns to count down in 24 steps."""
     rewards = [step.reward_mean for step in summary.steps]
     assert [step.step for step in summary.steps] == [*STEPS]
     assert mean(rewards[:5]) <= 0.15
@@ -91,7 +92,8 @@ def test_it_learns_to_count_down_in_24_steps(traced, summary):
     assert max(step.args["logprob_abs_diff_max"] for step in traced.spans("step")) < 0.3
 
 
-def test_it_ends_with_a_step_table_and_the_commands_to_go_on_with(traced, folder):
+def test_ends_with_table_and_commands(traced, folder):
+    """The run ends with a step table and the commands to go on with."""
     lines = traced.out.splitlines()
     assert f"rltrace view {folder}" in lines[-2]
     assert f"rltrace summary {folder}" in lines[-1]
@@ -109,7 +111,8 @@ def test_its_phases_tile_each_ranks_step(summary):
         assert {"weight_sync", "rollout.generate", "actor.update", "wait.driver"} <= row.phases.keys()
 
 
-def test_it_is_complete_and_every_hook_is_accounted_for(summary):
+def test_complete_with_all_hooks(summary):
+    """The Recording is complete, and every hook is accounted for."""
     assert summary.complete
     assert summary.open_spans == []
     assert summary.lost_events == 0
@@ -124,7 +127,8 @@ def test_it_is_complete_and_every_hook_is_accounted_for(summary):
     ]  # fmt: skip
 
 
-def test_its_sync_and_its_memory_have_figures(summary):
+def test_sync_and_memory_have_figures(summary):
+    """The weight sync and the memory have figures."""
     assert {(sync.step, sync.rank) for sync in summary.weight_sync if sync.step is not None} == {
         (step, rank) for step in STEPS for rank in range(2)
     }
@@ -155,7 +159,8 @@ def test_its_first_screen_is_one(traced, width):
     assert any(line.startswith("unaccounted ") for line in first)
 
 
-def test_its_rewards_are_those_that_the_run_printed(traced, folder):
+def test_rewards_are_the_printed_ones(traced, folder):
+    """The rewards are those that the run printed."""
     steps = json.loads(rltrace_("summary", folder, "--json").stdout)["steps"]
     assert len(steps) == len(STEPS)
     for step in steps:
@@ -163,7 +168,8 @@ def test_its_rewards_are_those_that_the_run_printed(traced, folder):
         assert step["tokens_per_second"] > 0
 
 
-def test_a_second_run_into_its_folder_is_refused(traced, folder):
+def test_second_run_into_folder_is_refused(traced, folder):
+    """A second run into its folder is refused."""
     before = sorted(path.stat().st_mtime_ns for path in folder.rglob("*"))
     done = rltrace_("run", LAPTOP, "--out", folder)
     assert done.returncode == 3
@@ -186,7 +192,8 @@ def test_every_process_says_who_it_is(traced):
     )
 
 
-def test_every_hook_is_installed_and_fired_somewhere(traced):
+def test_every_hook_fired_somewhere(traced):
+    """Every hook is installed, and fired somewhere."""
     fired = Count()
     for process in traced.recording.processes:
         for hook in process.hooks:
@@ -199,7 +206,8 @@ def test_every_hook_is_installed_and_fired_somewhere(traced):
     assert {name for name, _ in silent} == {"reference", "ray", *of_others}, "none of these is in it"
 
 
-def test_phases_of_a_rank_do_not_overlap(traced):
+def test_phases_do_not_overlap(traced):
+    """Phases of a rank do not overlap."""
     for rank in (0, 1):
         events = of_role(traced, "worker")[rank] + of_role(traced, "engine")[rank]
         phases = [span for span in spans(events) if span.name in PHASES]
@@ -207,7 +215,8 @@ def test_phases_of_a_rank_do_not_overlap(traced):
             assert earlier.end_ns <= later.start_ns, (earlier, later)
 
 
-def test_a_step_is_its_phases_in_order(traced):
+def test_step_is_its_phases_in_order(traced):
+    """A step consists of its phases in their order."""
     step = [
         "rollout.wake_weights",
         "weight_sync",
@@ -231,7 +240,8 @@ def test_a_step_is_its_phases_in_order(traced):
     assert [s.name for s in spans(driver) if s.name in PHASES] == ["reward", "advantage"] * len(STEPS)
 
 
-def test_a_sync_adds_up_at_every_stage(traced):
+def test_sync_adds_up_at_every_stage(traced):
+    """The bytes of a sync add up at every stage."""
     for worker, engine in zip(of_role(traced, "worker"), of_role(traced, "engine"), strict=True):
         syncs = spans(worker, "weight_sync")
         assert [sync.args["step"] for sync in syncs] == [*STEPS]
@@ -245,7 +255,8 @@ def test_a_sync_adds_up_at_every_stage(traced):
         assert syncs[0].args["buckets"] > 2
 
 
-def test_arrows_lead_from_each_bucket_sent_to_the_same_bucket_loaded(traced):
+def test_bucket_arrows(traced):
+    """Arrows lead from each bucket sent to the same bucket loaded."""
     for worker, engine in zip(of_role(traced, "worker"), of_role(traced, "engine"), strict=True):
         sent = {key: span for span in spans(worker, "weight_sync.send") for key in span.flows_out}
         loaded = {key: span for span in spans(engine, "weight_sync.load") for key in span.flows_in}
@@ -256,7 +267,8 @@ def test_arrows_lead_from_each_bucket_sent_to_the_same_bucket_loaded(traced):
             assert span.args == loaded[key].args
 
 
-def test_arrows_lead_from_each_dispatch_to_every_worker(traced):
+def test_dispatch_arrows(traced):
+    """Arrows lead from each dispatch to every worker."""
     (driver,) = of_role(traced, "driver")
     arriving = {key: span for worker in of_role(traced, "worker") for span in spans(worker) for key in span.flows_in}
     submits = spans(driver, "ray.submit")
@@ -266,7 +278,8 @@ def test_arrows_lead_from_each_dispatch_to_every_worker(traced):
         assert [call.args["method"] for call in calls] == [f"Worker.{dispatch.args['method']}"] * 2
 
 
-def test_every_request_has_a_span_on_a_lane_of_its_own(traced):
+def test_requests_have_own_lanes(traced):
+    """Every request has a span on a lane of its own."""
     for rank, events in enumerate(of_role(traced, "engine")):
         requests = spans(events, "rollout.request")
         names = [request.args["request_id"] for request in requests]
@@ -288,7 +301,8 @@ def test_every_request_has_a_span_on_a_lane_of_its_own(traced):
         assert max(step.args["kv_usage"] for step in steps) == 1.0
 
 
-def test_memory_moves_between_its_owners_as_the_step_says(traced):
+def test_memory_moves_between_owners(traced):
+    """Memory moves between its owners as the phases of the step say."""
     for worker, engine in zip(of_role(traced, "worker"), of_role(traced, "engine"), strict=True):
         params = values(worker, "actor.params_bytes")[-1]
         assert 0 < params == 2 * values(worker, "ref.params_bytes")[-1]  # float32, and bf16
@@ -314,7 +328,8 @@ def test_unmapped_memory_leaves_nothing_behind(traced):
         assert sum(s.args["bytes"] for s in unmaps) == sum(s.args["bytes"] for s in spans(events, "cumem.map"))
 
 
-def test_the_same_seed_without_hooks_gives_the_same_figures(traced, tmp_path):
+def test_same_figures_without_hooks(traced, tmp_path):
+    """The same seed without hooks gives the same figures."""
     config = write_config(tmp_path, steps=3)
     bare = run(config, tmp_path / "run", RLTRACE_DISABLE=",".join(plugins.INSTRUMENTATIONS))
     figures = [[step.args[name] for name in FIGURES] for step in bare.spans("step")]
@@ -325,7 +340,8 @@ def test_the_same_seed_without_hooks_gives_the_same_figures(traced, tmp_path):
     assert reasons == {"disabled by RLTRACE_DISABLE"}
 
 
-def test_at_every_phase_edge_all_bytes_but_what_is_allowed_have_an_owner(summary):
+def test_unaccounted_within_limit_at_boundaries(summary):
+    """At every phase boundary all bytes but the limit have an owner."""
     devices = summary.memory
     assert [device.rank for device in devices] == [0, 1]
     for device in devices:
@@ -342,13 +358,16 @@ def test_at_every_phase_edge_all_bytes_but_what_is_allowed_have_an_owner(summary
         assert device.unknown == {}
 
 
-def test_every_sleep_of_the_run_gives_back_what_it_was_expected_to(summary):
+def test_sleeps_give_back_what_is_expected(summary):
+    """Every sleep of the run gives back what it was expected to."""
     assert {(move.name, move.step) for move in summary.sleeps} >= {("rollout.sleep", None), ("rollout.sleep", 1)}
     assert {move.verdict for move in summary.sleeps} == {"ok"}
 
 
-def test_an_engine_that_compiles_kernels_all_along_is_told_and_no_owner_leaks(summary):
-    """Its shapes differ in every step; what it compiles is a cache, and the code itself lies outside of the heap.
+def test_compiling_engine_is_reported_as_growth(summary):
+    """An engine that keeps compiling kernels is reported, and no owner leaks.
+
+    Its shapes differ in every step; what it compiles is a cache, and the code itself lies outside of the heap.
 
     What libraries keep besides, in the heap and by no name, is less, where there is any.
     """

@@ -39,9 +39,8 @@ def say(tmp_path: Path) -> str:
         (["stdbuf", "-oL", "env", "-u", "KEPT", "timeout", "60"], ["stdbuf", "env", "timeout"]),
     ],
 )
-def test_a_command_is_looked_through_as_the_real_programs_start_it(
-    words: list[str], through: list[str], say: str
-) -> None:
+def test_looks_through_real_programs(words: list[str], through: list[str], say: str) -> None:
+    """A command is looked through as the real programs start it."""
     command = [*words, sys.executable, say, "-u", "x y"]
     found = look_through(command, VARIABLES)
     assert (found.unknown, found.through) == (None, through)
@@ -53,7 +52,8 @@ def test_a_command_is_looked_through_as_the_real_programs_start_it(
     ["{python} {say} 'x y' \"it's\"", "exec {python} {say}", "KEPT=3 OTHER='a b' exec {python} {say} --a=[x,y]"],
 )
 @pytest.mark.parametrize("shell", [["sh", "-c"], ["bash", "-ec"], ["bash", "-e", "-c"]])
-def test_one_simple_command_of_a_shell_is_looked_through(shell: list[str], line: str, say: str) -> None:
+def test_one_simple_shell_command(shell: list[str], line: str, say: str) -> None:
+    """One simple command of a shell is looked through."""
     command = [*shell, line.format(python=sys.executable, say=say)]
     found = look_through(command, VARIABLES)
     assert (found.unknown, found.through) == (None, [shell[0]])
@@ -72,28 +72,30 @@ def assert_is_what_starts(found: Launch, command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["bash", "train.sh"], "`bash`: runs a script"),
-        (["sh"], "`sh`: runs a script"),
-        (["bash", "-c", "cd /; python x.py"], "`bash`: its words are more than one simple command"),
-        (["bash", "-c", "python x.py 2>&1 | tee log"], "`bash`: its words are more than one simple command"),
-        (["bash", "-c", "cd /\npython x.py"], "`bash`: its words are more than one simple command"),
-        (["bash", "-c", "$PYTHON x.py"], "`bash`: its words are more than one simple command"),
+        (["bash", "train.sh"], "`bash`: it runs a script"),
+        (["sh"], "`sh`: it runs a script"),
+        (["bash", "-c", "cd /; python x.py"], "`bash`: it runs more than one simple command"),
+        (["bash", "-c", "python x.py 2>&1 | tee log"], "`bash`: it runs more than one simple command"),
+        (["bash", "-c", "cd /\npython x.py"], "`bash`: it runs more than one simple command"),
+        (["bash", "-c", "$PYTHON x.py"], "`bash`: it runs more than one simple command"),
         (["bash", "-c", "python 'x"], "`bash`: No closing quotation"),
         (["bash", "-lc", "python x.py"], "`bash`: option -l not recognized"),
         (["env", "-S", "python x.py"], "`env`: option -S not recognized"),
-        (["env", "A=1"], "`env` is given no command"),
-        (["timeout", "5"], "`timeout` is given no command"),
-        (["nohup", "bash", "train.sh"], "`bash`: runs a script"),
+        (["env", "A=1"], "`env` was given no command"),
+        (["timeout", "5"], "`timeout` was given no command"),
+        (["nohup", "bash", "train.sh"], "`bash`: it runs a script"),
     ],
 )
-def test_what_the_words_do_not_say_is_unknown_with_the_reason(words: list[str], reason: str) -> None:
+def test_unknown_words_have_a_reason(words: list[str], reason: str) -> None:
+    """What the words do not say is unknown, with the reason."""
     assert look_through(words, VARIABLES).unknown == reason
 
 
-def test_a_program_is_looked_for_where_the_one_in_front_of_it_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a PATH there is the system's own, not ours."""
+def test_program_is_found_in_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program is searched where its launcher would search it.
+
+    Without a PATH there is the system's own, not ours.
+    """
     program = tmp_path / "only-here"
     shutil.copy("/bin/true", program)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

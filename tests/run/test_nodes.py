@@ -131,14 +131,16 @@ def without_alignment(run: Path, copy: Path) -> Recording:
     return Recording.open(copy)
 
 
-def test_the_timeline_of_two_hosts_stays_within_the_stated_bound(run: Path, nodes: Cluster, tmp_path: Path) -> None:
+def test_timeline_within_bound(run: Path, nodes: Cluster, tmp_path: Path) -> None:
+    """The timeline of two hosts stays within the stated bound."""
     recording = Recording.open(run)
     check_bound(far_spans(recording, nodes, recording))
     with pytest.raises(AssertionError):
         check_bound(far_spans(without_alignment(run, tmp_path / "off"), nodes, recording))
 
 
-def test_no_call_runs_before_it_was_dispatched(run: Path, tmp_path: Path) -> None:
+def test_no_call_before_its_dispatch(run: Path, tmp_path: Path) -> None:
+    """No call runs before it was dispatched."""
     check_order(Recording.open(run))
     with pytest.raises(AssertionError):
         check_order(without_alignment(run, tmp_path / "off"))
@@ -158,7 +160,8 @@ def test_times_are_moved_and_never_clamped(run: Path) -> None:
     assert len({moved.start_ns for _, moved in pairs}) == len({raw.start_ns for raw, _ in pairs})
 
 
-def test_the_summary_states_offset_drift_and_bound(run: Path) -> None:
+def test_summary_states_clock_error(run: Path) -> None:
+    """The summary states offset, drift and bound of each clock."""
     found = summarize(Recording.open(run))
     reference, far = found.clocks
     assert reference.is_reference and far.hosts == ["second"] and far.aligned
@@ -171,7 +174,8 @@ def test_the_summary_states_offset_drift_and_bound(run: Path) -> None:
     assert {row.rank for row in found.phases if row.rank is not None} == {0, 1}
 
 
-def test_every_host_wrote_to_its_own_disk(run: Path, nodes: Cluster) -> None:
+def test_hosts_write_to_own_disks(run: Path, nodes: Cluster) -> None:
+    """Every host wrote to its own disk."""
     recording = Recording.open(run)
     spool = nodes.spool / f"rltrace-{recording.manifest['run_id']}" / "processes"
     second = {process.key for process in recording.processes if process.host == "second"}
@@ -179,16 +183,16 @@ def test_every_host_wrote_to_its_own_disk(run: Path, nodes: Cluster) -> None:
     assert cluster.ray_address(run) == nodes.address
 
 
-def test_collecting_again_brings_nothing_and_changes_nothing(run: Path, nodes: Cluster) -> None:
+def test_collecting_again_changes_nothing(run: Path, nodes: Cluster) -> None:
+    """Collecting again fetches nothing and changes nothing."""
     before = {path: path.read_bytes() for path in run.glob("processes/*/*")}
     done = rltrace_command(nodes, run.parent, "collect", "run")
     assert (done.returncode, done.stdout) == (0, "run: nothing new on second\n"), done.stderr
     assert {path: path.read_bytes() for path in run.glob("processes/*/*")} == before
 
 
-def test_collecting_brings_what_is_missing_and_leaves_another_process_alone(
-    run: Path, nodes: Cluster, tmp_path: Path
-) -> None:
+def test_collecting_leaves_other_process_alone(run: Path, nodes: Cluster, tmp_path: Path) -> None:
+    """Collecting fetches what is missing and leaves another process's folder alone."""
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     theirs = [process for process in Recording.open(run).processes if process.host == "second"]
@@ -202,12 +206,15 @@ def test_collecting_brings_what_is_missing_and_leaves_another_process_alone(
     lines = copy / "processes" / missing / "process.jsonl"
     lines.write_text('{"kind": "process", "pid": 1}\n')
     done = rltrace_command(nodes, tmp_path, "collect", "copy")
-    assert done.returncode == 4 and f"{missing}: holds another process" in done.stderr
+    assert done.returncode == 4 and f"{missing}: holds a different process" in done.stderr
     assert lines.read_text() == '{"kind": "process", "pid": 1}\n'
 
 
-def test_the_reference_run_spreads_its_ranks_over_the_nodes(nodes: Cluster, tmp_path: Path) -> None:
-    """Each node has one CPU, so each gets one rank, with its engine."""
+def test_reference_run_on_two_nodes(nodes: Cluster, tmp_path: Path) -> None:
+    """The reference run spreads its ranks over the nodes.
+
+    Each node has one CPU, so each gets one rank, with its engine.
+    """
     config = yaml.safe_load(LAPTOP.read_text()) | {"steps": 3, "ray_address": nodes.address}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     done = rltrace_command(nodes, tmp_path, "run", "run.yaml", "--out", "run")
@@ -231,7 +238,8 @@ def test_the_reference_run_spreads_its_ranks_over_the_nodes(nodes: Cluster, tmp_
         (["run", "run.yaml"], 4, "ray_address: cannot join a Ray cluster at 127.0.0.1:9"),
     ],
 )
-def test_bad_input_is_one_line_and_an_exit_code(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+def test_bad_input_is_one_line(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    """Bad input is one line and an exit code."""
     manifest.create(tmp_path / "run", owner=None, command=[], config=None)
     config = yaml.safe_load(LAPTOP.read_text()) | {"ray_address": "127.0.0.1:9"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
@@ -243,12 +251,11 @@ def test_bad_input_is_one_line_and_an_exit_code(tmp_path: Path, words: list[str]
         assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
 
 
-def test_a_run_that_joined_no_cluster_has_nothing_to_fetch_from_whichever_is_there(
-    nodes: Cluster, tmp_path: Path
-) -> None:
+def test_no_cluster_nothing_to_fetch(nodes: Cluster, tmp_path: Path) -> None:
+    """A run that joined no cluster has nothing to fetch, whatever cluster exists."""
     manifest.create(tmp_path / "run", owner=None, command=[], config=None)
     done = rltrace_command(nodes, tmp_path, "collect", "run")
-    said = "run: nothing to fetch: its driver joined no Ray cluster; --address names one to ask\n"
+    said = "run: nothing to fetch, because its driver joined no Ray cluster; name a cluster with --address\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
@@ -284,10 +291,11 @@ ray.shutdown()
 
 
 @pytest.mark.parametrize("where", ["here", "there"])
-def test_a_chosen_step_is_known_on_every_host_wherever_the_driver_runs(
-    where: str, nodes: Cluster, tmp_path: Path
-) -> None:
-    """Without a GPU a process that was in the step says just that; one that never heard of it says nothing."""
+def test_chosen_step_is_known_on_every_host(where: str, nodes: Cluster, tmp_path: Path) -> None:
+    """A chosen step is known on every host, wherever the driver runs.
+
+    Without a GPU a process that was in the step says just that; one that never heard of it says nothing.
+    """
     (tmp_path / "program.py").write_text(CHOSEN)
     traced = ["exec", "--out", "run", "--allocations", "1,7", "--", sys.executable, "program.py", nodes.address, where]
     done = rltrace_command(nodes, tmp_path, *traced)
@@ -298,8 +306,11 @@ def test_a_chosen_step_is_known_on_every_host_wherever_the_driver_runs(
     assert missed[7].reason == "no such step has begun: the steps of this Recording are 0 to 2"
 
 
-def test_a_node_that_dies_is_named_and_what_it_had_said_stays(nodes: Cluster, tmp_path: Path) -> None:
-    """Last: it takes the second node down."""
+def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
+    """A node that dies is named, and what was collected from it stays.
+
+    Last: it takes the second node down.
+    """
     (tmp_path / "program.py").write_text(PROGRAM.replace("ray.get(", "ray.wait("))
     traced = ["exec", "--out", "run", "--", sys.executable, "program.py", nodes.address, "600"]
     command = [sys.executable, "-c", "from rltrace.cli import main; main()", *traced]

@@ -78,7 +78,8 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, done.stdout.split()
 
 
-def test_a_process_of_its_own_samples_the_host_and_every_process_of_the_run(sampled: tuple[Path, list[str]]) -> None:
+def test_samples_host_and_processes(sampled: tuple[Path, list[str]]) -> None:
+    """A process of its own samples the host and every process of the run."""
     folder, (private_bytes, threads, imported) = sampled
     (host,) = summarize(Recording.open(folder)).samples
     held = host.processes["process"]
@@ -93,14 +94,16 @@ def test_a_process_of_its_own_samples_the_host_and_every_process_of_the_run(samp
     assert (threads, imported) == ("1", "False"), "nothing of the sampler is in the traced process"
 
 
-def test_the_traced_process_holds_no_sample_and_the_sampler_nothing_else(sampled: tuple[Path, list[str]]) -> None:
+def test_samples_are_the_samplers_only(sampled: tuple[Path, list[str]]) -> None:
+    """The traced process holds no sample, and the sampler holds nothing else."""
     folder, _ = sampled
     (traced,) = (process for process in Recording.open(folder).processes if process.role != SAMPLER)
     assert {event.name for event in traced.events()} - {COLLECTION} == {"work"}
     assert {subjects(event.name)[0] for event in sampler_of(folder).events()} <= set(SAMPLED)
 
 
-def test_the_sampler_ends_with_the_run_and_leaves_a_whole_recording(sampled: tuple[Path, list[str]]) -> None:
+def test_sampler_ends_with_the_run(sampled: tuple[Path, list[str]]) -> None:
+    """The sampler ends with the run and leaves a whole Recording."""
     folder, _ = sampled
     assert sampler_of(folder).end_ns is not None
     assert not psutil.pid_exists(sampler_of(folder).pid)
@@ -108,7 +111,8 @@ def test_the_sampler_ends_with_the_run_and_leaves_a_whole_recording(sampled: tup
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="NVML is there")
-def test_without_nvml_the_reason_is_said_and_no_gpu_is_shown_as_zero(sampled: tuple[Path, list[str]]) -> None:
+def test_no_nvml_gives_a_reason(sampled: tuple[Path, list[str]]) -> None:
+    """Without NVML the reason is given, and no GPU is shown as zero."""
     folder, _ = sampled
     (host,) = summarize(Recording.open(folder)).samples
     assert host.gpus == {}
@@ -124,7 +128,8 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     assert [process.role for process in Recording.open(tmp_path / "run").processes] == ["process"]
 
 
-def test_it_samples_on_while_a_process_of_the_run_is_killed(tmp_path: Path) -> None:
+def test_samples_on_after_a_kill(tmp_path: Path) -> None:
+    """The sampler continues while a process of the run is killed."""
     program = """
 import os, signal, subprocess, sys, time
 import rltrace, msgspec
@@ -153,7 +158,8 @@ with rltrace.span("after"):
     assert sampler.end_ns is not None
 
 
-def test_it_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
+def test_ends_with_its_starter(tmp_path: Path) -> None:
+    """The sampler ends when the process that started it is killed."""
     folder = tmp_path / "run"
     manifest.create(folder, owner=None, command=[], config=None)
     parent = subprocess.Popen(
@@ -171,7 +177,8 @@ def test_it_ends_when_whoever_started_it_is_killed(tmp_path: Path) -> None:
 # ---- NVML's numbers, where they could be wrong -------------------------------------------------------------------
 
 
-def test_bytes_of_a_gpu_go_to_the_processes_of_the_run_and_the_rest_to_others() -> None:
+def test_gpu_bytes_by_process() -> None:
+    """Bytes of a GPU go to the processes of the run, and the rest to others."""
     said = {11: 600, 12: 400, 99: 50}
     found = nvml.process_bytes(said, {11: "worker", 12: "engine", 13: "driver"}, is_certain=lambda _pid: True)
     assert found == {
@@ -179,18 +186,21 @@ def test_bytes_of_a_gpu_go_to_the_processes_of_the_run_and_the_rest_to_others() 
     }  # fmt: skip
 
 
-def test_pids_of_another_namespace_give_a_reason_and_no_bytes() -> None:
+def test_foreign_pids_give_a_reason() -> None:
+    """Pids of another namespace give a reason and no bytes."""
     with pytest.raises(nvml.UnavailableError, match=r"pid 4711.*namespace"):
         nvml.process_bytes({4711: 600}, {4711: "worker"}, is_certain=lambda _pid: False)
 
 
-def test_bytes_that_nvml_does_not_know_are_not_zero() -> None:
+def test_unknown_bytes_are_not_zero() -> None:
+    """Bytes that NVML does not know are not zero."""
     with pytest.raises(nvml.UnavailableError, match="does not say"):
         nvml.process_bytes({11: None}, {11: "worker"}, is_certain=lambda _pid: True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a pid namespace needs root")
-def test_in_a_pid_namespace_of_its_own_a_pid_is_certain_only_if_it_has_a_gpu_open() -> None:
+def test_pid_certain_only_with_open_gpu() -> None:
+    """In its own pid namespace a pid is certain only if its process has a GPU open."""
     asked = "from rltrace.host.nvml import pid_is_certain; print(pid_is_certain(1))"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", asked]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -201,7 +211,8 @@ def test_in_a_pid_namespace_of_its_own_a_pid_is_certain_only_if_it_has_a_gpu_ope
         assert nvml.pid_is_certain(1)
 
 
-def test_a_total_becomes_a_rate_and_one_that_wrapped_becomes_nothing() -> None:
+def test_total_becomes_a_rate() -> None:
+    """A total becomes a rate, and one that wrapped becomes nothing."""
     rate = nvml.Rate()
     assert rate.of(1000, 0) is None
     assert rate.of(3000, 2_000_000_000) == 1000
@@ -209,7 +220,8 @@ def test_a_total_becomes_a_rate_and_one_that_wrapped_becomes_nothing() -> None:
     assert rate.of(20, 4_000_000_000) == 10
 
 
-def test_samples_of_gpus_and_processes_are_told_apart_by_whose_they_are(tmp_path: Path) -> None:
+def test_samples_by_gpu_and_process(tmp_path: Path) -> None:
+    """Samples of GPUs and processes are told apart by whose they are."""
     written = Written(tmp_path / "run")
     written.process("engine-0", role="engine", rank=0, ended_s=9)
     written.process(
@@ -228,14 +240,16 @@ def test_samples_of_gpus_and_processes_are_told_apart_by_whose_they_are(tmp_path
     assert host.sampler_cpu_share == pytest.approx(0.05)
 
 
-def test_the_sampler_says_on_which_machine_it_is(sampled: tuple[Path, list[str]]) -> None:
+def test_sampler_names_its_machine(sampled: tuple[Path, list[str]]) -> None:
+    """The sampler says on which machine it runs."""
     (machine,) = summarize(Recording.open(sampled[0])).run.machines
     assert machine.host == os.uname().nodename
     assert machine.cpus == len(os.sched_getaffinity(0))
     assert machine.cpu and machine.cpu in Path("/proc/cpuinfo").read_text()
 
 
-def test_gpus_are_named_by_their_model_in_whichever_type_nvml_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_model_of_either_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs are named by their model, whichever type NVML returns it in."""
     uuids = [b"GPU-a", "GPU-b"]
     said = SimpleNamespace(
         NVMLError=BusyError,
@@ -263,7 +277,8 @@ class BusyError(Exception):
     value = 999
 
 
-def test_what_a_busy_driver_did_not_say_is_asked_again() -> None:
+def test_busy_driver_is_asked_again() -> None:
+    """What a busy driver did not answer is asked again."""
     memory = Mock(side_effect=[BusyError("busy"), SimpleNamespace(used=3, reserved=2, free=1)])
     said = {"NVMLError": BusyError, "nvmlDeviceGetUUID": lambda _: "GPU-1", "nvmlDeviceGetMemoryInfo": memory}
     numbers = dict.fromkeys(("nvmlMemory_v2", "NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION"), 0)

@@ -78,7 +78,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Run]]:
 
 
 @pytest.mark.parametrize("name", ["rank 1 worker", "rank 0 engine", "driver"])
-def test_a_killed_process_is_named_and_the_run_ends(start: Callable[[str], Run], name: str) -> None:
+def test_killed_process_ends_the_run(start: Callable[[str], Run], name: str) -> None:
+    """A killed process is named, and the run ends."""
     run = start("notice")
     victim = run.everybody()[name]
     run.began = time.monotonic()
@@ -94,7 +95,8 @@ def test_a_killed_process_is_named_and_the_run_ends(start: Callable[[str], Run],
     assert name in {span.process for span in found.open_spans}
 
 
-def test_a_run_that_does_not_notice_is_ended(start: Callable[[str], Run]) -> None:
+def test_unaware_run_is_ended(start: Callable[[str], Run]) -> None:
+    """A run that does not notice a death is ended."""
     run = start("deaf")
     victim = run.everybody()["rank 0 worker"]
     os.kill(victim.pid, signal.SIGKILL)
@@ -104,7 +106,8 @@ def test_a_run_that_does_not_notice_is_ended(start: Callable[[str], Run]) -> Non
     run.summary()
 
 
-def test_a_run_that_ends_well_says_nothing(start: Callable[[str], Run]) -> None:
+def test_good_run_says_nothing(start: Callable[[str], Run]) -> None:
+    """A run that ends well says nothing."""
     run = start("end")
     code, errors, _ = run.end()
     assert (code, errors) == (0, "")
@@ -112,7 +115,8 @@ def test_a_run_that_ends_well_says_nothing(start: Callable[[str], Run]) -> None:
     assert (run.summary().run.exit_code, run.summary().run.interrupted_by) == (0, None)
 
 
-def test_a_drivers_own_error_is_not_blamed_on_who_ends_with_it(start: Callable[[str], Run]) -> None:
+def test_drivers_error_blames_nobody(start: Callable[[str], Run]) -> None:
+    """A driver's own error is not blamed on the processes that end with it."""
     code, errors, _ = start("fail").end()
     assert code == 1
     assert errors.splitlines()[0] == "the driver's own error"
@@ -121,7 +125,8 @@ def test_a_drivers_own_error_is_not_blamed_on_who_ends_with_it(start: Callable[[
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_nothing_behind(start: Callable[[str], Run], number: int) -> None:
+def test_interrupted_run_leaves_nothing(start: Callable[[str], Run], number: int) -> None:
+    """An interrupted run leaves nothing behind."""
     run = start("deaf")
     run.everybody()
     os.kill(run.process.pid, number)
@@ -135,10 +140,11 @@ def test_an_interrupted_run_leaves_nothing_behind(start: Callable[[str], Run], n
     ("number", "name"), [(signal.SIGINT, "SIGINT (Ctrl-C)"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP")]
 )
 @pytest.mark.parametrize("mode", ["deaf", "shutdown"])
-def test_nobody_is_blamed_for_the_end_of_an_interrupted_run(
-    start: Callable[[str], Run], mode: str, number: int, name: str
-) -> None:
-    """Neither who is ended by us, nor an engine that the run's own shutdown kills."""
+def test_interrupt_blames_nobody(start: Callable[[str], Run], mode: str, number: int, name: str) -> None:
+    """Nobody is blamed for the end of an interrupted run.
+
+    Neither who is ended by us, nor an engine that the run's own shutdown kills.
+    """
     run = start(mode)
     run.everybody()
     os.kill(run.process.pid, number)
@@ -152,7 +158,8 @@ def test_nobody_is_blamed_for_the_end_of_an_interrupted_run(
     assert not found.complete
 
 
-def test_who_died_before_the_interrupt_is_still_named(start: Callable[[str], Run]) -> None:
+def test_death_before_interrupt_is_named(start: Callable[[str], Run]) -> None:
+    """A process that died before the interrupt is still named."""
     run = start("deaf")
     victim = run.everybody()["rank 0 worker"]
     os.kill(victim.pid, signal.SIGKILL)
@@ -221,10 +228,11 @@ def exec_command(folder: Path, program: str) -> list[str]:
         pytest.param((os.killpg,), "os.setpgid(0, 0)", id="to our group, and the command is in one of its own"),
     ],
 )
-def test_a_command_has_each_signal_once_however_it_was_sent_and_as_often_as_it_was(
-    tmp_path: Path, sent: tuple[Callable[[int, int], None], ...], before: str
-) -> None:
-    """And nobody is ended by force who was only asked twice, as one that leaves a prompt by Ctrl-C is not."""
+def test_each_signal_arrives_once(tmp_path: Path, sent: tuple[Callable[[int, int], None], ...], before: str) -> None:
+    """A command receives each signal as often as it was sent, however it was sent.
+
+    And nobody is ended by force who was only asked twice, as one that leaves a prompt by Ctrl-C is not.
+    """
     command = exec_command(tmp_path / "run", TELLS % before)
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert run.stdout is not None and run.stdout.readline() == "ready\n"
@@ -237,8 +245,11 @@ def test_a_command_has_each_signal_once_however_it_was_sent_and_as_often_as_it_w
 
 
 @pytest.mark.parametrize("first", [os.kill, os.killpg])
-def test_signals_that_come_together_are_told_apart(tmp_path: Path, first: Callable[[int, int], None]) -> None:
-    """Also where the first is to us alone and the other to the group."""
+def test_simultaneous_signals_are_told_apart(tmp_path: Path, first: Callable[[int, int], None]) -> None:
+    """Signals that arrive together are told apart.
+
+    Also where the first is to us alone and the other to the group.
+    """
     command = exec_command(tmp_path / "run", TELLS % "")
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert run.stdout is not None and run.stdout.readline() == "ready\n"
@@ -249,7 +260,8 @@ def test_signals_that_come_together_are_told_apart(tmp_path: Path, first: Callab
     assert (run.stdout.read(), run.wait()) == ("1\n", 0)
 
 
-def test_a_notice_that_the_program_takes_is_no_interruption(tmp_path: Path) -> None:
+def test_handled_notice_is_no_interrupt(tmp_path: Path) -> None:
+    """A notice that the program handles is no interruption."""
     program = """
 import os, signal, time
 noticed = []
@@ -266,8 +278,11 @@ print(*noticed)
     assert Recording.open(tmp_path / "run").ending == Ending(exit_code=0, interrupted_by=None)
 
 
-def test_a_terminal_that_goes_away_is_told_to_the_command(tmp_path: Path) -> None:
-    """The kernel tells only the session's leader, which is us."""
+def test_closed_terminal_reaches_command(tmp_path: Path) -> None:
+    """The command hears that its terminal goes away.
+
+    The kernel tells only the session's leader, which is us.
+    """
     command = exec_command(tmp_path / "run", TELLS % f"os.dup2(os.open({str(tmp_path / 'told')!r}, 65), 1)")
     pid, terminal = os.forkpty()
     if pid == 0:
@@ -279,7 +294,8 @@ def test_a_terminal_that_goes_away_is_told_to_the_command(tmp_path: Path) -> Non
     assert (tmp_path / "told").read_text() == "ready\n1\n"
 
 
-def test_a_group_watcher_tells_each_signal_once_and_is_gone_with_its_starter() -> None:
+def test_group_watcher_reports_once() -> None:
+    """A group watcher reports each signal once, and ends with its starter."""
     program = """
 import os, signal, time
 from rltrace.run.group_watcher import GroupWatcher
@@ -303,7 +319,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError(f"{pid} is still there")
 
 
-def test_of_deaths_seen_at_once_one_that_was_asked_to_end_is_not_the_cause(tmp_path: Path) -> None:
+def test_asked_to_end_is_not_the_cause(tmp_path: Path) -> None:
+    """Of deaths seen at once, a process that was asked to end is not the cause."""
     written = Written(tmp_path / "run")
     children = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
     for key, child in zip("ab", children, strict=True):
@@ -325,9 +342,8 @@ def test_of_deaths_seen_at_once_one_that_was_asked_to_end_is_not_the_cause(tmp_p
         ("worker", -signal.SIGKILL, 2, False),  # it had ended its part
     ],
 )
-def test_who_is_gone_is_dead_only_if_a_signal_took_it_before_its_end_and_the_run_needs_it(
-    tmp_path: Path, role: str, code: int, ended_s: float | None, is_death: bool
-) -> None:
+def test_only_signals_kill(tmp_path: Path, role: str, code: int, ended_s: float | None, is_death: bool) -> None:
+    """A process that is gone counts as dead only if a signal killed it before its end and the run needs it."""
     child = subprocess.Popen(["true"])
     written = Written(tmp_path / "run")
     written.process("p", span("actor.update", 0, 1), role=role, rank=0, pid=child.pid, ended_s=ended_s)
@@ -339,8 +355,11 @@ def test_who_is_gone_is_dead_only_if_a_signal_took_it_before_its_end_and_the_run
 
 
 @pytest.mark.parametrize("ran", [True, False])
-def test_who_is_killed_with_the_cluster_that_its_driver_has_left_is_not_dead(tmp_path: Path, ran: bool) -> None:
-    """Ray kills the workers that take longer than it likes; one that was gone before is why the driver left, maybe."""
+def test_killed_with_its_cluster_is_not_dead(tmp_path: Path, ran: bool) -> None:
+    """A process that is killed with the cluster that its driver has left did not die.
+
+    Ray kills the workers that take longer than it likes; one that was gone before is why the driver left, maybe.
+    """
     written = Written(tmp_path / "run")
     us = {"pid": os.getpid(), "start_ticks": manifest.started_ticks(os.getpid())}
     written.process("d", span("ray.get", 0, 1), role="driver", **us)
@@ -357,8 +376,11 @@ def test_who_is_killed_with_the_cluster_that_its_driver_has_left_is_not_dead(tmp
     assert (process.killed_by, process.end_ns is None) == ((None, False) if ran else (signal.SIGKILL, True))
 
 
-def test_a_process_that_nobody_can_tell_of_ended_when_it_was_seen_to_be_gone(tmp_path: Path) -> None:
-    """And not with the supervisor, though only then is it known that the run ended well."""
+def test_untold_end_is_when_it_was_seen(tmp_path: Path) -> None:
+    """A process whose end nobody can tell ended when it was seen to be gone.
+
+    And not with the supervisor, though only then is it known that the run ended well.
+    """
     child = subprocess.Popen(["true"])
     child.wait()
     Written(tmp_path / "run").process("p", span("work", 0, 1), pid=child.pid)
@@ -371,7 +393,8 @@ def test_a_process_that_nobody_can_tell_of_ended_when_it_was_seen_to_be_gone(tmp
     assert end_ns is not None and before_ns <= end_ns <= seen_ns
 
 
-def test_of_deaths_seen_at_once_the_parent_and_then_the_command_come_first(tmp_path: Path) -> None:
+def test_parent_and_command_come_first(tmp_path: Path) -> None:
+    """Of deaths seen at once, the parent and then the command come first."""
     children = [subprocess.Popen(["true"]) for _ in range(2)]
     written = Written(tmp_path / "run")
     for child, key, parent in zip(children, ("a", "b"), ("b", None), strict=True):
@@ -386,8 +409,11 @@ def test_of_deaths_seen_at_once_the_parent_and_then_the_command_come_first(tmp_p
 
 
 @pytest.mark.parametrize("is_our_run", [True, False])
-def test_who_interrupts_a_run_twice_is_in_a_hurry(tmp_path: Path, is_our_run: bool) -> None:
-    """The first time the command is given time to leave; the second time none. A program of one's own may go on."""
+def test_second_interrupt_hurries(tmp_path: Path, is_our_run: bool) -> None:
+    """A second interrupt ends the run at once.
+
+    The first time the command is given time to leave; the second time none. A program of one's own may go on.
+    """
     Written(tmp_path / "run")
     command = subprocess.Popen(["sleep", "60"])
     supervisor = _Supervisor(command.pid, tmp_path / "run", is_our_run=is_our_run)
@@ -434,8 +460,11 @@ s._Supervisor._collect_from_cluster = s._Supervisor._finish = s._Supervisor._cle
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 4", 4), ("kill -9 $$", 137)])
-def test_bugs_of_ours_leave_a_command_its_signals_and_its_exit_code(tmp_path: Path, end: str, code: int) -> None:
-    """Every step but waiting and handing on fails; it is said once, and once more of what is said in the end."""
+def test_own_bugs_keep_signals_and_code(tmp_path: Path, end: str, code: int) -> None:
+    """Our own bugs change neither the signals nor the exit code of a command.
+
+    Every step but waiting and handing on fails; it is said once, and once more of what is said in the end.
+    """
     command = exec_command(tmp_path / "run", "")[:-3]
     command[2] = ALL_BROKEN + CLI
     script = f'trap "echo noticed; {end}" USR1; echo ready; while :; do sleep 0.05; done'
@@ -446,8 +475,8 @@ def test_bugs_of_ours_leave_a_command_its_signals_and_its_exit_code(tmp_path: Pa
     out, errors = run.communicate(timeout=60)
     assert (run.returncode, out) == (code, "noticed\n")
     assert errors.splitlines() == [
-        "rltrace: not all of this command is watched, it runs on: ZeroDivisionError: a bug of ours",
-        "rltrace: not all is shown: a bug of ours",
+        "rltrace: the command runs on, but rltrace cannot watch all of it: ZeroDivisionError: a bug of ours",
+        "rltrace: this screen is incomplete: a bug of ours",
     ]
 
 
@@ -468,8 +497,11 @@ os.kill(os.getpid(), signal.SIGTERM) if sys.argv[2] == "killed" else sys.exit(4)
 
 @pytest.mark.parametrize("streams", ["1>&-", "0<&- 1>&- 2>&-", "2>/dev/full"])
 @pytest.mark.parametrize(("end", "code"), [("exit", 4), ("killed", 143)])
-def test_closed_and_full_streams_leave_the_exit_code(tmp_path: Path, streams: str, end: str, code: int) -> None:
-    """And the command's own are as they were: nothing of ours is in the place of one that is closed."""
+def test_bad_streams_keep_exit_code(tmp_path: Path, streams: str, end: str, code: int) -> None:
+    """Closed and full streams do not change the exit code.
+
+    And the command's own are as they were: nothing of ours is in the place of one that is closed.
+    """
     words = (sys.executable, "-ISc", STREAMS, str(tmp_path / "streams"), end)
     seen = []
     for line in (exec_line(tmp_path / "run", *words, options="--sample 0.2"), shlex.join(words)):
@@ -502,7 +534,8 @@ print(*noticed, flush=True)
     assert len(done.stderr.splitlines()) == (2 if code == 4 else 3), "unwatched; killed, if it was; nothing to read"
 
 
-def test_more_processes_than_files_may_be_open_are_watched(tmp_path: Path) -> None:
+def test_more_processes_than_files(tmp_path: Path) -> None:
+    """More processes than files may be open are watched."""
     program = """
 import os, sys
 import rltrace
@@ -540,16 +573,16 @@ sys.exit(5)
         pytest.param("exec >&-", "(sleep 0.2 &); exit 4", 4, id="a daemon is left"),
     ],
 )
-def test_whatever_is_short_a_command_has_its_own_exit_code(
-    tmp_path: Path, before: str, command: str, code: int
-) -> None:
+def test_shortage_keeps_exit_code(tmp_path: Path, before: str, command: str, code: int) -> None:
+    """Whatever is short, a command keeps its own exit code."""
     line = exec_line(tmp_path / "run", "sh", "-c", command, options="--sample 0.2")
     done = shell(f"{before}; {line}")
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_script_that_names_no_interpreter_runs_as_a_shell_runs_it(tmp_path: Path) -> None:
+def test_script_without_interpreter(tmp_path: Path) -> None:
+    """A script that names no interpreter runs as a shell runs it."""
     script = tmp_path / "script"
     script.write_text("echo $1; exit 6\n")
     script.chmod(0o755)
@@ -557,16 +590,18 @@ def test_a_script_that_names_no_interpreter_runs_as_a_shell_runs_it(tmp_path: Pa
     assert (done.returncode, done.stdout) == (6, "word\n"), done.stderr
 
 
-def test_a_program_that_the_system_does_not_run_is_one_line(tmp_path: Path) -> None:
+def test_unrunnable_program_is_one_line(tmp_path: Path) -> None:
+    """A program that cannot be run is one line."""
     script = tmp_path / "script"
     script.write_text("#!/there/is/no/such/interpreter\n")
     script.chmod(0o755)
     done = shell(exec_line(tmp_path / "run", script))
     assert done.returncode == 126
-    assert done.stderr == f"rltrace: {script}: the system does not run it: No such file or directory\n"
+    assert done.stderr == f"rltrace: {script}: cannot be run: No such file or directory\n"
 
 
-def test_a_run_whose_recording_is_deleted_ends_as_it_would(start: Callable[[str], Run]) -> None:
+def test_deleted_recording_keeps_end(start: Callable[[str], Run]) -> None:
+    """A run whose Recording is deleted ends as it would otherwise."""
     run = start("end")
     run.everybody()
     shutil.rmtree(run.folder, ignore_errors=True)

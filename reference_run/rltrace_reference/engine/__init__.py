@@ -1,1 +1,1 @@
-"""The embedded rollout engine, a process of its own per rank; imports torch, never ray or transformers."""
+"""The embedded rollout engine, a process of its own per rank. It imports torch, never ray or transformers."""

@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answers the worker's calls until it closes the channel or dies."""
+    """Answer the worker's calls until it closes the channel or dies."""
     die_with_parent()
     torch.set_num_threads(1)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
@@ -39,23 +39,23 @@ def main() -> None:
 
 
 class Engine(Protocol):
-    """What samples: the embedded engine, or vLLM."""
+    """An engine that samples: the embedded engine, or vLLM."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
         """Weights by their names in a checkpoint, once started; contiguous views of where they lie."""
 
     def start(self) -> None:
-        """Loads the checkpoint's weights or dummy ones, profiles, and reserves the KV pool."""
+        """Load the checkpoint's weights or dummy ones, profile, and reserve the KV pool."""
 
     def generate(self, prompts: list[list[int]], seed: int, step: int) -> Sequence[Response]:
-        """Samples n responses of each prompt."""
+        """Sample n responses of each prompt."""
 
     def sleep(self, level: int) -> dict[str, int]:
-        """Gives memory back; returns what is still there, in bytes by tag."""
+        """Release memory; return what is still there, in bytes by tag."""
 
     def wake_up(self, tags: list[str]) -> None:
-        """Puts memory behind the tags again."""
+        """Put memory behind the tags again."""
 
 
 class Response(Protocol):
@@ -63,15 +63,15 @@ class Response(Protocol):
 
     @property
     def tokens(self) -> list[int]:
-        """What it said."""
+        """Tokens that it generated."""
 
     @property
     def log_probs(self) -> list[float]:
-        """Of each token."""
+        """Log-prob of each token."""
 
 
 def build_engine(config: Config, rank: int, eos: int, checkpoint: str | None) -> Engine:
-    """The engine that the configuration chose; its imports take seconds, while the worker builds its actor."""
+    """Return the engine that the configuration chose; its imports take seconds, while the worker builds its actor."""
     if config.rollout.engine == "vllm":
         from rltrace_reference.engine.vllm_engine import VllmEngine
 
@@ -82,7 +82,7 @@ def build_engine(config: Config, rank: int, eos: int, checkpoint: str | None) ->
 
 
 class Server:
-    """The engine's calls by name."""
+    """Dispatches the worker's calls by name."""
 
     def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
         self.config, self.rank = config, rank
@@ -94,10 +94,10 @@ class Server:
             self.failed = self._one_line(error)
 
     def serve(self, channel: Channel) -> None:
-        """Answers each call with its result, or with the one line of its error.
+        """Answer each call with its result, or with the one line of its error.
 
         Raises:
-            ConnectionError: The worker closed the channel.
+            ConnectionError: the worker closed the channel.
         """
         while True:
             message, descriptors = channel.receive()
@@ -116,7 +116,7 @@ class Server:
                 channel.send({"error": self._one_line(error)})
 
     def _one_line(self, error: Exception) -> str:
-        """What went wrong in the engine's own code; all of it goes to this process's log."""
+        """Return what went wrong in the engine's own code; all of it goes to this process's log."""
         traceback.print_exc()
         return f"engine of rank {self.rank}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
@@ -127,25 +127,25 @@ class Server:
         self.on_use_transport(device.transport_name(self.config))
 
     def on_use_transport(self, transport: str) -> None:
-        """Lets the next sync come by this transport."""
+        """Let the next sync come by this transport."""
         if self.receiver is not None:
             self.receiver.close()
         self.receiver = Receiver(self.engine.parameters, self.rank, device.transport(transport))
 
     def on_record(self, on: bool) -> None:
-        """Goes on recording, or pauses."""
+        """Continue recording, or pause."""
         (rltrace.resume if on else rltrace.pause)()
 
     def on_kernels(self, on: bool) -> None:
-        """Begins or ends recording every operator and kernel."""
+        """Begin or end recording every operator and kernel."""
         (rltrace.start_kernels if on else rltrace.stop_kernels)()
 
     def on_allocations(self, on: bool) -> None:
-        """Begins or ends recording every allocation."""
+        """Begin or end recording every allocation."""
         (rltrace.start_allocations if on else rltrace.stop_allocations)()
 
     def on_measure_cost(self) -> None:
-        """Measures what recording an event costs in this process."""
+        """Measure what recording an event costs in this process."""
         rltrace.measure_cost()
 
     def on_sleep(self, level: int) -> dict[str, int]:
@@ -178,7 +178,7 @@ class Server:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to end this process with the worker that started it."""
+    """Ask the kernel to end this process with the worker that started it."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel knew

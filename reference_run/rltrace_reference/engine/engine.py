@@ -27,19 +27,19 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     slot: int | None = None
-    """None while it waits."""
+    """Slot of the request; None while it waits."""
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one engine step did, as its span says it."""
+    """What one engine step did, as its span says."""
 
     running: int
     waiting: int
     tokens: int
-    """Tokens computed: of prompts in a prefill, one a sequence in a decode."""
+    """Tokens computed: those of prompts in a prefill, one per sequence in a decode."""
     kv_usage: float
-    """Slots taken, of all."""
+    """Share of the slots that are taken."""
 
 
 class Engine:
@@ -64,17 +64,17 @@ class Engine:
     # ------------------------------------------------------------ start-up
 
     def start(self) -> None:
-        """Loads, profiles and reserves the KV pool."""
+        """Load, profile and reserve the KV pool."""
         self.load()
         self.reserve_kv(self.profile())
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The weights by their names in a checkpoint."""
+        """Return the weights by their names in a checkpoint."""
         return self.weights.parameters
 
     def load(self) -> None:
-        """Puts the weights' memory there and fills it."""
+        """Allocate the weights' memory and fill it."""
         block = self.pool.reserve("weights", Weights.size_bytes(self.config.model))
         self.pool.map("weights")
         self.weights = Weights(self.config.model, block)
@@ -85,7 +85,7 @@ class Engine:
                 self.weights.parameters[name].copy_(loaded)
 
     def profile(self) -> int:
-        """Runs one full batch of the longest sequences over a throw-away KV cache.
+        """Run one full batch of the longest sequences over a throw-away KV cache.
 
         Returns:
             Bytes of the KV pool that the configuration leaves, after checking that the largest batch runs.
@@ -98,7 +98,7 @@ class Engine:
         return self.config.kv_cache_bytes
 
     def reserve_kv(self, size_bytes: int) -> None:
-        """Reserves the KV pool, pages and all, and cuts it into slots."""
+        """Reserve the KV pool, pages included, and cut it into slots."""
         block = self.pool.reserve("kv_cache", size_bytes)
         self.pool.map("kv_cache")
         shape = self._kv_shape(self.config.tokens_per_slot)
@@ -113,7 +113,7 @@ class Engine:
     # ------------------------------------------------------------ sleep
 
     def sleep(self, level: int) -> dict[str, int]:
-        """Gives memory back: nothing at level 0, weights after a copy at level 1, everything for good at level 2.
+        """Release memory: nothing at level 0, the weights after a copy at level 1, everything for good at level 2.
 
         Returns:
             Bytes that still have a page, by tag.
@@ -125,7 +125,7 @@ class Engine:
         return {tag: self.pool.unmap(tag)[1] for tag in ("weights", "kv_cache")}
 
     def wake_up(self, tags: list[str]) -> None:
-        """Puts pages behind the tags again: the host copy where level 1 kept one, else the wake-up pattern."""
+        """Put pages behind the tags again: the host copy if level 1 kept one, else the wake-up pattern."""
         for tag in tags:
             self.pool.map(tag)
         if "weights" in tags and self.host_weights is not None:
@@ -136,7 +136,7 @@ class Engine:
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def generate(self, prompts: list[list[int]], seed: int, step: int) -> list[Request]:
-        """Samples n responses of each prompt.
+        """Sample n responses of each prompt.
 
         Args:
             prompts: Tokens of each prompt of this rank.
@@ -157,24 +157,24 @@ class Engine:
         return requests
 
     def restore_rng(self, seed: int) -> None:
-        """Starts the sampler's random numbers anew."""
+        """Start the sampler's random numbers again."""
         self.rng.manual_seed(seed)
 
     def add_request(self, request_id: str, prompt: list[int]) -> Request:
-        """Queues a request until a slot is free."""
+        """Queue a request until a slot is free."""
         request = Request(request_id, prompt)
         self.waiting.append(request)
         return request
 
     def finish_request(self, request: Request) -> None:
-        """Ends a request; its slot is free for the next one."""
+        """End a request; its slot is free for the next one."""
         assert request.slot is not None
         self.running.remove(request)
         self.free_slots.append(request.slot)
         request.slot = None
 
     def step(self) -> StepStats:
-        """One forward: the prompts of newly admitted requests, or one more token of all running ones."""
+        """Run one forward: the prompts of newly admitted requests, or one more token of all running ones."""
         admitted = self._admit()
         batch = admitted or list(self.running)
         new = [request.prompt if admitted else request.tokens[-1:] for request in batch]
@@ -199,7 +199,7 @@ class Engine:
         return admitted
 
     def _forward(self, batch: list[Request], new: list[list[int]]) -> Tensor:
-        """Logits of each request's next token, shape (R, vocabulary)."""
+        """Return the logits of each request's next token, shape (R, vocabulary)."""
         longest = max(map(len, new))
         tokens_RL = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
         starts_R = torch.tensor([len(r.prompt) + len(r.tokens) - len(n) for r, n in zip(batch, new, strict=True)])
@@ -209,7 +209,7 @@ class Engine:
         return self.model.logits(hidden_RLC[torch.arange(len(batch)), last_R])
 
     def _sample(self, batch: list[Request], logits_RV: Tensor) -> None:
-        """Appends a sampled token and its log-prob to each request."""
+        """Append a sampled token and its log-prob to each request."""
         log_probs_RV = torch.log_softmax(logits_RV / self.config.rollout.temperature, dim=-1)
         if not torch.isfinite(log_probs_RV).all():
             raise RunError(

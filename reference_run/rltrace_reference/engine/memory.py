@@ -14,8 +14,8 @@ from torch import Tensor
 
 PAGE = mmap.PAGESIZE
 WAKE_PATTERN = {"weights": 0xFF, "kv_cache": 0x7F}
-"""Byte that fresh pages are filled with: as bf16 a NaN, which no forward survives unseen, and 3.4e38, which a masked
-(zero) attention weight still cancels, so that an unwritten KV position is harmless only as long as it is masked."""
+"""Byte that fresh pages are filled with. As bf16 it is a NaN, which no forward survives unseen, and 3.4e38, which a
+masked (zero) attention weight still cancels, so that an unwritten KV position is harmless only while it is masked."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -37,11 +37,11 @@ class Region:
                 raise OSError(ctypes.get_errno(), "mprotect of a guard page")
 
     def release(self) -> None:
-        """Gives every page back; the next access finds zeroes in new ones."""
+        """Give every page back; the next access finds zeroes in new ones."""
         self._map.madvise(mmap.MADV_DONTNEED, PAGE, self.size_bytes)
 
     def resident_bytes(self) -> int:
-        """Bytes of this mapping that have a page behind them now."""
+        """Return bytes of this mapping that have a page behind them now."""
         pages = (ctypes.c_ubyte * (self.size_bytes // PAGE))()
         if _libc.mincore(self.address, self.size_bytes, pages):
             raise OSError(ctypes.get_errno(), "mincore")
@@ -49,14 +49,14 @@ class Region:
 
 
 class MappedPool:
-    """Regions by tag: mapped (awake, with pages) or unmapped (asleep, without), at the same address for ever."""
+    """Regions by tag: mapped (awake, with pages) or unmapped (asleep, without), always at the same address."""
 
     def __init__(self) -> None:
         self.regions: dict[str, Region] = {}
         self.awake: set[str] = set()
 
     def reserve(self, tag: str, size_bytes: int) -> Tensor:
-        """A new region of this tag, without pages yet.
+        """Reserve a new region of this tag, without pages yet.
 
         Returns:
             Shape (size in bytes,), uint8: a view of the region for as long as the pool lives.
@@ -65,7 +65,7 @@ class MappedPool:
         return self.regions[tag].bytes
 
     def map(self, tag: str) -> int:
-        """Puts fresh pages, full of the wake-up pattern, behind a region.
+        """Put fresh pages, full of the wake-up pattern, behind a region.
 
         Returns:
             Bytes mapped; 0 if it was awake.
@@ -78,7 +78,7 @@ class MappedPool:
         return region.size_bytes
 
     def unmap(self, tag: str) -> tuple[int, int]:
-        """Gives the pages of a region back to the operating system.
+        """Give the pages of a region back to the operating system.
 
         Returns:
             Bytes unmapped (0 if it was asleep), and the residual: bytes that still have a page.

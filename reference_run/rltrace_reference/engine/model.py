@@ -31,9 +31,9 @@ class Weights:
 
     def __init__(self, config: ModelConfig, block: Tensor) -> None:
         self.matrices: dict[str, Tensor] = {}
-        """By the engine's name, fused; bf16."""
+        """Matrices by the engine's name, fused; bf16."""
         self.parameters: dict[str, Tensor] = {}
-        """By the checkpoint's name; contiguous rows of the matrices."""
+        """Parameters by the checkpoint's name; contiguous rows of the matrices."""
         offset = 0
         for name, members in matrices(config).items():
             rows = sum(shape[0] for shape in members.values())
@@ -47,7 +47,7 @@ class Weights:
 
     @staticmethod
     def size_bytes(config: ModelConfig) -> int:
-        """Bytes of the block that holds a model's weights."""
+        """Return the bytes of the block that holds a model's weights."""
         sizes = [BF16_BYTES * sum(_rows_times_columns(m)) for m in matrices(config).values()]
         return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
@@ -71,7 +71,7 @@ class Qwen3:
         self.cos, self.sin = angles.cos().bfloat16(), angles.sin().bfloat16()
 
     def forward(self, tokens_RL: Tensor, starts_R: Tensor, slots_R: Tensor) -> Tensor:
-        """Hidden states of the new tokens, whose keys and values are written into the slots.
+        """Return hidden states of the new tokens, whose keys and values are written into the slots.
 
         Args:
             tokens_RL: New tokens, padded on the right.
@@ -95,7 +95,7 @@ class Qwen3:
         return self._norm(x, "model.norm.weight")
 
     def logits(self, hidden_RC: Tensor) -> Tensor:
-        """Shape (R, vocabulary), float32."""
+        """Return logits, shape (R, vocabulary), float32."""
         head = self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
         return linear(hidden_RC, head).float()
 
@@ -128,13 +128,13 @@ class Qwen3:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves as pairs."""
+    """Apply the rotary embedding, with halves as pairs."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def matrices(config: ModelConfig) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The engine's matrix -> the parameters in it, with their shapes."""
+    """Return the engine's matrices with the parameters in them and their shapes."""
     matrices: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape in config.shapes().items():
         prefix, short = _split_layer(name)
@@ -143,7 +143,7 @@ def matrices(config: ModelConfig) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _split_layer(name: str) -> tuple[str, str]:
-    """`model.layers.0.mlp.up_proj.weight` -> (`model.layers.0.`, `mlp.up_proj.weight`)."""
+    """Split `model.layers.0.mlp.up_proj.weight` into (`model.layers.0.`, `mlp.up_proj.weight`)."""
     parts = name.split(".", 3)
     return (".".join(parts[:3]) + ".", parts[3]) if name.startswith("model.layers.") else ("", name)
 

@@ -34,10 +34,10 @@ class Response:
 
 
 class VllmEngine:
-    """The embedded engine's calls, answered by vLLM."""
+    """Answers the embedded engine's calls by vLLM."""
 
     def __init__(self, config: Config, rank: int, eos: int, checkpoint: str | None = None) -> None:
-        """Imports vLLM and no more: memory is measured in `start`."""
+        """Import vLLM and nothing more: memory is measured in `start`."""
         self.config, self.rank, self.eos, self.checkpoint = config, rank, eos, checkpoint
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -49,7 +49,7 @@ class VllmEngine:
         self.parameters: dict[str, Tensor] = {}
 
     def start(self) -> None:
-        """Loads weights, profiles, reserves the KV pool and captures graphs, all in vLLM's constructor."""
+        """Load weights, profile, reserve the KV pool and capture graphs, all in vLLM's constructor."""
         rollout = self.config.rollout
         with tempfile.TemporaryDirectory(prefix="rltrace-model-") as folder:
             transformers_config(self.config.model).save_pretrained(folder)
@@ -73,7 +73,7 @@ class VllmEngine:
         self.parameters = checkpoint_views(dict(model.named_parameters()), self.config.model)
 
     def sleep(self, level: int) -> dict[str, int]:
-        """Gives memory back to the device.
+        """Give memory back to the device.
 
         Returns:
             Bytes of the sleeping pools that are mapped nevertheless, by tag.
@@ -84,12 +84,12 @@ class VllmEngine:
         return mapped_bytes()
 
     def wake_up(self, tags: list[str]) -> None:
-        """Maps memory behind the tags; what was in it is gone at level 2."""
+        """Map memory behind the tags; at level 2 its former content is gone."""
         if self.config.rollout.sleep_level > 0:
             self.llm.wake_up(tags)
 
     def generate(self, prompts: list[list[int]], seed: int, step: int) -> list[Response]:
-        """As `Engine.generate` of the embedded engine."""
+        """Sample as `Engine.generate` of the embedded engine does."""
         rollout = self.config.rollout
         asked = [
             self.vllm.SamplingParams(
@@ -119,7 +119,7 @@ class VllmEngine:
 
 
 def checkpoint_views(fused: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The parameters of a checkpoint as rows of vLLM's, which fuses projections and pads the vocabulary.
+    """Return the parameters of a checkpoint as rows of vLLM's, which fuses projections and pads the vocabulary.
 
     Args:
         fused: vLLM's parameters by its names, at tensor parallelism 1.
@@ -146,7 +146,7 @@ def checkpoint_views(fused: dict[str, Tensor], config: ModelConfig) -> dict[str,
 
 
 def mapped_bytes() -> dict[str, int]:
-    """Bytes of vLLM's sleeping pools that have memory behind them now, by tag; empty where it does not say."""
+    """Return bytes of vLLM's sleeping pools that have memory behind them now, by tag; empty if it does not say."""
     from vllm.device_allocator.cumem import CuMemAllocator
 
     bytes_by_tag: dict[str, int] = {}

@@ -1,12 +1,12 @@
-"""Figures as tables for a terminal: one file a noun, one function a table.
+"""Figures as tables for a terminal: one file per noun, one function per table.
 
-The first screen answers what is wrong, where the seconds and the bytes of a step went, and what was measured how; what
-it leaves out it names.
+The first screen says what is wrong, where the seconds and the bytes of a step went, and how things were measured. It
+names what it leaves out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -38,6 +38,7 @@ from rltrace.cli.tables.memory import (
 from rltrace.cli.tables.origin import made_with, when_and_where
 from rltrace.cli.tables.phases import (
     STARTUP_IDLE,
+    has_phases_by_step,
     lane_tables,
     phases_by_step,
     steady_table,
@@ -54,7 +55,7 @@ from rltrace.events import SAMPLER
 __all__ = ["WIDTH", "console", "hook_table", "show", "step_table"]
 
 COMMAND_LETTERS = 60
-"""Of the command on the first screen, whole words."""
+"""How many characters of the command the first screen shows, in whole words."""
 
 UNMARKED_PHASES = '`with rltrace.phase("reward")` inside of a step shows where its seconds go'
 
@@ -63,9 +64,9 @@ def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
     """Print a Recording's figures.
 
     Args:
-        summary: Of the Recording.
-        screen: Where to.
-        whole: Everything there is; else what answers the first questions, equal ranks as one.
+        summary: Figures of the Recording.
+        screen: Where to print.
+        whole: Print everything; otherwise what answers the first questions, with equal ranks as one.
     """
     summary = visible_figures(summary)
     screen.print(header(summary.run, summary, whole=whole))
@@ -76,7 +77,7 @@ def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
 
 
 def _wrong(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
-    """What must be known before any figure."""
+    """Return what must be known before any figure."""
     shown = summary.out_of_memory if whole else summary.out_of_memory[:1]
     yield from map(out_of_memory_table, shown)
     again = [Text(out_of_memory_line(failure), "bold red") for failure in summary.out_of_memory[len(shown) :]]
@@ -90,7 +91,7 @@ def _open_spans(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
 
 
 def _seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
-    """Of a step; of everything where there are no steps."""
+    """Return the seconds of a step; of everything if there are no steps."""
     table = steady_table(summary)
     if table is not None:
         yield table
@@ -108,7 +109,7 @@ def _seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 
 
 def _is_damaged(summary: Summary) -> bool:
-    """Whether a step or a phase may have been recorded, and be lost."""
+    """Return whether a step or a phase may have been recorded and lost."""
     return bool(summary.losses or summary.unidentified)
 
 
@@ -118,9 +119,8 @@ def _spread(length: Spread) -> str:
 
 
 def _in_short(summary: Summary, **_: bool) -> Iterator[RenderableType]:
-    """One line for each thing of which `--all` has a table, and what it shows besides."""
-    promised = [section for section in SECTIONS if section.screens == ALL and section.name]
-    named = [section.name for section in promised if any(True for _ in section.draw(summary, whole=True))]
+    """Return one line for each thing of which `--all` has a table, and what it shows besides."""
+    named = [section.name for section in SECTIONS if section.name and section.has(summary)]
     yield Group(*_lines(summary), Text(f"--all shows {', '.join(named)}", "dim"))
 
 
@@ -148,7 +148,7 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
-    """The steady step, each lane's, the first step's and the start-up's; each with what is idle in it."""
+    """Return the steady step, each lane's, the first step's and the start-up's, each with its idle time."""
     if (table := steady_table(summary, whole=True)) is not None:
         yield table
     found = summary.steady
@@ -193,7 +193,7 @@ def _automatic_spans(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 
 
 def _automatic_spans_alone(summary: Summary, **_: bool) -> Iterator[RenderableType]:
-    """Of a program without phases they are what there is to see."""
+    """Return automatic spans: in a program without phases there is nothing else to see."""
     if summary.hook_spans and not summary.phases:
         yield hook_span_table(summary, FEW)
 
@@ -244,7 +244,7 @@ def _processes(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 
 
 def _bare(summary: Summary) -> Iterator[Text]:
-    """Processes that had nothing to trace."""
+    """Return processes that had nothing to trace."""
     if bare := [process for process in summary.untraced if not process.missed]:
         yield Text(bare_line(bare), "dim")
 
@@ -271,40 +271,42 @@ FIRST, ALL, BOTH = "first", "all", "both"
 
 
 class Draw(Protocol):
-    """Draws a section; of what a Recording does not have, nothing."""
+    """Draws a section, or nothing if the Recording does not have it."""
 
     def __call__(self, summary: Summary, *, whole: bool) -> Iterable[RenderableType]:
-        """What is printed, each behind an empty line."""
+        """Return what is printed, each part after an empty line."""
 
 
 class Section(NamedTuple):
-    """A part of the summary."""
+    """A section of the summary."""
 
     name: str
-    """What the last line of the first screen calls it, where only `--all` shows it; empty if it is not worth a word."""
+    """What the last line of the first screen calls it if only `--all` shows it; empty if it is not worth a word."""
     draw: Draw
     screens: Screens
+    has: Callable[[Summary], object] = bool
+    """Of a section with a name: whether there is anything to draw, told without drawing it."""
 
 
 SECTIONS = (
     Section("", _wrong, BOTH),
     Section("", _open_spans, BOTH),
     Section("", _seconds, FIRST),
-    Section("each rank and its idle time", _all_seconds, ALL),
-    Section("each step", _steps, ALL),
-    Section("phases by step", _phases_by_step, ALL),
+    Section("each rank and its idle time", _all_seconds, ALL, lambda summary: summary.phases),
+    Section("each step", _steps, ALL, lambda summary: summary.steps),
+    Section("phases by step", _phases_by_step, ALL, has_phases_by_step),
     Section("", _fullest, FIRST),
     Section("", _your_spans, BOTH),
     Section("", _automatic_spans_alone, FIRST),
-    Section("automatic spans", _automatic_spans, ALL),
-    Section("GPU work", _gpu_work, ALL),
-    Section("weight sync", _weight_sync, ALL),
-    Section("memory by phase", _memory, ALL),
-    Section("every allocation", _allocations, ALL),
-    Section("hosts", _hosts, ALL),
-    Section("sleeps", _sleeps, ALL),
-    Section("processes", _processes, ALL),
-    Section("hooks", _hooks, ALL),
+    Section("automatic spans", _automatic_spans, ALL, lambda summary: summary.hook_spans),
+    Section("GPU work", _gpu_work, ALL, lambda summary: summary.gpu_work or summary.gpu_work_missed),
+    Section("weight sync", _weight_sync, ALL, lambda summary: summary.weight_sync),
+    Section("memory by phase", _memory, ALL, lambda summary: summary.memory),
+    Section("every allocation", _allocations, ALL, lambda summary: summary.allocations),
+    Section("hosts", _hosts, ALL, lambda summary: summary.samples or summary.host_memory),
+    Section("sleeps", _sleeps, ALL, lambda summary: summary.sleeps),
+    Section("processes", _processes, ALL, lambda summary: summary.processes or any(_bare(summary))),
+    Section("hooks", _hooks, ALL, lambda summary: summary.hooks),
     Section("", _clocks, ALL),
     Section("", _in_short, FIRST),
 )
@@ -312,7 +314,7 @@ SECTIONS = (
 
 
 def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType:
-    """What was run, and whether the Recording of it is whole."""
+    """Return what was run, and whether its Recording is whole."""
     ranks = {row.rank for row in summary.processes if row.rank is not None}
     facts = [
         figures.count(len(summary.steps), "step") + of_processes(summary.steps) if summary.steps else "no steps",
@@ -330,7 +332,7 @@ def header(run: Run, summary: Summary, *, whole: bool = False) -> RenderableType
 
 
 def _few_words(command: Sequence[str]) -> list[str]:
-    """The first words of a command, and how many follow."""
+    """Return the first words of a command, and how many follow."""
     kept = 0
     while kept < len(command) and len(" ".join(command[: kept + 1])) <= COMMAND_LETTERS:
         kept += 1
@@ -360,7 +362,7 @@ def _state(run: Run, summary: Summary) -> Text:
 
 
 def _died(died: Sequence[ProcessFigures]) -> str:
-    """One by its name; of several, who they are stands below."""
+    """Name the process that died; several are only counted, because a line below names them."""
     if len(died) > 1:
         causes = sorted({process.killed_by for process in died if process.killed_by})
         return f"{len(died)} died" + (f" ({', '.join(causes)})" if causes else "")

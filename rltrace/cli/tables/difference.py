@@ -1,4 +1,4 @@
-"""Two runs beside each other."""
+"""Two runs side by side."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rltrace.cli.tables.fit import Column, Figures, titled, visible_figures, wor
 from rltrace.events import WAIT_DRIVER
 
 SLIGHT = 0.001
-"""Share of both steps below which a phase is no row."""
+"""Share of both steps below which a phase has no row."""
 MOST_SETTINGS = 12
 MOST_TOTALS = 24
 SMALL = 0.01
-"""Share of both peaks below which an owner is no row."""
+"""Share of both peaks below which an owner has no row."""
 
 
 def show_difference(found: Difference, screen: Console) -> None:
-    """Print two runs beside each other."""
+    """Print two runs side by side."""
     found = visible_figures(found)
     screen.print(Group(_who("A", found.a), _who("B", found.b)))
     for section in _sections(found):
@@ -50,7 +50,7 @@ def _sections(found: Difference) -> Iterator[RenderableType]:
 
 
 def _who(name: str, side: Side) -> Text:
-    """Which run, and what is compared of it."""
+    """Say which run it is, and which part is compared."""
     steps = f"{'step' if len(side.steps) == 1 else 'mean of steps'} {figures.ranges(side.steps)}"
     steps += " (the first, which includes warm-up)" if side.is_first else ""
     facts = [steps if side.steps else "no step has ended", *([figures.count(side.ranks, "rank")] if side.ranks else [])]
@@ -58,7 +58,7 @@ def _who(name: str, side: Side) -> Text:
 
 
 def setting_table(settings: Sequence[Setting]) -> RenderableType:
-    """What the two runs were made with."""
+    """Draw the settings of the two runs that differ."""
     table = Figures("setting", words("A"), words("B"))
     for setting in settings[:MOST_SETTINGS]:
         table.add_row(setting.name, setting.a or "", setting.b or "")
@@ -67,7 +67,7 @@ def setting_table(settings: Sequence[Setting]) -> RenderableType:
 
 
 def phase_table(found: Difference) -> RenderableType:
-    """A step of each, phase by phase; the driver's below the ranks' waiting for it."""
+    """Draw a step of each, phase by phase; the driver's phases are below the ranks' waiting for it."""
     table = _seconds_table("phase")
     slight = []
     for row, is_of_driver in _phase_rows(found):
@@ -90,7 +90,7 @@ def phase_table(found: Difference) -> RenderableType:
 
 
 def total_table(found: Difference) -> RenderableType:
-    """Whole runs, where one or both have no steps to compare: phases and spans by name."""
+    """Draw whole runs, if one or both have no steps to compare: phases and spans by name."""
     table = Figures("phase or span", "A", Column("A's", 4), "B", Column("B's", 4), "B - A", "B / A")
     for row in found.totals[:MOST_TOTALS]:
         _add_total(table, row)
@@ -136,13 +136,13 @@ def _phase_rows(found: Difference) -> Iterator[tuple[Seconds, bool]]:
 
 
 def _share(row: Seconds, step: Seconds | None) -> float:
-    """The larger of both."""
+    """Return the larger share."""
     sides = [] if step is None else [(row.a, step.a), (row.b, step.b)]
     return max((own.mean_seconds / of.mean_seconds for own, of in sides if own and of and of.mean_seconds), default=1.0)
 
 
 def sync_table(found: Difference) -> RenderableType:
-    """Stages of the sync."""
+    """Draw the stages of the sync."""
     table = _seconds_table("stage")
     for row in found.weight_sync:
         _add_seconds(table, row, row.name.partition(".")[2])
@@ -153,7 +153,7 @@ def sync_table(found: Difference) -> RenderableType:
 
 
 def work_table(gpu_work: Sequence[Work]) -> RenderableType:
-    """What the GPUs did in a step, waits for other ranks included."""
+    """Draw what the GPUs did in a step, waits for other ranks included."""
     table = Figures("work", "A", "B", "B - A", "B / A")
     for row in gpu_work:
         cells = ["" if seconds is None else figures.seconds(seconds) for seconds in (row.a_seconds, row.b_seconds)]
@@ -188,7 +188,7 @@ def _steps(seconds: Spread | None) -> str:
 
 
 def memory_table(found: Difference) -> RenderableType:
-    """Owners, each at its own most on any device."""
+    """Draw the owners, each at its own peak on any device."""
     table = Figures("owner", "A", "B", "B - A")
     small = []
     for row in found.memory:

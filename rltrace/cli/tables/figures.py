@@ -1,4 +1,4 @@
-"""How a figure is written."""
+"""How figures are written."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def bar(share: float, width: int = BAR) -> str:
-    """A bar of `width` columns for 1."""
+    """Draw a bar that has `width` columns for 1."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def seconds(length: float) -> str:
-    """To the millisecond; what is less than one in microseconds, with that unit."""
+    """Write seconds to the millisecond; less than one in microseconds, with that unit."""
     return short(length) if length > 0 and _is_in_microseconds(length) else _to_the_millisecond(length)
 
 
 def between_seconds(least: float, most: float) -> str:
-    """A range of seconds, in one unit."""
+    """Write a range of seconds in one unit."""
     if most > 0 and _is_in_microseconds(most):
         return f"{between(_microseconds(least), _microseconds(most))} µs"
     return between(_to_the_millisecond(least), _to_the_millisecond(most))
 
 
 def with_unit(written: str) -> str:
-    """Seconds, or a range of them, where no heading says the unit."""
+    """Write seconds, or a range, with the unit, if no heading says it."""
     return written if written.endswith("s") else f"{written} s"
 
 
 def with_units(written: Sequence[str]) -> str:
-    """Several of those in a row: the unit once, behind the last, where all of them are in seconds."""
+    """Write several of those in a row, with the unit once at the end if all of them are in seconds."""
     one_unit = not any(one.endswith("s") for one in written)
     return with_unit(", ".join(written)) if one_unit else ", ".join(map(with_unit, written))
 
 
 def _is_in_microseconds(length: float) -> bool:
-    """Whether less than a millisecond is left of it when it is rounded."""
+    """Return whether rounding would leave less than a millisecond."""
     return length * 1e6 < 999.5
 
 
@@ -53,20 +53,20 @@ def _to_the_millisecond(length: float) -> str:
 
 
 def change(length: float) -> str:
-    """Of seconds, with its sign; none where nothing of it is left to the millisecond."""
+    """Write a change of seconds with its sign; nothing if rounding to the millisecond leaves nothing."""
     written = _to_the_millisecond(abs(length))
     return written if not float(written.replace(",", "")) else f"{'+' if length > 0 else '-'}{written}"
 
 
 def short(length_seconds: float) -> str:
-    """A small time in milliseconds, microseconds below one of them."""
+    """Write a short time in milliseconds, or in microseconds if it is less than one."""
     if _is_in_microseconds(length_seconds):
         return f"{_microseconds(length_seconds)} µs"
     return f"{length_seconds * 1e3:.1f} ms"
 
 
 def number(value: float | None) -> str:
-    """Four digits; nothing where there is none."""
+    """Write four digits; nothing if there is no number."""
     if value is None:
         return ""
     if not isfinite(value):
@@ -77,7 +77,7 @@ def number(value: float | None) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """In units of 1024."""
+    """Write a size in units of 1024."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size_bytes) < 1024:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -86,44 +86,44 @@ def size(size_bytes: float) -> str:
 
 
 def megabytes(size_bytes: float) -> str:
-    """10^6 bytes, to read beside GB/s; nothing for none."""
+    """Write 10^6 bytes, to read beside GB/s; nothing for None."""
     return f"{size_bytes / 1e6:,.2f}" if size_bytes else ""
 
 
 def rate(size_bytes: float, length_seconds: float) -> str:
-    """10^9 bytes a second; nothing where either is not known."""
+    """Write 10^9 bytes per second; nothing if either is unknown."""
     return gigabytes_per_second(size_bytes / 1e9 / length_seconds) if size_bytes and length_seconds > 0 else ""
 
 
 def gigabytes_per_second(value: float) -> str:
-    """Three digits."""
+    """Write three digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def count(many: int, what: str) -> str:
-    """A number and its noun."""
+    """Write a number and its noun."""
     plural = what + ("es" if what.endswith("s") else "s")
     return f"{many:,} {what if many == 1 else plural}"
 
 
 def pids(found: Sequence[int]) -> str:
-    """Numbers of processes, the first few: pid 7, 8, 9 and 2 more."""
+    """Write the first few process ids: pid 7, 8, 9 and 2 more."""
     more = f" and {len(found) - FEW_PIDS} more" if len(found) > FEW_PIDS else ""
     return f"pid {', '.join(map(str, found[:FEW_PIDS]))}{more}"
 
 
 def between(least: str, most: str) -> str:
-    """A range of two figures as they are written; one where they are written alike."""
+    """Write a range of two figures; one figure if both are written alike."""
     return least if least == most else f"{least}-{most}"
 
 
 def spread(lengths: Sequence[float]) -> str:
-    """From the least of some seconds to the most."""
+    """Write a range from the least to the most of some seconds."""
     return between_seconds(min(lengths), max(lengths))
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Numbers in order, those that follow one another as a range: 1-3, 5."""
+    """Write numbers in order, with consecutive ones as a range: 1-3, 5."""
     parts: list[list[int]] = []
     for one in numbers:
         if parts and one == parts[-1][-1] + 1:
@@ -134,7 +134,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def ranks(lanes: Sequence[str]) -> str:
-    """Lanes by name; several ranks by their numbers: ranks 0-3."""
+    """Write lanes by name, and several ranks by their numbers: ranks 0-3."""
     numbers = [int(lane.removeprefix("rank ")) for lane in lanes if lane.startswith("rank ")]
     many = len(numbers) == len(lanes) > 1
     return f"ranks {ranges(sorted(numbers))}" if many else ", ".join(lanes)

@@ -18,18 +18,19 @@ from rich.text import Text
 from rltrace.host.control_characters import visible, visible_lines
 
 WIDTH = 100
-"""Of what goes into a file or a pipe, unless COLUMNS says another; a terminal has its own."""
+"""Width of output to a file or a pipe, unless COLUMNS says another; a terminal has its own."""
 GAP = 2
 LEAST_WORDS = 20
 LEAST_NAME = 32
-"""Characters that a column of words, and the first one, keep in one line however narrow the terminal is."""
+"""Characters that the first column and a column of words keep in one line, however narrow the terminal is."""
 ALWAYS = 9
 DEEPEST = 32
-"""Levels of what a program nests in its arguments that are shown."""
+"""Levels of nested arguments that are shown."""
 
 
 def visible_figures(value: Any, depth: int = 0) -> Any:
-    """Figures in whose every text control characters are shown: before a table knows how wide each is."""
+    """Return figures in which control characters are visible in every text, before a table measures how wide each
+    is."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, msgspec.Struct):
@@ -44,13 +45,13 @@ def visible_figures(value: Any, depth: int = 0) -> Any:
 
 
 class _Console(Console):
-    """Shows control characters, whatever the text comes from, and obeys no markup in it.
+    """A console that shows control characters, whatever the text comes from, and interprets no markup in it.
 
-    Leaves a closed pipe to who knows its exit code; rich would end the program with 1.
+    It leaves a closed pipe to the caller, who knows its exit code; rich would end the program with 1.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is printed, with control characters shown."""
+        """Return what is printed, with control characters shown."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible_lines(segment.text), segment.style)
 
@@ -59,30 +60,30 @@ class _Console(Console):
 
 
 def console() -> Console:
-    """Standard output."""
+    """Return the console of standard output."""
     width = None if sys.stdout.isatty() else shutil.get_terminal_size((WIDTH, 0)).columns
     return _Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures, or of words."""
+    """A column of figures or of words."""
 
     heading: str = ""
     worth: int = ALWAYS
-    """Below `ALWAYS`, it may be left out where there is no room: the least worth first."""
+    """Its importance. Below `ALWAYS` it may be left out if there is no room, the least important first."""
     is_words: bool = False
-    """Words are wrapped; a figure never is."""
+    """Whether it holds words: they are wrapped, while a figure never is."""
     is_left: bool = False
 
 
 def bars(worth: int = 0) -> Column:
-    """A column of bars."""
+    """Return a column of bars."""
     return Column("", worth, is_left=True)
 
 
 def words(heading: str = "", worth: int = ALWAYS) -> Column:
-    """A column of words."""
+    """Return a column of words."""
     return Column(heading, worth, is_words=True, is_left=True)
 
 
@@ -96,7 +97,7 @@ class _Row:
 class Figures:
     """A table whose first column names what the others are figures of.
 
-    Where it is wider than the terminal, columns that may be left out are, the least worth first, and named below; then
+    If it is wider than the terminal, unimportant columns are left out, the least important first, and named below; then
     words are wrapped; what still does not fit goes into a further block below, beside the names again.
     """
 
@@ -115,7 +116,7 @@ class Figures:
         self._is_section = False
 
     def add_section(self) -> None:
-        """Set the next row apart."""
+        """Separate the next row from those above."""
         self._is_section = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -130,11 +131,11 @@ class Figures:
             yield Text(said, "dim")
 
     def _told(self) -> list[int]:
-        """The columns that say something."""
+        """Return the columns that have something to show."""
         return [0, *(at for at in range(1, len(self.columns)) if any(row.cells[at] for row in self._rows))]
 
     def _kept(self, width: int) -> list[int]:
-        """Of these, the columns that have room, or cannot be left out."""
+        """Return those columns that have room, or cannot be left out."""
         kept = self._told()
         while self._least_width(kept) > width:
             losable = [at for at in kept[1:] if self.columns[at].worth < ALWAYS]
@@ -176,6 +177,6 @@ class Figures:
 
 
 def titled(title: str | Text, table: RenderableType, caption: str = "") -> RenderableType:
-    """A table below its title, and what there is to know about it."""
+    """Return a table below its title, with notes about it."""
     heading = Text(title, "bold") if isinstance(title, str) else title
     return Group(heading, table, *([Text(caption, "dim")] if caption else []))

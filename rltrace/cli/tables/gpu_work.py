@@ -12,9 +12,9 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled
 
 FEW = 2
-"""Kinds of work that are named in one line."""
+"""Kinds of work that one line names."""
 PLAIN = {"fsdp", "autograd", "micro_batch"}
-"""Subjects that are left out there."""
+"""Subjects that are left out of names there."""
 
 WHOLES = "a layer's forward and backward lie in its model's, whose waits for collectives are in the seconds"
 FROM_LOSS = "autograd.backward: from the loss on, the model's is a part of it"
@@ -31,7 +31,7 @@ UNKNOWN = "how much was exposed is unknown: layers were not timed (RLTRACE_CUDA_
 
 
 class _Row:
-    """One kind of work, in a step or in one of its phases: a mean over the GPUs."""
+    """One kind of work, in a step or in one of its phases, as a mean over the GPUs."""
 
     def __init__(self, items: Sequence[GpuWork], gpus: int) -> None:
         self.items = items
@@ -41,11 +41,11 @@ class _Row:
         self.seconds = self.mean(lambda item: item.seconds)
 
     def mean(self, of: Callable[[GpuWork], float]) -> float:
-        """A GPU without such work has 0 of it."""
+        """Return the mean; a GPU without such work counts as 0."""
         return sum(map(of, self.items)) / self.gpus
 
     def exposed(self) -> str:
-        """From - to, nothing where it is not known."""
+        """Return a range, or nothing if it is unknown."""
         if any(item.least_exposed_seconds is None for item in self.items):
             return ""
         least = self.mean(lambda item: item.least_exposed_seconds or 0.0)
@@ -69,7 +69,7 @@ class _Row:
 
 
 def gpu_work_line(found: Sequence[GpuWork]) -> Text:
-    """One line: the kinds that took longest, the collectives, and how much of these was exposed."""
+    """Return one line: the kinds that took longest, the collectives, and how much of them was exposed."""
     whole = {row.work: row for row in _rows(found) if row.phase is None}
     contained = (*GATHERS_AND_SCATTERS, COLLECTIVES, *([BACKWARD] if WHOLE_BACKWARD in whole else []))
     others = [row for name, row in whole.items() if name not in contained]
@@ -83,7 +83,7 @@ def gpu_work_line(found: Sequence[GpuWork]) -> Text:
 
 
 def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
-    """Each kind of work, its phases below it where it is in several."""
+    """Draw each kind of work, with its phases below it if there are several."""
     gpus = len({item.lane for item in found})
     table = Figures(
         "on the GPU's streams", "seconds", Column(figures.count(gpus, "GPU"), 6), Column("most on", 4),
@@ -99,12 +99,12 @@ def gpu_work_table(found: Sequence[GpuWork]) -> RenderableType:
 
 
 def gpu_work_missed_lines(missed: Mapping[str, str]) -> RenderableType:
-    """What is not in the table, a line a process."""
+    """Return what is not in the table, one line per process."""
     return Group(*(Text(f"GPU work of {process} that was not timed: {reason}") for process, reason in missed.items()))
 
 
 def _rows(found: Sequence[GpuWork]) -> list[_Row]:
-    """In the order of the first GPU that has each."""
+    """Return rows in the order of the first GPU that has each."""
     alike: dict[tuple[str, str | None], list[GpuWork]] = {}
     for item in found:
         alike.setdefault((item.work, item.phase), []).append(item)
@@ -118,7 +118,7 @@ def _short(row: _Row) -> str:
 
 
 def _caption(found: Sequence[GpuWork]) -> str:
-    """What the columns mean, as far as they are there; and how far off the times are."""
+    """Return what the columns mean, if they are there, and how far off the times are."""
     works = {item.work for item in found}
     error = figures.short(max(item.largest_error_seconds for item in found))
     parts = [WHOLES] if works.intersection(PASSES) else []

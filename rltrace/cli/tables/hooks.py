@@ -14,17 +14,17 @@ from rltrace.cli.tables.fit import Column, Figures, titled, words
 
 _STYLES = {"failed": "bold red", "skipped": "yellow"}
 OF_PYTHON = "python_gc"
-"""In every process; it fires where there is enough garbage."""
+"""This is in every process, and fires only if there is enough garbage."""
 OF_CHOSEN_STEPS = "chosen_allocations"
-"""Only where steps were chosen; why it kept none of theirs is among what is wrong."""
+"""This fires only if steps were chosen; why it kept none of theirs is among what is wrong."""
 KEPT_NONE = "no chosen step's allocations were kept"
 
 
 def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
-    """Whose hooks fired, then which failed, were skipped or never fired, one of each framework by name.
+    """Return whose hooks fired, then which failed, were skipped or never fired, one of each framework by name.
 
-    A framework has several places for one thing, of which a run goes through one: where another hook of it made the
-    spans, or there are none to make, nothing is missing.
+    A framework may have several places for one thing, and a run goes through one of them. If another hook of the
+    framework made the spans, or there are none to make, nothing is missing.
     """
     of = {name: rows for name, rows in _by_instrumentation(hooks) if any(hook.state == "installed" for hook in rows)}
     fired = {name: rows for name, rows in of.items() if not _is_unused(rows)}
@@ -49,7 +49,7 @@ def _by_instrumentation(hooks: Sequence[HookFigures]) -> Iterator[tuple[str, lis
 
 
 def _said_of_all(hooks: Sequence[HookFigures]) -> Text | None:
-    """What all hooks of an instrumentation have to say, if it is one thing."""
+    """Return what all hooks of an instrumentation say, if they agree."""
     if all(hook.state == "waiting" for hook in hooks):
         return Text("not imported in this run", "dim")
     if hooks[0].state == "skipped" and len({(hook.state, hook.reason) for hook in hooks}) == 1:
@@ -60,12 +60,14 @@ def _said_of_all(hooks: Sequence[HookFigures]) -> Text | None:
 
 
 def _is_unused(hooks: Sequence[HookFigures]) -> bool:
-    """The program does without this framework, or it is broken: not one hook's fault."""
+    """Return whether the program does without this framework, or the framework is broken: that is no single hook's
+    fault."""
     return not any(hook.fired for hook in hooks)
 
 
 def _missed(hooks: Sequence[HookFigures]) -> tuple[dict[str, dict[str, list[str]]], int]:
-    """Those that failed, were skipped and never fired, by framework; and how many more, by which no span is missing."""
+    """Return those that failed, were skipped and never fired, by framework; and the number of others, whose spans are
+    not missing."""
     kinds: dict[str, dict[str, list[str]]] = {"failed": {}, "skipped": {}, "never fired": {}}
     made = _made(hooks)
     others = 0
@@ -83,12 +85,12 @@ def _missed(hooks: Sequence[HookFigures]) -> tuple[dict[str, dict[str, list[str]
 
 
 def _made(hooks: Sequence[HookFigures]) -> frozenset[str]:
-    """Names of the spans that hooks made."""
+    """Return names of the spans that hooks made."""
     return frozenset(span for hook in hooks if hook.fired for span in hook.emits)
 
 
 def _complaints(missed: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Text]:
-    """A line of each kind."""
+    """Return one line of each kind."""
     for kind, whose in missed.items():
         if whose:
             said = "; ".join(f"{name} {_first(targets)}" for name, targets in whose.items())
@@ -104,7 +106,7 @@ def _target(hook: HookFigures) -> str:
 
 
 def left_out(hooks: Sequence[HookFigures]) -> dict[str, str]:
-    """The frameworks that were not traced at all, with the reason; not those that the user left out."""
+    """Return the frameworks that were not traced at all, with the reason, without those that the user disabled."""
     found = {}
     for name, rows in _by_instrumentation(hooks):
         reasons = {hook.reason or "" for hook in rows if hook.state == "skipped"}
@@ -114,7 +116,7 @@ def left_out(hooks: Sequence[HookFigures]) -> dict[str, str]:
 
 
 def failures(hooks: Sequence[HookFigures]) -> dict[str, list[str]]:
-    """The hooks that failed, by reason."""
+    """Return the hooks that failed, by reason."""
     found: dict[str, list[str]] = {}
     for hook in hooks:
         if hook.state == "failed":
@@ -123,7 +125,7 @@ def failures(hooks: Sequence[HookFigures]) -> dict[str, list[str]]:
 
 
 def hook_table(hooks: Sequence[HookFigures]) -> RenderableType:
-    """Every hook whose module was imported, what it fired, and what is wrong with it."""
+    """Draw every hook whose module was imported, how often it fired, and what is wrong with it."""
     table = Figures("hook", "fired", Column("seconds", 5), Column("each", 6), words())
     made = _made(hooks)
     for name, rows in _by_instrumentation(hooks):
@@ -135,7 +137,7 @@ def hook_table(hooks: Sequence[HookFigures]) -> RenderableType:
 
 
 def _seconds(hook: HookFigures) -> tuple[str, str]:
-    """All that it took, and each time; nothing where that was not asked for."""
+    """Write all the time that it took, and each time; nothing if that was not measured."""
     if hook.seconds is None or not hook.fired:
         return "", ""
     return figures.seconds(hook.seconds), figures.short(hook.seconds / hook.fired)
@@ -169,7 +171,7 @@ def _remark(hook: HookFigures) -> Text:
 
 
 def not_applicable_lines(reasons: Mapping[str, str]) -> RenderableType:
-    """What a reader may look for in vain, and why."""
+    """Return which spans cannot be in this run, and why."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)

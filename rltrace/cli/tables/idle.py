@@ -16,18 +16,18 @@ from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
 
 SLIGHT_SECONDS = 0.001
-"""What is shorter has no row."""
+"""Shorter gaps have no row."""
 NOTABLE, MOST = 0.1, 2
-"""Of what went on meanwhile: which share of the gap it has to take, and how many are named of each."""
+"""Which share of the gap something must take to be named, and how many of each are named."""
 NOTABLE_IDLE = 0.05
-"""Of a step, from which on the first screen says where it is."""
+"""Share of a step from which on the first screen says where the idle time is."""
 COMPUTED = "unlabelled: it computed, but in no phase"
 OTHERS = "others busy: another rank was in a phase"
 MEANWHILE = "meanwhile: the span, or the actor's method, that each had opened last in the step"
 
 
 class _Row:
-    """A mean over the lanes, those that have no such gap with them."""
+    """A mean over the lanes; those that have no such gap count as 0."""
 
     def __init__(self, items: Sequence[IdleGap], lanes: int) -> None:
         self.after, self.before = items[0].after, items[0].before
@@ -43,7 +43,7 @@ class _Row:
 
     @property
     def idle_seconds(self) -> float:
-        """What of it nothing computed in."""
+        """Return the part in which nothing computed."""
         return self.seconds - self.unlabelled_seconds
 
     def cells(self) -> list[str]:
@@ -53,7 +53,7 @@ class _Row:
         return [between, figures.seconds(self.seconds), unlabelled, others, self._said()]
 
     def _said(self) -> str:
-        """What took most, of each."""
+        """Return what took most, of each."""
         said = {who: ", ".join(self._longest(each)) for who, each in self._meanwhile.items()}
         return "; ".join(f"{who} {names}" for who, names in said.items() if names)
 
@@ -66,12 +66,12 @@ class _Row:
 
 
 def idle_tables(steps: str, of: str, summary: Summary) -> Iterator[RenderableType]:
-    """One, what took most first; none where nothing took a millisecond.
+    """Draw a table with the longest gaps first; none if nothing took a millisecond.
 
     Args:
-        steps: How to call them.
-        of: Which ones, as of `IdleGap`.
-        summary: Of the Recording.
+        steps: What the steps are called.
+        of: Which gaps, as in `IdleGap`.
+        summary: Figures of the Recording.
     """
     rows = _rows(summary, of)
     shown = [row for row in rows if row.seconds >= SLIGHT_SECONDS]
@@ -98,7 +98,7 @@ def idle_tables(steps: str, of: str, summary: Summary) -> Iterator[RenderableTyp
 
 
 def idle_line(summary: Summary) -> Text | None:
-    """One line, where most of it is; None where it is no notable part of a step."""
+    """Return one line that says where most idle time is; None if it is no notable part of a step."""
     rows = _rows(summary, STEADY_STEP)
     seconds = sum(row.idle_seconds for row in rows)
     if summary.steady is None or not rows or seconds < NOTABLE_IDLE * summary.steady.seconds.mean_seconds:
@@ -110,7 +110,7 @@ def idle_line(summary: Summary) -> Text | None:
 
 
 def _rows(summary: Summary, of: str) -> list[_Row]:
-    """What took most first."""
+    """Return the rows, the longest first."""
     alike: dict[tuple[str | None, str | None], list[IdleGap]] = {}
     for gap in summary.idle:
         if gap.of == of:
@@ -120,7 +120,7 @@ def _rows(summary: Summary, of: str) -> list[_Row]:
 
 
 def _lanes(summary: Summary) -> list[RankStep]:
-    """A row of each that has gaps, or could have."""
+    """Return a row of each lane that has gaps, or could have."""
     of_lane = {(row.lane, row.host, row.device): row for row in summary.phases}
     ranks = [row for row in of_lane.values() if row.rank is not None]
     return ranks or [row for row in of_lane.values() if row.lane != DRIVER_ROLE] or list(of_lane.values())

@@ -19,7 +19,7 @@ _STYLES = {"running": "green", "failed": "red", "incomplete": "yellow"}
 
 
 def run_table(runs: Sequence[ListedRun]) -> RenderableType:
-    """When each began, how it went, and how large it is."""
+    """Draw when each began, how it went, and how large it is."""
     table = Figures(
         Column("run", is_left=True),
         Column("began (UTC)", is_left=True),

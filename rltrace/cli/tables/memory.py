@@ -1,4 +1,4 @@
-"""Who held the bytes: of each device, of the hosts, and when there was no more."""
+"""Who held the bytes of each device and of the hosts, and when memory ran out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed
 from rltrace.analysis.host_memory import HostMemory
-from rltrace.analysis.ledger import FREE, UNACCOUNTED
+from rltrace.analysis.ledger import FREE, GRANULE_BYTES, UNACCOUNTED
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, Residual
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words
@@ -19,11 +19,13 @@ from rltrace.events import NO_GPU, OWNERS, UNATTRIBUTED
 MOST_CHANGES = 8
 
 SMALL = 0.01
-"""Share of a device's peak below which an owner is no row of the first screen."""
+"""Share of a device's peak below which an owner has no row on the first screen."""
 NOBODYS = (UNATTRIBUTED, UNACCOUNTED, FREE)
 UNKNOWN = "unknown"
-"""Where a figure would be."""
+"""Shown in place of a figure that is unknown."""
 MOST_OTHERS = 4
+MOST_OWNERS = 4
+"""Of a peak, the largest."""
 LATE = (
     "late: how far into the step the last process began to keep its allocations; "
     "what it allocated and freed before that is missing"
@@ -40,7 +42,7 @@ CONSISTENT = (
 
 
 def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
-    """Who held the bytes of the fullest device: those that held much, and what is nobody's."""
+    """Draw who held the bytes of the fullest device: the large owners, and bytes without an owner."""
     fullest = max(devices, key=lambda device: device.peak_bytes)
     owners = _owners(fullest)
     named = [owner for owner in owners if owner not in NOBODYS]
@@ -57,7 +59,7 @@ def fullest_table(devices: Sequence[DeviceMemory]) -> RenderableType:
 
 
 def device_table(device: DeviceMemory) -> RenderableType:
-    """Who held the bytes of one device when it held most, and how far its own peak is above that."""
+    """Draw who held the bytes of one device at its peak, and by how much each owner's own peak is higher."""
     table = _table()
     for owner in _owners(device):
         _add_owner(table, owner, device)
@@ -69,7 +71,7 @@ def _table() -> Figures:
 
 
 def _owners(device: DeviceMemory) -> list[str]:
-    """All that the device has, those that nobody could tell of too; `unaccounted` is last."""
+    """Return all owners of the device, unknown ones included; `unaccounted` is last."""
     return sorted({**device.at_peak_bytes, **device.unknown}, key=lambda row: (row == UNACCOUNTED, OWNERS.index(row)))
 
 
@@ -83,7 +85,7 @@ def _add_owner(table: Figures, owner: str, device: DeviceMemory) -> None:
 
 
 def _said(owner: str, size: int, device: DeviceMemory, size_of: Callable[[int], str] = figures.size) -> str:
-    """Bytes; of an owner of which some are unknown, at least those that are known."""
+    """Write bytes; for an owner with unknown parts, at least the known ones."""
     if owner not in device.unknown:
         return size_of(size)
     return f"{_at_least(owner)}{size_of(size)}" if size else UNKNOWN
@@ -94,7 +96,7 @@ def _at_least(owner: str) -> str:
 
 
 def _most(owner: str, device: DeviceMemory) -> int:
-    """The most that an owner held at any time."""
+    """Return the most that an owner held at any time."""
     own = device.owner_peaks.get(owner)
     return max(abs(device.at_peak_bytes[owner]), own.bytes if own is not None else 0)
 
@@ -108,7 +110,7 @@ def _short_title(device: DeviceMemory, others: Sequence[int]) -> str:
 
 
 def _short_remarks(device: DeviceMemory, small: Sequence[str]) -> Iterator[str]:
-    """What has no row and what is not known, how much nobody holds, and what the words mean."""
+    """Return what has no row and what is unknown, how much has no owner, and what the words mean."""
     if small:
         together = figures.size(sum(device.at_peak_bytes[owner] for owner in small))
         yield f"Below {SMALL:.0%} each, {together} together: {', '.join(small)}"
@@ -136,16 +138,17 @@ def _place(device: DeviceMemory) -> str:
 
 
 def legend(devices: Sequence[DeviceMemory]) -> Text:
-    """What the words of the tables mean."""
+    """Return what the words of the tables mean."""
     lines = [said for owner, said in LEGEND.items() if any(owner in device.at_peak_bytes for device in devices)]
     lines += [CONSISTENT] if any(device.residual is not None for device in devices) else []
     return Text("\n".join(lines), "dim")
 
 
 def _remarks(device: DeviceMemory) -> Iterator[str]:
-    """What is not known, and how much nobody holds."""
+    """Return what is unknown, and how much has no owner."""
     yield from _unknown(device)
     yield from _others(device)
+    yield from _most_used(device)
     yield from _allocated_peaks(device)
     if (found := device.residual) is not None:
         if _judged(found):
@@ -158,12 +161,12 @@ def _remarks(device: DeviceMemory) -> Iterator[str]:
 
 
 def _judged(found: Residual) -> int:
-    """At how many phase boundaries the limit applies."""
+    """Return at how many phase boundaries the limit applies."""
     return found.boundaries - found.inconsistent_boundaries
 
 
 def _unaccounted(found: Residual) -> str:
-    """How many bytes had no owner at most, beside how many may have none."""
+    """Return how many bytes had no owner at most, beside the limit."""
     judged = _judged(found)
     where = f"all {_boundaries(judged)}" if judged > 1 else _boundaries(judged)
     if found.inconsistent_boundaries:
@@ -178,21 +181,33 @@ def _boundaries(many: int) -> str:
 
 
 def _allocated_peaks(device: DeviceMemory) -> Iterator[str]:
-    """What was handed out between phase boundaries, of which most is in the cache by the next one."""
+    """Return what was handed out between phase boundaries; most of it is in the cache by the next one."""
     for peak in device.allocated_peaks:
         where = f"{peak.phase or 'no phase'}{f', step {peak.step}' if peak.step is not None else ''}"
-        yield f"torch in {peak.process} had handed out {figures.size(peak.bytes)} at its peak, in {where}"
+        largest = sorted(peak.at_peak_bytes.items(), key=lambda one: -one[1])[:MOST_OWNERS]
+        held = ", ".join(f"{owner} {figures.size(size)}" for owner, size in largest)
+        yield f"torch in {peak.process} had handed out {figures.size(peak.bytes)} at its peak, in {where}: {held}"
+
+
+def _most_used(device: DeviceMemory) -> Iterator[str]:
+    """What the sampler saw between the samples of the processes, if that was more."""
+    if (most := device.most_used) is not None and most.by_sampler and most.bytes - device.peak_bytes > GRANULE_BYTES:
+        more = figures.size(most.bytes - device.peak_bytes)
+        yield (
+            f"The sampler saw {figures.size(most.bytes)} used, at {most.at_seconds:.1f} s: {more} more than the "
+            "processes did at their samples"
+        )
 
 
 def _unknown(device: DeviceMemory) -> Iterator[str]:
-    """Rows that nobody could tell, by reason."""
+    """Return rows that could not be measured, by reason."""
     for reason in dict.fromkeys(device.unknown.values()):
         rows = [row for row in _owners(device) if device.unknown.get(row) == reason]
         yield f"unknown, {reason}: {', '.join(rows)}"
 
 
 def _others(device: DeviceMemory) -> Iterator[str]:
-    """Who else is on the card, and how much of the unaccounted bytes they hold."""
+    """Return who else is on the card, and how much of the unaccounted bytes they hold."""
     if (found := device.others) is None:
         return
     held = [f"pid {pid} {figures.size(size)}" for pid, size in found.held_bytes.items()]
@@ -203,7 +218,7 @@ def _others(device: DeviceMemory) -> Iterator[str]:
 
 
 def allocation_line(peaks: Sequence[AllocationPeak]) -> Text:
-    """One line: the highest of the exact peaks."""
+    """Return one line with the highest of the exact peaks."""
     highest = max(peaks, key=lambda peak: peak.peak_bytes)
     step = f", step {highest.step}" if highest.step is not None else ""
     said = f": allocators had handed out {figures.size(highest.peak_bytes)} at the peak, on {highest.lane}{step}"
@@ -211,7 +226,7 @@ def allocation_line(peaks: Sequence[AllocationPeak]) -> Text:
 
 
 def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
-    """The exact peaks of the steps of which every allocation was kept, beside the sampled ones."""
+    """Draw the exact peaks of the steps whose every allocation was kept, beside the sampled ones."""
     most = words("most of it", 3)
     columns = ("device", "step", "exact peak", "sampled", "reserved", most, "at", "within", "lost", "late")
     table = Figures(*columns)
@@ -238,19 +253,19 @@ def allocation_table(peaks: Sequence[AllocationPeak]) -> RenderableType:
 
 
 def is_without_gpu(missed: AllocationsMissed, peaks: Sequence[AllocationPeak]) -> bool:
-    """Whether these had nothing to keep in the step, beside others that had."""
+    """Return whether these had nothing to keep in the step, beside others that had."""
     return missed.reason == NO_GPU and any(peak.step == missed.step for peak in peaks)
 
 
 def allocations_missed_line(missed: AllocationsMissed) -> str:
-    """Of which step, whose, and why."""
+    """Return of which step allocations are missing, whose, and why."""
     names = Counter(missed.processes)
     whose = ", ".join(name if many == 1 else f"{many} x {name}" for name, many in names.items())
     return f"allocations of step {missed.step} were not kept{' by ' if whose else ''}{whose}: {missed.reason}"
 
 
 def phase_table(device: DeviceMemory) -> RenderableType:
-    """Owners by phases, each at the phase's peak; MiB, or GiB where a GPU's memory would be too wide."""
+    """Draw owners by phases, each at the phase's peak, in MiB; in GiB if a GPU's memory would be too wide."""
     phases = [moment for moment in device.phases if moment.step is not None] or device.phases
     held = [owner for owner in device.at_peak_bytes if any(moment.bytes[owner] for moment in phases)]
     owners = [owner for owner in _owners(device) if owner in held or (phases and owner in device.unknown)]
@@ -269,7 +284,7 @@ def phase_table(device: DeviceMemory) -> RenderableType:
 
 
 def host_memory_table(processes: Sequence[HostMemory]) -> RenderableType:
-    """What each process has in its host's memory; one line where that is the devices' memory."""
+    """Draw what each process has in its host's memory; one line if that is the devices' memory."""
     apart = [process for process in processes if not process.is_device]
     if not apart:
         return Text("On a CPU the devices' memory is the host's: the tables above show all of it.", "dim")
@@ -289,13 +304,13 @@ def host_memory_table(processes: Sequence[HostMemory]) -> RenderableType:
 
 
 def _on_host(process: HostMemory, owner: str) -> tuple[str, str]:
-    """What an owner has there at most, and what of it is pinned; two blanks where it has nothing."""
+    """Return an owner's peak there, and how much is pinned; two blanks if it has nothing."""
     size = process.peak_owner_bytes.get(owner)
     return ("", "") if not size else (figures.size(size), _pinned_of_owner(process, owner))
 
 
 def _pinned_of(process: HostMemory) -> str:
-    """What a process had pinned; at least that, if some of it is unknown. Blank where nothing can be pinned."""
+    """Return what a process had pinned; "at least" if some is unknown. Blank if nothing can be pinned."""
     if process.peak_pinned_bytes is None:
         return UNKNOWN if process.pinned_unknown else ""
     size = figures.size(process.peak_pinned_bytes)
@@ -303,7 +318,7 @@ def _pinned_of(process: HostMemory) -> str:
 
 
 def _pinned_of_owner(process: HostMemory, owner: str) -> str:
-    """What of an owner was pinned; unknown with a reason, else blank."""
+    """Return how much of an owner was pinned; unknown with a reason, else blank."""
     size = process.peak_owner_pinned_bytes.get(owner)
     if size is None:
         return UNKNOWN if owner in process.pinned_unknown else ""
@@ -315,7 +330,7 @@ def _size_or_unknown(size: int | None) -> str:
 
 
 def _why_unknown(processes: Iterable[HostMemory]) -> str:
-    """Each reason once, with the owners of whom nobody could tell what is pinned."""
+    """Return each reason once, with the owners whose pinned bytes are unknown for it."""
     owners: dict[str, dict[str, None]] = {}
     for process in processes:
         for owner, reason in process.pinned_unknown.items():
@@ -324,7 +339,7 @@ def _why_unknown(processes: Iterable[HostMemory]) -> str:
 
 
 def out_of_memory_table(failure: OutOfMemory) -> RenderableType:
-    """Who held what when a process asked for more than there was, and what would have made room."""
+    """Draw who held what when a process asked for more memory than there was, and what would have made room."""
     table = Figures("owner", "held", bars(1), words(f"peak of {len(failure.before)} samples in the last 30 s"))
     held = failure.moment.bytes if failure.moment is not None else {}
     for owner, size in sorted(held.items(), key=lambda item: -item[1]):
@@ -338,7 +353,7 @@ def out_of_memory_table(failure: OutOfMemory) -> RenderableType:
 
 
 def out_of_memory_line(failure: OutOfMemory) -> str:
-    """Who asked for how much, and how much there was."""
+    """Return who asked for how much, and how much there was."""
     asked = figures.size(failure.asked_bytes) if failure.asked_bytes is not None else "memory"
     free = f", {figures.size(failure.free_bytes)} were free" if failure.free_bytes is not None else ""
     bound = f" ({failure.bound})" if failure.bound else ""

@@ -1,4 +1,4 @@
-"""When a Recording was made, on what, and with which packages."""
+"""When and on what machine a Recording was made, and with which packages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rltrace.analysis.machines import described
 from rltrace.analysis.summary import Run
 
 OURS = "rltrace-toolkit"
-"""What the package is called whose command is `rltrace`."""
+"""Name of the package whose command is `rltrace`."""
 
 
 def when_and_where(run: Run) -> Iterator[str]:
-    """The minute in which it began, and the GPUs that it could use; what is not known is left out."""
+    """Return the minute in which it began, and the GPUs that it could use; what is unknown is left out."""
     if run.created_unix_seconds is not None:
         yield datetime.fromtimestamp(run.created_unix_seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     yield from (value for name, value in described(run.machines).items() if name == "gpus")
 
 
 def made_with(run: Run) -> str:
-    """Packages, the GPUs' driver and the processors; empty if nothing is known."""
+    """Return packages, the GPUs' driver and the processors; empty if nothing is known."""
     packages = (f"{'rltrace' if name == OURS else name} {version}" for name, version in run.versions.items())
     machine = described(run.machines)
     driver = [f"driver {machine['driver']}"] if "driver" in machine else []

@@ -28,7 +28,7 @@ def show(found: Overhead, screen: Console) -> None:
 
 
 def comparison_table(found: Overhead) -> RenderableType:
-    """One row a comparison, and beneath the steps of one run their phases."""
+    """Draw one row per comparison, and beneath the steps of one run their phases."""
     table = Figures("compared", "pairs", "ms with", "ms without", "cost", "95 % interval")
     of_steps, *of_runs = found.comparisons
     table.add_row(*_cells(of_steps, of_steps.what))
@@ -46,7 +46,7 @@ def _cells(row: Comparison, what: str) -> list[str]:
 
 
 def verdict_line(row: Comparison, limit: float) -> str:
-    """One sentence: the upper end of the interval, or why there is none to rely on."""
+    """Return one sentence: the upper end of the interval, or why there is no reliable one."""
     if row.low is None or row.high is None:
         return f"{row.what}: inconclusive: {_count(row.count, row.unit)}, but {row.needed} are needed"
     if row.verdict == "established":
@@ -57,7 +57,7 @@ def verdict_line(row: Comparison, limit: float) -> str:
 
 
 def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> RenderableType:
-    """What each process recorded in a mean step, and what that took by the cost it measured."""
+    """Draw what each process recorded in a mean step, and what that took by the cost it measured."""
     if share is None:
         return Text("rltrace's own work: unknown, for no process measured what its events cost", "yellow")
     table = Figures(
@@ -84,7 +84,7 @@ def bookkeeping_table(processes: Sequence[ProcessCost], share: float | None) -> 
 
 
 def load_line(found: Overhead) -> str:
-    """Whether the machine was idle before each run."""
+    """Return whether the machine was idle before each run."""
     measured = found.measurement
     load = max(arm.load_before for arm in measured.arms)
     said = f"{measured.cores} cores on {measured.host}; load before a run: up to {load:.1f}"

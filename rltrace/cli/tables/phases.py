@@ -21,18 +21,18 @@ from rltrace.cli.tables.steps import by_lane, first_and_last, of_processes
 from rltrace.events import DRIVER_PHASES, WAIT_DRIVER
 
 SLIGHT = 0.001
-"""Share of a step below which a phase is no row of the first screen."""
+"""Share of a step below which a phase has no row on the first screen."""
 STARTUP_IDLE = "idle: in no phase, for example while processes start"
 MOST_LANES = 4
-"""More ranks are shown as their mean, fastest and slowest."""
+"""More ranks than this are shown as their mean, fastest and slowest."""
 
 
 def steady_table(summary: Summary, *, whole: bool = False) -> RenderableType | None:
-    """A steady step, the ranks together, the first step and the most bytes beside it; None without any phase.
+    """Draw a steady step, the ranks together, with the first step and the peak bytes beside it; None without any phase.
 
     Args:
-        summary: Of the Recording.
-        whole: With the slowest rank of each phase, and a row for the slightest phase too.
+        summary: Figures of the Recording.
+        whole: Show the slowest rank of each phase, and a row for the slightest phase too.
     """
     rows = [row for row in summary.phases if row.step is not None]
     found = summary.steady
@@ -56,7 +56,8 @@ def steady_table(summary: Summary, *, whole: bool = False) -> RenderableType | N
 def _rank_table(
     shown: Sequence[LaneSteps], first: Sequence[LaneSteps], held: Mapping[str, int], *, whole: bool
 ) -> tuple[Figures, list[str]]:
-    """The ranks together and what the driver did while they waited; and the seconds of the phases that have no row."""
+    """Draw the ranks together and what the driver did while they waited; also return the seconds of phases without a
+    row."""
     ranks = together(shown)
     slowest = [Column("slowest", 2)] if whole else []
     table = Figures(
@@ -82,7 +83,7 @@ def _rank_table(
 def _named_rows(
     shown: Sequence[LaneSteps], first: Sequence[LaneSteps]
 ) -> Iterator[tuple[str, Sequence[LaneSteps], Sequence[LaneSteps], bool]]:
-    """Phases in their order, whose they are, the same of the first step; what the driver did below the waiting."""
+    """Return phases in their order, whose they are, and the first step's; what the driver did is below the waiting."""
     ranks, first_ranks = together(shown), together(first)
     driver = [lane for lane in shown if lane.lane == DRIVER_ROLE]
     for name in _names(ranks):
@@ -97,7 +98,7 @@ def _whole(shown: Sequence[LaneSteps]) -> str:
 
 
 def steady_title(summary: Summary, found: Steady | None) -> str:
-    """Which steps the figures are of, and which they leave out."""
+    """Return which steps the figures describe, and which are left out."""
     if found is None:
         unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
         return f"Unfinished step{'' if unfinished == 1 else 's'} ({unfinished:,}): none has ended yet"
@@ -114,7 +115,7 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
 
 
 def _left_out(summary: Summary) -> list[str]:
-    """How many steps are excluded because they did not end well."""
+    """Return how many steps are excluded because they did not end well."""
     counts = {
         "aborted": sum(step.error is not None for step in summary.steps),
         "unfinished": sum(step.error is None and step.end_seconds is None for step in summary.steps),
@@ -124,22 +125,33 @@ def _left_out(summary: Summary) -> list[str]:
 
 
 def steady_words(found: Steady) -> str:
-    """How a table's title calls those steps."""
+    """Return how a table's title calls those steps."""
     if not found.has_first:
         return "steady steps"
     return f"{'step' if len(found.steps) == 1 else 'steps'} {figures.ranges(found.steps)}"
 
 
-def phases_by_step(summary: Summary) -> RenderableType | None:
-    """One row a step that is over, its phases a mean over the ranks.
+def has_phases_by_step(summary: Summary) -> bool:
+    """Whether there are several steps to compare, all of them the run's."""
+    return len(_compared_steps(summary)) >= 2 and len(by_lane(summary.steps)) <= 1
 
-    None of a single step, of which the mean says as much, and where processes have steps of their own.
-    """
+
+def _compared_steps(summary: Summary) -> list[list[RankStep]]:
+    """The steps that are over, of the ranks, else of all but the driver, else of the driver."""
     over = [row for row in summary.phases if row.step is not None and row.finished]
     ranks = [row for row in over if row.rank is not None]
-    steps = _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE] or over)
-    if len(steps) < 2 or len(by_lane(summary.steps)) > 1:
+    return _by_step(ranks or [row for row in over if row.lane != DRIVER_ROLE] or over)
+
+
+def phases_by_step(summary: Summary) -> RenderableType | None:
+    """Draw one row per finished step, with its phases as means over the ranks.
+
+    None for a single step, which the mean shows as well, and if processes have steps of their own.
+    """
+    if not has_phases_by_step(summary):
         return None
+    steps = _compared_steps(summary)
+    ranks = [row for rows in steps for row in rows if row.rank is not None]
     names = in_order(name for rows in steps for row in rows for name, own in row.phases.items() if own.seconds)
     table = Figures("step", "seconds", *(str(number) for number in range(1, len(names) + 1)))
     for rows in first_and_last(steps):
@@ -156,7 +168,7 @@ def phases_by_step(summary: Summary) -> RenderableType | None:
 
 
 def _by_step(rows: Sequence[RankStep]) -> list[list[RankStep]]:
-    """Of each step, a row a lane; a number that comes twice is two steps."""
+    """Return for each step a row per lane; a number that occurs twice belongs to two steps."""
     met: Counter[tuple[object, ...]] = Counter()
     steps: dict[tuple[int | None, int], list[RankStep]] = {}
     for row in rows:
@@ -171,7 +183,7 @@ def _whose(row: RankStep) -> tuple[str, str | None, str | None]:
 
 
 def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:
-    """By phase, the most bytes that any device held in a step."""
+    """Return by phase the most bytes that any device held in a step."""
     held: dict[str, int] = {}
     for moment in (moment for device in devices for moment in device.phases):
         if moment.phase is not None and moment.step is not None:
@@ -180,7 +192,8 @@ def most_held(devices: Sequence[DeviceMemory]) -> dict[str, int]:
 
 
 def lane_tables(title: str, rows: Sequence[RankStep], also: str = "") -> Iterator[RenderableType]:
-    """Seconds and share of each phase, one column a rank: a mean over the steps given; `also` is said below it."""
+    """Draw seconds and share of each phase, one column per rank, as a mean over the steps given; `also` is said below
+    it."""
     found = lanes(rows)
     if not found:
         return
@@ -222,19 +235,19 @@ def _extremes(ranks: Sequence[LaneSteps]) -> Figures:
 
 
 def _least_and_most(name: str, shown: Sequence[LaneSteps]) -> tuple[tuple[float, str], tuple[float, str]]:
-    """Of a phase, each with its lane."""
+    """Return least and most of a phase, each with its lane."""
     of_lane = sorted((_mean(name, [lane]), lane.lane) for lane in shown)
     return of_lane[0], of_lane[-1]
 
 
 def _names(shown: Sequence[LaneSteps]) -> list[str]:
-    """Phases in their order; waiting for the driver only where somebody does."""
+    """Return phases in their order; waiting for the driver only if somebody waits."""
     names = in_order(name for lane in shown for name in lane.phases)
     return [name for name in names if name == IDLE or _mean(name, shown)]
 
 
 def _mean(name: str, shown: Sequence[LaneSteps]) -> float:
-    """Over the lanes; 0 where none has it."""
+    """Return the mean over the lanes; 0 if none has it."""
     return fmean(lane.phases[name].mean_seconds if name in lane.phases else 0.0 for lane in shown) if shown else 0.0
 
 
@@ -248,7 +261,7 @@ def _cells(name: str, shown: Sequence[LaneSteps]) -> tuple[str, str, str]:
 
 
 def _spread_cells(name: str, ranks: Sequence[LaneSteps]) -> tuple[str, str]:
-    """From the fastest to the slowest, and which that is where they differ."""
+    """Return fastest and slowest, and which lane that is if they differ."""
     (least, _), (most, slowest) = _least_and_most(name, ranks)
     if len(ranks) == 1:
         return "", ""
@@ -273,7 +286,7 @@ def _style(phase: str) -> str | None:
 
 
 def _overlapping(summary: Summary) -> str:
-    """Steps of several threads, or a pipeline's."""
+    """Return whether steps overlap, as in several threads or a pipeline."""
     for steps in by_lane(summary.steps).values():
         for one, following in pairwise(steps):
             if one.end_seconds is not None and one.end_seconds > following.start_seconds:
@@ -282,7 +295,7 @@ def _overlapping(summary: Summary) -> str:
 
 
 def _caption(rows: Sequence[RankStep]) -> str:
-    """What is wrong with the rows: phases that overlap, clocks that nobody read."""
+    """Return what is wrong with the rows: phases that overlap, clocks that nobody read."""
     parts = []
     if overlap := sum(row.overlap_seconds for row in rows):
         pairs = sorted({" + ".join(pair.phases) for row in rows for pair in row.overlaps})

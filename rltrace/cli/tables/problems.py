@@ -19,15 +19,15 @@ from rltrace.cli.tables.steps import by_lane
 from rltrace.cli.tables.sync import leak_lines, wrong_line
 
 FEW = 3
-"""So many of each kind; `--all` shows every one."""
+"""How many of each kind are shown; `--all` shows every one."""
 USUALLY_INCONSISTENT = 0.05
-"""Share of the phase boundaries: so many are not consistent in a healthy run."""
+"""Share of the phase boundaries that are not consistent in a healthy run."""
 MISFIT = "malformed (a name that is not text, a value that is not a number, or an arrow without a direction)"
 _BAD, _DOUBTFUL = "bold red", "yellow"
 
 
 def problems(summary: Summary, most: int | None = FEW) -> list[Text]:
-    """Everything that a reader must know before any figure; no line is good."""
+    """Return everything that a reader must know before any figure; no lines mean that all is well."""
     kinds = (
         _deaths, _gone, _aborted, _errors, _hangs, _failed_hooks, _left_out,
         _memory, _allocations, _losses, _unidentified, _unsealed, _sleeps, _untraced, _clocks,
@@ -55,7 +55,8 @@ def _gone(summary: Summary) -> Iterator[str]:
 
 
 def _alike(found: Sequence[ProcessFigures], summary: Summary) -> Iterator[tuple[list[ProcessFigures], str | None]]:
-    """Processes of one name that went alike, and what they were doing; those in the middle of something first."""
+    """Return processes of one name that ended alike, and what they were doing; those in the middle of something come
+    first."""
     longest: dict[str, OpenSpan] = {}
     for span in summary.open_spans:
         longest.setdefault(span.process_key, span)
@@ -68,7 +69,7 @@ def _alike(found: Sequence[ProcessFigures], summary: Summary) -> Iterator[tuple[
 
 
 def death_line(alike: Sequence[ProcessFigures], inside: str | None) -> str:
-    """Who died, of what, and what it was doing: processes of one name that died alike are one line."""
+    """Return who died, how, and what it was doing; processes of one name that died alike share a line."""
     killed_by = alike[-1].killed_by
     return _how_it_went(alike, f"was killed by {killed_by}" if killed_by else "died", inside)
 
@@ -205,7 +206,7 @@ def _clocks(summary: Summary) -> Iterator[str]:
 
 
 def clock_line(clock: ClockFigures) -> str:
-    """How far a clock's times can be trusted."""
+    """Return how far a clock's times can be trusted."""
     whose = f"Clock of {', '.join(clock.hosts)}"
     if clock.bound_seconds is None:
         return (

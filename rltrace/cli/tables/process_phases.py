@@ -1,4 +1,4 @@
-"""Phases of a program whose processes have no rank: each of them may do something else, so none stands for another."""
+"""Phases of a program whose processes have no rank: each may do something else, so none stands for another."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ CAPTION = "seconds: mean over the processes that were in the phase, in the steps
 
 
 def is_without_ranks(rows: Sequence[RankStep]) -> bool:
-    """Whether several processes have phases, and none of them is of a rank."""
+    """Return whether several processes have phases, and none of them is a rank's."""
     return all(row.rank is None for row in rows) and len({row.lane for row in rows}) > 1
 
 
 def process_phases(
     rows: Sequence[RankStep], first: Sequence[RankStep] = (), held: Mapping[str, int] | None = None
 ) -> Figures:
-    """Each phase over the processes that were in it, and who or how many these were.
+    """Draw each phase over the processes that were in it, with their names or their number.
 
     Args:
-        rows: Of the steps that the figures are of.
-        first: Of the first step.
+        rows: Rows of the steps that the figures describe.
+        first: Rows of the first step.
         held: The most bytes by phase.
     """
     table = Figures(
@@ -51,13 +51,13 @@ def _whole(rows: Sequence[RankStep]) -> str:
 
 
 def _inside(row: RankStep) -> list[str]:
-    """What a process was in during a step; nothing where it was in no phase: it may not have been there."""
+    """Return a process's time in phases during a step; nothing if it was in none, because it may not have existed."""
     inside = [name for name, share in row.phases.items() if share.seconds > 0]
     return inside if any(name not in OF_NOBODY for name in inside) else []
 
 
 def _of(name: str, rows: Sequence[RankStep]) -> list[tuple[str, Share]]:
-    """The steps in which a process was in a phase, each with the process."""
+    """Return the steps in which a process was in a phase, each with the process."""
     return [(row.lane, row.phases[name]) for row in rows if name in _inside(row)]
 
 
@@ -72,6 +72,6 @@ def _cells(of: Sequence[tuple[str, Share]]) -> tuple[str, ...]:
 
 
 def _spread(lengths: Sequence[float]) -> str:
-    """From the least to the most; nothing where they are alike."""
+    """Write a range from the least to the most; nothing if they are alike."""
     said = figures.spread(lengths) if lengths else ""
     return said if "-" in said else ""

@@ -21,14 +21,14 @@ _STATE_STYLES = {
     "alive": "cyan", "ended": "green", "died": "bold red", "gone": "yellow", "stopped": "yellow", "unknown": "yellow",
 }  # fmt: skip
 MOST_LETTERS = 100
-"""Of a command line."""
+"""How many characters of a command line are shown."""
 MOST_BARE = 3
 DEVICE_LETTERS = 12
-"""Of a device: as many as tell GPUs apart, and as nvidia-smi takes for one."""
+"""How many characters of a device are shown: enough to tell GPUs apart, and for nvidia-smi to accept."""
 
 
 def process_line(processes: Sequence[ProcessFigures], fates: Mapping[str, Fate]) -> Text:
-    """One line: how many of which role, and how they ended."""
+    """Return one line: how many processes of which role, and how they ended."""
     roles = Counter(process.role for process in processes)
     states = Counter(_ended(process, fates) for process in processes)
     line = Text.assemble(("Processes", "bold"), " " + ", ".join(_times(many, role) for role, many in roles.items()))
@@ -38,7 +38,7 @@ def process_line(processes: Sequence[ProcessFigures], fates: Mapping[str, Fate])
 
 
 def _ended(process: ProcessFigures, fates: Mapping[str, Fate], killed_by: str | None = None) -> tuple[str, str]:
-    """How a process ended, in words, and their style: to be stopped while it did nothing is no alarm."""
+    """Return how a process ended, in words, and their style: a process that was stopped while idle is no alarm."""
     if fates.get(process.key) == "released":
         return ("stopped while idle" if process.state == "died" else "gone while idle"), "dim"
     by = f" by {killed_by}" if killed_by and process.state == "died" else ""
@@ -50,7 +50,7 @@ def _times(many: int, role: str) -> str:
 
 
 def process_tree(processes: Sequence[ProcessFigures], fates: Mapping[str, Fate]) -> RenderableType:
-    """Who started whom; those that one process started and that recorded nothing are one line."""
+    """Draw who started whom; processes that one process started and that recorded nothing share a line."""
     below: dict[str | None, list[ProcessFigures]] = {}
     for process in processes:
         below.setdefault(process.parent, []).append(process)
@@ -80,7 +80,7 @@ def _grow(
 
 
 def _branch(alike: Sequence[ProcessFigures], fates: Mapping[str, Fate], *, has_hosts: bool) -> Text:
-    """A process, or several that are told together."""
+    """Draw a process, or several that share a line."""
     one, many = alike[0], len(alike)
     pids = figures.pids(sorted(process.pid for process in alike))
     line = Text.assemble((_times(many, one.name), "bold"), f"  {pids}")
@@ -100,7 +100,7 @@ def _branch(alike: Sequence[ProcessFigures], fates: Mapping[str, Fate], *, has_h
 
 
 def sample_table(host: HostSamples) -> RenderableType:
-    """What the sampler of a host saw, and what it could not see."""
+    """Draw what the sampler of a host saw, and what it could not see."""
     table = Figures("sampled", "mean", "least", "most")
     groups = [("", host.counters), *host.gpus.items(), *host.processes.items()]
     for title, counters in groups:
@@ -116,7 +116,7 @@ def sample_table(host: HostSamples) -> RenderableType:
 
 
 def bare_line(found: Sequence[Untraced]) -> str:
-    """Processes that had nothing to trace, in one line."""
+    """Return the processes that had nothing to trace, in one line."""
     commands = [" ".join(bare.command)[:MOST_LETTERS] for bare in found]
     others = f" and {len(commands) - MOST_BARE} other commands" if len(commands) > MOST_BARE else ""
     many = figures.count(sum(len(bare.pids) for bare in found), "process")
@@ -124,5 +124,5 @@ def bare_line(found: Sequence[Untraced]) -> str:
 
 
 def untraced_line(missing: Untraced) -> str:
-    """Which command, how often, and why."""
+    """Return which command was not traced, how often, and why."""
     return f"{' '.join(missing.command)[:MOST_LETTERS]} (pid {', '.join(map(str, missing.pids))}): {missing.reason}"

@@ -18,21 +18,21 @@ MOST_OPEN = 20
 FEW = 6
 _REMARKS = {"alive": "", "gone": "the process is gone"}
 WORTH_A_LINE = 0.01
-"""Of a step: less garbage collection than that is in the table only."""
+"""Share of a step: less garbage collection than this is shown in the table only."""
 
 
 def own_span_table(summary: Summary, most: int | None = None) -> RenderableType:
-    """What the program itself marked."""
+    """Draw what the program itself marked."""
     return titled("Your spans", *_spans(summary.own_spans, summary, most))
 
 
 def hook_span_table(summary: Summary, most: int | None = None) -> RenderableType:
-    """What hooks marked beside phases, weight sync, sleeps and GPU work, which have tables of their own."""
+    """Draw what hooks marked, besides phases, weight sync, sleeps and GPU work, which have tables of their own."""
     return titled("Automatic spans", *_spans(summary.hook_spans, summary, most))
 
 
 def collection_line(summary: Summary) -> Text | None:
-    """One line: how much of a step Python collected garbage, and what helps; None where that is too little to tell."""
+    """Return one line: how much of a step Python collected garbage, and what helps; None if that is too little."""
     found = [span for span in summary.hook_spans if span.name == COLLECTION and (span.share or 0.0) >= WORTH_A_LINE]
     if not found or not summary.steps:
         return None
@@ -44,7 +44,7 @@ def collection_line(summary: Summary) -> Text | None:
 
 
 def _spans(spans: Sequence[SpanFigures], summary: Summary, most: int | None) -> tuple[Figures, str]:
-    """How often and how long in the run, and what share of a step, or of the run; the longest in all first."""
+    """Draw how often and how long in the run, and the share of a step or of the run; the longest in total first."""
     of = "of a step" if summary.steps else "of the run"
     table = Figures(
         "span", Column("process", 7, is_left=True), "times", "seconds", "mean", Column("longest", 6), Column(of, 8)
@@ -69,7 +69,8 @@ def _who(span: SpanFigures) -> str:
 
 
 def _called(span: SpanFigures) -> str:
-    """A call of an actor by its method, which says the class; a task's function alone would read like a span's name."""
+    """Return the name of a call: an actor's method names its class, while a task's function alone would look like a
+    span's name."""
     if span.method is None:
         return span.name
     return span.method if "." in span.method else f"{span.name} {span.method}"
@@ -82,7 +83,7 @@ def _length(seconds: float | None) -> str:
 
 
 def open_span_table(spans: Sequence[OpenSpan], most: int = MOST_OPEN) -> RenderableType:
-    """What was going on, or still is; the longest first."""
+    """Draw what was going on, or still is; the longest first."""
     table = Figures(Column("open"), words("span"), words("process"), words("thread", 5), words())
     for span in spans[:most]:
         remark = _REMARKS.get(span.process_state, f"the process {span.process_state}")

@@ -18,14 +18,14 @@ from rltrace.cli.tables.fit import Column, Figures, bars, titled
 _Item = TypeVar("_Item")
 MOST_PROCESSES = 6
 MOST_STEPS = 30
-"""A longer run shows its first and last steps."""
+"""A run with more steps shows only its first and last ones."""
 MOST_FIGURES = 3
 FEW_FIGURES = 4
-"""In one line."""
+"""Figures in one line."""
 
 
 def step_line(steps: Sequence[Step]) -> Text | None:
-    """One line: from what to what the figures went, from the first step to the last; None without any."""
+    """Return one line: how the figures changed from the first step to the last; None without any."""
     over = [step for step in steps if step.end_seconds is not None and step.recorded and step.error is None]
     if not over:
         return None
@@ -40,7 +40,7 @@ def step_line(steps: Sequence[Step]) -> Text | None:
 
 
 def _figures_of(steps: Sequence[Step]) -> dict[str, Callable[[Step], float | None]]:
-    """What is known of how steps went: rewards first."""
+    """Return the known figures of how steps went, rewards first."""
     numbers: dict[str, Callable[[Step], float | None]] = {
         "reward": lambda step: step.reward_mean,
         "tokens": lambda step: step.tokens,
@@ -52,7 +52,8 @@ def _figures_of(steps: Sequence[Step]) -> dict[str, Callable[[Step], float | Non
 
 
 def process_table(steps: Sequence[Step], most: int = MOST_PROCESSES) -> RenderableType:
-    """Processes that have steps of their own, one row each: how many, and how long those were that a mean counts."""
+    """Draw processes that have steps of their own, one row each: their number, and the length of those that a mean
+    counts."""
     table = Figures("process", "steps", "seconds", "least-most")
     own = by_lane(steps)
     for lane, of_lane in list(own.items())[:most]:
@@ -65,7 +66,7 @@ def process_table(steps: Sequence[Step], most: int = MOST_PROCESSES) -> Renderab
 
 
 def by_lane(steps: Sequence[Step]) -> dict[str, list[Step]]:
-    """The steps of each whose steps they are."""
+    """Return the steps of each process whose steps they are."""
     found: dict[str, list[Step]] = {}
     for step in steps:
         found.setdefault(step.lane, []).append(step)
@@ -73,13 +74,13 @@ def by_lane(steps: Sequence[Step]) -> dict[str, list[Step]]:
 
 
 def of_processes(steps: Sequence[Step]) -> str:
-    """Whose steps they are, where each of several processes has its own: ` of 3 processes`."""
+    """Return whose steps they are if several processes have their own: ` of 3 processes`."""
     many = len(by_lane(steps))
     return f" of {figures.count(many, 'process')}" if many > 1 else ""
 
 
 def step_table(steps: Sequence[Step], whose: str = "", most: int = MOST_STEPS) -> RenderableType:
-    """One row a step; the first and last ones of a long run."""
+    """Draw one row per step; for a long run the first and last ones."""
     known = {name: of for name, of in _figures_of(steps).items() if name != "reward"}
     # The further a figure is behind, the earlier it goes.
     columns = [Column(name, worth=8 - at) for at, name in enumerate(known)]
@@ -102,7 +103,7 @@ def step_table(steps: Sequence[Step], whose: str = "", most: int = MOST_STEPS) -
 
 
 def first_and_last(items: Sequence[_Item], most: int = MOST_STEPS) -> list[_Item | None]:
-    """All of them, or the first third and the last ones, with a gap between."""
+    """Return all of them, or the first third and the last ones, with a gap between."""
     if len(items) <= most:
         return list(items)
     first = max(1, most // 3)

@@ -17,20 +17,20 @@ from rltrace.cli.tables.fit import Column, Figures, titled, words
 from rltrace.events import ENGINE_STAGES, SYNC_STAGES
 
 FEW = 2
-"""Stages that are named in one line."""
+"""Stages that one line names."""
 FASTEST = 1e12
-"""Bytes a second that no link has: what is faster was only launched."""
+"""Bytes per second that no link reaches: a faster stage was only launched."""
 
 _Stepped = TypeVar("_Stepped", RankSync, Transaction)
 
 
 def in_steady(items: Sequence[_Stepped], found: Steady | None) -> list[_Stepped]:
-    """Those of the steady steps; all of them where those have none."""
+    """Return those of the steady steps; all if the steady steps have none."""
     return [item for item in items if found is not None and item.step in found.steps] or list(items)
 
 
 def sync_line(syncs: Sequence[RankSync]) -> Text:
-    """One line: how much, how fast, and the stages that took longest."""
+    """Return one line: how much, how fast, and the stages that took longest."""
     size, seconds = sum(sync.bytes for sync in syncs), sum(sync.seconds for sync in syncs)
     stages = {name: _stage_seconds(name, syncs) for name in SYNC_STAGES}
     longest = sorted((name for name in stages if stages[name]), key=lambda name: -stages[name])
@@ -46,7 +46,7 @@ def _stage_seconds(name: str, syncs: Sequence[RankSync]) -> float:
 
 
 def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
-    """The stages of a bucket, a mean over ranks and steps; one that a sync does without is 0 there."""
+    """Draw the stages of a bucket as a mean over ranks and steps; a stage that a sync lacks counts as 0."""
     table = Figures("stage", "seconds", Column("summed", 4), Column("spans", 3), "MB", "GB/s")
     for name in SYNC_STAGES:
         stages = [sync.stages[name] for sync in syncs if name in sync.stages]
@@ -78,7 +78,7 @@ def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
 
 
 def sleep_line(sleeps: Sequence[Transaction]) -> Text:
-    """One line: how many, and whether all went well."""
+    """Return one line: how many, and whether all went well."""
     wrong = sum(sleep.verdict != "ok" for sleep in sleeps)
     state = Text(f", {wrong} of them with a problem", "bold red") if wrong else Text(", all ok", "green")
     return Text.assemble(("Sleeps and wake-ups", "bold"), f" {len(sleeps)}", state)
@@ -90,7 +90,7 @@ def _by_name(sleeps: Sequence[Transaction]) -> list[tuple[str, list[Transaction]
 
 
 def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak], found: Steady | None) -> RenderableType:
-    """Sleeps and wake-ups by kind, then each that went wrong, and what grew from one sleep to the next."""
+    """Draw sleeps and wake-ups by kind, then each that went wrong, and what grew from one sleep to the next."""
     table = Figures(
         "sleep and wake-up", "times", "seconds", "expected MB", "moved MB", Column("total MB", 4),
         Column("left MB", 5), Column("GB/s", 3), words(),
@@ -105,7 +105,7 @@ def sleep_table(sleeps: Sequence[Transaction], leaks: Sequence[Leak], found: Ste
 
 
 def _sleep_cells(group: Sequence[Transaction]) -> list[str]:
-    """How often, and means."""
+    """Return counts and means."""
     changed = [sleep.changed_bytes for sleep in group if sleep.changed_bytes is not None]
     rates = [sleep.gigabytes_per_second for sleep in group if sleep.gigabytes_per_second is not None]
     return [
@@ -120,13 +120,13 @@ def _sleep_cells(group: Sequence[Transaction]) -> list[str]:
 
 
 def wrong_line(sleep: Transaction) -> str:
-    """What went wrong with one."""
+    """Return what went wrong with one."""
     step = f"step {sleep.step}" if sleep.step is not None else "start-up"
     return f"{sleep.lane}, {step}, {sleep.at_seconds:.1f} s, {sleep.name}: {sleep.verdict}: {sleep.reason}"
 
 
 def leak_lines(leaks: Sequence[Leak]) -> Iterator[str]:
-    """Who grows, how fast at most, and on which devices: a line for what grows alike."""
+    """Return what grew, how fast at most, and on which devices; one line for rows that grew alike."""
     alike: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
     for sleeps, owner in dict.fromkeys((leak.sleeps, leak.owner) for leak in leaks):
         group = [leak for leak in leaks if (leak.sleeps, leak.owner) == (sleeps, owner)]

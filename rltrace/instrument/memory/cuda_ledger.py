@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
+from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rltrace.events import (
@@ -51,6 +52,21 @@ OF_HOST = (HOST_BYTES, PINNED_BYTES)
 """Rows whose names end like this are no part of the card."""
 REGISTERED = (f"weight_sync.bucket{PINNED_BYTES}",)
 """Rows of memory that was pinned where it lay: torch's allocator of pinned memory has none of it."""
+
+
+class Turn(str, Enum):
+    """A place between phase boundaries where memory turns."""
+
+    FORWARD_END = "forward.end"
+    BACKWARD_BEGIN = "backward.begin"
+    BACKWARD_END = "backward.end"
+    OPTIMIZER_BEGIN = "optimizer.begin"
+    OPTIMIZER_END = "optimizer.end"
+    ZERO_GRAD = "zero_grad"
+    EMPTY_CACHE = "empty_cache"
+    MOVED = "module.moved"
+    BEAT = "beat"
+    """Anywhere: what is used has changed."""
 
 
 class Reserved(NamedTuple):
@@ -171,23 +187,25 @@ class CudaLedger:
         """Sources whose bytes come from torch's allocator; rows of one name add up."""
         self.engine: SleepingMemory | None = None
         """In an engine's process."""
-        self.activations: Rows = {"actor.activations_bytes": 0}
-        """What the last forward has left for its backward, by whose forward it was."""
-        self._most_forward_bytes = 0
+        self.activations: Rows = {}
+        """What forwards have left for their backward, by whose forward it was; nothing until a pass was looked at."""
+        self._unnamed_bytes = self._quiet_bytes = 0
+        """What was handed out for no owner at the last sample, and when no activations were there."""
         self.trains: Callable[[], bool] = lambda: False
         """Whether this process trains a model, or holds one that it compares with."""
         self._device = Sought(open_device)
         self._engines_card = Sought(open_engines_card)
         self._outside: Rows = {}
         self._named: tuple[Any, Rows] = None, {}
-        self._sampled: tuple[State | None, int, bool] = None, 0, False
+        self._sampled: tuple[State | None, int] = None, 0
         self._held: Held | None = None
         self._knows_holders = True
         """Whether that still holds at the last sample."""
         self._pooled: tuple[int, int, tuple[Reserved, Reserved]] | None = None
         self._engine_share = EngineShare()
-        self._unattributed_bytes = 0
         self._peak_bytes = 0
+        self._used_bytes = 0
+        """What the driver counted at the last look."""
         self._on_host: set[str] = set()
         """Owners that have had something in the host's memory."""
         self._process = memory.ProcessMemory()
@@ -226,19 +244,16 @@ class CudaLedger:
             return
         if boundary.error is not None:
             self.out_of_memory(boundary.error)
-        self.activations, self._most_forward_bytes = dict.fromkeys(self.activations, 0), 0
         device, is_phase = self.device(), boundary.is_phase
         is_engines = not ENGINES_PHASES.isdisjoint(boundary.names)
         # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
         of_processes = is_phase and (not is_engines or (not boundary.is_end and self._knows_holders))
-        # Before pools move: whether what is held now was held too where another process has just ended a phase.
-        of_card = is_phase or not boundary.is_end
         if device is not None:
             state = self.state(device)
             if not self._is_known(state, is_phase, of_processes):
-                self._sample(device, state, of_card=of_card, of_processes=of_processes)
+                self._sample(device, state, of_processes=of_processes)
         elif is_phase and is_engines and (card := self.engines_card()) is not None:
-            with spans.span(MEMORY_EDGE) as sampled:
+            with spans.automatic_span(MEMORY_EDGE) as sampled:
                 self._set_totals(sampled, card, {}, of_processes)
         self._engine_share.reached(boundary)
 
@@ -248,8 +263,8 @@ class CudaLedger:
 
     def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
         """Tell whether the last sample still holds: phases end where others begin, and asleep nothing changes."""
-        known, end_ns, of_card = self._sampled
-        is_old = not of_card or now_ns() - end_ns >= SAME_NS
+        known, end_ns = self._sampled
+        is_old = now_ns() - end_ns >= SAME_NS
         is_late = is_phase and (is_old or (of_processes and not self._knows_holders))
         return not is_late and known == state
 
@@ -257,30 +272,66 @@ class CudaLedger:
         """Return the state of the rows as it is now."""
         return State(device.torch(), None if self.engine is None else self.engine.bytes_by_owner())
 
-    def sample(self, *, of_card: bool = True, of_processes: bool = True) -> None:
+    def sample(self, *, of_processes: bool = True) -> None:
         """Write every row, then the totals.
 
         Args:
-            of_card: Whether the card's total is read too; else these rows are for other processes' boundaries.
             of_processes: Whether to ask what each process holds, if that can have changed (2 ms on a busy machine).
         """
         device = self.device() if spans.is_recording() else None
         if device is not None:
-            self._sample(device, self.state(device), of_card=of_card, of_processes=of_processes)
+            self._sample(device, self.state(device), of_processes=of_processes)
 
-    def _sample(self, device: OwnCard, state: State, *, of_card: bool = True, of_processes: bool = True) -> None:
-        with spans.span(MEMORY_EDGE) as sampled:
-            rows = self.rows(device, state)
+    def look(self, turn: Turn, *, in_pass: bool = False) -> None:
+        """Sample between two boundaries, unless nothing has changed since the last sample.
+
+        Args:
+            turn: Where that is.
+            in_pass: Whether what has come since the pass began, and has no name, are activations.
+        """
+        device = self.device() if spans.is_recording() else None
+        if device is None:
+            return
+        state = self.state(device)
+        if state != self._sampled[0] or turn is Turn.BEAT:
+            self._sample(device, state, turn, in_pass=in_pass, of_processes=False)
+
+    def settle(self) -> None:
+        """Take what was handed out since the last sample for no activations of the pass that begins now."""
+        before = self._sampled[0]
+        device = self.device() if spans.is_recording() else None
+        if device is not None and before is not None:
+            more_bytes = device.torch().allocated_bytes - before.torch.allocated_bytes
+            self._settle_activations(self._unnamed_bytes + more_bytes, is_boundary=False, in_pass=False)
+
+    def has_moved(self) -> bool:
+        """Return whether the driver counts something else than at the last look; false where it does not say."""
+        device = self.device() if spans.is_recording() else None
+        try:
+            return device is not None and device.card().used_bytes != self._used_bytes
+        except UnavailableError:
+            return False
+
+    def _sample(
+        self,
+        device: OwnCard,
+        state: State,
+        turn: Turn | None = None,
+        *,
+        in_pass: bool = False,
+        of_processes: bool = True,
+    ) -> None:
+        with spans.automatic_span(MEMORY_EDGE) as sampled:
+            if turn is not None:
+                sampled.set(turn=turn.value)
+            rows = self.rows(device, state, is_boundary=turn is None, in_pass=in_pass)
             for name, size in rows.items():
                 spans.counter(name, size)
             spans.counter("resident_bytes", self._process.resident_bytes())
             self._say_pinned(device, rows)
             self._say_peak(device, state)
-            if of_card:
-                self._set_totals(sampled, device, rows, of_processes)
-            else:
-                sampled.set(cpu_ns=dict(_cpu_ns((os.getpid(),))))
-        self._sampled = state, now_ns(), of_card
+            self._set_totals(sampled, device, rows, of_processes)
+        self._sampled = state, now_ns()
 
     def _say_pinned(self, device: OwnCard, rows: Rows) -> None:
         """Sample what torch has pinned for no owner: unnamed tensors, what it rounds up by, and what it keeps."""
@@ -313,6 +364,7 @@ class CudaLedger:
         except UnavailableError as reason:
             self._say("unaccounted", str(reason))
             return
+        self._used_bytes = card.used_bytes
         spans.counter("used_bytes", card.used_bytes + card.reserved_bytes)
         mine_bytes = on_card(rows)
         others_bytes = card.used_bytes - mine_bytes
@@ -332,8 +384,15 @@ class CudaLedger:
             sampled.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
         sampled.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
 
-    def rows(self, device: OwnCard, state: State) -> Rows:
-        """Return the bytes of every owner in this process, in the state that it is in."""
+    def rows(self, device: OwnCard, state: State, *, is_boundary: bool = True, in_pass: bool = False) -> Rows:
+        """Return the bytes of every owner in this process, in the state that it is in.
+
+        Args:
+            device: Which it uses.
+            state: That it is in.
+            is_boundary: Whether a phase begins or ends, so that no forward waits for its backward.
+            in_pass: Whether one is under way, or does.
+        """
         torch = state.torch
         pools, graphs = self._in_pools(device, torch.reserved_bytes)
         rows = self._named_rows(torch.changes)
@@ -344,13 +403,14 @@ class CudaLedger:
         engine_bytes = self._engine_share.of(nameless_bytes) if self.engine is not None else 0
         if self.engine is not None and not self.trains():
             engine_bytes = nameless_bytes
-        self._unattributed_bytes = loose_bytes - named_bytes - engine_bytes - sum(self.activations.values())
+        unnamed_bytes = nameless_bytes - engine_bytes
+        self._settle_activations(unnamed_bytes, is_boundary=is_boundary, in_pass=in_pass)
         rows |= state.engine or {}
         rows |= {
             **self.activations,
             "rollout.activations_bytes": engine_bytes,
             "allocator.cached_bytes": cached_bytes,
-            "unattributed_bytes": self._unattributed_bytes,
+            "unattributed_bytes": unnamed_bytes - sum(self.activations.values()),
         }
         for owner, size in self._outside.items():
             rows[f"{owner}_bytes"] = rows.get(f"{owner}_bytes", 0) + size
@@ -374,19 +434,21 @@ class CudaLedger:
         self._on_host |= {owner for name, owner in owners.items() if rows[name]}
         return {name: size for name, size in rows.items() if name not in owners or owners[name] in self._on_host}
 
-    def end_forward(self) -> None:
-        """Sample where activations peak: what was allocated for no owner since the last boundary is theirs."""
-        device = self.device() if spans.is_recording() else None
-        if device is None:
+    def _settle_activations(self, unnamed_bytes: int, *, is_boundary: bool, in_pass: bool) -> None:
+        """Set what of the bytes that have no name are activations.
+
+        In a pass it is what has come since it began. Elsewhere it is what of that is still there, such as logits that
+        the program keeps; at a boundary it is nothing.
+        """
+        self._unnamed_bytes = unnamed_bytes
+        new_bytes = 0 if is_boundary else max(0, unnamed_bytes - self._quiet_bytes)
+        if in_pass:
+            row = f"{ROLES.acting_owner('activations')}_bytes"
+            self.activations = dict.fromkeys((*self.activations, row), 0) | {row: new_bytes}
             return
-        state = self.state(device)
-        if state.torch.allocated_bytes <= self._most_forward_bytes:  # the next micro-batch like the last
-            return
-        self._most_forward_bytes = state.torch.allocated_bytes
-        row = f"{ROLES.acting_owner('activations')}_bytes"
-        before_bytes, self.activations = self._unattributed_bytes, dict.fromkeys((*self.activations, row), 0)
-        self.activations[row] = max(0, self.rows(device, state)["unattributed_bytes"] - before_bytes)
-        self._sample(device, state)
+        for row, size in self.activations.items():
+            self.activations[row] = min(size, new_bytes)
+        self._quiet_bytes = unnamed_bytes - sum(self.activations.values())
 
     def growth(self, owner: str) -> Growth:
         """Give an owner what this process grows outside of torch's allocator meanwhile, less what others are given."""
@@ -438,7 +500,7 @@ class CudaLedger:
             args["bound"] = f"GPU {device.uuid} of {size_bytes / (1 << 20):,.0f} MiB"
         except UnavailableError as reason:
             self._say("unaccounted", str(reason))
-        with spans.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
+        with spans.automatic_span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
     def _outside_bytes(self, device: OwnCard) -> int | None:

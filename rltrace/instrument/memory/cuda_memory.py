@@ -23,11 +23,12 @@ from rltrace.host.gpu_use import has_used_gpu
 from rltrace.host.nvml import DRIVER
 from rltrace.host.parents import is_below
 from rltrace.instrument.memory import cuda_ledger
-from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Growth, Reserved, Turn
 from rltrace.instrument.memory.sharded_models import MODELS, ROLES, watch_models
+from rltrace.instrument.memory.turns import Turns, at, beating
 from rltrace.instrument.memory.uncaught_errors import watch_uncaught
 from rltrace.instrument.torch.dynamo import outside_graphs
-from rltrace.instrument.torch.modules import remove
+from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 from rltrace.record import spans
 
@@ -60,7 +61,7 @@ class CudaMemory:
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
         if DRIVER.exists():
-            name_hooks(patches, LEDGER)
+            name_hooks(patches, LEDGER, TURNS)
 
 
 OnDevice = Callable[[Any], AbstractContextManager[None]]
@@ -76,23 +77,30 @@ def on_device(device: Any) -> Iterator[None]:
         yield
 
 
-def name_hooks(patches: PatchSet, ledger: CudaLedger, on_device: OnDevice = on_device) -> None:
+def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: OnDevice = on_device) -> None:
     """Meet models, optimizers and communicators where they are made; look at every boundary."""
     ledger.tensors[MODELS] = MODELS
     ledger.trains = lambda: MODELS.met
     patches.when_imported("torch.cuda", lambda _: boundaries.watch(ledger.reached))
     watch_uncaught(patches, ledger.out_of_memory)
     loading = Loading(ledger)
-    watch_models(patches, functools.partial(watch_root, ledger, loading))
-    patches.around("torch.autograd:backward", loading.begin_backward, leave)
+    watch_models(patches, functools.partial(watch_forwards, turns, loading))
+    passes = Backwards(turns, loading)
+    patches.around("torch.autograd:backward", passes.begin, passes.end)
+    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", nothing, beating(turns))
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
-        functools.partial(watch_optimizer_steps, span=loading.span),
+        functools.partial(watch_optimizer_steps, span=functools.partial(OptimizerStep, turns, loading)),
     )
+    patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing, at(turns, Turn.ZERO_GRAD))
+    for module in ("torch.cuda", "torch.cuda.memory"):
+        patches.around(f"{module}:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
+    moves = ModuleMoves(turns)
+    patches.around("torch.nn.modules.module:Module._apply", moves.begin, moves.end)
     for method in COLLECTIVES:
-        patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger).watch)
+        patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger, turns).watch)
     # By which FSDP1 and DDP begin: several tensors at once, in C++, which calls none of the above.
-    patches.wrap("torch.distributed.utils:_sync_params_and_buffers", FirstCollectives(ledger).watch)
+    patches.wrap("torch.distributed.utils:_sync_params_and_buffers", FirstCollectives(ledger, turns).watch)
     eager = EagerConnections(ledger, on_device)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
     splits = Splits(ledger)
@@ -118,17 +126,22 @@ class Growing:
 class FirstCollectives(Growing):
     """The first call in each group, which makes its communicator and its channels."""
 
-    def __init__(self, ledger: CudaLedger) -> None:
+    def __init__(self, ledger: CudaLedger, turns: Turns) -> None:
         super().__init__(ledger, "nccl")
+        self._turns = turns
         self._known: set[str] = set()
 
     def watch(self, original: Function, hook: Hook) -> Function:
-        """Wrap a collective; every later call passes at once, for a step has seven hundred of them."""
+        """Wrap a collective; every later call is a beat and no more, for a step has seven hundred of them."""
         known, watched = self._known, wrap_function(original, hook, self.begin, self.end)
+        beat = beating(self._turns)
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if not hook.live or args[0].group_name in known:
+            if not hook.live:
+                return original(*args, **kwargs)
+            if args[0].group_name in known:
+                hook.leave(beat, None, None, None)
                 return original(*args, **kwargs)
             return watched(*args, **kwargs)
 
@@ -195,9 +208,43 @@ class Loading:
         """Look before; with gradients to come it has other kernels."""
         return self.span("forward", gradients=args[0]).__enter__()
 
-    def begin_backward(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+
+class Backwards:
+    """Looks around each backward: behind the one, activations are gone and gradients are there."""
+
+    def __init__(self, turns: Turns, loading: Loading) -> None:
+        self._turns, self._loading = turns, loading
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """Look before the call."""
-        return self.span("backward").__enter__()
+        self._turns.begin_backward()
+        return self._loading.span("backward").__enter__()
+
+    def end(self, opened: Any, _result: Any, _error: BaseException | None) -> None:
+        """Look after it."""
+        opened.__exit__(None)
+        self._turns.end_backward()
+
+
+class OptimizerStep:
+    """A step of an optimizer, looked at from both sides."""
+
+    def __init__(self, turns: Turns, loading: Loading, kind: str, /, **args: Any) -> None:
+        self._turns = turns
+        self._loaded = loading.span(kind, **args)
+
+    def __enter__(self) -> OptimizerStep:
+        self._turns.reached(Turn.OPTIMIZER_BEGIN)
+        self._loaded.__enter__()
+        return self
+
+    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
+        self._loaded.__exit__(None)
+        self._turns.reached(Turn.OPTIMIZER_END)
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing before a call."""
 
 
 def leave(opened: Any, _result: Any, _error: BaseException | None) -> None:
@@ -212,37 +259,63 @@ def is_on_gpu(value: Any) -> bool:
     return getattr(getattr(value, "device", None), "type", None) == "cuda"
 
 
-def watch_root(ledger: CudaLedger, loading: Loading, state: Any, hook: Hook) -> None:
-    """Look around the first forwards of the module that is the root of its model; sample behind each.
+class ModuleMoves:
+    """Looks behind each call that moves, casts or makes the tensors of a whole module: `to`, `cuda`, `to_empty`."""
 
-    Which one that is shows in its first forward; the others are left alone from then on.
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._depth = 0
+
+    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Go into a module: it calls the same of its children."""
+        self._depth += 1
+
+    def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
+        """Come out of one."""
+        self._depth -= 1
+        if self._depth:
+            self._turns.beat()
+        else:
+            self._turns.reached(Turn.MOVED)
+
+
+def watch_forwards(turns: Turns, loading: Loading, state: Any, hook: Hook) -> None:
+    """Look around the forwards of the module that is the root of its model; the others' are beats.
+
+    Which one is the root shows in its first forward.
     """
     from torch import is_grad_enabled
 
     known = weakref.ref(state)
     opened: list[Any] = []
-    handles: list[Any] = []
+    beat = beating(turns)
 
     def is_root() -> bool:
         root = known()
         return root is not None and bool(root._is_root)
 
+    def begin(*_: Any) -> Any:
+        has_gradients = is_grad_enabled()
+        turns.begin_forward(has_gradients=has_gradients)
+        return loading.begin_forward((has_gradients,), {})
+
+    def end(token: Any, *_: Any) -> None:
+        token.__exit__(None)
+        turns.end_forward(has_gradients=is_grad_enabled())
+
     def before(_module: Any, _args: Any) -> None:
         if is_root():
-            opened[:] = [hook.enter(loading.begin_forward, (is_grad_enabled(),), {})]
+            opened[:] = [hook.enter(begin, (), {})]
+        else:
+            hook.leave(beat, None, None, None)
 
     def after(_module: Any, _args: Any, _result: Any) -> None:
-        if not is_root():
-            remove(handles)
-            return
         while opened:
-            hook.leave(leave, opened.pop(), None, None)
-        if is_grad_enabled():
-            hook.leave(lambda *_: ledger.end_forward(), None, None, None)
+            hook.leave(end, opened.pop(), None, None)
 
     for module in state._modules:
-        handles.append(module.register_forward_pre_hook(outside_graphs(before)))
-        handles.append(module.register_forward_hook(outside_graphs(after)))
+        module.register_forward_pre_hook(outside_graphs(before))
+        module.register_forward_hook(outside_graphs(after))
 
 
 # ---- the device -------------------------------------------------------------------------------------------------
@@ -366,3 +439,6 @@ def is_listed(gpu: nvml.Gpu) -> bool:
 
 LEDGER = CudaLedger(open_device, open_engines_card)
 """The one of this process."""
+
+TURNS = Turns(LEDGER)
+"""Where it is looked at between boundaries."""

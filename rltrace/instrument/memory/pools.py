@@ -57,7 +57,7 @@ class Pools:
             if ((held := self._held_bytes(tag, size)) or tag not in self._asleep) and (tags is None or tag in tags)
         }
         host_bytes = sum(size for tag, size in going.items() if tag in kept)
-        opened = spans.span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
+        opened = spans.automatic_span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
         return opened.__enter__(), set(going)
 
     def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
@@ -72,7 +72,7 @@ class Pools:
     def begin_map(self, tags: Collection[str] | None = None) -> Any:
         """Open the span with the bytes that come back."""
         coming = {t: size for t, size in self.sample().items() if t in self._asleep and (not tags or t in tags)}
-        opened = spans.span("cumem.map", bytes=sum(coming.values()), tags=coming)
+        opened = spans.automatic_span("cumem.map", bytes=sum(coming.values()), tags=coming)
         self._arrived = dict.fromkeys(coming, 0)
         return opened.__enter__(), coming, self._free_bytes()
 

@@ -98,7 +98,7 @@ class ProcessLedger:
         """
         if spans.current() is None or self.on_gpu:
             return
-        with spans.span(MEMORY_EDGE) as sampled:
+        with spans.automatic_span(MEMORY_EDGE) as sampled:
             if moved and self._asked is not None:
                 moving_ns = time.process_time_ns() - self._sampled_cpu_ns
                 self._asked = self._asked._replace(cpu_ns=self._asked.cpu_ns + moving_ns)
@@ -142,7 +142,7 @@ class ProcessLedger:
         if self.on_cpu:
             room = memory.room()
             args |= {"free_bytes": room.free_bytes, "bound": room.bound}
-        with spans.span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
+        with spans.automatic_span(OUT_OF_MEMORY, reason=memory.reason_of(error), **args):
             self.sample()
 
     def rows(self) -> Rows:

@@ -107,9 +107,9 @@ class ControlRequests:
         self._arrived = announced_bytes(request)
         handles = handles_of(request)
         if handles is None:
-            return spans.span("weight_sync.load", source=source).__enter__()
+            return spans.automatic_span("weight_sync.load", source=source).__enter__()
         key = self._keys.of(handles)
-        opened = spans.span("weight_sync.load", source=source, bucket=key).__enter__()
+        opened = spans.automatic_span("weight_sync.load", source=source, bucket=key).__enter__()
         spans.flow(flow_key(key), "in")
         return opened
 

@@ -201,7 +201,7 @@ class Batches:
         _, start_ns, lane, args = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
-        spans.span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
+        spans.automatic_span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
 
 
 IN_FLIGHT = 64

@@ -31,7 +31,7 @@ class TorchAutograd:
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span; a backward within another one, as of a layer that is computed again, has none."""
-    return None if is_in_backward() else spans.span(NAME).__enter__()
+    return None if is_in_backward() else spans.automatic_span(NAME).__enter__()
 
 
 def is_in_backward() -> bool:

@@ -36,7 +36,7 @@ from rltrace.instrument.torch.device_time import (
     Missed,
     Work,
 )
-from rltrace.instrument.torch.fsdp2 import PACKAGE, Backwards, watch_forwards
+from rltrace.instrument.torch.fsdp2 import LAUNCHED, PACKAGE, Backwards, watch_forwards
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 from rltrace.record import lifecycle, spans
 
@@ -154,7 +154,10 @@ def begin_collective(
         return None
     whole = kwargs.get(whole_name)
     size_bytes = 0 if whole is None else whole.numel() * whole.element_size()
-    return pairs.begin(name, {"bytes": size_bytes, "ranks": ranks}, id(group))
+    said = {"bytes": size_bytes, "ranks": ranks}
+    if (module := getattr(LAUNCHED, "module", None)) is not None:  # None: the hooks on the host are disabled
+        said["module"] = module
+    return pairs.begin(name, said, id(group))
 
 
 def begin_bucket(pairs: CudaPairs, name: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -250,7 +253,7 @@ def one_pair(times: DeviceTimes) -> Callable[[], None]:
 def write(span: DeviceSpan) -> None:
     """Write a span into the Recording, with how far off it may be, and how long before it the host launched it."""
     known = {"stream": span.stream, "error_ns": span.error_ns, "behind_host_ns": span.behind_host_ns}
-    spans.span_at(span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, **known)
+    spans.automatic_span_at(span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, **known)
 
 
 class CudaEvents:

@@ -106,7 +106,7 @@ class Backwards:
             return
         if (unfinished := self._open.pop(id(handle), None)) is not None:
             unfinished.__exit__(RuntimeError)
-        self._open[id(handle)] = spans.span("fsdp.backward", module=paths.of(handle)).__enter__()
+        self._open[id(handle)] = spans.automatic_span("fsdp.backward", module=paths.of(handle)).__enter__()
 
     def end(self, handle: Any, _result: Any, _error: BaseException | None) -> None:
         """Close the span of a module whose gradients are reduced."""

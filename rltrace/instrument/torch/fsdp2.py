@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os.path
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ PACKAGE = "torch.distributed.fsdp._fully_shard"
 OpenBackward = Callable[[str], Any]
 """A function that opens what is around a backward of the module at a path."""
 
-_forward = spans.typed_span("fsdp.forward", module=str)
-_repeated_forward = spans.typed_span("fsdp.forward", module=str, recompute=bool)
-_backward = spans.typed_span("fsdp.backward", module=str)
+_forward = spans.automatic_typed_span("fsdp.forward", module=str)
+_repeated_forward = spans.automatic_typed_span("fsdp.forward", module=str, recompute=bool)
+_backward = spans.automatic_typed_span("fsdp.backward", module=str)
 
 
 def open_forward(path: str, is_repeated: bool) -> Any:
@@ -62,6 +63,10 @@ class Fsdp2:
 # ---- collectives ------------------------------------------------------------------------------------------------
 
 
+LAUNCHED = threading.local()
+"""`.module` is the path of the module whose collective this thread launched last, for what times it on the GPU."""
+
+
 class Gathers:
     """All-gathers, each of which says what the first one of its parameters did.
 
@@ -78,6 +83,7 @@ class Gathers:
         fsdp_params = args[0] if args else kwargs["fsdp_params"]
         known = self._known.get(id(fsdp_params))
         if known is not None and known[0]() is fsdp_params[0]:
+            LAUNCHED.module = known[1][0]
             return _all_gather(*known[1]).__enter__()
         group = argument("group", 1, args, kwargs)
         return FirstGather.begin(fsdp_params, group.size()) if group.size() > 1 else None
@@ -93,7 +99,7 @@ class Gathers:
         opened.__exit__(None if error is None else type(error))
 
 
-_all_gather = spans.typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
+_all_gather = spans.automatic_typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
 
 
 @dataclass
@@ -107,8 +113,9 @@ class FirstGather:
     @classmethod
     def begin(cls, fsdp_params: list[Any], ranks: int) -> FirstGather:
         """Open the span."""
-        said = {"module": module_of(fsdp_params), "tensors": len(fsdp_params), "ranks": ranks}
-        return cls(spans.span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
+        LAUNCHED.module = module_of(fsdp_params)
+        said = {"module": LAUNCHED.module, "tensors": len(fsdp_params), "ranks": ranks}
+        return cls(spans.automatic_span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
 
     def learn(self, gathered: Any, known: dict[int, Any]) -> None:
         """Keep what the next ones say."""
@@ -127,10 +134,13 @@ def open_reduce(
 ) -> Any:
     """Open the span of a reduce-scatter from the arguments of its call."""
     ranks = 1 if reduce_scatter_group is None else reduce_scatter_group.size()
-    return _reduce_scatter(module_of(fsdp_params), len(unsharded_grads), ranks).__enter__() if ranks > 1 else None
+    if ranks == 1:
+        return None
+    LAUNCHED.module = module_of(fsdp_params)
+    return _reduce_scatter(LAUNCHED.module, len(unsharded_grads), ranks).__enter__()
 
 
-_reduce_scatter = spans.typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
+_reduce_scatter = spans.automatic_typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
 
 
 def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:

@@ -23,7 +23,7 @@ class TorchOptim:
         )
 
 
-def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = spans.span) -> Callable[[], None]:
+def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = spans.automatic_span) -> Callable[[], None]:
     """Make every optimizer's step a span, or what measures it on the device; return what undoes it."""
     from torch.optim import optimizer as torch_optimizer
 

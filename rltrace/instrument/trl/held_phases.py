@@ -22,7 +22,7 @@ class HeldPhases:
         """Begin a span; one that is a phase has a boundary in front of it."""
         if name in boundaries.NAMES:
             boundaries.reached(boundaries.Boundary((name,), is_end=False))
-        self._open[name] = spans.span(name, **args).__enter__()
+        self._open[name] = spans.automatic_span(name, **args).__enter__()
 
     def close(self, *names: str, error: BaseException | None = None) -> None:
         """End those of these spans that are open; `error` is what ended them."""

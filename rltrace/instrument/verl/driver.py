@@ -38,7 +38,7 @@ def wrap_auto_awaited(name: str, original: Function, hook: Hook) -> Function:
     from verl.utils.ray_utils import auto_await
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return spans.span(name).__enter__()
+        return spans.automatic_span(name).__enter__()
 
     beneath = original.__wrapped__  # type: ignore[attr-defined]
     watched = auto_await(wrap_coroutine_function(beneath, hook, begin, end_span))

@@ -58,9 +58,9 @@ class Generation:
         known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
         if not self._in_flight:
             boundaries.reached(boundaries.Boundary((GENERATE,), is_end=False))
-            self._phase = spans.span(GENERATE).__enter__()
+            self._phase = spans.automatic_span(GENERATE).__enter__()
         self._in_flight += 1
-        return spans.span("server.request", **known).__enter__()
+        return spans.automatic_span("server.request", **known).__enter__()
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
         """End a request whose tokens leave, or that is cancelled; the last one ends the phase."""
@@ -108,7 +108,7 @@ def begin_receive(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Say whose engine this process is, and open the span."""
     place = getattr(args[0], "local_rank", 0)
     lifecycle.identify(role="engine", **device_of(f"cpu-{place}", place))
-    return spans.span("weight_sync.receive").__enter__()
+    return spans.automatic_span("weight_sync.receive").__enter__()
 
 
 # ---- agent loops ------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Sending:
             self._open.set(**known)
             spans.flow(flow_key(known["bucket"]), "out")
         self._open.close()
-        opened = spans.span("weight_sync.wait", **known).__enter__()
+        opened = spans.automatic_span("weight_sync.wait", **known).__enter__()
         if is_sent_here and known:
             spans.flow(flow_key(known["bucket"]), "out")
         return opened

@@ -41,7 +41,7 @@ class Switch:
         self._open.close()
         tags = argument("tags", 1, args, kwargs, None)
         name = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
-        return spans.span(name, tags=None if tags is None else list(tags)).__enter__()
+        return spans.automatic_span(name, tags=None if tags is None else list(tags)).__enter__()
 
     def end_wake(self, opened: Any, result: Any, error: BaseException | None) -> None:
         """End the wake-up; the sync goes on if there is one."""
@@ -97,7 +97,7 @@ def watch_weights(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def begin_gather(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span: somebody asks for the next parameter."""
-    return spans.span("weight_sync.gather").__enter__()
+    return spans.automatic_span("weight_sync.gather").__enter__()
 
 
 def end_gather(opened: Any, item: Any, error: BaseException | None) -> None:
@@ -198,13 +198,15 @@ class BucketSocket:
     def _begin_send(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         self._awaited = key = self._buckets.next_key()
         size_bytes = sum(meta["shape"].numel() * meta["dtype"].itemsize for meta in args[0].values())
-        opened = spans.span("weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(args[0])).__enter__()
+        opened = spans.automatic_span(
+            "weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(args[0])
+        ).__enter__()
         spans.flow(flow_key(key), "out")
         return opened
 
     def _begin_wait(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, self._awaited = self._awaited, None
-        return spans.span("weight_sync.wait", bucket=key).__enter__()
+        return spans.automatic_span("weight_sync.wait", bucket=key).__enter__()
 
 
 def watch_receiver(patches: PatchSet, target: str) -> None:
@@ -220,7 +222,9 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     def begin_load(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, weights = buckets.next_key(), args[0]
         size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in weights)
-        opened = spans.span("weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights)).__enter__()
+        opened = spans.automatic_span(
+            "weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights)
+        ).__enter__()
         spans.flow(flow_key(key), "in")
         return opened
 

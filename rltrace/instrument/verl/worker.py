@@ -65,7 +65,7 @@ def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if getattr(data, "meta_info", {}).get("is_lora"):
         return None
     name = "ref.log_prob" if says(data, "no_lora_adapter") else "actor.old_log_prob"
-    return spans.span(name, **batch_args(*args, **kwargs)).__enter__()
+    return spans.automatic_span(name, **batch_args(*args, **kwargs)).__enter__()
 
 
 def says(data: Any, key: str) -> bool:
@@ -175,7 +175,7 @@ class CriticsTurn:
             return None
         known = batch_args(*args, **kwargs)
         boundaries.reached(boundaries.Boundary((self._phase,), is_end=False))
-        return spans.span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
+        return spans.automatic_span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
 
     def end(self, turn: tuple[Any, str | None] | None, result: Any, error: BaseException | None) -> None:
         """End the turn: activations belong to the owner of before."""
@@ -259,7 +259,7 @@ def timed_span(name: str) -> Callable[[PatchSet, str], None]:
     """Return a hook that makes every call a span, and what it launches a span of the GPU's stream."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        span = spans.span(name).__enter__()
+        span = spans.automatic_span(name).__enter__()
         return span, cuda_time.begin_work(name)
 
     def end(opened: tuple[Any, Any], result: Any, error: BaseException | None) -> None:

@@ -18,9 +18,10 @@ from rltrace.hooks.request_spans import Lanes, Requests
 from rltrace.host import memory
 from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, GRAPHS
-from rltrace.instrument.memory.cuda_memory import LEDGER, Growing
+from rltrace.instrument.memory.cuda_memory import LEDGER, TURNS, Growing
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
+from rltrace.instrument.memory.turns import beating
 from rltrace.record import lifecycle, spans
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
@@ -63,6 +64,8 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
     patches.around(f"{runner}.load_model", keep_self, meet_weights)
     patches.around(f"{runner}.initialize_kv_cache", keep_self, meet_kv_cache)
+    for target in (f"{WORKER}.execute_model", f"{runner}._dummy_run"):  # which profiling and capture run
+        patches.around(target, nothing_before, beating(TURNS))
     graphs = Growing(LEDGER, GRAPHS)
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
 
@@ -144,8 +147,8 @@ def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """Say what this process holds; whoever asked for it asks the card."""
-    LEDGER.sample(of_card=False)
+    """Say what this process holds; whoever asked for it asks what each process does."""
+    LEDGER.sample(of_processes=False)
 
 
 def phase(name: str, pools: Pools) -> tuple[Any, Any]:
@@ -273,7 +276,7 @@ class Steps:
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
         late = {} if error is None else {"error": type(error).__name__}
-        spans.span_at(
+        spans.automatic_span_at(
             "engine.step",
             start_ns,
             now_ns(),

@@ -283,11 +283,11 @@ def _require_history(torch: Any) -> None:
     if not has_used_gpu():  # to mark its clock allocates
         raise RuntimeError(NO_GPU)
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
-        raise RuntimeError(f"allocations of torch {torch.__version__} carry no text; those of torch 2.11 do")
+        raise RuntimeError(f"allocations of torch {torch.__version__} cannot carry a text; those of torch 2.11 can")
     if torch.cuda.memory.get_allocator_backend() != "native":
-        raise RuntimeError("PYTORCH_ALLOC_CONF has chosen an allocator that keeps no history; use backend:native")
+        raise RuntimeError("PYTORCH_ALLOC_CONF selects an allocator that keeps no history; use backend:native")
     if torch._C._cuda_isHistoryEnabled():
-        raise RuntimeError("the program keeps a memory history of its own, and there can be one only")
+        raise RuntimeError("the program records a memory history itself, and torch keeps only one")
 
 
 def _named() -> dict[int, str]:
@@ -325,7 +325,7 @@ def end(**args: Any) -> str | None:
         return "nothing was kept"
     try:
         _keep(None)
-        with spans.span(ALLOCATIONS_WRITTEN), _without_collections():
+        with spans.automatic_span(ALLOCATIONS_WRITTEN), _without_collections():
             _write(*_stop(keeping), **args)
     except own_failure() as error:
         return f"{type(error).__name__}: {error}"
@@ -443,7 +443,7 @@ def clocks_of(entries: list[dict[str, Any]], windows: list[tuple[int, int]]) -> 
     """
     marks = [_time_ns(entry) for entry in entries if entry["action"] == "alloc" and _is_mark(entry)]
     if not marks:
-        raise ValueError(f"the history has none of the {len(windows)} marks of the clock")
+        raise ValueError(f"the history has none of the {len(windows)} clock marks")
     kept = windows[len(windows) - len(marks) :]
     wider = [(before_ns - HALF_TICK_NS, after_ns + HALF_TICK_NS) for before_ns, after_ns in kept]
     found = clock_map([(time_ns, time_ns) for time_ns in marks], wider)
@@ -577,7 +577,7 @@ def write(
     Then what is reserved. Behind the end all of them get a 0: from there on nothing is known.
     """
     owners = dict.fromkeys([*timeline.start_bytes, *timeline.end_bytes])
-    spans.span_at(
+    spans.automatic_span_at(
         ALLOCATIONS_KEPT,
         start_ns,
         end_ns,

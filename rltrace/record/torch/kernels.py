@@ -61,7 +61,7 @@ def start_kernels() -> None:
         from torch.profiler import ProfilerActivity, profile
 
         if torch.autograd._profiler_enabled():
-            raise RuntimeError("a profiler of the program's own is active, and there can be one only")
+            raise RuntimeError("the program's own profiler is active, and only one can run at a time")
         profiling = _Profiling(profile(activities=_activities(ProfilerActivity)), [])
         profiling.profile.start()
         _mark(profiling)
@@ -112,7 +112,7 @@ def _write(profiling: _Profiling) -> None:
     for event in events:
         if event.name() != MARK:
             start_ns = clocks.host_ns(event.start_ns())
-            spans.span_at(
+            spans.automatic_span_at(
                 (OPERATOR if _is_host(event) else KERNEL) + event.name(),
                 start_ns,
                 start_ns + event.duration_ns(),
@@ -141,7 +141,7 @@ def clock_map(marks: list[tuple[int, int]], windows: list[tuple[int, int]]) -> C
         ValueError: the profiler has not seen all marks.
     """
     if len(marks) != len(windows) or not marks:
-        raise ValueError(f"the profiler saw {len(marks)} of {len(windows)} marks of the clock")
+        raise ValueError(f"the profiler saw {len(marks)} of {len(windows)} clock marks")
     half = len(marks) // 2
     first, last = (
         min((_offset(mark, window) for mark, window in both), key=lambda found: found[1])

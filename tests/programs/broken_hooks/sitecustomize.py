@@ -69,7 +69,7 @@ def break_install():
 
 
 def break_recorder():
-    spans.span = spans.flow = lifecycle.identify = spans.counter = broken
+    spans.automatic_span = spans.flow = lifecycle.identify = spans.counter = broken
 
 
 def break_counting():

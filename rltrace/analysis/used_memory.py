@@ -1,0 +1,68 @@
+"""The used memory of a GPU over time: one line of all who looked, whose points say where they come from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import Observations, Samples, Seen
+from rltrace.events import SAMPLER, subject
+
+SAMPLED_USED, SAMPLED_RESERVED = "gpu.used_bytes", "gpu.reserved_bytes"
+
+
+class UsedMemory(NamedTuple):
+    """What was used of a GPU, with what its driver reserves; each point holds until the next. Shape (N,) points."""
+
+    times_ns: NDArray[np.int64]
+    bytes: NDArray[np.float64]
+    is_sampled: NDArray[np.bool_]
+    """Whether the host's sampler saw it; else a process of the run looked, where its memory turned."""
+
+    def at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return what was used at some moments; NaN before the first point."""
+        behind = np.searchsorted(self.times_ns, times_ns, side="right")
+        return np.concatenate([[np.nan], self.bytes])[behind]
+
+    def looked(self) -> UsedMemory:
+        """Return the points of the run's own processes."""
+        looked = ~self.is_sampled
+        return UsedMemory(self.times_ns[looked], self.bytes[looked], self.is_sampled[looked])
+
+
+def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
+    """Return the line of a lane's GPU; it is empty where nobody looked."""
+    looked = [point for process in seen.processes if process.lane == lane for point in _looks(process)]
+    samplers = [process for process in seen.processes if process.process.role == SAMPLER]
+    sampled = [point for process in samplers for point in sampled_points(process.sampled, str(lane.device))]
+    points = sorted([(*point, False) for point in looked] + [(*point, True) for point in sampled])
+    times_ns, size_bytes, is_sampled = zip(*points, strict=True) if points else ((), (), ())
+    return UsedMemory(np.array(times_ns, np.int64), np.array(size_bytes, np.float64), np.array(is_sampled, np.bool_))
+
+
+def _looks(process: Seen) -> list[tuple[int, float]]:
+    """Return the totals that a process read of its device."""
+    found = [(edge.end_ns, edge.args.get("totals")) for edge in process.edges]
+    return [
+        (at_ns, float(sum(totals.values())))
+        for at_ns, totals in found
+        if at_ns is not None and isinstance(totals, dict) and totals
+    ]
+
+
+def sampled_points(sampled: dict[str, Samples], device: str) -> list[tuple[int, float]]:
+    """Return the totals that a host's sampler read of a GPU.
+
+    Args:
+        sampled: Its counters.
+        device: The GPU's uuid.
+    """
+    used = sampled.get(subject(SAMPLED_USED, device))
+    if used is None:
+        return []
+    reserved = sampled.get(subject(SAMPLED_RESERVED, device), Samples())
+    reserved_bytes = reserved.values[0] if len(reserved.values) else 0.0  # the driver's own stays as it is
+    return [(at_ns, value + reserved_bytes) for at_ns, value in zip(used.times_ns, used.values, strict=True)]

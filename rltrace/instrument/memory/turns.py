@@ -1,0 +1,157 @@
+"""Where a model's memory turns between phase boundaries, and which of these places are worth a look.
+
+Activations grow until a forward ends and are gone when its backward does; gradients come with a backward and go with
+`zero_grad`; an optimizer's first step makes its states; `empty_cache` gives the driver back what nobody holds. A look
+takes some hundred microseconds of the program's time, so all looks together get a small share of it. Where that is
+spent, a whole pass is left out, forward and backward: half of one would leave activations behind that are gone.
+
+In between, wherever a hook is called, a beat asks the driver what is used, which takes microseconds; if that has
+changed, the ledger is looked at there too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rltrace.host.clock import now_ns
+from rltrace.instrument.memory.cuda_ledger import Turn
+
+
+class Ledger(Protocol):
+    """What is looked at."""
+
+    def look(self, turn: Turn, *, in_pass: bool) -> None:
+        """Sample all owners and the total."""
+
+    def settle(self) -> None:
+        """Take what has come since the last look for no activations."""
+
+    def has_moved(self) -> bool:
+        """Whether the driver counts something else than at the last look."""
+
+
+class Budget:
+    """A share of a process's time, of which some may be spent at once."""
+
+    def __init__(self, share: float, burst_ns: int) -> None:
+        self._share, self.burst_ns = share, burst_ns
+        self._left_ns = float(burst_ns)
+        self._counted_ns = now_ns()
+
+    def left_ns(self, at_ns: int) -> float:
+        """Return what is left; negative: what is owed."""
+        self._left_ns = min(self.burst_ns, self._left_ns + self._share * (at_ns - self._counted_ns))
+        self._counted_ns = at_ns
+        return self._left_ns
+
+    def spend(self, spent_ns: int) -> None:
+        """Take some of it."""
+        self._left_ns -= spent_ns
+
+
+class Turns:
+    """Looks at the ledger where a training pass turns, as long as that is cheap."""
+
+    SHARE, BURST_NS = 0.001, 20_000_000
+    """Of looks: the first passes are always seen."""
+    BEAT_SHARE, BEAT_BURST_NS = 0.0005, 1_000_000
+    """Of asking the driver, which takes 10 µs, and 80 on a busy host: in a forward that follows other work, each layer
+    asks; in a run of them, one in a few does."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._looks = Budget(self.SHARE, self.BURST_NS)
+        self._beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
+        self._is_passing = False
+        """Whether a forward has begun whose backward has not ended."""
+        self._is_inferring = False
+        """Whether a forward is under way that has no backward."""
+        self._is_seen = False
+        """Whether the pass that is under way is looked at."""
+        self._has_looked = False
+        """Whether anybody has looked in the pass, or in the forward: what was seen there is gone behind it."""
+
+    def begin_forward(self, *, has_gradients: bool) -> None:
+        """A model's forward begins."""
+        if not has_gradients:
+            self._is_inferring = True
+        elif not self._is_passing:
+            self._begin_pass()
+            if self._is_seen:
+                self._ledger.settle()
+        self.beat()
+
+    def end_forward(self, *, has_gradients: bool) -> None:
+        """It is over: where a backward follows, activations are there."""
+        self._turn(Turn.FORWARD_END, is_seen=self._is_seen and has_gradients)
+        if not has_gradients:
+            self._is_inferring = False
+            self._end_pass(Turn.FORWARD_END)
+
+    def begin_backward(self) -> None:
+        """A backward begins, of a forward that was seen or of one that nobody hooks."""
+        if not self._is_passing:
+            self._begin_pass()
+        self._turn(Turn.BACKWARD_BEGIN, is_seen=self._is_seen)
+
+    def end_backward(self) -> None:
+        """Gradients are there, and activations are gone."""
+        self.beat()
+        self._is_passing = False
+        self._end_pass(Turn.BACKWARD_END)
+
+    def reached(self, turn: Turn) -> None:
+        """Look at a place that is rare, if not too much is owed."""
+        if self._looks.left_ns(now_ns()) > -self.BURST_NS:
+            self._look(turn)
+
+    def beat(self) -> None:
+        """Ask whether what is used has changed, if that can be paid, and look if it has."""
+        began_ns = now_ns()
+        if self._beats.left_ns(began_ns) <= 0:
+            return
+        has_moved = self._ledger.has_moved()
+        self._beats.spend(now_ns() - began_ns)
+        if has_moved:
+            self.reached(Turn.BEAT)
+
+    def _begin_pass(self) -> None:
+        self._is_passing = True
+        self._is_seen = self._looks.left_ns(now_ns()) > 0
+
+    def _turn(self, turn: Turn, *, is_seen: bool) -> None:
+        if is_seen:
+            self._look(turn)
+        else:
+            self.beat()
+
+    def _end_pass(self, turn: Turn) -> None:
+        """Look if anybody has looked in the pass, so that nothing stays that is gone."""
+        if self._has_looked and not self._is_passing:
+            self._look(turn)
+            self._has_looked = False
+
+    def _look(self, turn: Turn) -> None:
+        began_ns = now_ns()
+        in_pass = self._is_passing or self._is_inferring
+        self._has_looked |= in_pass
+        self._ledger.look(turn, in_pass=in_pass)
+        self._looks.spend(now_ns() - began_ns)
+
+
+def at(turns: Turns, turn: Turn) -> Any:
+    """Return a hook's `before` or `after` that looks there."""
+
+    def reached(*_: Any) -> None:
+        turns.reached(turn)
+
+    return reached
+
+
+def beating(turns: Turns) -> Any:
+    """Return a hook's `before` or `after` that is a beat."""
+
+    def beat(*_: Any) -> None:
+        turns.beat()
+
+    return beat

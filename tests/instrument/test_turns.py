@@ -1,0 +1,184 @@
+"""The memory of a training pass is looked at where it turns, as long as all looks together stay cheap."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rltrace.instrument.memory import turns as turns_module
+from rltrace.instrument.memory.cuda_ledger import Turn
+from rltrace.instrument.memory.turns import Turns
+
+TRAINING = """
+    import json, sys
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from rltrace.hooks.patching import PatchSet
+    from rltrace.instrument.memory.cuda_ledger import CudaLedger
+    from rltrace.instrument.memory.cuda_memory import name_hooks
+    from rltrace.instrument.memory.turns import Turns
+
+    class Rows:
+        def hook(self, *args): return self
+        def fired(self): pass
+
+    class Ledger:
+        def __init__(self): self.said = []
+        def look(self, turn, in_pass): self.said.append([turn.value, in_pass])
+        def settle(self): self.said.append(["settle", False])
+        def has_moved(self):
+            self.said.append(["asked", False])
+            return False
+
+    looked, patches = Ledger(), PatchSet("test", Rows())
+    Turns.BEAT_BURST_NS = 0 if sys.argv[2] == "slow" else 10**12
+    Turns.BEAT_SHARE = 0
+    turns = Turns(looked)
+    name_hooks(patches, CudaLedger(lambda: None), turns)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    if sys.argv[1] == "fsdp2":
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    looked.said.append(["inference", False])
+    with torch.no_grad():
+        model(torch.ones(4, 8))
+    looked.said.append(["move", False])
+    model.to(torch.float64)
+    torch.cuda.empty_cache()
+    print(json.dumps(looked.said))
+"""
+
+
+def told(folder: Path, kind: str, beats: str) -> list[tuple[str, bool]]:
+    """What a real training step tells its ledger, in order."""
+    import json
+
+    program = folder / "training.py"
+    program.write_text(textwrap.dedent(TRAINING))
+    done = subprocess.run([sys.executable, program, kind, beats], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [(name, in_pass) for name, in_pass in json.loads(done.stdout)]
+
+
+PASS = [("settle", False), ("forward.end", True), ("backward.begin", True), ("backward.end", False)]
+STEP = [("optimizer.begin", False), ("optimizer.end", False), ("zero_grad", False)]
+REST = [("inference", False), ("move", False), ("module.moved", False), ("empty_cache", False), ("empty_cache", False)]
+
+
+def test_fsdp2_step(tmp_path: Path) -> None:
+    """Every turn of a step of FSDP2 is a look, and an inference is none."""
+    assert told(tmp_path, "fsdp2", "slow") == [*PASS, *PASS, *STEP, *REST]
+
+
+def test_plain_step(tmp_path: Path) -> None:
+    """A model that nobody wraps has no hooks on its forwards, and all other turns."""
+    of_pass = [("backward.begin", True), ("backward.end", False)]
+    assert told(tmp_path, "plain", "slow") == [*of_pass, *of_pass, *STEP, *REST]
+
+
+def test_layers_beat(tmp_path: Path) -> None:
+    """Each layer's forward, and each backward, asks whether memory has moved, also without gradients."""
+    said = told(tmp_path, "fsdp2", "fast")
+    inference = said[said.index(("inference", False)) : said.index(("move", False))]
+    assert inference.count(("asked", False)) >= 3
+    assert said[: said.index(("backward.end", False))].count(("asked", False)) >= 6
+
+
+class Clocked:
+    """A ledger whose looks take a while, on a clock of its own."""
+
+    now_ns = 0
+    moved = False
+
+    def __init__(self, look_ns: int) -> None:
+        self.look_ns = look_ns
+        self.looks: list[tuple[int, Turn]] = []
+        self.asked: list[int] = []
+
+    def look(self, turn: Turn, *, in_pass: bool) -> None:
+        self.looks.append((self.now_ns, turn))
+        self.now_ns += self.look_ns
+
+    def settle(self) -> None:
+        """Nothing."""
+
+    def has_moved(self) -> bool:
+        self.asked.append(self.now_ns)
+        self.now_ns += 80_000
+        return self.moved
+
+
+@pytest.fixture
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    clocked = Clocked(look_ns=500_000)
+    monkeypatch.setattr(turns_module, "now_ns", lambda: clocked.now_ns)
+    return clocked
+
+
+def train(turns: Turns, ledger: Clocked, seconds: float, pass_ns: int) -> None:
+    until_ns = ledger.now_ns + int(seconds * 1e9)
+    while ledger.now_ns < until_ns:
+        turns.begin_forward(has_gradients=True)
+        ledger.now_ns += pass_ns // 2
+        turns.end_forward(has_gradients=True)
+        turns.begin_backward()
+        ledger.now_ns += pass_ns // 2
+        turns.end_backward()
+
+
+@pytest.mark.parametrize("pass_ns", [1_000_000, 30_000_000, 1_000_000_000])
+def test_share(ledger: Clocked, pass_ns: int) -> None:
+    """However short the passes are, looks and beats take their shares of the time, and a burst at first."""
+    turns = Turns(ledger)
+    train(turns, ledger, 100, pass_ns)
+    of_looks_ns = len(ledger.looks) * ledger.look_ns
+    assert of_looks_ns <= Turns.BURST_NS + Turns.SHARE * ledger.now_ns + 3 * ledger.look_ns
+    assert of_looks_ns >= min(Turns.SHARE * ledger.now_ns, 3 * ledger.look_ns * 100e9 / pass_ns) * 0.9
+    assert len(ledger.asked) * 80_000 <= Turns.BEAT_BURST_NS + Turns.BEAT_SHARE * ledger.now_ns + 80_000
+
+
+def test_whole_passes(ledger: Clocked) -> None:
+    """A pass is looked at as a whole or not at all."""
+    train(Turns(ledger), ledger, 20, 10_000_000)
+    looked = [turn for _, turn in ledger.looks]
+    whole = [Turn.FORWARD_END, Turn.BACKWARD_BEGIN, Turn.BACKWARD_END]
+    assert looked == whole * (len(looked) // 3)
+    assert len(looked) < 20_000_000_000 / 10_000_000
+
+
+def test_activations_of_a_beat_end(ledger: Clocked) -> None:
+    """Where a beat saw activations, in a pass that is left out or in an inference, its end is looked at too."""
+    turns = Turns(ledger)
+    ledger.moved = True
+    turns.begin_forward(has_gradients=False)
+    ledger.moved = False
+    turns.end_forward(has_gradients=False)
+    turns.begin_forward(has_gradients=False)
+    turns.end_forward(has_gradients=False)
+    assert [turn for _, turn in ledger.looks] == [Turn.BEAT, Turn.FORWARD_END]
+
+
+def test_rare_places(ledger: Clocked) -> None:
+    """An optimizer's step is looked at though passes have spent all that looks may take."""
+    turns = Turns(ledger)
+    train(turns, ledger, 2, 10_000_000)
+    looks = len(ledger.looks)
+    train(turns, ledger, 0.01, 10_000_000)
+    assert len(ledger.looks) == looks, "nothing is left"
+    turns.reached(Turn.OPTIMIZER_BEGIN)
+    turns.reached(Turn.OPTIMIZER_END)
+    assert len(ledger.looks) == looks + 2
