@@ -12,7 +12,7 @@ CALLS: list[Any] = []
 """What was asked of the engine, in order."""
 ON_START: list[Callable[[], None]] = []
 """Called where the engine is made."""
-LOAD_SECONDS = 0.002
+LOAD_SECONDS = 0.005
 MOVE_SECONDS = 0.01
 
 RequestOutput = SimpleNamespace
