@@ -160,7 +160,11 @@ def allocations_of(step: int) -> str:
     return f"allocations of step {step}"
 
 
+EMPTY_CACHE = "allocator.empty_cache"
+"""Torch's allocator gives back what it keeps; inside of a weight sync this is a stage of it."""
+
 WEIGHT_SYNC_STAGES = (
+    "weight_sync.merge",
     "weight_sync.gather",
     "weight_sync.pack",
     "weight_sync.send",
@@ -169,9 +173,12 @@ WEIGHT_SYNC_STAGES = (
     "weight_sync.load",
     "weight_sync.verify",
 )
-"""Stages of one bucket, in the order in which its bytes pass them."""
+"""Stages of one bucket, in the order in which its bytes pass them; adapters are merged before it."""
 
-ENGINE_STAGES = WEIGHT_SYNC_STAGES[4:]
+SYNC_STAGES = (EMPTY_CACHE, *WEIGHT_SYNC_STAGES)
+"""All that a weight sync is divided into."""
+
+ENGINE_STAGES = ("weight_sync.map", "weight_sync.load", "weight_sync.verify")
 """Stages of the receiver; the others are the sender's."""
 
 
@@ -212,6 +219,7 @@ OWNERS = (
     "critic.grads",
     "critic.optimizer",
     "critic.activations",
+    "reward.params",
     "weight_sync.gather",
     "weight_sync.bucket",
     "rollout.weights",
@@ -240,6 +248,7 @@ OWNER_COLORS = {
     "critic.grads": "#a3e635",
     "critic.optimizer": "#65a30d",
     "critic.activations": "#d9f99d",
+    "reward.params": "#7c3aed",
     "weight_sync.gather": "#db2777",
     "weight_sync.bucket": "#f472b6",
     "rollout.weights": "#ea580c",
@@ -258,7 +267,7 @@ OWNER_COLORS = {
 }
 """One colour per owner, in every picture.
 
-Blue learns, teal is the ref, lime the critic, pink moves, orange samples, grey is neither.
+Blue learns, teal is the ref, lime the critic, violet rewards, pink moves, orange samples, grey is neither.
 """
 
 

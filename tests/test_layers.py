@@ -54,7 +54,7 @@ INSIDE = {
         "torch_memory_saver": {"memory"},
         "python_gc": set(),
         "ray": set(),
-        "trl": set(),
+        "trl": {"memory"},
         "reference": {"torch", "memory"},
         "vllm": {"torch", "memory"},
         "sglang": {"torch", "memory", "torch_memory_saver"},

@@ -15,7 +15,10 @@ import numpy as np
 
 from rltrace.analysis.observations import Seen, values_at
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import OWNERS, UNATTRIBUTED, Span
+from rltrace.events import MAP, OWNERS, UNATTRIBUTED, UNMAP, Span
+
+POOLS = frozenset({"rollout.weights", "rollout.kv_cache"})
+"""Rows that are pools where an engine sleeps."""
 
 OUTSIDE = frozenset(
     {"allocator.cached", "cuda.context", "nccl", "rollout.graphs", "driver.reserved", "unaccounted", "free"}
@@ -63,7 +66,9 @@ class AllocatedPeaks:
 
     def __init__(self, process: Seen) -> None:
         self._looks = sorted((edge for edge in process.edges if edge.end_ns is not None), key=_end_ns)
-        self._owners = [owner for owner in OWNERS if owner in process.owners and owner not in OUTSIDE]
+        # Of an engine beside a trainer: its pools are in no count, for torch counts them asleep as awake.
+        outside = OUTSIDE | POOLS if any(move.name in (MAP, UNMAP) for move in process.moves) else OUTSIDE
+        self._owners = [owner for owner in OWNERS if owner in process.owners and owner not in outside]
         ends_ns = np.array([_end_ns(look) for look in self._looks], np.int64)
         self.starts_ns = np.array([look.start_ns for look in self._looks], np.int64)
         rows = [values_at(process.owners[owner], ends_ns) for owner in self._owners]

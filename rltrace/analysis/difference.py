@@ -16,7 +16,7 @@ from rltrace.analysis.phases import RankStep, in_order
 from rltrace.analysis.steady import Spread, lanes, spread, together
 from rltrace.analysis.summary import Run, Summary
 from rltrace.analysis.weight_sync import RankSync
-from rltrace.events import DRIVER_PHASES, OWNERS, STEP, WEIGHT_SYNC_STAGES
+from rltrace.events import DRIVER_PHASES, OWNERS, STEP, SYNC_STAGES
 from rltrace.read.command_line import PYTHON, words_of_program
 
 VERSION = 2
@@ -224,7 +224,7 @@ def _step_seconds(summary: Summary, rows: Sequence[RankStep]) -> list[float]:
 
 def _stages(summary: Summary) -> dict[str, list[float]]:
     syncs = _steady_syncs(summary)
-    names = [name for name in WEIGHT_SYNC_STAGES if any(name in sync.stages for sync in syncs)]
+    names = [name for name in SYNC_STAGES if any(name in sync.stages for sync in syncs)]
     return {
         name: _by_step((sync.step, sync.stages[name].seconds if name in sync.stages else 0.0) for sync in syncs)
         for name in names

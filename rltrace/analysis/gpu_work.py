@@ -37,9 +37,9 @@ class GpuWork(msgspec.Struct, frozen=True, kw_only=True):
     work: str
     """Name of the spans without `gpu.`; `collectives` is all collectives together, overlapping ones once."""
     phase: str | None
-    """The rank's phase while the GPU worked; None is the whole step."""
+    """The rank's phase while the GPU worked; None is the whole step: all that was launched in it, until it was done."""
     seconds: float
-    """Time of a step in which at least one such span was open. A layer's forward lies in its model's, and a model's
+    """Time in which at least one such span was open. A layer's forward lies in its model's, and a model's
     backward in `autograd.backward`. The forward and backward of a model contain their waits for collectives, and a
     collective contains its wait for the slowest rank."""
     count: float
@@ -68,6 +68,7 @@ class _Columns:
         self.rows: Intervals = np.concatenate([spans.rows(until_ns) for spans in kept])
         self.bytes = np.concatenate([np.array(spans.moved_bytes, np.int64) for spans in kept])
         self.queued_ns = np.concatenate([np.array(spans.queued_ns, np.int64) for spans in kept])
+        self.launched_ns = self.rows[:, 0] - np.concatenate([np.array(spans.behind_ns, np.int64) for spans in kept])
         self.is_part = np.concatenate([np.array(spans.of_part, bool) for spans in kept])
         self.is_counted = _outermost(self.rows) if name in PASSES else np.full(len(self.rows), True)
         self.largest_error_ns = max(spans.largest_error_ns for spans in kept)
@@ -111,7 +112,8 @@ def _of_lane(
     for name in sorted(columns, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
         beside = compute if name in (*GATHERS_AND_SCATTERS, COLLECTIVES) else (EMPTY, EMPTY)
         for phase, inside in windows:
-            row = _work(lane, name, phase, columns[name], inside, beside, len(steady))
+            pieces, begun = _launched(columns[name], steady) if phase is None else _while(columns[name], inside)
+            row = _work(lane, name, phase, columns[name], pieces, begun, beside, len(steady))
             if row.seconds or row.count:
                 yield row
 
@@ -121,13 +123,12 @@ def _work(
     name: str,
     phase: str | None,
     columns: _Columns,
-    inside: Intervals,
+    pieces: Intervals,
+    begun: NDArray[np.intp],
     compute: tuple[Intervals, Intervals],
     steps: int,
 ) -> GpuWork:
-    """Return the work inside of a window; `compute` says when the GPU may have computed, and when it certainly did."""
-    pieces, _, row = cut(columns.rows, inside)
-    begun = row[pieces[:, 0] == columns.rows[row, 0]]
+    """Of these pieces and the rows that begin with one; `compute` is when the GPU may have computed, and surely did."""
     seconds, size_bytes = covered_ns(pieces) / 1e9, int(columns.bytes[begun].sum())
     least, most = (_uncovered_ns(pieces, by) / 1e9 / steps if len(by) else None for by in compute)
     return GpuWork(
@@ -144,6 +145,19 @@ def _work(
         most_exposed_seconds=most,
         largest_error_seconds=columns.largest_error_ns / 1e9,
     )
+
+
+def _launched(columns: _Columns, steps: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
+    """What the host launched in these steps, whole: it is theirs though the GPU ends it in the next step."""
+    step = np.searchsorted(steps[:, 0], columns.launched_ns, side="right") - 1
+    begun = np.flatnonzero((step >= 0) & (columns.launched_ns < steps[step, 1]))
+    return columns.rows[begun], begun
+
+
+def _while(columns: _Columns, inside: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
+    """What the GPU did inside, and which rows began there."""
+    pieces, _, row = cut(columns.rows, inside)
+    return pieces, row[pieces[:, 0] == columns.rows[row, 0]]
 
 
 def _maybe_computing(columns: dict[str, _Columns]) -> Intervals:

@@ -152,7 +152,8 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
     residual: Residual | None
     """Bytes without an owner, over the phase boundaries; None if nobody read the device's total."""
     allocated_peaks: list[AllocatedPeak]
-    """One item per process whose torch counts its own peak; engines are not among them."""
+    """One item per process whose torch counts its own peak; engines in processes of their own are not among them, and
+    the pools of an engine beside a trainer are not in it."""
     allocated_steps: list[AllocatedPeak]
     """The same of each step and process."""
     unknown: dict[str, str]

@@ -69,12 +69,14 @@ class Intervalled:
 
 
 class DeviceSpans(Intervalled):
-    """Spans of one kind of work on a GPU's streams, as columns: 33 bytes per span."""
+    """Spans of one kind of work on a GPU's streams, as columns: 41 bytes per span."""
 
-    __slots__ = ("largest_error_ns", "moved_bytes", "of_part", "queued_ns")
+    __slots__ = ("behind_ns", "largest_error_ns", "moved_bytes", "of_part", "queued_ns")
 
     def __init__(self) -> None:
         super().__init__()
+        self.behind_ns = array("q")
+        """How long before its beginning the host had launched it."""
         self.moved_bytes = array("q")
         """Bytes of a collective: to a rank, or from it."""
         self.queued_ns = array("q")
@@ -317,6 +319,7 @@ def _see_device_span(kept: DeviceSpans, span: Span, shift_ns: int) -> None:
     # A rank has its own part of a collective already.
     kept.moved_bytes.append(int(args.get("bytes", 0)) * (ranks - 1) // ranks if ranks else 0)
     kept.queued_ns.append(int(args.get("queued_ns", 0)))
+    kept.behind_ns.append(int(args.get("behind_host_ns", 0)))
     kept.of_part.append(bool(args.get("module")))
     kept.largest_error_ns = max(kept.largest_error_ns, int(args.get("error_ns", 0)))
 

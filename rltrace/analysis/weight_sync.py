@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, outside, total_ns, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Intervalled, Observations
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import WEIGHT_SYNC_STAGES
+from rltrace.events import EMPTY_CACHE, SYNC_STAGES
 
 PHASE = "weight_sync"
 SEND = "weight_sync.send"
@@ -52,7 +55,7 @@ class RankSync(msgspec.Struct, frozen=True, kw_only=True):
     buckets: int
     """Buckets sent; if no span says so, buckets loaded."""
     tensors: int
-    """Tensors sent; if no span says so, parameters gathered, or else tensors loaded."""
+    """Tensors sent; if no span says so, tensors loaded, or else parameters gathered."""
     stages: dict[str, Stage]
     """By name, in the order in which a bucket passes them."""
     rest_seconds: float
@@ -64,8 +67,18 @@ class _Columns:
 
     def __init__(self, kept: list[Intervalled], until_ns: int) -> None:
         self.rows: Intervals = np.concatenate([columns.rows(until_ns) for columns in kept])
-        self.bytes = np.concatenate([np.array(columns.bytes, np.int64) for columns in kept])
-        self.tensors = np.concatenate([np.array(columns.tensors, np.int64) for columns in kept])
+        self.bytes = np.concatenate([_filled(columns.bytes, columns) for columns in kept])
+        self.tensors = np.concatenate([_filled(columns.tensors, columns) for columns in kept])
+
+    def keep_inside(self, windows: Intervals) -> None:
+        """Leave out what lies in no window; they are disjoint and in order."""
+        self.rows, _, row = cut(self.rows, windows)
+        self.bytes, self.tensors = self.bytes[row], self.tensors[row]
+
+
+def _filled(column: array[int], spans: Intervalled) -> NDArray[np.int64]:
+    """Return one number a span: 0 for those that were kept without."""
+    return np.array(column, np.int64) if column else np.zeros(len(spans.starts), np.int64)
 
 
 class _Part:
@@ -91,20 +104,27 @@ class _Part:
 def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
     """Return the sync of every rank in every step that has one: by step, then by rank."""
     stages: dict[Lane, dict[str, list[Intervalled]]] = {}
+    emptied: dict[Lane, list[Intervalled]] = {}
     phase: dict[Lane, list[Intervals]] = {}
     for process in seen.processes:
         for name, kept in process.stages.items():
             stages.setdefault(process.lane, {}).setdefault(name, []).append(kept)
+        if (EMPTY_CACHE, None) in process.automatic_spans:
+            emptied.setdefault(process.lane, []).append(process.automatic_spans[EMPTY_CACHE, None])
         if PHASE in process.phases:
             phase.setdefault(process.lane, []).append(process.phases[PHASE].rows(seen.end_ns))
     found = []
     for lane in sorted(stages.keys() | phase.keys(), key=order):
+        in_sync = union(*phase.get(lane, []))
         columns = {name: _Columns(kept, seen.end_ns) for name, kept in stages.get(lane, {}).items()}
+        if lane in emptied:  # caches are emptied at other times too
+            columns[EMPTY_CACHE] = _Columns(emptied[lane], seen.end_ns)
+            columns[EMPTY_CACHE].keep_inside(in_sync)
         own = windows.of(lane)
         parts = {name: _parts(of_stage, own) for name, of_stage in columns.items()}
-        pieces, window, _ = cut(union(*phase.get(lane, [])), own.windows)
+        pieces, window, _ = cut(in_sync, own.windows)
         for place, number in enumerate(own.numbers):
-            inside = {name: parts[name][place] for name in WEIGHT_SYNC_STAGES if place in parts.get(name, {})}
+            inside = {name: parts[name][place] for name in SYNC_STAGES if place in parts.get(name, {})}
             in_phase = pieces[window == place]
             if inside or len(in_phase):
                 found.append((place, _rank_sync(lane, number, in_phase, inside)))
@@ -127,7 +147,7 @@ def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[st
         bytes=size_bytes,
         gigabytes_per_second=_rate(size_bytes, seconds),
         buckets=sent.spans or loaded.spans,
-        tensors=counted or parts.get(GATHER, nothing).spans or loaded.tensors,
+        tensors=counted or loaded.tensors or parts.get(GATHER, nothing).spans,
         stages={name: part.figures() for name, part in parts.items()},
         rest_seconds=covered_ns(outside(in_stages, whole)[0]) / 1e9,
     )

@@ -683,6 +683,17 @@ class PatchSet:
         before, after = _at_boundaries(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
         self._wrap(wrap, target, before, after, (name,))
 
+    def around_items(self, target: str, before: Before, after: After, emits: tuple[str, ...] = ()) -> None:
+        """Call `before` and `after` around every `next` of a generator function; the result is the item, or None.
+
+        Args:
+            target: "module:Class.attr".
+            before: Called with the (args, kwargs) that made the generator; returns a token.
+            after: Called with the token, the item (None behind the last one) and the error (None without one).
+            emits: Names of the spans that the two write.
+        """
+        self._wrap(wrap_each_item, target, before, after, emits)
+
     def _wrap(
         self, wrap: Callable[..., Function], target: str, before: Before, after: After, emits: tuple[str, ...]
     ) -> None:

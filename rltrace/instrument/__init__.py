@@ -8,7 +8,8 @@ known.
 None of these files imports its framework: hooks wait until the program does that, and `hooks/` makes and holds them.
 The package itself can be called: `rltrace.instrument()` traces the program that calls it.
 
-To add a framework, write one file like `trl.py`, a line in `rltrace/plugins.py`, and a row in `docs/versions.md`.
+To add a framework, write one file like `torch_memory_saver.py`, a line in `rltrace/plugins.py`, and a row in
+`docs/versions.md`.
 """
 
 from __future__ import annotations

@@ -353,7 +353,7 @@ def _tags(value: Any) -> Any:
 
 
 _SIZES: dict[str, Check] = {"bytes": number, "tensors": number}
-_OF_DEVICE: dict[str, Check] = {"bytes": number, "ranks": number, "queued_ns": number, "error_ns": number}
+_OF_DEVICE: dict[str, Check] = dict.fromkeys(("bytes", "ranks", "queued_ns", "error_ns", "behind_host_ns"), number)
 
 ARGUMENTS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),

@@ -26,7 +26,7 @@ REQUIREMENTS = {
     "vllm": ["--no-deps", "--requirement", str(HERE / "vllm.txt")],
     # Its lock is of what it imports on a CPU: in full it is CUDA's, and says so of torch too.
     "sglang": ["--no-deps", "--requirement", str(HERE / "sglang.txt")],
-    "trl": ["--constraint", str(ROOT / "constraints.txt"), "trl==1.16.0", "torch_memory_saver==0.0.10"],
+    "trl": ["--constraint", str(ROOT / "constraints.txt"), "trl==1.16.0", "peft==0.21.2", "torch_memory_saver==0.0.10"],
 }
 """What pip installs into each environment, besides us and pytest."""
 

@@ -306,7 +306,7 @@ def test_a_step_of_trls_trainer_is_kept_also_if_only_the_next_one_ends_it(tmp_pa
             Tensor(10 ** step)
             phases.end_micro_batch(None, None, None)
             if step != 2 or {ends}:
-                phases.end(None, None, None)
+                phases.end_last((), {{}})
     """
     (whole,) = kept(named(run(tmp_path, source).recording, "rank 0 worker"))
     assert (whole.args["step"], whole.args["peak_bytes"]) == (2, 100)

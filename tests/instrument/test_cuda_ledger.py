@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -942,6 +943,116 @@ def test_a_process_that_trains_beside_its_engine_has_no_activations_of_the_engin
 
     rows = recorded(folder, work)
     assert (rows["unattributed"], rows.get("rollout.activations")) == (7 * MIB, None)
+
+
+@contextmanager
+def acting(ledger: CudaLedger, phase: str) -> Iterator[None]:
+    """A phase of an engine in the trainer's process, looked at from both sides."""
+    ledger.reached(Boundary((phase,), is_end=False))
+    with rltrace.phase(phase):
+        yield
+        time.sleep(0.002)  # so that both sides are told apart
+    ledger.reached(Boundary((phase,)))
+
+
+def test_an_engine_in_the_trainers_process_has_what_it_allocated_and_nothing_else(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """A policy that was there before is named, what the trainer left is nobody's, and a workspace is the engine's."""
+
+    def work() -> None:
+        ledger.sample()
+        gpu.allocate(7_000 * MIB)
+        ledger.tensors["policy"] = lambda: {"actor.params_bytes": 6_900 * MIB}
+        ledger.trains = lambda: True
+        ledger.sample()
+        with acting(ledger, "rollout.load"):
+            ledger.engine = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        with acting(ledger, "rollout.profile"):
+            gpu.allocate(77 * MIB)
+        gpu.allocate(50 * MIB)  # the trainer's
+        with acting(ledger, "rollout.generate"):
+            gpu.allocate(5 * MIB)
+        with acting(ledger, "rollout.sleep"):
+            gpu.allocate(-5 * MIB)
+            assert isinstance(ledger.engine, SleepingPools)
+            ledger.engine.sleep()
+        with acting(ledger, "actor.update"):
+            gpu.allocate(40 * MIB)  # beside no engine that acts
+
+    rows = recorded(folder, work)
+    assert (rows["actor.params"], rows["rollout.activations"]) == (6_900 * MIB, 77 * MIB)
+    assert rows["unattributed"] == (100 + 50 + 40) * MIB
+    assert "unaccounted" not in rows
+    device = of_device(folder)
+    assert device.owner_peaks["rollout.activations"].bytes == (77 + 5) * MIB
+    nameless = [(boundary.phase, boundary.bytes["unattributed"] // MIB) for boundary in device.boundaries]
+    assert nameless == [
+        *[("rollout.load", 100), ("rollout.load", 100), ("rollout.profile", 100), ("rollout.profile", 100)],
+        *[("rollout.generate", 150), ("rollout.generate", 150), ("rollout.sleep", 150), ("rollout.sleep", 150)],
+        *[("actor.update", 150), ("actor.update", 190)],
+    ]
+
+
+def test_what_an_engine_has_given_back_is_not_its_own_when_others_allocate(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """As an engine that is deleted, outside of any phase of its own."""
+
+    def work() -> None:
+        ledger.sample()
+        ledger.trains = lambda: True
+        ledger.engine = SleepingPools(gpu, weights_bytes=10 * MIB, kv_cache_bytes=20 * MIB)
+        ledger.sample()
+        with acting(ledger, "rollout.profile"):
+            gpu.allocate(77 * MIB)
+        gpu.allocate(-77 * MIB)
+        ledger.sample()
+        gpu.allocate(60 * MIB)
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert (rows["unattributed"], rows.get("rollout.activations")) == (60 * MIB, None)
+
+
+def test_a_pool_that_is_made_in_what_a_trainer_gave_back_is_no_nameless_memory(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    """The allocator has had more before, so that the most it ever had does not show the pool."""
+
+    def work() -> None:
+        ledger.trains = lambda: True
+        ledger.engine = SleepingPools(gpu, weights_bytes=10 * MIB, kv_cache_bytes=0)
+        gpu.allocate(9_000 * MIB)
+        ledger.sample()
+        gpu.allocate(-9_000 * MIB)
+        ledger.engine.addresses = lambda: (1, 2)  # type: ignore[method-assign]
+        ledger.engine._bytes["rollout.kv_cache_bytes"] = 2_000 * MIB
+        gpu.allocate(2_000 * MIB)
+        gpu.in_pools = Reserved(2_010 * MIB, 2_010 * MIB), Reserved(0, 0)
+        ledger.sample()
+
+    rows = recorded(folder, work)
+    assert (rows["rollout.kv_cache"], rows.get("unattributed")) == (2_000 * MIB, None)
+
+
+def test_the_peak_of_a_trainer_beside_its_engine_is_told_without_the_pools(
+    folder: Path, gpu: Simulated, ledger: CudaLedger
+) -> None:
+    def work() -> None:
+        ledger.trains = lambda: True
+        ledger.engine = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+        ledger.sample()
+        ledger.engine.sleep()
+        ledger.reached(Boundary(("actor.update",), is_end=False))
+        with rltrace.span("step", step=1), rltrace.phase("actor.update"):
+            gpu.allocate(700 * MIB)
+            gpu.free(700 * MIB)
+        ledger.reached(Boundary(("actor.update",)))
+
+    recorded(folder, work)
+    (peak,) = of_device(folder).allocated_peaks
+    assert (peak.bytes, peak.phase) == (700 * MIB, "actor.update")
 
 
 def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothing_shrinks_below_zero(

@@ -205,6 +205,22 @@ def test_the_host_never_waits_for_the_device(device: SimulatedDevice) -> None:
     assert abs(written[0].end_ns - written[0].start_ns - 60 * 10**9) < 100_000
 
 
+def test_how_far_the_device_is_behind_its_host_is_told(device: SimulatedDevice) -> None:
+    """What was launched at once begins when the work before it is done."""
+    times, written = times_on(device)
+    with times.pair("first"):
+        device.work(17_000_000)
+    launched_ns = device.host_ns
+    with times.pair("second"):
+        device.work(1_000_000)
+    device.host_ns += 20_000_000
+    times.poll()
+    first, second = written
+    assert first.behind_host_ns < 1_000_000
+    assert abs(second.start_ns - second.behind_host_ns - launched_ns) < 100_000
+    assert abs(second.behind_host_ns - 17_000_000) < 100_000
+
+
 def test_pairs_are_resolved_by_the_next_ones_without_anybody_asking(device: SimulatedDevice) -> None:
     times, written = times_on(device)
     with times.pair("first"):

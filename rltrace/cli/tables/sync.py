@@ -14,7 +14,7 @@ from rltrace.analysis.transactions import LEAK_SLEEPS, Leak, Transaction
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
-from rltrace.events import ENGINE_STAGES, WEIGHT_SYNC_STAGES
+from rltrace.events import ENGINE_STAGES, SYNC_STAGES
 
 FEW = 2
 """Stages that one line names."""
@@ -32,7 +32,7 @@ def in_steady(items: Sequence[_Stepped], found: Steady | None) -> list[_Stepped]
 def sync_line(syncs: Sequence[RankSync]) -> Text:
     """Return one line: how much, how fast, and the stages that took longest."""
     size, seconds = sum(sync.bytes for sync in syncs), sum(sync.seconds for sync in syncs)
-    stages = {name: _stage_seconds(name, syncs) for name in WEIGHT_SYNC_STAGES}
+    stages = {name: _stage_seconds(name, syncs) for name in SYNC_STAGES}
     longest = sorted((name for name in stages if stages[name]), key=lambda name: -stages[name])
     parts = [f"{name.partition('.')[2]} {figures.seconds(stages[name])}" for name in longest[:FEW]]
     buckets = figures.count(round(fmean(sync.buckets for sync in syncs)), "bucket")
@@ -48,7 +48,7 @@ def _stage_seconds(name: str, syncs: Sequence[RankSync]) -> float:
 def sync_table(syncs: Sequence[RankSync]) -> RenderableType:
     """Draw the stages of a bucket as a mean over ranks and steps; a stage that a sync lacks counts as 0."""
     table = Figures("stage", "seconds", Column("summed", 4), Column("spans", 3), "MB", "GB/s")
-    for name in WEIGHT_SYNC_STAGES:
+    for name in SYNC_STAGES:
         stages = [sync.stages[name] for sync in syncs if name in sync.stages]
         if stages:
             size, seconds = sum(stage.bytes for stage in stages), sum(stage.seconds for stage in stages)

@@ -4,7 +4,8 @@ In: models, optimizers and pools that hooks have met, the allocator of torch, NV
 boundary one sample for each owner, and beside them the driver's totals, so that `analysis/ledger.py` can set one
 against the other; on chosen steps, an owner for every allocation. No row is made by subtraction.
 
-`sharded_models.py` knows which tensors are whose. `cuda_ledger.py` and `process_ledger.py` are the ledgers of a GPU and
+`sharded_models.py` knows which tensors are whose, `named_models.py` whose a trainer's models are, and `engine_share.py`
+what an engine has allocated beside a trainer. `cuda_ledger.py` and `process_ledger.py` are the ledgers of a GPU and
 of a CPU's process; `cuda_memory.py` tells the first when to look; `pools.py` are pools that sleep; `uncaught_errors.py`
 looks once more before a process dies of an error about memory. `allocation_owners.py` names allocations.
 `chosen_allocations.py` finds out in which of the steps of `RLTRACE_ALLOCATIONS` a process is, `kept_step.py` says what

@@ -29,6 +29,7 @@ from rltrace.host import memory
 from rltrace.host.clock import now_ns
 from rltrace.host.interruption import own_failure
 from rltrace.host.nvml import Memory, UnavailableError
+from rltrace.instrument.memory.engine_share import EngineShare
 from rltrace.instrument.memory.sharded_models import ROLES, Rows, add
 from rltrace.record import lifecycle, spans
 
@@ -200,7 +201,8 @@ class CudaLedger:
         self._held: Held | None = None
         self._knows_holders = True
         """Whether that still holds at the last sample."""
-        self._pooled: tuple[int, tuple[Reserved, Reserved]] | None = None
+        self._pooled: tuple[int, int, tuple[Reserved, Reserved]] | None = None
+        self._engine_share = EngineShare()
         self._peak_bytes = 0
         self._used_bytes = 0
         """What the driver counted at the last look."""
@@ -253,6 +255,7 @@ class CudaLedger:
         elif is_phase and is_engines and (card := self.engines_card()) is not None:
             with spans.automatic_span(MEMORY_EDGE) as sampled:
                 self._set_totals(sampled, card, {}, of_processes)
+        self._engine_share.reached(boundary)
 
     def engines_card(self) -> Card | None:
         """Return the card of the engine below this process; it is looked for once a second until there is one."""
@@ -326,7 +329,7 @@ class CudaLedger:
                 spans.counter(name, size)
             spans.counter("resident_bytes", self._process.resident_bytes())
             self._say_pinned(device, rows)
-            self._say_peak(state)
+            self._say_peak(device, state)
             self._set_totals(sampled, device, rows, of_processes)
         self._sampled = state, now_ns()
 
@@ -343,11 +346,17 @@ class CudaLedger:
         named_bytes = sum(rows[name] for name in pinned) if self._on_host else 0
         spans.counter(f"{UNATTRIBUTED}{PINNED_BYTES}", pinned_bytes - named_bytes)
 
-    def _say_peak(self, state: State) -> None:
-        """Sample the peak between two looks; an engine has none, because its pools count asleep as awake."""
-        if state.engine is None and state.torch.peak_bytes != self._peak_bytes:
-            self._peak_bytes = state.torch.peak_bytes
-            spans.counter(ALLOCATED_PEAK, self._peak_bytes)
+    def _say_peak(self, device: OwnCard, state: State) -> None:
+        """Sample the peak between two looks; an engine alone has none, because its pools count asleep as awake.
+
+        Beside a trainer they are left out: from the engine's start-up on they have the same bytes at any moment.
+        """
+        if state.engine is not None and not self.trains():
+            return
+        peak_bytes = state.torch.peak_bytes - self._in_pools(device, state.torch.reserved_bytes)[0].allocated_bytes
+        if peak_bytes != self._peak_bytes:
+            self._peak_bytes = peak_bytes
+            spans.counter(ALLOCATED_PEAK, peak_bytes)
 
     def _set_totals(self, sampled: Any, device: Card, rows: Rows, of_processes: bool) -> None:
         try:
@@ -389,10 +398,12 @@ class CudaLedger:
         rows = self._named_rows(torch.changes)
         named_bytes = on_card(rows)
         cached_bytes, loose_bytes = remainder(torch, pools, graphs)
-        # An engine alone in its process: what it has beside weights, cache and graphs are its inputs and workspaces.
-        is_engine = self.engine is not None and not self.trains()
-        engine_bytes = loose_bytes - named_bytes if is_engine else 0
-        unnamed_bytes = loose_bytes - named_bytes - engine_bytes
+        # What an engine has beside weights, cache and graphs are its inputs and workspaces: alone in its process, all.
+        nameless_bytes = loose_bytes - named_bytes
+        engine_bytes = self._engine_share.of(nameless_bytes) if self.engine is not None else 0
+        if self.engine is not None and not self.trains():
+            engine_bytes = nameless_bytes
+        unnamed_bytes = nameless_bytes - engine_bytes
         self._settle_activations(unnamed_bytes, is_boundary=is_boundary, in_pass=in_pass)
         rows |= state.engine or {}
         rows |= {
@@ -513,15 +524,17 @@ class CudaLedger:
             return {}, str(reason)
 
     def _in_pools(self, device: OwnCard, reserved_bytes: int) -> tuple[Reserved, Reserved]:
-        """What lies in an engine's pools and graphs; they are made once, so a new one shows in the most ever reserved.
+        """What lies in an engine's pools and graphs; they are made once.
 
+        A new one shows in the most ever reserved, or, where a trainer has had more and given it back, in the segments.
         To look takes 2 ms, as torch lists every block, and an engine's cache comes and goes with each rollout.
         """
         if self.engine is None:
             return Reserved(0, 0), Reserved(0, 0)
-        if self._pooled is None or self._pooled[0] < reserved_bytes:
-            self._pooled = reserved_bytes, device.pools(self.engine.addresses())
-        return self._pooled[1]
+        addresses = self.engine.addresses()
+        if self._pooled is None or self._pooled[0] < reserved_bytes or self._pooled[1] != len(addresses):
+            self._pooled = reserved_bytes, len(addresses), device.pools(addresses)
+        return self._pooled[2]
 
     def _say(self, what: str, reason: str) -> None:
         if what not in self._unavailable and spans.current() is not None:

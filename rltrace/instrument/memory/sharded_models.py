@@ -1,7 +1,8 @@
 """The models of this process and their optimizers: which tensors are whose, and how many bytes on the GPU and the host.
 
-Models that FSDP shards, those that DDP wraps, and what else an optimizer holds. A model that nobody shards, wraps or
-trains is not met: its bytes are `unattributed`. The samples at boundaries and the history of allocations ask here.
+Models that FSDP shards, those that DDP wraps, those that a framework names (`named_models.py`), and what else an
+optimizer holds. A model that nobody shards, wraps, names or trains is not met: its bytes are `unattributed`. The
+samples at boundaries and the history of allocations ask here.
 
 Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_param.py.
 """
@@ -26,7 +27,7 @@ MOST_KEPT = 64
 """States of all groups: a step goes through fewer than ten."""
 
 
-ACTOR, REF, CRITIC = "actor", "ref", "critic"
+ACTOR, REF, CRITIC, REWARD = "actor", "ref", "critic", "reward"
 """A model can belong to one of these; the owners of its bytes begin with that word."""
 
 
@@ -103,8 +104,8 @@ ROLES = Roles()
 
 
 def trained_subject(subject: str | None) -> str:
-    """Return who has the rows that only a trained model has: those of the ref would be the actor's."""
-    return ACTOR if subject in (None, REF) else str(subject)
+    """Return who has the rows that only a trained model has: those of the ref, or a reward's, would be the actor's."""
+    return ACTOR if subject in (None, REF, REWARD) else str(subject)
 
 
 class Models:
@@ -118,7 +119,10 @@ class Models:
         """States and modules: several instrumentations tell of each."""
         self._units: list[Unit] = []
         self._wrapped: list[weakref.ref[Any]] = []
-        """The modules that DDP wraps."""
+        """The modules that DDP wraps, and those that somebody names."""
+        self._roots: weakref.WeakKeyDictionary[Any, NamedRoot] = weakref.WeakKeyDictionary()
+        """Of those that somebody names; kept here, for whoever watches them does not."""
+        self._on_root: list[Callable[[NamedRoot], None]] = []
         self._known: tuple[Any, list[tuple[str, Params]]] = None, []
         self._rows: dict[Any, Rows] = {}
         """By the marks of all groups: a step goes through a few of them, the next step through the same."""
@@ -142,8 +146,27 @@ class Models:
     def meet_ddp(self, wrapper: Any) -> None:
         """Meet a module that DDP wraps, with its frozen parameters."""
         if self._is_new(wrapper):
-            self._wrapped.append(weakref.ref(wrapper.module))
-            ROLES.name(wrapper.module, ROLES.acting)
+            self._add_whole(wrapper.module, ROLES.acting)
+
+    def meet_named(self, module: Any, subject: str) -> None:
+        """Meet a module of which somebody says whose it is; the first one who does is right."""
+        if module not in self._roots:
+            root = self._roots[module] = NamedRoot(module, subject)
+            self._add_whole(module, subject)
+            for on_root in self._on_root:
+                on_root(root)
+
+    def _add_whole(self, module: Any, subject: str | None) -> None:
+        if all(known() is not module for known in self._wrapped):
+            self._wrapped.append(weakref.ref(module))
+        ROLES.name(module, subject)
+
+    def watch_named(self, on_root: Callable[[NamedRoot], None]) -> Callable[[], None]:
+        """Call this with every module that is named, and with those that were; return what undoes it."""
+        self._on_root.append(on_root)
+        for root in list(self._roots.values()):
+            on_root(root)
+        return lambda: self._on_root.remove(on_root)
 
     def _is_new(self, model: Any) -> bool:
         is_new = model not in self._met
@@ -158,7 +181,7 @@ class Models:
             yield ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer)
 
     def modules(self) -> list[Any]:
-        """Return the modules that compute in their forwards: the sharded ones, and what DDP wraps.
+        """Return the modules that compute in their forwards: the sharded ones, what DDP wraps, and what has a name.
 
         Not DDP's own, whose forward may make the buckets of its gradients anew. What has only the parameters of
         `unwrapped` is not met: nothing leads from a parameter to its modules.
@@ -185,13 +208,24 @@ class Models:
     def _groups(self) -> list[tuple[str, Params]]:
         """Return the owner of each group of parameters, looked up again when that may have changed."""
         held = sum(len(group["params"]) for optimizer in ROLES.optimizers() for group in optimizer.param_groups)
-        key = len(self._units), len(self._wrapped), ROLES.met, held
+        key = len(self._units), len(self._wrapped), len(self._roots), ROLES.met, held
         if self._known[0] != key or not ROLES.met:
             sharded = [params for unit in self._units for params in unit.params()]
             groups = [*sharded, *plain_params(sharded, self._holders())]
+            self._name(sharded)
             self._known = key, [(ROLES.subject_of(params), params) for params in groups]
             self._rows.clear()
         return self._known[1]
+
+    def _name(self, sharded: list[Params]) -> None:
+        """Give parameters that are sharded together the owner that somebody has named their model by."""
+        if sharded and self._roots:
+            roots = list(self._roots.items())
+            named = {id(parameter): root.subject for module, root in roots for parameter in module.parameters()}
+            for params in sharded:
+                ROLES.name(
+                    params.holder(), next((named[id(one)] for one in params.trained() if id(one) in named), None)
+                )
 
     def _holders(self) -> Iterator[tuple[Any, list[Any]]]:
         """Return who may have parameters that are not sharded, and which these are."""
@@ -232,7 +266,7 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
 
     Args:
         patches: Whose hooks these are.
-        on_state: Called besides with each FSDP2 state and the hook that met it.
+        on_state: Called besides with each FSDP2 state and the hook that met it, and with each `NamedRoot`.
     """
 
     def watch_states(original: Function, hook: Hook) -> Function:
@@ -244,12 +278,35 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
         return wrap_function(original, hook, keep_self, when_made(met))
 
     patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_states)
+    if on_state is not None:
+        patches.use(
+            "torch.nn.modules.module:Module.register_forward_pre_hook",
+            lambda hook: MODELS.watch_named(lambda root: on_state(root, hook)),
+        )
     for target, meet in (
         (f"{WRAPPER}.__init__", MODELS.meet_fsdp1),
         ("torch.nn.parallel.distributed:DistributedDataParallel.__init__", MODELS.meet_ddp),
         ("torch.optim.optimizer:Optimizer.__init__", ROLES.meet_optimizer),
     ):
         patches.around(target, keep_self, when_made(meet))
+
+
+class NamedRoot:
+    """A model that a framework names, as a root's FSDP2 state would say it: nobody wraps it, so it is its own root."""
+
+    def __init__(self, module: Any, subject: str) -> None:
+        self._known = weakref.ref(module)
+        self.subject = subject
+
+    @property
+    def _modules(self) -> tuple[Any, ...]:
+        module = self._known()
+        return () if module is None else (module,)
+
+    @property
+    def _is_root(self) -> bool:
+        """Whether that is still so: FSDP2 makes the module one of its own kind, and has a state for it."""
+        return all(kind.__name__ != "FSDPModule" for module in self._modules for kind in type(module).__mro__)
 
 
 def when_made(meet: Callable[[Any], None]) -> After:

@@ -251,10 +251,9 @@ def one_pair(times: DeviceTimes) -> Callable[[], None]:
 
 
 def write(span: DeviceSpan) -> None:
-    """Write a span into the Recording, with how far off it may be."""
-    spans.automatic_span_at(
-        span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, stream=span.stream, error_ns=span.error_ns
-    )
+    """Write a span into the Recording, with how far off it may be, and how long before it the host launched it."""
+    known = {"stream": span.stream, "error_ns": span.error_ns, "behind_host_ns": span.behind_host_ns}
+    spans.automatic_span_at(span.name, span.start_ns, span.end_ns, lane=span.stream, **span.args, **known)
 
 
 class CudaEvents:

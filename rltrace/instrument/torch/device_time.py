@@ -89,6 +89,8 @@ class Pair(msgspec.Struct, gc=False, eq=False):
     queue: int
     number: int
     """The pair's place in what was submitted."""
+    launched_ns: int
+    """When the host submitted it."""
     anchor: Anchor
     stream: int
     start: Event
@@ -127,6 +129,8 @@ class DeviceSpan(NamedTuple):
     end_ns: int
     error_ns: int
     """The start and the end are at most that far off."""
+    behind_host_ns: int
+    """The host had launched it so long before the device began it."""
     args: dict[str, Any]
 
 
@@ -200,7 +204,8 @@ class DeviceTimes:
             queue: Work of one queue follows one another on the device, whatever streams it is submitted from; 0: none.
         """
         with self._lock:
-            if self.now_ns() > self._look_ns and not self._look():
+            launched_ns = self.now_ns()
+            if launched_ns > self._look_ns and not self._look():
                 return None
             if self._count >= MOST_PAIRS:
                 self.missed.too_many += 1
@@ -215,7 +220,7 @@ class DeviceTimes:
             assert anchor is not None
             anchor.pairs += 1
             self._submitted += 1
-            return Pair(name, args, self, queue, self._submitted, anchor, stream, event)
+            return Pair(name, args, self, queue, self._submitted, launched_ns, anchor, stream, event)
 
     def _look(self) -> bool:
         """Do what is due: resolve what is done, and renew the anchor; return false, and count it, without one."""
@@ -325,7 +330,8 @@ class DeviceTimes:
             self._queue_end_ns[pair.queue] = end_ns
             if start_ns > ready_ns:
                 pair.args["queued_ns"] = start_ns - ready_ns
-        self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, error_ns, pair.args))
+        behind_ns = max(0, start_ns - pair.launched_ns)
+        self.write(DeviceSpan(pair.name, pair.stream, start_ns, end_ns, error_ns, behind_ns, pair.args))
 
     # ---- anchors ------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
         LEDGER.engine = pools
 
     patches.around(f"{WORKER}.__init__", meet_worker, nothing_after)
+    patches.around(f"{WORKER}.init_device", begin_inputs, end_inputs)
     for method, name in (
         ("load_model", "rollout.load"),
         ("determine_available_memory", "rollout.profile"),
@@ -67,6 +68,16 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
         patches.around(target, nothing_before, beating(TURNS))
     graphs = Growing(LEDGER, GRAPHS)
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
+
+
+def begin_inputs(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Look before the inputs are allocated: beside a trainer they are told from what it has by their growth."""
+    LEDGER.reached(boundaries.Boundary(("rollout.load",), is_end=False))
+
+
+def end_inputs(_token: Any, _result: Any, error: BaseException | None) -> None:
+    """Look behind it."""
+    LEDGER.reached(boundaries.Boundary(("rollout.load",), error=error))
 
 
 def meet_weights(runner: Any, _result: Any, error: BaseException | None) -> None:

@@ -1,0 +1,49 @@
+"""What an engine has allocated in a process that trains too, of the bytes that nobody has a name for.
+
+An engine alone in its process has all of them. Beside a trainer it has what they grew by while it acted: in its own
+phases and calls, in which the trainer waits. What the trainer has allocated before, or allocates in between, is not the
+engine's.
+"""
+
+from __future__ import annotations
+
+from rltrace.events import SLEEP, WAKE_UPS
+from rltrace.hooks.boundaries import Boundary
+
+ITS_OWN = frozenset(
+    {"rollout.load", "rollout.profile", "rollout.reserve_kv", "rollout.capture", "rollout.generate", SLEEP, *WAKE_UPS}
+)
+"""In these phases the engine alone allocates; in a weight sync the trainer does."""
+
+
+class EngineShare:
+    """The engine's part of the nameless bytes, told at every look at them and at the ends of the engine's phases."""
+
+    def __init__(self) -> None:
+        self._size_bytes = 0
+        """What it had when it last ended to act."""
+        self._acts = False
+        self._before_bytes: int | None = None
+        """The nameless bytes when it began to act; None: nobody had looked."""
+        self._last_bytes: int | None = None
+
+    def of(self, nameless_bytes: int) -> int:
+        """Return the engine's part of the bytes without a name, of which it cannot have more than there are."""
+        self._last_bytes = nameless_bytes
+        if self._acts and self._before_bytes is None:
+            self._before_bytes = nameless_bytes
+        grown_bytes = nameless_bytes - self._before_bytes if self._acts and self._before_bytes is not None else 0
+        size_bytes = max(0, min(self._size_bytes + grown_bytes, nameless_bytes))
+        if not self._acts:  # what it had and is gone does not come back with what others allocate
+            self._size_bytes = size_bytes
+        return size_bytes
+
+    def reached(self, boundary: Boundary) -> None:
+        """Begin or end to act, behind the look at a boundary."""
+        if ITS_OWN.isdisjoint(boundary.names):
+            return
+        if not boundary.is_end:
+            self._acts, self._before_bytes = True, self._last_bytes
+        elif self._acts:
+            self._size_bytes = 0 if self._last_bytes is None else self.of(self._last_bytes)
+            self._acts = False

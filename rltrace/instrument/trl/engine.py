@@ -1,0 +1,113 @@
+"""The engine in a trainer's process: it wakes up, gets the weights, and goes to sleep.
+
+`VLLMGeneration.sync_weights` empties the cache, wakes the engine up, and hands it one parameter after the other; with
+adapters they are merged before, and taken out behind it. A sync is all of that without the wake-up: the phases of a
+rank do not overlap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltrace.hooks.arguments import argument
+from rltrace.hooks.held_span import HeldSpan
+from rltrace.instrument.trl.held_phases import HeldPhases
+
+SYNC, SLEEP = "weight_sync", "rollout.sleep"
+
+
+class ColocatedEngine:
+    """The phases of TRL's engine, and the stages of the sync that is under way."""
+
+    def __init__(self) -> None:
+        self._phases = HeldPhases()
+        self._is_met = False
+        """Whether TRL has an engine here; a program's own one has no phases of TRL's."""
+        self._syncs = False
+        self._waking = ""
+        self._stage = HeldSpan()
+
+    def meet(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Meet the engine that is about to be made; one on a server is traced there."""
+        self._is_met = args[0].mode == "colocate"
+
+    # ---- waking up, going to sleep
+
+    def begin_wake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a wake-up; one inside of a sync interrupts it."""
+        if not self._is_met:
+            return
+        self._phases.close(SYNC)
+        tags = argument("tags", 1, args, kwargs, None)
+        self._waking = "rollout.wake_kv_cache" if tags and list(tags) == ["kv_cache"] else "rollout.wake_weights"
+        self._phases.open(self._waking, tags=None if tags is None else list(tags))
+
+    def end_wake(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """End the wake-up; the sync goes on if there is one."""
+        self._phases.close(self._waking, error=error)
+        if self._syncs:
+            self._phases.open(SYNC)
+
+    def begin_sleep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin to go to sleep."""
+        if self._is_met:
+            self._phases.open(SLEEP, level=argument("level", 1, args, kwargs, 1))
+
+    def end_sleep(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """The engine sleeps."""
+        self._phases.close(SLEEP, error=error)
+
+    # ---- weights
+
+    def begin_sync(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Begin a sync."""
+        self._syncs = True
+        self._phases.open(SYNC)
+
+    def end_sync(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """End it: the engine has the weights, or something raised."""
+        self._syncs = False
+        self._stage.close(error)
+        self._phases.close(SYNC, error=error)
+
+    def begin_gather(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+        """Begin to make the next parameter whole: what was done with the last one is done."""
+        self._next("weight_sync.gather")
+        return args[0]
+
+    def end_gather(self, generation: Any, item: Any, error: BaseException | None) -> None:
+        """A parameter is whole: until the next one is asked for it is loaded, or sent to a server.
+
+        The last `next` finds none. A server has to know all names before: then nothing is done with the parameters.
+        """
+        known = {} if item is None else tensor_args(item)
+        if known:
+            self._stage.set(**known)
+        self._stage.close(error)
+        if generation.mode == "colocate":
+            stage = "weight_sync.load"
+        else:
+            stage = "weight_sync.send" if generation._weight_metadata is not None else ""
+        if known and stage:
+            self._next(stage, **known, tensors=1)
+
+    def begin_merge(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Begin to merge the adapters into the weights, or to take them out of it."""
+        if self._syncs:
+            self._next("weight_sync.merge")
+
+    def end_merge(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """They are merged: the first parameter is gathered, or there is none left."""
+        if self._syncs:
+            self._stage.close(error)
+            self._stage.open("weight_sync.gather")
+
+    def _next(self, stage: str, **args: Any) -> None:
+        self._stage.close()
+        self._stage.open(stage, **args)
+
+
+def tensor_args(item: Any) -> dict[str, Any]:
+    """Return the name and the bytes of a parameter."""
+    name, tensor = item
+    return {"tensor": name, "bytes": tensor.numel() * tensor.element_size()}
