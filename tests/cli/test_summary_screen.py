@@ -286,7 +286,7 @@ def test_a_step_that_an_exception_aborted_is_named_first(tmp_path: Path) -> None
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 1
     lines = screen(Recording.open(tmp_path / "run"))
-    assert re.fullmatch(r"Step 7 was aborted by ValueError, at \d+\.\d s", lines[lines.index("") + 1])
+    assert re.fullmatch(r"Step 7 was aborted by ValueError, at \d+\.\d s: no data", lines[lines.index("") + 1])
 
 
 def test_of_many_that_are_wrong_in_one_way_a_few_are_named_and_all_with_the_option(tmp_path: Path) -> None:

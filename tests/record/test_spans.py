@@ -73,7 +73,7 @@ def test_an_exception_passes_through_and_is_named(folder: Path, spans_of: Spans)
         raise error
     rltrace.stop()
     assert caught.value is error
-    assert spans_of(folder)[0].args == {"bytes": 1, "error": "ValueError"}
+    assert spans_of(folder)[0].args == {"bytes": 1, "error": "ValueError", "error_message": "mine"}
 
 
 def test_a_phase_says_that_it_is_one(folder: Path, spans_of: Spans) -> None:
@@ -564,7 +564,7 @@ def test_traced_calls_return_yield_and_raise_what_the_function_does(folder: Path
     assert [(span.name, span.args) for span in spans_of(folder)] == [
         ("plain", {}),
         ("named", {"kind": "coroutine"}),
-        ("plain", {"error": "TypeError"}),
+        ("plain", {"error": "TypeError", "error_message": 'can only concatenate str (not "int") to str'}),
         ("generator", {}),
         ("generator", {"error": "OSError"}),
     ]

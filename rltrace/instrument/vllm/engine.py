@@ -22,6 +22,7 @@ from rltrace.instrument.memory.cuda_memory import LEDGER, Growing
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.record import lifecycle, spans
+from rltrace.record.error_message import message_of
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
@@ -261,7 +262,7 @@ class Steps:
             return
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
-        late = {} if error is None else {"error": type(error).__name__}
+        late = {} if error is None else {"error": type(error).__name__, **message_of(error)}
         spans.span_at(
             "engine.step",
             start_ns,
