@@ -137,7 +137,7 @@ def memory_unit(processes: Iterable[Process]) -> MemoryUnit:
 
     The UI knows no unit of 1,024: it would write 65G where all other readers say 60.5 GiB.
     """
-    devices = (str((process.device or {}).get("uuid") or "cpu") for process in processes)
+    devices = (process.device_uuid or "cpu" for process in processes)
     return _MIB if all(device.startswith("cpu") for device in devices) else _GIB
 
 
