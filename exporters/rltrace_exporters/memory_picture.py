@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from rltrace.analysis.allocations import NOT_ALLOCATED, AllocationTimeline, allocation_timelines
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import FREE, UNACCOUNTED, Ledger, ledgers
-from rltrace.analysis.memory import CACHED, DeviceMemory, Residual, device_memory, fullest_moments
+from rltrace.analysis.memory import (
+    CACHED,
+    AllocatedPeak,
+    DeviceMemory,
+    Residual,
+    device_memory,
+    fullest_moments,
+)
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import OWNER_COLORS, OWNERS
@@ -448,7 +455,14 @@ def _note(memory: DeviceMemory, exact: AllocationTimeline | None = None) -> str:
         else "caches are not drawn: they are known at phase boundaries only"
     )
     unknown = f"unknown here, so not drawn: {', '.join(memory.unknown)}" if memory.unknown else ""
-    return "; ".join(filter(None, (_ownerless(memory.residual), unknown, uncached)))
+    between = [] if exact is not None else [_between_samples(peak) for peak in memory.allocated_peaks]
+    return "; ".join(filter(None, (_ownerless(memory.residual), unknown, uncached, *between)))
+
+
+def _between_samples(peak: AllocatedPeak) -> str:
+    """What torch counted, of which nobody knows whose it was."""
+    where = f" in {peak.phase}" if peak.phase is not None else ""
+    return f"by torch's own count {peak.process} had {peak.bytes / _GIB:,.2f} GiB at once{where}, between samples too"
 
 
 def _ownerless(found: Residual | None) -> str:

@@ -24,6 +24,7 @@ from rltrace_exporters.timeline_colors import slice_color
 from screenshot import browser_page, chromium, show, visible
 
 from rltrace.analysis import summarize
+from rltrace.analysis.memory import AllocatedPeak
 from rltrace.errors import MissingExtraError, OutputError
 from rltrace.events import OWNER_COLORS, OWNERS
 from rltrace.read import perfetto_ui
@@ -297,6 +298,14 @@ def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() 
     refused = replace(known, unknown={"cuda.context": "NVML: No Permission", "nccl": "NVML: No Permission"})
     assert _note(refused) == f"{_note(known)}; unknown here, so not drawn: cuda.context, nccl"
     assert _note(replace(refused, residual=None)) == "unknown here, so not drawn: cuda.context, nccl"
+
+
+def test_the_caption_says_what_torch_counted_between_the_samples() -> None:
+    known = summarize(Recording.open(RECORDING)).memory[0]
+    assert "torch" not in _note(known), "nobody counted then"
+    peak = AllocatedPeak(process="rank 0 worker", bytes=3 << 29, at_seconds=1, step=1, phase="actor.update")
+    said = "by torch's own count rank 0 worker had 1.50 GiB at once in actor.update, between samples too"
+    assert _note(replace(known, allocated_peaks=[peak])) == f"{_note(known)}; {said}"
 
 
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
