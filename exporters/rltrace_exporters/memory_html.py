@@ -1,94 +1,156 @@
-"""Draws the picture of memory as one HTML file, by plotly: hover for the bytes, click an owner to hide it."""
+"""Writes the picture of memory as one HTML file: the SVG, its figures, and a script that shows them at the pointer."""
 
 from __future__ import annotations
 
+import json
 from html import escape
+from typing import Any
 
-import plotly.graph_objects as go
-from plotly.offline import get_plotlyjs
-from plotly.subplots import make_subplots
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from rltrace_exporters.memory_image import COLUMNS, figure_of, saved
 from rltrace_exporters.memory_picture import Device, Picture
 
-LETTER = 0.011
-"""Of the step's width."""
+_DIGITS = 3
+"""Behind the point, of GiB or MiB and of seconds."""
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>
-  body {{ font: 14px/1.5 system-ui, sans-serif; color: #0f172a; max-width: 1280px; margin: 24px auto; padding: 0 16px }}
-  h1 {{ font-size: 20px; margin: 0 }}
-  h2 {{ font-size: 16px; margin: 28px 0 0 }}
+  body {{ font: 14px/1.5 system-ui, sans-serif; color: #0f172a; max-width: 1500px; margin: 16px auto; padding: 0 16px }}
   p {{ color: #475569; margin: 2px 0; overflow-wrap: anywhere }}
-  code {{ font-size: 12px }}
-</style>
-<script>{script}</script></head>
-<body><h1>{title}</h1><p><code>{command}</code></p>
-{devices}{more}</body></html>
+  #picture {{ position: relative }}
+  svg {{ width: 100%; height: auto; display: block }}
+  [id^="owner:"] {{ cursor: pointer }}
+  .dim {{ opacity: 0.12 }}
+  #line {{ position: absolute; width: 1px; background: #0f172a; pointer-events: none }}
+  #said {{ position: absolute; background: white; border: 1px solid #94a3b8; padding: 4px 8px; font-size: 12px;
+          pointer-events: none; white-space: nowrap; z-index: 1 }}
+  #said td:last-child {{ text-align: right; padding-left: 12px; font-variant-numeric: tabular-nums }}
+  #said i {{ display: inline-block; width: 10px; height: 10px; margin-right: 6px }}
+</style></head>
+<body><p><code>{command}</code></p>
+<p>Point at a moment or a bar for its bytes; click an owner to see it alone, and again to see all.</p>
+<div id="picture">{svg}<div id="line" hidden></div><div id="said" hidden></div></div>
+<script>const devices = {figures};
+{script}</script></body></html>
+"""
+
+# The boxes are of axes, in shares of the picture's width and height from its upper left corner.
+_SCRIPT = """
+const picture = document.getElementById('picture');
+const said = document.getElementById('said'), line = document.getElementById('line');
+const owners = [...picture.querySelectorAll('[id^="owner:"]')];
+let alone = null;
+
+const isIn = (box, x, y) => box[0] <= x && x <= box[2] && box[1] <= y && y <= box[3];
+const share = (box, x, y) => isIn(box, x, y) ? (x - box[0]) / (box[2] - box[0]) : null;
+const lastAt = (times, at) => Math.max(0, times.findLastIndex((time) => time <= at));
+
+function found(x, y) {
+  for (const device of devices) {
+    let at = share(device.area_box, x, y);
+    if (at !== null && device.seconds.length) {
+      const seconds = at * device.seconds.at(-1), place = lastAt(device.seconds, seconds);
+      return {device, box: device.area_box, title: `${seconds.toFixed(3)} s`, used: device.used[place],
+              sizes: device.layers.map((layer) => layer.area[place])};
+    }
+    at = share(device.bars_box, x, y);
+    const place = at === null ? -1 : Math.floor(device.bars_from + at * device.bars_span + 0.5);
+    if (device.phases[place] !== undefined)
+      return {device, box: device.bars_box, title: device.phases[place], used: device.tops[place],
+              sizes: device.layers.map((layer) => layer.bars[place])};
+  }
+  return null;
+}
+
+function row(color, name, size, unit) {
+  const tr = document.createElement('tr');
+  const mark = document.createElement('i');
+  mark.style.background = color;
+  tr.insertCell().append(mark, name);
+  tr.insertCell().textContent = `${size.toLocaleString(undefined, {maximumFractionDigits: 3})} ${unit}`;
+  return tr;
+}
+
+picture.addEventListener('mousemove', (event) => {
+  const frame = picture.getBoundingClientRect();
+  const x = (event.clientX - frame.left) / frame.width, y = (event.clientY - frame.top) / frame.height;
+  const shown = found(x, y);
+  said.hidden = line.hidden = shown === null;
+  if (shown === null) return;
+  const {device, box, title, used, sizes} = shown;
+  const table = document.createElement('table');
+  table.append(row('#0f172a', 'used, in all', used, device.unit));
+  for (let place = sizes.length - 1; place >= 0; place--) {
+    const {color, owner} = device.layers[place];
+    if (sizes[place]) table.append(row(color, owner, sizes[place], device.unit));
+  }
+  said.replaceChildren(title, table);
+  const left = x * frame.width + 14;
+  said.style.left = `${left + said.offsetWidth > frame.width ? left - said.offsetWidth - 28 : left}px`;
+  said.style.top = `${box[1] * frame.height + 30}px`;
+  Object.assign(line.style, {left: `${x * frame.width}px`, top: `${box[1] * frame.height}px`,
+                             height: `${(box[3] - box[1]) * frame.height}px`});
+});
+picture.addEventListener('mouseleave', () => { said.hidden = line.hidden = true; });
+picture.addEventListener('click', (event) => {
+  const owner = event.target.closest('[id^="owner:"]')?.id ?? null;
+  alone = owner === alone ? null : owner;
+  for (const drawn of owners) drawn.classList.toggle('dim', alone !== null && drawn.id !== alone);
+});
 """
 
 
 def draw(drawn: Picture) -> bytes:
     """The file; it needs nothing from elsewhere."""
-    more = f"<p>{drawn.left_out} more devices are left out.</p>" if drawn.left_out else ""
-    devices = "".join(map(_section, drawn.devices))
+    with rc_context({"svg.fonttype": "none"}):  # text that can be searched, and is a tenth of its outlines
+        figure = figure_of(drawn)
+        svg = saved(figure, "svg").decode()
     page = _PAGE.format(
-        title=escape(drawn.title), command=escape(drawn.command), script=get_plotlyjs(), devices=devices, more=more
+        title=escape(drawn.title),
+        command=escape(drawn.command),
+        svg=svg[svg.index("<svg") :],
+        figures=json.dumps(_figures(drawn, figure), separators=(",", ":")).replace("<", "\\u003c"),
+        script=_SCRIPT,
     )
     return page.encode()
 
 
-def _section(device: Device) -> str:
-    chart = _figure(device).to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False})
-    return f"<h2>{escape(device.name)}</h2><p>{escape(device.note)}</p>{chart}\n"
+def _figures(drawn: Picture, figure: Figure) -> list[dict[str, Any]]:
+    """Of each device what the script shows, and where its axes are."""
+    rows = (figure.axes[place : place + COLUMNS] for place in range(0, len(figure.axes), COLUMNS))
+    return [_device(device, *axes[:2]) for device, axes in zip(drawn.devices, rows, strict=True)]
 
 
-def _figure(device: Device) -> go.Figure:
-    figure = make_subplots(
-        cols=2, column_widths=[0.62, 0.38], shared_yaxes=True, horizontal_spacing=0.03,
-        subplot_titles=(device.moments, "each phase when it holds most"),
-    )  # fmt: skip
-    for layer in device.layers:
-        hover = f"{layer.owner} %{{y:,.2f}} {device.unit}<extra></extra>"
-        line = {"width": 0.5, "color": layer.color, "shape": "hv"}
-        figure.add_scatter(
-            x=device.seconds, y=layer.area, name=layer.owner, legendgroup=layer.owner, stackgroup="bytes",
-            mode="lines", line=line, fillcolor=layer.color, hovertemplate=hover, col=1, row=1,
-        )  # fmt: skip
-        figure.add_bar(
-            x=device.phases, y=layer.bars, name=layer.owner, legendgroup=layer.owner, showlegend=False,
-            marker={"color": layer.color, "line": {"width": 0}}, hovertemplate=hover, col=2, row=1,
-        )  # fmt: skip
-    line = {"width": 1.2, "color": "#0f172a", "shape": "hv"}
-    figure.add_scatter(
-        x=device.seconds, y=device.used, name="used", mode="lines", line=line,
-        hovertemplate=f"used %{{y:,.2f}} {device.unit}<extra></extra>", col=1, row=1,
-    )  # fmt: skip
-    _add_bands(figure, device)
-    figure.update_layout(
-        barmode="stack", bargap=0.25, height=440, margin={"l": 60, "r": 10, "t": 40, "b": 100}, hovermode="x unified",
-        template="plotly_white", legend={"traceorder": "reversed", "font": {"size": 10}, "tracegroupgap": 0},
-    )  # fmt: skip
-    figure.update_yaxes(range=(device.floor, device.top))
-    figure.update_yaxes(title_text=device.unit, col=1, row=1)
-    figure.update_xaxes(title_text="seconds from the step's beginning", title_standoff=8, col=1, row=1)
-    figure.update_xaxes(tickangle=-40, tickfont={"size": 10}, col=2, row=1)
-    return figure
+def _device(device: Device, area: Axes, bars: Axes) -> dict[str, Any]:
+    first, last = bars.get_xlim()
+    return {
+        "name": device.name,
+        "unit": device.unit,
+        "seconds": _rounded(device.seconds),
+        "used": _rounded(device.used),
+        "phases": device.phases,
+        "tops": _rounded(device.tops),
+        "layers": [
+            {"owner": layer.owner, "color": layer.color, "area": _rounded(layer.area), "bars": _rounded(layer.bars)}
+            for layer in device.layers
+        ],
+        "area_box": _box(area),
+        "bars_box": _box(bars),
+        "bars_from": first,
+        "bars_span": last - first,
+    }
 
 
-def _add_bands(figure: go.Figure, device: Device) -> None:
-    """The phases above the areas: a strip, and a line through where one begins."""
-    whole = (float(device.seconds[-1]) if len(device.seconds) else 0.0) or 1.0
-    for place, band in enumerate(device.bands):
-        figure.add_shape(
-            type="rect", x0=band.start, x1=band.end, y0=0.945, y1=1.0, yref="y domain", line={"width": 0},
-            fillcolor=("#475569", "#94a3b8")[place % 2], col=1, row=1,
-        )  # fmt: skip
-        figure.add_shape(
-            type="line", x0=band.start, x1=band.start, y0=0, y1=0.945, yref="y domain",
-            line={"width": 0.6, "color": "#64748b", "dash": "dot"}, col=1, row=1,
-        )  # fmt: skip
-        figure.add_annotation(
-            x=(band.start + band.end) / 2, y=0.972, yref="y domain", yanchor="middle", showarrow=False,
-            text=band.label((band.end - band.start) / whole / LETTER), font={"size": 9, "color": "white"}, col=1, row=1,
-        )  # fmt: skip
+def _rounded(values: Any) -> list[float]:
+    return [round(float(value), _DIGITS) for value in np.asarray(values)]
+
+
+def _box(axes: Axes) -> list[float]:
+    """Left, top, right and bottom of axes, in shares of the picture."""
+    place = axes.get_position()
+    return [float(side) for side in (place.x0, 1 - place.y1, place.x1, 1 - place.y0)]

@@ -8,26 +8,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.allocations import NOT_ALLOCATED, AllocationTimeline, allocation_timelines
-from rltrace.analysis.lanes import order
+from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import FREE, UNACCOUNTED, Ledger, ledgers
-from rltrace.analysis.memory import DeviceMemory, Residual, device_memory
+from rltrace.analysis.memory import (
+    CACHED,
+    AllocatedPeak,
+    DeviceMemory,
+    Residual,
+    device_memory,
+    fullest_moments,
+)
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import OWNER_COLORS, OWNERS
 from rltrace.read.recording import Recording
+from rltrace_exporters.timeline_colors import slice_color
 
 MOST_DEVICES = 8
 
 AT_THE_BOTTOM = ("interpreter", "library.kernels", "cuda.context", "nccl", "driver.reserved")
 """What never moves, so that what does can be followed above it."""
 
-CACHED = "allocator.cached"
-
 COLUMNS = 1_200
 """Of a step with every allocation: in each, the fullest moment and the last."""
 
 WHOLE = 0.02
 """Of a step: where less of it is missing, it is all there for who looks at a picture."""
+
+ALIKE = 0.1
+"""Of what a device has in all: so much may an owner hold more or less on a device that is alike."""
+
+ENDS_ONLY = "*"
+"""Behind the name of a phase in which nobody looked but at its ends."""
 
 CUT_FROM = 0.5
 ABOVE = 0.12
@@ -54,6 +66,11 @@ class Band(NamedTuple):
     start: float
     end: float
 
+    @property
+    def color(self) -> str:
+        """The timeline's."""
+        return slice_color(self.name)
+
     def label(self, letters: float) -> str:
         """As much of the name as there is room for: all of it, what is done, or nothing; the bars have all names."""
         action = self.name.partition(".")[2]
@@ -75,19 +92,31 @@ class Device(NamedTuple):
 
     name: str
     moments: str
-    """Which ones the areas show: a step, or the whole of a Recording that has no finished one."""
+    """Which ones the areas show: a step, the one that failed, the start-up or the whole Recording."""
+    axis: str
+    """What its seconds are counted from."""
     unit: str
     seconds: NDArray[np.float64]
     layers: list[Layer]
     """From the bottom."""
     used: NDArray[np.float64]
+    others: NDArray[np.float64] | None
+    """Shape (2, times): the least and the most that devices which are alike had in all; None of one without."""
+    capacity: float | None
+    """All that the device has; None where nobody knows."""
+    failures: list[float]
+    """When a process of the device ran out of memory."""
     floor: float
     """Where the vertical axis begins: what lies below it belongs to the lowest layer throughout."""
     top: float
-    """Where it ends; the phases' names are above the areas."""
+    """The most that anything in it is, the capacity among them."""
+    height: float
+    """Where the axis ends; between it and the top are the phases' names."""
     bands: list[Band]
     phases: list[str]
     """The bars' names, in the order of a step."""
+    tops: list[float]
+    """Of each phase the most in all, which may have been at another moment than what its bar shows."""
     note: str
     """How much has no owner, or why that is unknown."""
 
@@ -99,14 +128,25 @@ class Picture(NamedTuple):
     command: str
     devices: list[Device]
     left_out: int
-    """Devices beyond `MOST_DEVICES`."""
+    """Pictures beyond `MOST_DEVICES`, of devices that are not alike."""
+
+
+class _Window(NamedTuple):
+    """What part of a run the areas show."""
+
+    moments: str
+    axis: str
+    start_ns: int
+    end_ns: int
+    step: int | None
+    failed: bool = False
 
 
 def picture(recording: Recording) -> Picture:
     """Read a Recording once and work out what to draw: a step, and the fullest moment of each phase.
 
     The step is the last finished one of which every process of the device kept its allocations, else the last finished
-    one, edge by edge.
+    one, edge by edge; and beside it the last one, if it failed. Devices that are alike are one picture, of the fullest.
     """
     seen = Observations(recording)
     windows = StepWindows(seen)
@@ -114,24 +154,82 @@ def picture(recording: Recording) -> Picture:
     lanes = sorted(found, key=order)
     figures = device_memory(seen, windows)
     exact = {kept.lane: kept for kept in allocation_timelines(seen, windows) if _is_whole(kept, seen)}
-    devices = [
-        _device(found[lane], exact.get(lane), memory, seen, windows.of(lane))
-        for lane, memory in list(zip(lanes, figures, strict=True))[:MOST_DEVICES]
-    ]
+    drawn: list[Device] = []
+    for choose in (_window, _failed_window):
+        devices = []
+        for lane, memory in zip(lanes, figures, strict=True):
+            kept = exact.get(lane) if choose is _window else None
+            window = choose(windows.of(lane), kept)
+            if window is not None:
+                devices.append(_device(lane, found[lane], kept, memory, seen, windows.of(lane), window))
+        drawn += _one_of_alike(devices)
     command = " ".join(str(word) for word in recording.manifest.get("command") or ())
     title = f"Who holds every byte · {recording.name}"
-    return Picture(title, command, devices, max(0, len(lanes) - MOST_DEVICES))
+    return Picture(title, command, drawn[:MOST_DEVICES], max(0, len(drawn) - MOST_DEVICES))
+
+
+def _one_of_alike(devices: list[Device]) -> list[Device]:
+    """Of devices that are alike the fullest, with what the others had in all."""
+    groups: list[list[Device]] = []
+    for device in devices:
+        group = next((group for group in groups if _are_alike(group[0], device)), None)
+        if group is None:
+            groups.append([device])
+        else:
+            group.append(device)
+    return [_fullest_device(group) for group in groups]
+
+
+def _are_alike(one: Device, other: Device) -> bool:
+    """Whether they went through the same phases, with the same owners to within a share of what there was in all."""
+    if (one.unit, one.moments) != (other.unit, other.moments):
+        return False
+    if {band.name for band in one.bands} != {band.name for band in other.bands} or one.failures != other.failures:
+        return False
+    most, others_most = ({layer.owner: float(layer.area.max(initial=0)) for layer in of.layers} for of in (one, other))
+    allowed = ALIKE * max([*one.used, *other.used], default=0.0)
+    return all(abs(most.get(owner, 0) - others_most.get(owner, 0)) <= allowed for owner in {*most, *others_most})
+
+
+def _fullest_device(alike: list[Device]) -> Device:
+    worst = max(alike, key=lambda device: max(device.used, default=0.0))
+    others = [device for device in alike if device is not worst]
+    if not others:
+        return worst
+    seconds = np.unique(np.concatenate([device.seconds for device in alike]))
+    levels = np.array([device.used[_last_at(device.seconds, seconds)] for device in others])
+    at = _last_at(worst.seconds, seconds)
+    return worst._replace(
+        name=f"{worst.name}, the fullest of {len(alike)} that are alike",
+        seconds=seconds,
+        layers=[layer._replace(area=layer.area[at]) for layer in worst.layers],
+        used=worst.used[at],
+        others=np.array([levels.min(axis=0), levels.max(axis=0)]),
+    )
+
+
+def _last_at(times: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Of each wanted time, which of `times` holds there."""
+    return np.clip(np.searchsorted(times, wanted, side="right") - 1, 0, None)
 
 
 def _device(
-    ledger: Ledger, exact: AllocationTimeline | None, memory: DeviceMemory, seen: Observations, windows: StepWindows
+    lane: Lane,
+    ledger: Ledger,
+    exact: AllocationTimeline | None,
+    memory: DeviceMemory,
+    seen: Observations,
+    windows: StepWindows,
+    window: _Window,
 ) -> Device:
-    step, start_ns, end_ns = _window(windows, exact)
+    start_ns, end_ns = window.start_ns, window.end_ns
     unit, divisor = ("GiB", _GIB) if memory.peak_bytes >= 4 * _GIB else ("MiB", _MIB)
     area = _area(ledger, start_ns, end_ns)
     if exact is not None:
         area = _spliced(area, exact, ledger, start_ns, end_ns)
-    moments = [moment for moment in memory.phases if moment.step is not None] or memory.phases
+    fullest = fullest_moments(lane, ledger, seen, windows, (start_ns, end_ns) if window.failed else None)
+    fullest = [one for one in fullest if one.moment.step is not None] or fullest
+    moments = [one.moment for one in fullest]
     layers = [
         Layer(
             owner,
@@ -145,27 +243,45 @@ def _device(
     layers = [layer for layer in layers if layer.area.any() or any(layer.bars)]
     used = area.used / divisor
     floor = _floor(layers, used)
-    top = max([*used, *(sum(bars) for bars in zip(*(layer.bars for layer in layers), strict=True))], default=1.0)
+    tops = [one.used_bytes / divisor for one in fullest]
+    top = max([*used, *tops, *(sum(bars) for bars in zip(*(layer.bars for layer in layers), strict=True))], default=1.0)
+    is_free_known = ledger.row(FREE).any()
+    capacity = float((ledger.used + ledger.row(FREE)).max()) / divisor if is_free_known else None
+    if capacity is not None:
+        top = max(top, capacity)
     return Device(
         name=" · ".join(filter(None, (memory.lane, memory.device))),
-        moments=_moments(step, exact, start_ns, end_ns),
+        moments=window.moments,
+        axis=window.axis,
         unit=unit,
         seconds=(area.times_ns - start_ns) / 1e9,
         layers=layers,
         used=used,
+        others=None,
+        capacity=capacity,
+        failures=_failures(lane, seen, start_ns, end_ns),
         floor=floor,
-        top=top + ABOVE * (top - floor),
+        top=top,
+        height=top + ABOVE * (top - floor),
         bands=_bands(memory, seen, start_ns, end_ns),
-        phases=[moment.phase or "" for moment in moments],
+        phases=[f"{one.moment.phase}{'' if one.is_sampled_inside else ENDS_ONLY}" for one in fullest],
+        tops=tops,
         note=_note(memory, exact)
+        + (f"; {ENDS_ONLY} sampled at its ends only" if not all(one.is_sampled_inside for one in fullest) else "")
         + (f"; the axis begins at {floor:,.0f} {unit}, all of it {layers[0].owner}" if floor else ""),
     )
 
 
+def _failures(lane: Lane, seen: Observations, start_ns: int, end_ns: int) -> list[float]:
+    """Seconds at which processes of a lane ran out of memory."""
+    spans = [span for process in seen.processes if process.lane == lane for span in process.out_of_memory]
+    return sorted((span.start_ns - start_ns) / 1e9 for span in spans if start_ns <= span.start_ns <= end_ns)
+
+
 def _moments(step: int | None, exact: AllocationTimeline | None, start_ns: int, end_ns: int) -> str:
     """In words; of which part every allocation is there, if that is not nearly all of it."""
-    if step is None or exact is None:
-        return "the whole Recording" if step is None else f"step {step}"
+    if exact is None:
+        return f"step {step}"
     known_ns, until_ns = exact.known()
     late, early = max(0, known_ns - start_ns), max(0, end_ns - until_ns)
     is_part = late + early > WHOLE * (end_ns - start_ns)
@@ -268,14 +384,33 @@ def _floor(layers: list[Layer], used: NDArray[np.float64]) -> float:
     return float(np.floor(0.95 * least / 10) * 10)
 
 
-def _window(windows: StepWindows, exact: AllocationTimeline | None) -> tuple[int | None, int, int]:
-    """The step that is there exactly, else the last one that is over, else the whole Recording."""
+OF_STEP, OF_RECORDING = "seconds from the step's beginning", "seconds from the beginning of the Recording"
+
+
+def _window(windows: StepWindows, exact: AllocationTimeline | None) -> _Window | None:
+    """The step that is there exactly, else the last one that is over, else what was before the first, or all."""
     if exact is not None and exact.window is not None:
         step, (start_ns, end_ns) = exact.step, exact.window
     else:
         last = max(index for index, is_over in enumerate(windows.finished) if is_over)
         step, (start_ns, end_ns) = windows.numbers[last], windows.windows[last].tolist()
-    return step, start_ns, max(end_ns, start_ns + 1)
+    end_ns = max(end_ns, start_ns + 1)
+    if step is not None:
+        return _Window(_moments(step, exact, start_ns, end_ns), OF_STEP, start_ns, end_ns, step)
+    moments = "start-up, before the first step" if windows.spans else "the whole Recording"
+    return _Window(moments, OF_RECORDING, start_ns, end_ns, None)
+
+
+def _failed_window(windows: StepWindows, _exact: AllocationTimeline | None) -> _Window | None:
+    """The last step, if an exception or the death of its process ended it."""
+    if windows.finished[-1] or windows.owner is None:
+        return None
+    step, (start_ns, end_ns) = windows.numbers[-1], windows.windows[-1].tolist()
+    error = windows.spans[-1].args.get("error")
+    if error is None and windows.owner.process.is_alive:
+        return None  # it goes on
+    why = "which did not end" if error is None else f"which failed: {error}"
+    return _Window(f"step {step}, {why}", OF_STEP, start_ns, max(end_ns, start_ns + 1), step, failed=True)
 
 
 def _from_the_bottom(owner: str) -> tuple[int, int]:
@@ -320,7 +455,14 @@ def _note(memory: DeviceMemory, exact: AllocationTimeline | None = None) -> str:
         else "caches are not drawn: they are known at phase boundaries only"
     )
     unknown = f"unknown here, so not drawn: {', '.join(memory.unknown)}" if memory.unknown else ""
-    return "; ".join(filter(None, (_ownerless(memory.residual), unknown, uncached)))
+    between = [] if exact is not None else [_between_samples(peak) for peak in memory.allocated_peaks]
+    return "; ".join(filter(None, (_ownerless(memory.residual), unknown, uncached, *between)))
+
+
+def _between_samples(peak: AllocatedPeak) -> str:
+    """What torch counted, of which nobody knows whose it was."""
+    where = f" in {peak.phase}" if peak.phase is not None else ""
+    return f"by torch's own count {peak.process} had {peak.bytes / _GIB:,.2f} GiB at once{where}, between samples too"
 
 
 def _ownerless(found: Residual | None) -> str:

@@ -53,7 +53,7 @@ class Perfetto:
         processes = in_order(recording.processes)
         clocks = Clocks(recording, processes)
         pids = tracks.pids(processes)
-        trace = _Trace(out)
+        trace = _Trace(out, tracks.memory_unit(processes))
         trace.preamble(recording, processes, clocks)
         trace.process_names = {process.key: process.name for process in processes}
         first = clocks.first(processes)
@@ -99,11 +99,12 @@ def _write_devices(trace: _Trace, devices: DeviceCounters, sequence: int) -> Non
             if total.name not in drawn:
                 continue
             if total.name not in found:
-                uuid = trace.track(partial(tracks.device_counter, parent=group, name=total.name))
+                uuid = trace.track(partial(tracks.device_counter, parent=group, name=total.name, memory=trace.memory))
                 found[total.name] = _Track(uuid, trusted)
             track = found[total.name]
             source = b"" if total.source is None else data(4, text(10, "source") + text(6, total.source))
-            head, tail = track.around(_TYPE_COUNTER + track.uuid + _counter_value(total.value) + source)
+            value = _counter_value(total.value / trace.memory.size_bytes)
+            head, tail = track.around(_TYPE_COUNTER + track.uuid + value + source)
             trace.packets.extend((head, *_time_pieces(total.ts_ns), tail))
         trace.flush()
 
@@ -170,8 +171,10 @@ def _milliseconds(ns: float) -> str:
 class _Trace:
     """The file: blocks of packets, and the numbers of tracks."""
 
-    def __init__(self, out: BinaryIO):
+    def __init__(self, out: BinaryIO, memory: tracks.MemoryUnit):
         self.out = out
+        self.memory = memory
+        """What bytes are counted in."""
         self.packets: list[bytes] = []
         """Packets or pieces of packets, in order."""
         self.tracks = 0
@@ -316,26 +319,37 @@ class _Arguments:
                 heads = self.integers.get(key) or self._integer(key)
                 pieces += (heads[len(number)], number)
             else:
-                pieces.append(data(4, self._name(key) + _annotation_value(plain(value))))
+                pieces.append(self._annotation(key, _annotation_value(plain(value))))
         return b"".join(pieces)
 
-    def _name(self, key: str) -> bytes:
-        return b"\x08" + self.names.number(_ARG_NAMES, str(key))
+    def _annotation(self, key: str, value: bytes) -> bytes:
+        """One annotation: the importer writes `_` for a dot in a name, and joins the names of nested ones by dots."""
+        name, *inner = str(key).split(".", _DEEPEST)
+        return data(4, b"\x08" + self.names.number(_ARG_NAMES, name) + _nested(inner, value))
 
     def _integer(self, key: str) -> list[bytes]:
-        prefix = self._name(key) + b"\x20"
-        heads = self.integers[key] = [b"\x22" + varint(len(prefix) + length) + prefix for length in range(10)]
+        heads = self.integers[key] = []
+        for size in range(10):  # the lengths in an annotation depend on that of its value, which is cut off here
+            whole = self._annotation(key, b"\x20" + bytes(size))
+            heads.append(whole[: len(whole) - size])
         return heads
 
     def _string(self, key: str, value: str) -> bytes:
-        annotation = data(4, self._name(key) + text(6, value))
+        annotation = self._annotation(key, text(6, value))
         if len(value) < 100:
             self.strings[key, value] = annotation
         return annotation
 
 
+def _nested(names: Iterable[str], value: bytes) -> bytes:
+    """A value below the names of entries, the outermost first."""
+    for name in reversed([*names]):
+        value = data(11, text(10, name) + value)
+    return value
+
+
 _DEEPEST = 32
-"""Levels of a nested argument that are shown; anything below them is one dotted value."""
+"""Levels of a nested argument that are shown, and of dots in a key; anything below them is one value."""
 
 
 def _annotation_value(value: Any, level: int = 0) -> bytes:
@@ -349,8 +363,8 @@ def _annotation_value(value: Any, level: int = 0) -> bytes:
     if isinstance(value, (dict, list, tuple)) and level == _DEEPEST:
         return text(6, "...")
     if isinstance(value, dict) and value:
-        inside = ((key, _annotation_value(inner, level + 1)) for key, inner in value.items())
-        return b"".join(data(11, text(10, str(key)) + inner) for key, inner in inside)
+        inside = ((str(key), _annotation_value(inner, level + 1)) for key, inner in value.items())
+        return b"".join(_nested(key.split(".", _DEEPEST), inner) for key, inner in inside)
     if isinstance(value, (list, tuple)) and value:
         return b"".join(data(12, _annotation_value(inner, level + 1)) for inner in value)
     return text(6, str(value))
@@ -503,7 +517,8 @@ class _ProcessWriter:
             track = self._counter_track(sample.name)
             for before in self.zeros.pop(sample.name, ()):
                 self._packet(before, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
-        self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(sample.value))
+        value = sample.value / self.trace.memory.size_bytes if is_of_bytes(sample.name) else sample.value
+        self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(value))
 
     def end_counters(self, time: int) -> None:
         """With the process, its memory goes."""
@@ -595,8 +610,8 @@ class _ProcessWriter:
         if title not in self.groups:
             self.groups[title] = self.trace.track(lambda uuid: tracks.row(uuid, self.uuid, title))
         group = self.groups[title]
-        shown = tracks.counter_name(self.process, name, self.trace.process_names)
-        track = self.counters[name] = self._track(lambda uuid: tracks.counter_track(uuid, group, name, shown))
+        shown, memory = tracks.counter_name(self.process, name, self.trace.process_names), self.trace.memory
+        track = self.counters[name] = self._track(lambda uuid: tracks.counter_track(uuid, group, name, shown, memory))
         return track
 
     def _track(self, descriptor: Callable[[int], bytes]) -> _Track:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from rltrace.analysis.ledger import FREE, INTERPRETER
 from rltrace.events import (
@@ -55,7 +56,7 @@ SNAPSHOT = "snapshot"
 """Name of the instant at which a live run was looked at."""
 
 BARE_NAME = "rltrace_name"
-"""Argument with the name of a span whose slice is called differently. (The importer allows no dot in it.)"""
+"""Argument of a slice that is not called as its span: what the span is called."""
 
 _MODULE, _METHOD = "module", "method"
 _OF_MODULE = ("fsdp.forward", "fsdp.backward", "fsdp.all_gather", "fsdp.reduce_scatter")
@@ -108,7 +109,54 @@ def device_row(span: Span) -> str | None:
 
 
 _EXPLICIT = 3
-_SIZE_BYTES = 3
+
+BYTES = "_bytes"
+"""Ends the names of counters of bytes."""
+
+
+class MemoryUnit(NamedTuple):
+    """What bytes are counted in: a power of two, so that a value times `size_bytes` is exactly the bytes recorded."""
+
+    name: str
+    size_bytes: int
+
+
+_GIB, _MIB = MemoryUnit("GiB", 1 << 30), MemoryUnit("MiB", 1 << 20)
+
+UNITS = {
+    "_bytes_per_second": "bytes/s",
+    "tokens_per_second": "tokens/s",
+    "_percent": "%",
+    "_watts": "W",
+    "_seconds": "s",
+    "_ms": "ms",
+    "_ns": "ns",
+    "_tokens": "tokens",
+    "_requests": "requests",
+}
+"""The unit of a counter by the end of its name; one with another end has none. Bytes are counted in a `MemoryUnit`."""
+
+
+def memory_unit(processes: Iterable[Process]) -> MemoryUnit:
+    """What the memory of a trace is counted in: GiB where a process works on a GPU, else MiB.
+
+    The UI knows no unit of 1,024: it would write 65G where all other readers say 60.5 GiB.
+    """
+    devices = (process.device_uuid or "cpu" for process in processes)
+    return _MIB if all(device.startswith("cpu") for device in devices) else _GIB
+
+
+def _unit_of(counter: str, memory: MemoryUnit) -> bytes:
+    """The field of a counter's descriptor that says its unit."""
+    if counter.endswith(BYTES):
+        return text(6, memory.name)
+    unit = next((unit for end, unit in UNITS.items() if counter.endswith(end)), None)
+    return b"" if unit is None else text(6, unit)
+
+
+def _without_unit(counter: str) -> str:
+    """A counter's name as its row has it: bytes are not what a counter of memory is in there."""
+    return counter.removesuffix(BYTES) or counter
 
 
 def title(process: Process, pid: int) -> str:
@@ -170,7 +218,7 @@ def counter_group(process: Process, name: str) -> str:
             return EVERY_ALLOCATION
         if owner_on_host(name) or owner_of_pinned(name):
             return ON_HOST
-        return MEMORY if name.endswith("_bytes") else COUNTERS
+        return MEMORY if name.endswith(BYTES) else COUNTERS
     counter, of = subjects(name)
     if counter.startswith("gpu."):
         return f"GPU {of[0]}"
@@ -180,13 +228,14 @@ def counter_group(process: Process, name: str) -> str:
 def counter_name(process: Process, name: str, names: Mapping[str, str]) -> str:
     """Return what a counter is called in its group: a sampler's without the GPU, and with the process it is about."""
     if process.role != SAMPLER:
-        return f"{name.removeprefix(ALLOCATIONS)}, every allocation" if name.startswith(ALLOCATIONS) else name
+        exact = name.removeprefix(ALLOCATIONS)
+        return _without_unit(exact) + (", every allocation" if exact != name else "")
     counter, of = subjects(name)
     keys = of[1:] if counter.startswith("gpu.") else of
-    return " ".join([counter, *(names.get(key, key) for key in keys)])
+    return " ".join([_without_unit(counter), *(names.get(key, key) for key in keys)])
 
 
-def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
+def counter_track(uuid: int, parent: int, name: str, shown: str, memory: MemoryUnit) -> bytes:
     """Return the descriptor of a counter: owners of memory in the order of the ledger, on one vertical scale.
 
     A process's totals have a scale of their own, and so has its interpreter; otherwise the owners beside them would be
@@ -195,16 +244,15 @@ def counter_track(uuid: int, parent: int, name: str, shown: str) -> bytes:
     on_host = owner_on_host(name) or owner_of_pinned(name)
     if on_host is not None:
         position = 2 * OWNERS.index(on_host) + (owner_of_pinned(name) is not None)
-        return _counter(uuid, parent, shown, integer(3, _SIZE_BYTES) + text(7, "owners"), position)
+        return _counter(uuid, parent, shown, _unit_of(name, memory) + text(7, "owners"), position)
     owner = owner_of_counter(name.removeprefix(ALLOCATIONS))
     counter, _ = subjects(name)
-    in_bytes = integer(3, _SIZE_BYTES) + text(7, "owners" if owner and owner != "interpreter" else "totals")
-    unit = in_bytes if counter.endswith("_bytes") else text(6, counter.rpartition("_")[2])
+    scale = text(7, "owners" if owner and owner != INTERPRETER else "totals") if counter.endswith(BYTES) else b""
     position = OWNERS.index(owner) if owner else len(OWNERS)
-    return _counter(uuid, parent, shown, unit, position)
+    return _counter(uuid, parent, shown, _unit_of(counter, memory) + scale, position)
 
 
-def device_counter(uuid: int, parent: int, name: str) -> bytes:
+def device_counter(uuid: int, parent: int, name: str, memory: MemoryUnit) -> bytes:
     """Return the descriptor of a device's counter: totals on one scale above owners on another, so that heights
     compare.
 
@@ -213,8 +261,8 @@ def device_counter(uuid: int, parent: int, name: str) -> bytes:
     owner = owner_of_counter(name)
     position = TOTALS.index(name) if owner is None else len(TOTALS) + OWNERS.index(owner)
     scale = b"" if owner in (FREE, INTERPRETER) else text(7, "totals" if owner is None else "owners")
-    return _counter(uuid, parent, name, integer(3, _SIZE_BYTES) + scale, position)
+    return _counter(uuid, parent, _without_unit(name), _unit_of(name, memory) + scale, position)
 
 
-def _counter(uuid: int, parent: int, shown: str, unit: bytes, position: int) -> bytes:
-    return integer(1, uuid) + integer(5, parent) + text(2, shown) + data(8, unit) + integer(12, position)
+def _counter(uuid: int, parent: int, shown: str, described: bytes, position: int) -> bytes:
+    return integer(1, uuid) + integer(5, parent) + text(2, shown) + data(8, described) + integer(12, position)

@@ -26,6 +26,9 @@ class SpanErrors(msgspec.Struct, frozen=True, kw_only=True):
 
     error: str
     """Name of the exception."""
+    message: str | None
+    """The first line of what it said, with secrets redacted; of several the first one's. None where it said nothing,
+    and in Recordings of a time when that was not recorded."""
     name: str
     """Name of the innermost span that the exception left."""
     phase: str | None
@@ -61,6 +64,7 @@ def span_errors(seen: Observations, windows: StepWindows) -> list[SpanErrors]:
         found.append(
             SpanErrors(
                 error=error,
+                message=_first_message([process for process, _ in left], error, name),
                 name=name,
                 phase=phase,
                 process=called,
@@ -71,6 +75,12 @@ def span_errors(seen: Observations, windows: StepWindows) -> list[SpanErrors]:
             )
         )
     return sorted(found, key=lambda errors: errors.first_seconds)
+
+
+def _first_message(processes: list[Seen], error: str, name: str) -> str | None:
+    """What the first of these exceptions said, over all processes."""
+    said = [process.messages[error, name] for process in processes if (error, name) in process.messages]
+    return min(said)[1] if said else None
 
 
 def _innermost(process: Seen) -> Iterator[tuple[str, str, int]]:

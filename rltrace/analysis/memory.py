@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,6 +30,8 @@ from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
 from rltrace.analysis.used_memory import used_memory
 from rltrace.events import OWNERS, UNATTRIBUTED, Span
+
+CACHED = "allocator.cached"
 
 
 class OwnerPeak(msgspec.Struct, frozen=True):
@@ -176,6 +179,32 @@ def device_memory(seen: Observations, windows: StepWindows) -> list[DeviceMemory
     return [_Device(lane, found[lane], seen, windows.of(lane)).figures() for lane in sorted(found, key=order)]
 
 
+class FullestMoment(NamedTuple):
+    """Of a phase, over all steps or in one."""
+
+    moment: Moment
+    """When its owners held most together: what an allocator keeps for reuse is nobody's."""
+    used_bytes: int
+    """The most of the device's total in it, caches and all; it may be of another moment."""
+    is_sampled_inside: bool
+    """Whether anybody looked between the two ends of the phase; what comes and goes between them is in no row else."""
+
+
+def fullest_moments(
+    lane: Lane, ledger: Ledger, seen: Observations, windows: StepWindows, step_ns: tuple[int, int] | None = None
+) -> list[FullestMoment]:
+    """Of each phase the moment when most was allocated, in the order of a step.
+
+    Args:
+        lane: Of the device.
+        ledger: Of the device.
+        seen: The whole Recording.
+        windows: The steps of the lane.
+        step_ns: Only phases that begin inside of this count; None for all.
+    """
+    return list(_Device(lane, ledger, seen, windows).fullest_moments(step_ns))
+
+
 class _Device:
     """One device's ledger beside its phases and the run's steps."""
 
@@ -267,17 +296,37 @@ class _Device:
 
     def phase_peaks(self) -> Iterator[Moment]:
         """Return the fullest moment of each phase: inside it, or at one of its boundaries."""
+        for name, moments in self.moments_of_phases().items():
+            yield self.moment(max(moments, key=lambda index: self.used[index]), name)
+
+    def fullest_moments(self, step_ns: tuple[int, int] | None) -> Iterator[FullestMoment]:
+        """Return the moment of each phase when most was allocated, and of those alike the fullest."""
+        allocated = self.used - self.ledger.row(CACHED)
+        for name, moments in self.moments_of_phases(step_ns).items():
+            index = max(moments, key=lambda index: (allocated[index], self.used[index]))
+            spans = [(start_ns, end_ns) for start_ns, end_ns, called in self.told_apart if called == name]
+            yield FullestMoment(
+                self.moment(index, name), int(max(self.used[moments])), any(map(self.is_sampled_inside, spans))
+            )
+
+    def is_sampled_inside(self, span: tuple[int, int]) -> bool:
+        """Return whether anybody looked further from both ends of a phase than a sample of these may be."""
         times_ns = self.ledger.times_ns
-        fullest: dict[str, int] = {}
+        return bool(((span[0] + CONSISTENT_NS < times_ns) & (times_ns < span[1] - CONSISTENT_NS)).any())
+
+    def moments_of_phases(self, step_ns: tuple[int, int] | None = None) -> dict[str, list[int]]:
+        """The moments inside of each phase and at its boundaries, in the order of a step."""
+        times_ns = self.ledger.times_ns
+        found: dict[str, list[int]] = {}
         for start_ns, end_ns, name in self.told_apart:
+            if step_ns is not None and not step_ns[0] <= start_ns < step_ns[1]:
+                continue
             inside = np.flatnonzero((start_ns <= times_ns) & (times_ns <= end_ns))
             # Its first sample may lie before its beginning: what a sleep frees was there when it began.
             begin = [index for index in (self.nearest(start_ns),) if self.away_ns(index, start_ns) <= CONSISTENT_NS]
-            known = [fullest[name]] if name in fullest else []
-            candidates = [*map(int, inside), self.nearest(end_ns), *known, *begin]
-            fullest[name] = max(candidates, key=lambda index: self.used[index])
-        for name in sorted(fullest, key=lambda name: (ORDER.get(name, len(ORDER)), name)):
-            yield self.moment(fullest[name], name)
+            # In this order, for of moments that hold as much the first is taken.
+            found[name] = [*map(int, inside), self.nearest(end_ns), *found.get(name, ()), *begin]
+        return {name: found[name] for name in sorted(found, key=lambda name: (ORDER.get(name, len(ORDER)), name))}
 
     def boundaries(self) -> Iterator[Boundary]:
         """Return both boundaries of every phase that is over."""

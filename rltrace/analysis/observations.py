@@ -43,6 +43,7 @@ STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
 RESIDENT = "resident_bytes"
 
 _OPEN = -1
+_NEVER_NS = 1 << 63
 
 
 class Intervalled:
@@ -176,6 +177,8 @@ class Seen:
         self.errors: defaultdict[tuple[int, int, str, str], Intervalled] = defaultdict(Intervalled)
         """Spans that an exception left, by thread, task, exception and name, without steps and moves, which have their
         own."""
+        self.messages: dict[tuple[str, str], tuple[int, str]] = {}
+        """When the first exception of a type left a span of a name, and what it said, by type and name."""
         self.own_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
         """All other spans that the program made itself."""
         self.automatic_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
@@ -258,6 +261,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
         error = event.args.get("error")
         if _is_exception(error) and event.name != STEP and event.name not in MEMORY_MOVES:
             _see_interval(seen.errors[event.thread, event.task, error, event.name], event, shift_ns)
+            _see_message(seen.messages, event, error)
         if event.name in _STAGES:
             _see_stage(seen.stages[event.name], event, shift_ns)
         elif event.is_phase:
@@ -299,6 +303,13 @@ def _kept_whole(seen: Seen, span: Span) -> list[Span] | None:
 def _is_exception(error: Any) -> TypeGuard[str]:
     """Return whether an argument is the name of an exception's type, and not one of the program's own values."""
     return isinstance(error, str) and error.partition("(")[0].isidentifier()  # Ray's: RayTaskError(KeyError)
+
+
+def _see_message(messages: dict[tuple[str, str], tuple[int, str]], span: Span, error: str) -> None:
+    """Keep the message of the exception that left a span of its name first."""
+    message, key = span.args.get("error_message"), (error, span.name)
+    if isinstance(message, str) and span.end_ns is not None and span.end_ns < messages.get(key, (_NEVER_NS,))[0]:
+        messages[key] = span.end_ns, message
 
 
 def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:

@@ -34,6 +34,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """When its process ended in good order without ending the step; None otherwise."""
     error: str | None
     """Name of the exception that aborted the step; None if none did."""
+    error_message: str | None
+    """The first line of what that said, with secrets redacted; None where it said nothing or nobody recorded it."""
     recorded: bool
     """False if recording was paused in it, so that only its length is known (`rltrace overhead` does that)."""
     steady: bool
@@ -123,6 +125,7 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         seconds=seconds,
         left_open_at_seconds=_seconds_at(windows.owner.process.end_ns, seen) if span.end_ns is None else None,
         error=_error(span),
+        error_message=_error_message(span),
         recorded=_is_recorded(span),
         steady=place in windows.steady,
         reward_mean=numbers.pop(REWARD_MEAN, None),
@@ -149,6 +152,11 @@ def _owners(seen: Observations) -> list[Seen]:
 def _error(span: Span) -> str | None:
     error = span.args.get("error")
     return None if error is None else str(error)
+
+
+def _error_message(span: Span) -> str | None:
+    message = span.args.get("error_message")
+    return None if message is None else str(message)
 
 
 def is_whole(span: Span) -> bool:

@@ -576,7 +576,7 @@ def nothing_after(_token: Any, _result: Any, _error: BaseException | None) -> No
 def end_span(opened: Any, _result: Any, error: BaseException | None) -> None:
     """Close the span that the `before` opened, if it opened one: an `after`."""
     if opened is not None:
-        opened.__exit__(None if error is None else type(error))
+        opened.__exit__(None if error is None else type(error), error)
 
 
 class PatchSet:

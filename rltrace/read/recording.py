@@ -22,7 +22,7 @@ from rltrace.errors import RecordingError
 from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import alignment, archive, ending, gate, unmarked
+from rltrace.read import alignment, archive, ending, engines, gate, unmarked
 from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
@@ -158,6 +158,9 @@ class Recording:
             mark = unmarked.markers({process.key: process.hooks for process in found if process.is_identified})
             for process in found:
                 process.mark = mark.get(process.key)
+        of_engines = engines.places(process for process in found if process.is_identified)
+        for process in found:
+            process.of_engine = of_engines.get(process.key)
         return found
 
     @cached_property
@@ -313,6 +316,8 @@ class Process:
         self.left_ns: int | None = None
         """When it left it, the last time."""
         self._own_pauses: list[tuple[int, int | None]] = []
+        self.of_engine: engines.Place | None = None
+        """Which engine it belongs to, if it is an engine's process without a rank."""
         self.costs: dict[str, float] = {}
         """Nanoseconds that recording one event took in it, by kind of event; empty if nobody measured."""
         self.unavailable: dict[str, str] = {}
@@ -429,9 +434,24 @@ class Process:
 
     @property
     def name(self) -> str:
-        """What a reader calls it: its place, so that no two ranks read alike; without a rank, the name it was given."""
-        given = self.identity.get("name") if self.rank is None else None
-        return str(given) if given else self.place
+        """What a reader calls it: its place, so that no two ranks read alike; without a rank, the name it was given.
+
+        An engine's process without a rank has that of its engine, its GPU or a number beside its name.
+        """
+        if self.rank is not None:
+            return self.place
+        return self.given_name if self.of_engine is None else self.of_engine.name
+
+    @property
+    def given_name(self) -> str:
+        """The name that it gave itself; without one, its role."""
+        return str(self.identity.get("name") or self.role)
+
+    @property
+    def device_uuid(self) -> str | None:
+        """Of the device that it said it works on."""
+        uuid = (self.device or {}).get("uuid")
+        return str(uuid) if uuid else None
 
     @property
     def clock_domain(self) -> Domain:
@@ -1053,6 +1073,8 @@ def _position(process: Process) -> tuple[int, int, int, int]:
     role = _ROLES.index(process.role) if process.role in _ROLES else len(_ROLES)
     if process.rank is not None:
         return 1, process.rank, role, process.start_ns
+    if process.of_engine is not None and process.of_engine.rank is not None:
+        return 1, process.of_engine.rank, len(_ROLES) + 1, process.start_ns
     if process.role == SAMPLER:
         return 3, 0, role, process.start_ns
     return (0 if process.role in LEADING else 2), 0, role, process.start_ns

@@ -40,6 +40,15 @@ _SECRET_VALUE = re.compile(
     r"(?:^|[\s\"'=:])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|eyJ)\w"
     r"|://[^/@\s]*:[^/@\s]+@|\b[Bb]earer\s"
 )
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]+(?=@)")
+_SECRET_WORD = re.compile(
+    r"(?<![\w-])(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|eyJ)[^\s\"',;)}\]]+|\b(?<=[Bb]earer )\S+"
+)
+_NAMED_VALUE = re.compile(
+    r"""(?P<name>[\w.-]+)(?P<between>["']?\s*[=:]\s*["']?)(?P<value>(?:(?:Basic|Bearer|Digest|Token)\s+)?[^\s"',;)}\]]+)"""
+)
+_ALSO_PROSE = frozenset({"key", "keys", "token"})
+"""Before a colon these are words of a sentence, as in `unexpected key: loss`, and no names of secrets."""
 REDACTED = "[redacted]"
 
 
@@ -174,6 +183,18 @@ def redact_command(command: list[str]) -> list[str]:
             words.append(redact(word))
         after_secret = not equals and word.startswith("-") and _is_secret(word)
     return words
+
+
+def redact_text(text: str) -> str:
+    """A sentence without the secrets in it: `api_key=X`, `'token': 'X'`, `Authorization: Bearer X`, `sk-X`."""
+    without_names = _NAMED_VALUE.sub(_redacted_value, text)
+    return _SECRET_WORD.sub(REDACTED, _CREDENTIALS.sub(REDACTED, without_names))
+
+
+def _redacted_value(found: re.Match[str]) -> str:
+    name, between = found["name"], found["between"]
+    is_prose = between.strip() == ":" and name.lower() in _ALSO_PROSE
+    return f"{name}{between}{REDACTED}" if _is_secret(name) and not is_prose else found[0]
 
 
 def _redact_config(config: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rltrace.events import AUTOMATIC
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
+from rltrace.record.error_message import message_of
 from rltrace.record.segment import Segment
 from rltrace.record.writer import Held, Recorder, typed_spans
 
@@ -154,14 +155,14 @@ class _Enterable:
             raise
         return self
 
-    # The three arguments are spelled out: `*_` would build a tuple. Hooks end a span with the first one only.
+    # The three arguments are spelled out: `*_` would build a tuple. Hooks end a span with the first one or two only.
     def __exit__(self, kind: type[BaseException] | None, error: object = None, traceback: object = None, /) -> None:
         if _recorder is None:
             return
         try:
             end_ns = _now_ns()
             if kind is not None and kind is not GeneratorExit:  # closing a generator is no error
-                self.set(error=kind.__name__)
+                self.set(error=kind.__name__, **message_of(error))
             _local.write(encode((self.start_ns, end_ns, self.args, True)))
         except own_failure():
             _write_slowly((self.start_ns, end_ns, self.args, True))
@@ -172,7 +173,7 @@ class _Enterable:
 
     def _end_interrupted(self, interruption: BaseException) -> None:
         """Write the end of a span that an error from outside interrupted, so that it does not stay open."""
-        args = {"error": type(interruption).__name__, **(self.args or {})}
+        args = {"error": type(interruption).__name__, **message_of(interruption), **(self.args or {})}
         _write((self.start_ns, _now_ns(), args, True))
 
     async def __aenter__(self: Any) -> Any:

@@ -819,7 +819,8 @@ def test_caught_error_is_told_once(tmp_path: Path) -> None:
     lines = [str(line) for line in problems(summary)]
     assert len(lines) == 3
     assert re.fullmatch(
-        r"ValueError in parse of driver, phase reward, steps 1-2: 2 times, first at \d+\.\d s", lines[2]
+        r"ValueError in parse of driver, phase reward, steps 1-2: 2 times, first at \d+\.\d s: invalid literal for .*",
+        lines[2],
     )
     assert re.fullmatch(r"KeyError in reward of driver, steps 0-2: 3 times, first at \d+\.\d s", lines[1])
 

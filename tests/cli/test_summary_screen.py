@@ -312,7 +312,7 @@ def test_aborted_step_comes_first(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 1
     lines = screen(Recording.open(tmp_path / "run"))
-    assert re.fullmatch(r"Step 7 was aborted by ValueError, at \d+\.\d s", lines[lines.index("") + 1])
+    assert re.fullmatch(r"Step 7 was aborted by ValueError, at \d+\.\d s: no data", lines[lines.index("") + 1])
 
 
 def test_many_alike_problems_are_cut(tmp_path: Path) -> None:

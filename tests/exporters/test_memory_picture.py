@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
+from matplotlib.legend import Legend
 from msgspec.structs import replace
 from recording_file import SECOND, RecordingFile
 from rltrace_exporters import memory_image
 from rltrace_exporters.memory import Memory
 from rltrace_exporters.memory_picture import _note, picture
-from screenshot import browser_page, chromium
+from rltrace_exporters.perfetto import Perfetto
+from rltrace_exporters.timeline_colors import slice_color
+from screenshot import browser_page, chromium, show, visible
 
 from rltrace.analysis import summarize
-from rltrace.analysis.memory import Moment
+from rltrace.analysis.memory import AllocatedPeak
 from rltrace.errors import MissingExtraError, OutputError
 from rltrace.events import OWNER_COLORS, OWNERS
+from rltrace.read import perfetto_ui
 from rltrace.read.recording import Recording
 
 ROOT = Path(__file__).parents[2]
@@ -42,29 +48,119 @@ def test_every_owner_has_a_colour_of_its_own() -> None:
     assert len(set(OWNER_COLORS.values())) == len(OWNERS)
 
 
-def height(moment: Moment) -> int:
-    """Of all layers: where owners hold more than there is, by as much above the total, as no layer is below zero."""
-    return moment.used_bytes - min(0, moment.bytes["unaccounted"])
-
-
 def test_layers_add_up_to_what_the_summary_says() -> None:
+    """Of the device that is drawn of four that are alike: the fullest."""
     recording = Recording.open(RECORDING)
-    figures = summarize(recording).memory
-    drawn = picture(recording)
-    assert len(drawn.devices) == 4
-    for device, memory in zip(drawn.devices, figures, strict=True):
-        assert device.unit == "GiB"
-        (peak,) = [moment for moment in memory.steps if device.moments == f"step {moment.step}"]
-        assert sum(layer.area for layer in device.layers).max() * 2**30 == pytest.approx(height(peak))
-        heights = [sum(bars) * 2**30 for bars in zip(*(layer.bars for layer in device.layers), strict=True)]
-        assert heights == pytest.approx([height(moment) for moment in memory.phases if moment.step is not None])
-        assert [band.name for band in device.bands][:3] == [
-            "rollout.wake_weights",
-            "weight_sync",
-            "rollout.wake_kv_cache",
-        ]
-        assert device.seconds[0] == 0
-        assert (device.seconds[1:] >= device.seconds[:-1]).all()
+    (device,) = picture(recording).devices
+    memory = max(summarize(recording).memory, key=lambda one: one.steps[-1].used_bytes)
+    assert device.name == f"{memory.lane} · {memory.device}, the fullest of 4 that are alike"
+    assert (device.unit, device.moments) == ("GiB", f"step {memory.steps[-1].step}")
+    assert device.used.max() * 2**30 == pytest.approx(memory.steps[-1].used_bytes)
+    layers = sum(layer.area for layer in device.layers) * 2**30
+    below_zero = min(0, *(moment.bytes["unaccounted"] for moment in memory.boundaries))
+    assert (layers - device.used * 2**30 >= -1).all() and (layers - device.used * 2**30 <= 1 - below_zero).all()
+    most = {moment.phase: moment.used_bytes for moment in memory.phases if moment.step is not None}
+    assert {name.rstrip("*"): round(top * 2**30) for name, top in zip(device.phases, device.tops, strict=True)} == most
+    assert [band.name for band in device.bands][:3] == ["rollout.wake_weights", "weight_sync", "rollout.wake_kv_cache"]
+    assert device.seconds[0] == 0
+    assert (device.seconds[1:] >= device.seconds[:-1]).all()
+
+
+@pytest.mark.parametrize("recording", [RECORDING, VERL])
+def test_the_bar_of_an_update_has_its_gradients(recording: Path) -> None:
+    """It shows when most was allocated: at its end nothing is but caches, which are more in all."""
+    (device,) = picture(Recording.open(recording)).devices
+    bars = {layer.owner: dict(zip(device.phases, layer.bars, strict=True)) for layer in device.layers}
+    assert bars["actor.grads"]["actor.update"] > 7
+    top = dict(zip(device.phases, device.tops, strict=True))["actor.update"]
+    assert sum(owner["actor.update"] for owner in bars.values()) < top, "and says how much there was in all"
+    assert "rollout.generate*" in device.phases and device.note.endswith("* sampled at its ends only")
+
+
+def test_the_others_of_a_device_are_a_band_about_what_it_has() -> None:
+    (device,) = picture(Recording.open(VERL)).devices
+    assert device.others is not None
+    least, most = device.others
+    assert (least <= most).all() and least.shape == device.seconds.shape == device.used.shape
+    assert np.median(np.abs(device.used - most)) < 0.5, "GiB: all four do the same"
+
+
+def test_what_a_card_has_is_a_line(tmp_path: Path) -> None:
+    (device,) = picture(Recording.open(RECORDING)).devices
+    assert device.capacity == pytest.approx(140.4, abs=0.1)
+    assert device.height > device.top == device.capacity
+    svg = drawn_as(".svg", tmp_path).read_text()
+    assert svg.count('id="capacity"') == 2 and "on_a_cpu" not in svg
+    written, _ = written_with_part(tmp_path / "cpu")
+    assert picture(Recording.open(written.path)).devices[0].capacity is None, "nobody said what was free"
+
+
+def written_ranks(
+    folder: Path, most: list[int], *, steps: bool = True, last: dict[str, Any] | None = None
+) -> RecordingFile:
+    """Two steps of 10 s, or none; each rank has a constant part of 100 and in the middle of a step its own most."""
+    written = RecordingFile(folder)
+    driver = written.process(1, role="driver").thread()
+    for step in range(2 if steps else 0):
+        driver.span("step", 10 * step * SECOND, (10 * step + 10) * SECOND, step=step)
+    if last is not None:
+        driver.begin("step", 20 * SECOND, step=2)
+    if last:
+        driver.end(20 * SECOND, 30 * SECOND, **last)
+    for rank, size in enumerate(most):
+        device = {"host": "node", "uuid": f"GPU-{rank}"}
+        worker = written.process(10 + rank, role="worker", rank=rank, device=device).thread()
+        for at in range(0, 20, 5):
+            worker.counter("actor.params_bytes", at * SECOND, size if at % 10 else 100)
+            totals = {"used": size if at % 10 else 100, "driver.reserved": 0}
+            worker.span("memory.edge", at * SECOND, at * SECOND + 1000, totals=totals, free_bytes=1000)
+    return written
+
+
+def test_devices_that_are_not_alike_are_drawn_apart(tmp_path: Path) -> None:
+    """Ranks 0, 1 and 3 are within a tenth; rank 2 has twice as much."""
+    written = written_ranks(tmp_path / "run", [500, 520, 1000, 510])
+    shown = picture(Recording.open(written.path)).devices
+    assert [device.name for device in shown] == ["rank 1 · GPU-1, the fullest of 3 that are alike", "rank 2 · GPU-2"]
+    first, apart = shown
+    assert first.others is not None and apart.others is None
+    assert [round(size.max() * 2**20) for size in first.others] == [500, 510]
+
+
+def test_a_run_without_steps_counts_from_its_beginning(tmp_path: Path) -> None:
+    (device,) = picture(Recording.open(written_ranks(tmp_path / "run", [500], steps=False).path)).devices
+    assert (device.moments, device.axis) == ("the whole Recording", "seconds from the beginning of the Recording")
+    figure = memory_image.figure_of(picture(Recording.open(tmp_path / "run")))
+    assert figure.axes[0].get_xlabel() == device.axis
+    assert device.phases == [] and "no phase was recorded" in {text.get_text() for text in figure.axes[1].texts}
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+def test_a_step_that_failed_is_drawn_behind_the_last_that_did_not(tmp_path: Path, is_raised: bool) -> None:
+    """By an exception, or as its process died; where the last memory ran out is a line."""
+    written = written_ranks(tmp_path / "run", [500], last={"error": "ValueError"} if is_raised else {})
+    worker = written.process(30, role="worker", rank=0, device={"host": "node", "uuid": "GPU-0"}).thread()
+    for at, size in ((21, 700), (25, 900)):
+        worker.counter("actor.params_bytes", at * SECOND, size)
+        worker.span("memory.edge", at * SECOND, at * SECOND + 1000, totals={"used": size, "driver.reserved": 0})
+    worker.span("memory.out_of_memory", 26 * SECOND, 26 * SECOND + 10, asked_bytes=5)
+    drawn = picture(Recording.open(written.path))
+    why = "which failed: ValueError" if is_raised else "which did not end"
+    assert [device.moments for device in drawn.devices] == ["step 1", f"step 2, {why}"]
+    assert drawn.devices[1].failures == [6.0] and round(drawn.devices[1].used.max() * 2**20) >= 900
+    words = memory_image.figure_of(drawn).axes[5].get_children()
+    said = {text.get_text() for legend in words if isinstance(legend, Legend) for text in legend.get_texts()}
+    assert "out of memory" in said
+
+
+def test_nothing_of_a_picture_is_cut_off() -> None:
+    figure = memory_image.figure_of(picture(Recording.open(RECORDING)))
+    figure.draw_without_rendering()
+    (words,) = figure.axes[2::3]
+    for legend in words.get_children():
+        if isinstance(legend, Legend):
+            box = legend.get_window_extent()
+            assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
 
 
 def test_a_picture_is_named_after_the_folder_or_the_archive_that_was_opened(tmp_path: Path) -> None:
@@ -204,39 +300,79 @@ def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() 
     assert _note(replace(refused, residual=None)) == "unknown here, so not drawn: cuda.context, nccl"
 
 
+def test_the_caption_says_what_torch_counted_between_the_samples() -> None:
+    known = summarize(Recording.open(RECORDING)).memory[0]
+    assert "torch" not in _note(known), "nobody counted then"
+    peak = AllocatedPeak(process="rank 0 worker", bytes=3 << 29, at_seconds=1, step=1, phase="actor.update")
+    said = "by torch's own count rank 0 worker had 1.50 GiB at once in actor.update, between samples too"
+    assert _note(replace(known, allocated_peaks=[peak])) == f"{_note(known)}; {said}"
+
+
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
-def test_the_html_shows_every_device_without_the_internet(tmp_path: Path) -> None:
+def test_the_html_says_the_bytes_at_the_pointer_without_the_internet(tmp_path: Path) -> None:
+    """And shows an owner alone that is clicked."""
     file = drawn_as(".html", tmp_path)
+    assert file.stat().st_size < 300_000
+    (device,) = picture(Recording.open(RECORDING)).devices
     with browser_page(1320, 1100) as page:
         asked: list[str] = []
         errors: list[Any] = []
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: errors.append(error))  # noqa: PLW0108  # it wants a Python function
         page.goto(file.as_uri())
-        page.wait_for_function("document.querySelectorAll('.plotly-graph-div .main-svg .bars').length >= 4")
-        found = page.evaluate(FOUND)
+        left, top, right, bottom = page.evaluate(PLACE, "area_box")
+        page.mouse.move(left + 0.75 * (right - left), (top + bottom) / 2)
+        at_moment = page.evaluate(SAID)
+        left, top, right, bottom = page.evaluate(PLACE, "bars_box")
+        page.mouse.move(left + (right - left) * 0.94, (top + bottom) / 2)
+        at_bar = page.evaluate(SAID)
+        page.click('[id="owner:actor.optimizer"]', force=True)
+        bright = page.evaluate("[...new Set(owners.filter(o => !o.classList.contains('dim')).map(o => o.id))]")
+        colors = page.evaluate("Object.fromEntries(devices[0].layers.map(layer => [layer.owner, layer.color]))")
     assert errors == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert len(found) == 4
-    for plot in found:
-        assert {"actor.params", "actor.optimizer", "rollout.weights", "rollout.kv_cache"} <= set(plot["colors"])
-        assert plot["colors"] == {owner: OWNER_COLORS[owner] for owner in plot["colors"]}
-        assert plot["areas"] >= 5
+    place = int(np.flatnonzero(device.seconds <= 0.75 * device.seconds[-1])[-1])
+    assert at_moment["used, in all"] == f"{device.used[place]:.3f}".rstrip("0").rstrip(".") + " GiB"
+    (grads,) = (layer for layer in device.layers if layer.owner == "actor.grads")
+    assert at_bar["title"] == "actor.update"
+    assert float(at_bar["actor.grads"].removesuffix(" GiB")) == pytest.approx(grads.bars[-1], abs=0.001)
+    assert bright == ["owner:actor.optimizer"]
+    assert colors == {owner: OWNER_COLORS[owner] for owner in colors} and len(colors) > 8
 
 
-FOUND = """
-    Array.from(document.querySelectorAll('.plotly-graph-div')).map(plot => ({
-        areas: plot.querySelectorAll('.scatterlayer .trace path.js-fill').length,
-        colors: Object.fromEntries(
-            plot.data.filter(trace => trace.stackgroup).map(trace => [trace.name, trace.fillcolor])
-        ),
-    }))
-"""
+PLACE = """(box) => {
+    const {left, top, width, height} = picture.getBoundingClientRect();
+    const [x0, y0, x1, y1] = devices[0][box];
+    return [left + x0 * width, top + y0 * height, left + x1 * width, top + y1 * height];
+}"""
+SAID = """Object.fromEntries([['title', said.firstChild.textContent],
+    ...[...said.querySelectorAll('tr')].map((row) => [row.cells[0].textContent, row.cells[1].textContent])])"""
+
+
+@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
+def test_a_phase_has_the_colour_of_the_timeline(tmp_path: Path) -> None:
+    """As Perfetto's UI draws it."""
+    file = tmp_path / "trace.pftrace"
+    recording = Recording.open(VERL)
+    with file.open("wb") as out:
+        Perfetto().write(recording, out)
+    server = perfetto_ui.serve(
+        file, perfetto_ui.find_ui(), commands=perfetto_ui.startup_commands(recording.processes),
+        shown_unix_ns=visible(recording, 4, whole=False),
+    ).start()  # fmt: skip
+    with browser_page(1600, 1000) as page:
+        show(page, server.page_url)
+        page.screenshot(path=tmp_path / "timeline.png")
+    server.close()
+    shown = (imread(tmp_path / "timeline.png")[..., :3] * 255).round().astype(int).reshape(-1, 3)
+    found = {"#{:02x}{:02x}{:02x}".format(*color) for color in np.unique(shown, axis=0)}
+    names = ("rollout.generate", "actor.old_log_prob", "ref.log_prob", "actor.update", "weight_sync", "step 4")
+    assert {name: slice_color(name) for name in names if slice_color(name) not in found} == {}
 
 
 def test_the_svg_and_the_png_are_pictures(tmp_path: Path) -> None:
     svg = drawn_as(".svg", tmp_path).read_text()
-    assert svg.count(OWNER_COLORS["rollout.kv_cache"]) >= 8, "an area and bars on four devices"
+    assert svg.count(OWNER_COLORS["rollout.kv_cache"]) >= 5, "an area, bars and a legend"
     assert (
         "http" not in re.sub(r'(xmlns|xlink|rdf|dc|cc)[:\w]*="[^"]*"|<!DOCTYPE[^>]*>', "", svg).partition("<defs>")[2]
     )
@@ -251,7 +387,7 @@ def test_a_title_that_is_long_does_not_run_into_the_one_beside_it(tmp_path: Path
     name = "rank 0 · GPU-2a4c231e-7087-7460-8227-451fa473f363"
     figure = memory_image.figure_of(drawn._replace(devices=[device._replace(name=name, moments=moments)]))
     figure.draw_without_rendering()
-    area, bars = (axes.get_title(loc="left") and axes._left_title.get_window_extent() for axes in figure.axes)
+    area, bars = (axes.get_title(loc="left") and axes._left_title.get_window_extent() for axes in figure.axes[:2])
     assert area.x1 < bars.x0
 
 
@@ -291,7 +427,7 @@ def test_a_recording_without_memory_is_refused(tmp_path: Path) -> None:
         Memory().write(Recording.open(tmp_path), (tmp_path / "out").open("wb"))
 
 
-@pytest.mark.parametrize(("suffix", "library"), [(".html", "plotly"), (".png", "matplotlib")])
+@pytest.mark.parametrize(("suffix", "library"), [(".html", "matplotlib"), (".png", "matplotlib")])
 def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, library: str
 ) -> None:

@@ -99,6 +99,7 @@ def test_arguments_of_every_kind_arrive(importer: Importer, recording: Recording
     }
     texts = {"text": "grüße 🚀", "empty": "", "long": "x" * 5000, "none": None}
     nested = {"shape": [2, 3], "dtype": {"from": "bf16", "to": {"name": "f32"}}, "nothing": [], "neither": {}}
+    nested["layers"] = {"0.weight": 9}
     thread.begin("a", 1, **plain, **texts, **nested)
     thread.end(1, 2, late=7, error="ValueError")
     trace = load(importer, recording)
@@ -106,8 +107,24 @@ def test_arguments_of_every_kind_arrive(importer: Importer, recording: Recording
     (found,) = trace.slices()
     assert found["args"] == plain | texts | {
         "none": "None", "shape[0]": 2, "shape[1]": 3, "dtype.from": "bf16", "dtype.to.name": "f32",
-        "nothing": "[]", "neither": "{}", "late": 7, "error": "ValueError",
+        "nothing": "[]", "neither": "{}", "late": 7, "error": "ValueError", "layers.0.weight": 9,
     }  # fmt: skip
+
+
+def test_keys_with_dots_keep_them(importer: Importer, recording: RecordingFile) -> None:
+    """Of every kind of value, beside a key that begins alike; the importer would write `_` for a dot in a name."""
+    thread = recording.process().thread()
+    values = (0, 300, 1 << 50, -5, 0.25, True, "text", "x" * 5000, "")
+    args = {f"model.layers.{number}": value for number, value in enumerate(values)}
+    args |= {"model": 7, "..": 1, ".begin": 2, "end.": 3, "deep" + ".x" * 31: 4}
+    for at in (1, 5):  # bytes of the first are kept for the second
+        thread.span("a", at, at + 2, **args)
+    trace = load(importer, recording)
+    trace.check_clean(slices=2, counters=0)
+    assert [slice_["args"] for slice_ in trace.slices()] == [args, args]
+    assert (
+        trace.one("select distinct extract_arg(arg_set_id, 'debug.model.layers.1') from slice where name = 'a'") == 300
+    )
 
 
 def test_an_unsigned_argument_larger_than_a_signed_one_keeps_its_bits(
@@ -380,7 +397,7 @@ def test_the_rows_of_a_process_come_in_the_order_a_reader_wants(importer: Import
     trace.check_clean(slices=3, counters=3)
     assert row_names(trace, "rank 0 engine") == [
         "Phases · rank 0 engine", "Start-up · rank 0 engine", "memory", "other counters", "requests",
-        "rollout.weights_bytes", "rollout.kv_cache_bytes", "tokens_per_second",
+        "rollout.weights", "rollout.kv_cache", "tokens_per_second",
     ]  # fmt: skip
 
 
@@ -544,45 +561,73 @@ def test_memory_that_stays_zero_has_no_row(importer: Importer, recording: Record
         thread.counter("waiting", ts, 0)
     trace = load(importer, recording)
     of_process = "select count(*) from counter c join track t on t.id = c.track_id where t.name = '{}'"
-    assert [trace.one(of_process.format(name)) for name in ("actor.grads_bytes", "waiting")] == [0, 4]
+    assert [trace.one(of_process.format(name)) for name in ("actor.grads", "waiting")] == [0, 4]
     values = [
-        value
-        for (value,) in trace.query("""
-            select value from counter c join track t on t.id = c.track_id
-            join track above on above.id = t.parent_id
-            where t.name = 'actor.params_bytes' and above.name = 'memory' order by ts
+        size_bytes
+        for (size_bytes,) in trace.query(f"""
+            select {IN_BYTES} as size_bytes from counter c join counter_track u on u.id = c.track_id
+            join track t on t.id = u.id join track above on above.id = t.parent_id
+            where u.name = 'actor.params' and above.name = 'memory' order by ts
         """)
     ]
     assert values == [0, 0, 5, 0]
-    assert trace.one(of_process.format("ref.params_bytes")) == 4, "what nobody knows is not zero"
-    assert device_groups(trace) == {
-        " Memory · rank 0 · GPU-1": {"actor.params_bytes": [0, 5, 0], "owned_bytes": [0, 5, 0]}
-    }
+    assert trace.one(of_process.format("ref.params")) == 4, "what nobody knows is not zero"
+    assert device_groups(trace) == {" Memory · rank 0 · GPU-1": {"actor.params": [0, 5, 0], "owned": [0, 5, 0]}}
 
 
-def test_counters_keep_their_values_units_and_scale(importer: Importer, recording: RecordingFile) -> None:
-    process = recording.process()
-    thread = process.thread()
-    values = [0, 1, 1 << 40, -3, 2.5]
+@pytest.mark.parametrize(("uuid", "unit"), [("GPU-1", "GiB"), ("MIG-1", "GiB"), ("cpu:0", "MiB"), (None, "MiB")])
+def test_memory_has_the_unit_of_the_readers_and_every_byte(
+    importer: Importer, recording: RecordingFile, uuid: str | None, unit: str
+) -> None:
+    """All of it one unit of 1,024, for the UI would write G for 10^9; times its size, bytes are what was recorded."""
+    recording.process(1, role="driver").thread().counter("resident_bytes", 1, 12345)
+    thread = recording.process(2, device={"host": "node", "uuid": uuid}).thread()
+    values = [0, 1, 64_457_932_803, (1 << 53) - 1, -3, 2.5]
     for ts, value in enumerate(values):
-        thread.counter("actor.params_bytes", ts, value)
-        thread.counter("kv_usage_ratio", ts, value)
+        thread.counter("queue_bytes", ts, value)
     trace = load(importer, recording)
-    trace.check_clean(slices=0, counters=10)
-    assert [
-        v
-        for (v,) in trace.query(
-            "select value from counter join counter_track t on t.id = track_id where name like 'actor.%' order by ts"
-        )
-    ] == values
-    assert trace.query("select name, unit from counter_track order by name") == [
-        ("actor.params_bytes", "bytes"),
-        ("kv_usage_ratio", "ratio"),
-    ]
-    groups = (
-        "select t.name as row, above.name as above from track t join track above on above.id = t.parent_id order by 1"
-    )
-    assert trace.query(groups) == [("actor.params_bytes", "memory"), ("kv_usage_ratio", "other counters")]
+    trace.check_clean(slices=0, counters=7)
+    assert set(trace.query("select name, unit from counter_track")) == {("resident", unit), ("queue", unit)}
+    rows = trace.query(f"""
+        select {IN_BYTES} as size_bytes from counter c join counter_track u on u.id = c.track_id
+        where u.name = 'queue' order by ts
+    """)
+    assert [size_bytes for (size_bytes,) in rows] == values
+
+
+UNITS = {
+    "gpu.nvlink_sent_bytes_per_second": "bytes/s",
+    "tokens_per_second": "tokens/s",
+    "prompt_tokens_per_second": "tokens/s",
+    "cpu_percent": "%",
+    "gpu.power_watts": "W",
+    "sampler.cpu_seconds": "s",
+    "wait_ms": "ms",
+    "num_tokens": "tokens",
+    "reward_mean": None,
+    "kv_usage_ratio": None,
+    "loss": None,
+    "waiting": None,
+}
+
+
+def test_counters_keep_their_values_and_have_the_unit_that_their_name_ends_with(
+    importer: Importer, recording: RecordingFile
+) -> None:
+    """Not its last word, which of `tokens_per_second` and of `reward_mean` is none."""
+    thread = recording.process().thread()
+    values = [0, 1, 1 << 40, -3, 2.5]
+    for name in UNITS:
+        for ts, value in enumerate(values):
+            thread.counter(name, ts, value)
+    trace = load(importer, recording)
+    trace.check_clean(slices=0, counters=len(UNITS) * len(values))
+    found = "select value from counter join counter_track t on t.id = track_id where name = '{}' order by ts"
+    for name in UNITS:
+        assert [value for (value,) in trace.query(found.format(name))] == values
+    assert {name: unit or None for name, unit in trace.query("select name, unit from counter_track")} == UNITS
+    above = "select distinct above.name from counter_track c join track t using (id) join track above on above.id = "
+    assert trace.one(above + "t.parent_id") == "other counters"
 
 
 def test_a_device_is_one_group_of_what_its_processes_hold_together(
@@ -601,7 +646,7 @@ def test_a_device_is_one_group_of_what_its_processes_hold_together(
     trace.check_clean(slices=0, counters=7 + 5 + 5 + 2)
     held = [1, 3, 6, 9, 4]
     assert device_groups(trace) == {
-        " Memory · rank 0 · cpu-0": {"allocator.cached_bytes": held, "owned_bytes": held, "used_bytes": [70, 80]}
+        " Memory · rank 0 · cpu-0": {"allocator.cached": held, "owned": held, "used": [70, 80]}
     }
 
 
@@ -609,25 +654,28 @@ def test_libraries_and_what_is_free_do_not_make_owners_flat(importer: Importer, 
     thread = recording.process(role="worker", rank=0, device={"host": "node", "uuid": "cpu-0"}).thread()
     thread.counter("actor.params_bytes", 1, 5)
     thread.counter("interpreter_bytes", 1, 700)
-    assert device_scales(load(importer, recording)) == {"owned_bytes": "totals", "interpreter_bytes": None}
+    assert device_scales(load(importer, recording)) == {"owned": "totals", "interpreter": None}
 
 
-DEVICE_COUNTERS = """
-    select above.name as above, t.name as row, c.ts as ts, c.value as value from counter c
-    join track t on t.id = c.track_id join track above on above.id = t.parent_id
+IN_BYTES = "c.value * case u.unit when 'GiB' then 1 << 30 when 'MiB' then 1 << 20 end"
+"""Of a counter `c` on a track `u`; as in the documents."""
+
+DEVICE_COUNTERS = f"""
+    select above.name as above, u.name as row, c.ts as ts, {IN_BYTES} as size_bytes from counter c
+    join counter_track u on u.id = c.track_id join track t on t.id = u.id join track above on above.id = t.parent_id
     where above.name like ' Memory ·%' order by row, ts
 """
 
 
 def device_groups(trace: Trace) -> dict[str, dict[str, list[float]]]:
-    """Values of each counter of each device's group."""
+    """Bytes of each counter of each device's group."""
     found: dict[str, dict[str, list[float]]] = {}
-    for group, row, _, value in trace.query(DEVICE_COUNTERS):
-        found.setdefault(group, {}).setdefault(row, []).append(value)
+    for group, row, _, size_bytes in trace.query(DEVICE_COUNTERS):
+        found.setdefault(group, {}).setdefault(row, []).append(size_bytes)
     return found
 
 
-SCALES = {"used_bytes": "totals", "owned_bytes": "totals", "free_bytes": None}
+SCALES = {"used": "totals", "owned": "totals", "free": None}
 """Of a GPU's group, the axes of all rows but owners', which share one; None: an axis of its own."""
 
 
@@ -638,7 +686,7 @@ def device_scales(trace: Trace) -> dict[str, str | None]:
         from counter_track c join track t on t.id = c.id join track above on above.id = t.parent_id
         where above.name like ' Memory ·%'
     """)
-    assert {unit for _, _, unit in rows} == {"bytes"}
+    assert len({unit for _, _, unit in rows} & {"GiB", "MiB"}) == len({unit for _, _, unit in rows}) == 1
     return {name: scale for name, scale, _ in rows if scale != "owners"}
 
 
@@ -670,20 +718,20 @@ def test_gpu_group(importer: Importer, recording: RecordingFile) -> None:
     trace = load(importer, recording)
     assert device_groups(trace) == {
         " Memory · rank 0 · GPU-1": {
-            "used_bytes": [90, 91, 95],
-            "owned_bytes": [70, 90],
-            "actor.params_bytes": [60, 80],
-            "driver.reserved_bytes": [10],
-            "unaccounted_bytes": [20, 5],
-            "free_bytes": [20, 15],
+            "used": [90, 91, 95],
+            "owned": [70, 90],
+            "actor.params": [60, 80],
+            "driver.reserved": [10],
+            "unaccounted": [20, 5],
+            "free": [20, 15],
         }
     }
     assert device_scales(trace) == SCALES
-    times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unaccounted_bytes"}
+    times = {ts - REALTIME_NS for _, row, ts, _ in trace.query(DEVICE_COUNTERS) if row == "unaccounted"}
     assert times == {13, 23}, "where the edges end"
     assert trace.query(USED_SOURCES) == [(90, "rank 0 worker"), (91, "sampler"), (95, "rank 0 worker")]
     shown = group_rows(trace)
-    assert shown[0] == "used_bytes" and shown[-3:] == ["driver.reserved_bytes", "unaccounted_bytes", "free_bytes"]
+    assert shown[0] == "used" and shown[-3:] == ["driver.reserved", "unaccounted", "free"]
 
 
 def group_rows(trace: Trace) -> list[str]:
@@ -730,9 +778,7 @@ def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(
     thread.counter("used_bytes", 11, 9)
     engine.ends(20)
     found = device_groups(load(importer, recording))
-    assert found == {
-        " Memory · rank 0 · GPU-1": {"rollout.weights_bytes": [5, 0], "owned_bytes": [5, 0], "used_bytes": [9]}
-    }
+    assert found == {" Memory · rank 0 · GPU-1": {"rollout.weights": [5, 0], "owned": [5, 0], "used": [9]}}
 
 
 def test_one_counter_sampled_by_two_threads_is_one_row(importer: Importer, recording: RecordingFile) -> None:
@@ -741,8 +787,8 @@ def test_one_counter_sampled_by_two_threads_is_one_row(importer: Importer, recor
     process.thread(2, "b").counter("allocated_bytes", 3, 30)
     trace = load(importer, recording)
     trace.check_clean(slices=0, counters=2)
-    assert trace.query("select value from counter order by ts") == [(30,), (50,)]
-    assert trace.one("select count(*) from counter_track where name = 'allocated_bytes'") == 1
+    assert trace.query("select value * (1 << 20) as size from counter order by ts") == [(30,), (50,)]
+    assert trace.one("select count(*) from counter_track where name = 'allocated'") == 1
 
 
 def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: RecordingFile) -> None:
@@ -754,7 +800,7 @@ def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: 
     trace.check_clean(slices=0, counters=3)
     scale = "extract_arg(source_arg_set_id, 'y_axis_share_key')"
     found = trace.query(f"select name, {scale} as scale from counter_track order by name")
-    assert found == list(zip(names, ("owners", "owners", "totals"), strict=True))
+    assert found == [("actor.grads", "owners"), ("actor.params", "owners"), ("resident", "totals")]
 
 
 def test_what_lies_in_the_hosts_memory_is_a_group_of_its_own_with_what_is_pinned_below_each_owner(
@@ -775,11 +821,11 @@ def test_what_lies_in_the_hosts_memory_is_a_group_of_its_own_with_what_is_pinned
     trace.check_clean(slices=0, counters=5)
     names = row_names(trace, "rank 0 worker")
     assert names[-5:] == [
-        "resident_bytes", "actor.params_host_bytes", "ref.params_host_bytes", "ref.params_pinned_bytes",
-        "unattributed_pinned_bytes",
+        "resident", "actor.params_host", "ref.params_host", "ref.params_pinned", "unattributed_pinned",
     ]  # fmt: skip
     of_group = """
-        select t.name as row, c.value as size, extract_arg(t.source_arg_set_id, 'y_axis_share_key') as scale
+        select t.name || '_bytes' as row, c.value * (1 << 30) as size,
+               extract_arg(t.source_arg_set_id, 'y_axis_share_key') as scale
         from counter c join track t on t.id = c.track_id join track above on above.id = t.parent_id
         where above.name = 'memory of the host'
     """
@@ -801,16 +847,16 @@ def test_exact_balances_are_tracks_of_their_own_beside_the_sampled_ones_and_the_
     trace = load(importer, recording)
     trace.check_clean(slices=1, counters=6 + 2)  # the sampled one is in its device's group too, and in its sum
     sql = """
-        select above.name as above, t.name as row, c.ts as ts, c.value as value from counter c
+        select above.name as above, t.name as row, c.ts as ts, c.value * (1 << 30) as size from counter c
         join track t on t.id = c.track_id join track above on above.id = t.parent_id
         where above.name glob 'memory*' order by above, c.ts, c.id
     """
     exact = "memory, every allocation (0 where none was kept)"
     assert [(above, row, ts - REALTIME_NS, value) for above, row, ts, value in trace.query(sql)] == [
-        ("memory", "actor.params_bytes", 15, 6),
-        (exact, "actor.params_bytes, every allocation", 10, 3),
-        (exact, "ref.params_bytes, every allocation", 10, 1),
-        *((exact, "actor.params_bytes, every allocation", ts, size) for ts, size in ((20, 7), (20, 5), (90, 0))),
+        ("memory", "actor.params", 15, 6),
+        (exact, "actor.params, every allocation", 10, 3),
+        (exact, "ref.params, every allocation", 10, 1),
+        *((exact, "actor.params, every allocation", ts, size) for ts, size in ((20, 7), (20, 5), (90, 0))),
     ]
     (whole,) = trace.slices()
     assert (whole["track"], whole["args"]) == ("memory.allocations", {"error_ns": 40, "lost": 0, "peak_bytes": 7})
@@ -834,7 +880,7 @@ def test_a_gpu_stream_kernels_and_operators_have_rows_that_say_so(importer: Impo
 
 
 def test_a_sampler_has_a_group_for_its_host_and_one_for_each_gpu(importer: Importer, recording: RecordingFile) -> None:
-    engine = recording.process(5, role="engine", rank=1)
+    engine = recording.process(5, role="engine", rank=1, device={"host": "node", "uuid": "GPU-a"})
     engine.thread().span("rollout.generate", 1, 2)
     samples = recording.process(6, role="sampler").thread()
     for name in ("host.cpu_percent", "gpu.used_bytes/GPU-a", "gpu.used_bytes/GPU-b", "gpu.power_watts/GPU-b"):
@@ -848,12 +894,12 @@ def test_a_sampler_has_a_group_for_its_host_and_one_for_each_gpu(importer: Impor
         join track above on above.id = t.parent_id
     """
     assert sorted(trace.query(rows)) == [
-        ("GPU GPU-a", "gpu.process_bytes rank 1 engine", "bytes"),
-        ("GPU GPU-a", "gpu.used_bytes", "bytes"),
-        ("GPU GPU-b", "gpu.power_watts", "watts"),
-        ("GPU GPU-b", "gpu.used_bytes", "bytes"),
-        ("host node", "host.cpu_percent", "percent"),
-        ("processes on node", "process.pss_bytes rank 1 engine", "bytes"),
+        ("GPU GPU-a", "gpu.process rank 1 engine", "GiB"),
+        ("GPU GPU-a", "gpu.used", "GiB"),
+        ("GPU GPU-b", "gpu.power_watts", "W"),
+        ("GPU GPU-b", "gpu.used", "GiB"),
+        ("host node", "host.cpu_percent", "%"),
+        ("processes on node", "process.pss rank 1 engine", "GiB"),
     ]
 
 

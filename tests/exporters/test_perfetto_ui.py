@@ -302,7 +302,7 @@ def test_the_memory_of_devices_is_above_the_processes_and_the_first_of_several_r
     assert [name.partition(" ·")[0] + name.partition(" ·")[2][:7] for name in groups] == [
         "Memory rank 0", "Memory rank 1", "driver node 1", "rank 0 worker node 2", "rank 1 worker node 3",
     ]  # fmt: skip
-    assert sum(title.startswith("actor.params_bytes") for title in titles) == 2, "of rank 0's device and of its worker"
+    assert sum(title.startswith("actor.params") for title in titles) == 2, "of rank 0's device and of its worker"
 
 
 def viewport(page: Page, url: str) -> tuple[int, int]:

@@ -617,7 +617,8 @@ def test_no_span_no_arrow(module, patches, rows, folder, spans_of):
     around, added, failed = spans_of(folder)
     assert (around.name, around.flows_out, around.flows_in) == ("around", (), ())
     assert (added.args, added.flows_out, added.flows_in) == ({"a": 1, "negative": -2}, ("out 1",), ("in 1",))
-    assert failed.args == {"a": "x", "error": "TypeError"}
+    message = 'can only concatenate str (not "int") to str'
+    assert failed.args == {"a": "x", "error": "TypeError", "error_message": message}
     assert rows.rows["traced_program:add"].state == "installed"
 
 

@@ -75,7 +75,7 @@ def test_exception_passes_and_is_named(folder: Path, spans_of: Spans) -> None:
         raise error
     rltrace.stop()
     assert caught.value is error
-    assert spans_of(folder)[0].args == {"bytes": 1, "error": "ValueError"}
+    assert spans_of(folder)[0].args == {"bytes": 1, "error": "ValueError", "error_message": "mine"}
 
 
 def test_phase_is_marked(folder: Path, spans_of: Spans) -> None:
@@ -587,7 +587,7 @@ def test_traced_calls_behave_alike(folder: Path, spans_of: Spans) -> None:
     assert [(span.name, span.args) for span in spans_of(folder)] == [
         ("plain", {}),
         ("named", {"kind": "coroutine"}),
-        ("plain", {"error": "TypeError"}),
+        ("plain", {"error": "TypeError", "error_message": 'can only concatenate str (not "int") to str'}),
         ("generator", {}),
         ("generator", {"error": "OSError"}),
     ]

@@ -87,7 +87,8 @@ def _aborted(summary: Summary) -> Iterator[str]:
         whose = f" of {step.lane}" if is_of_many else ""
         if step.error is not None:
             at_seconds = step.start_seconds + step.seconds
-            yield f"Step {step.step}{whose} was aborted by {step.error}, at {at_seconds:.1f} s"
+            said = _said(step.error_message)
+            yield f"Step {step.step}{whose} was aborted by {step.error}, at {at_seconds:.1f} s{said}"
         elif step.left_open_at_seconds is not None:
             yield f"Step {step.step}{whose} had not ended when its process did, at {step.left_open_at_seconds:.1f} s"
 
@@ -98,7 +99,13 @@ def _errors(summary: Summary) -> Iterator[str]:
         whose = found.process if found.processes == 1 else f"{found.processes} x {found.process}"
         steps = f", step{'' if len(found.steps) == 1 else 's'} {figures.ranges(found.steps)}" if found.steps else ""
         times = f"{found.count:,} times, first at " if found.count > 1 else ""
-        yield f"{found.error} in {found.name} of {whose}{phase}{steps}: {times}{found.first_seconds:.1f} s"
+        said = _said(found.message)
+        yield f"{found.error} in {found.name} of {whose}{phase}{steps}: {times}{found.first_seconds:.1f} s{said}"
+
+
+def _said(message: str | None) -> str:
+    """What an exception said, behind everything else: it may be long."""
+    return "" if message is None else f": {message}"
 
 
 def _hangs(summary: Summary) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Pools:
         if error is None:
             self._asleep |= going
             self._arrived = {tag: size for tag, size in self._arrived.items() if tag not in going}
-        opened.__exit__(None if error is None else type(error))
+        opened.__exit__(None if error is None else type(error), error)
         self._sample_anew()
 
     def begin_map(self, tags: Collection[str] | None = None) -> Any:
@@ -84,7 +84,7 @@ class Pools:
         elif self._out_of_memory is not None:
             owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
             self._out_of_memory(error, sum(coming.values()), free_bytes, owners)
-        opened.__exit__(None if error is None else type(error))
+        opened.__exit__(None if error is None else type(error), error)
         self._sample_anew()
 
     def _sample_anew(self) -> None:

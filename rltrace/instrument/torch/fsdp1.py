@@ -118,7 +118,7 @@ class Backwards:
         """Close what is open at the end of a whole backward."""
         while self._open:
             _, opened = self._open.popitem()
-            opened.__exit__(None if error is None else type(error))
+            opened.__exit__(None if error is None else type(error), error)
 
 
 def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:

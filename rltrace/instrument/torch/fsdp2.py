@@ -96,7 +96,7 @@ class Gathers:
             if error is None:
                 opened.learn(result.all_gather_output, self._known)
             opened = opened.span
-        opened.__exit__(None if error is None else type(error))
+        opened.__exit__(None if error is None else type(error), error)
 
 
 _all_gather = spans.automatic_typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
@@ -149,7 +149,7 @@ def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
         return
     if error is None:
         opened.args = tensor_args(result[0])
-    opened.__exit__(None if error is None else type(error))
+    opened.__exit__(None if error is None else type(error), error)
 
 
 def tensor_args(tensor: Any) -> dict[str, Any]:

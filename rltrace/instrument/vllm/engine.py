@@ -23,6 +23,7 @@ from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.instrument.memory.turns import beating
 from rltrace.record import lifecycle, spans
+from rltrace.record.error_message import message_of
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
@@ -275,7 +276,7 @@ class Steps:
             return
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
-        late = {} if error is None else {"error": type(error).__name__}
+        late = {} if error is None else {"error": type(error).__name__, **message_of(error)}
         spans.automatic_span_at(
             "engine.step",
             start_ns,

@@ -1,0 +1,19 @@
+"""What an exception says, for the end of the span that it left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltrace.record.encoding import text_of
+from rltrace.record.manifest import redact_text
+
+
+def message_of(error: object) -> dict[str, Any]:
+    """The first line of an exception's message, with secrets redacted, as an argument of a span; none of an empty one.
+
+    A tensor is not asked how it prints: that would wait for its GPU.
+    """
+    if error is None or any(hasattr(type(arg), "__dlpack__") for arg in getattr(error, "args", ())):
+        return {}
+    line = text_of(error).strip().partition("\n")[0].rstrip()
+    return {"error_message": redact_text(line)} if line else {}

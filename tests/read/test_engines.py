@@ -1,0 +1,65 @@
+"""Processes of several engines are told apart by the rank or the GPU that they work for, or by a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recordings import Written, span
+
+from rltrace.read.recording import Recording, in_order
+
+RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
+
+
+def names(recording: Recording) -> list[str]:
+    return [process.name for process in in_order(recording.processes)]
+
+
+def test_of_verl_every_engine_and_worker_says_its_rank_beside_that_ranks_processes() -> None:
+    """Workers are on a rank's GPU; engines have none, and their servers and workers know."""
+    found = names(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))
+    parts = ("worker", "server", "EngineCore", "Worker 0")
+    assert [name for name in found if name.startswith("rank")] == [
+        f"rank {n} {part}" for n in range(4) for part in parts
+    ]
+    assert not {"EngineCore", "Worker 0"} & set(found)
+
+
+def written_engines(folder: Path, *, gpus: bool, engines: int) -> Recording:
+    written = Written(folder)
+    for number in range(engines):
+        device = {"host": "h", "uuid": f"GPU-0000000{number}-1111"} if gpus else None
+        core, who = f"core-{number}", {"host": "h", "start_ns": number}
+        written.process(core, span("engine.step", 0, 1), role="engine", name="EngineCore", **who)
+        written.process(
+            f"w-{number}", span("a", 0, 1), role="engine_worker", name="Worker 0", parent=core, device=device, **who
+        )
+    return written.read()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "engines", "expected"),
+    [
+        (True, 2, {f"{name} on GPU-0000000{number}" for name in ("EngineCore", "Worker 0") for number in range(2)}),
+        (False, 2, {f"{name} of engine {number}" for name in ("EngineCore", "Worker 0") for number in range(2)}),
+        (True, 1, {"EngineCore", "Worker 0"}),
+    ],
+)
+def test_without_ranks_they_say_their_gpu_or_a_number_where_there_are_several(
+    tmp_path: Path, gpus: bool, engines: int, expected: set[str]
+) -> None:
+    assert set(names(written_engines(tmp_path / "run", gpus=gpus, engines=engines))) == expected
+
+
+def test_an_engine_over_two_ranks_has_the_lower_and_its_workers_their_own(tmp_path: Path) -> None:
+    written = Written(tmp_path / "run")
+    written.process("core", span("engine.step", 0, 1), role="engine", name="EngineCore", parent="core")
+    for rank in (1, 0):
+        device = {"host": "h", "uuid": f"GPU-{rank}"}
+        written.process(f"rank-{rank}", span("a", 0, 1), role="worker", rank=rank, device=device, host="h")
+        name = f"Worker {rank}"
+        written.process(f"w-{rank}", span("a", 0, 1), role="engine", name=name, parent="core", device=device, host="h")
+    assert set(names(written.read())) == {
+        "rank 0 worker", "rank 1 worker", "rank 0 EngineCore", "rank 0 Worker 0", "rank 1 Worker 1",
+    }  # fmt: skip
