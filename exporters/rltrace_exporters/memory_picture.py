@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.allocated_peaks import AllocatedPeak
 from rltrace.analysis.allocations import NOT_ALLOCATED, AllocationTimeline, allocation_timelines
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.ledger import FREE, UNACCOUNTED, Ledger, ledgers
 from rltrace.analysis.memory import (
     CACHED,
-    AllocatedPeak,
     DeviceMemory,
     Residual,
     device_memory,

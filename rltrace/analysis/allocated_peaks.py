@@ -25,7 +25,8 @@ OUTSIDE = frozenset(
 )
 """Rows of a GPU that torch's allocator has not handed out."""
 
-IN_PASS = frozenset({"forward.end", "backward.begin", "backward.end", "beat"})
+BACKWARD_END = "backward.end"
+IN_PASS = frozenset({"forward.end", "backward.begin", BACKWARD_END, "optimizer.begin", "beat"})
 """Looks behind which, in a pass, what had come and gone were activations."""
 IN_OPTIMIZER = frozenset({"optimizer.end"})
 
@@ -56,8 +57,9 @@ class Peak(NamedTuple):
 
     bytes: int
     at_most_bytes: int
-    look: Span
-    """The sample that told it."""
+    began_ns: int
+    """When the sample that told it was begun."""
+    told_ns: int
     by_owner: dict[str, int]
 
 
@@ -69,42 +71,56 @@ class AllocatedPeaks:
         # Of an engine beside a trainer: its pools are in no count, for torch counts them asleep as awake.
         outside = OUTSIDE | POOLS if any(move.name in (MAP, UNMAP) for move in process.moves) else OUTSIDE
         self._owners = [owner for owner in OWNERS if owner in process.owners and owner not in outside]
-        ends_ns = np.array([_end_ns(look) for look in self._looks], np.int64)
-        self.starts_ns = np.array([look.start_ns for look in self._looks], np.int64)
-        rows = [values_at(process.owners[owner], ends_ns) for owner in self._owners]
-        self._rows = np.array(rows).reshape(len(self._owners), len(ends_ns)).T
+        self._ends_ns = np.array([_end_ns(look) for look in self._looks], np.int64)
+        self._starts_ns = np.array([look.start_ns for look in self._looks], np.int64)
+        rows = [values_at(process.owners[owner], self._ends_ns) for owner in self._owners]
+        self._rows = np.array(rows).reshape(len(self._owners), len(self._looks)).T
         self._allocated = self._rows.sum(axis=1)
-        self._counted = values_at(process.allocated_peak, ends_ns)
-        self._has_risen = np.diff(self._counted, prepend=0.0) != 0
+        self._told_ns = np.array(process.allocated_peak.times_ns, np.int64)
+        self._counted = np.array(process.allocated_peak.values, np.float64)
 
     def most(self, start_ns: int | None = None, end_ns: int | None = None) -> Peak | None:
         """Return the peak of a window, or of all time; None where nobody looked, or torch does not count it."""
-        inside = np.ones(len(self._looks), bool)
+        counted, looked = np.ones(len(self._counted), bool), np.ones(len(self._looks), bool)
+        before_bytes = 0.0
         if start_ns is not None and end_ns is not None:
-            inside = (start_ns <= self.starts_ns) & (self.starts_ns < end_ns)
-        inside &= self._counted > 0
-        if not inside.any():
+            counted = (start_ns <= self._told_ns) & (self._told_ns < end_ns)
+            looked = (start_ns <= self._starts_ns) & (self._starts_ns < end_ns)
+            before_bytes = float(self._counted[: np.searchsorted(self._told_ns, start_ns)][-1:].sum())
+        at_most_bytes = max(before_bytes, float(self._counted[counted].max(initial=0.0)))
+        looked &= self._allocated <= at_most_bytes  # what torch does not count, as an engine's pools, is in no peak
+        told = int(np.argmax(np.where(counted, self._counted, -1.0))) if counted.any() else None
+        look = int(np.argmax(np.where(looked, self._allocated, -1.0))) if looked.any() else None
+        if told is not None and (look is None or self._counted[told] >= self._allocated[look]):
+            at_ns, most_bytes = int(self._told_ns[told]), int(self._counted[told])
+            began_ns, by_owner = self._by_owner(at_ns, most_bytes)
+            return Peak(most_bytes, most_bytes, began_ns, at_ns, by_owner)
+        if look is None:
             return None
-        told = np.where(self._has_risen, self._counted, self._allocated)
-        look = int(np.argmax(np.where(inside, told, -1.0)))
-        return Peak(
-            int(told[look]), int(self._counted[inside].max()), self._looks[look], self._by_owner(look, int(told[look]))
-        )
+        held = self._held(look)
+        return Peak(sum(held.values()), int(at_most_bytes), int(self._starts_ns[look]), int(self._ends_ns[look]), held)
 
-    def _by_owner(self, look: int, peak_bytes: int) -> dict[str, int]:
-        """Return who held how much of a peak that this look told."""
-        fuller = max({max(look - 1, 0), look}, key=lambda index: float(self._allocated[index]))
-        rows = zip(self._owners, self._rows[fuller].tolist(), strict=True)
-        held = {owner: int(size) for owner, size in rows if size}
+    def _by_owner(self, told_ns: int, peak_bytes: int) -> tuple[int, dict[str, int]]:
+        """Return when the look was begun that told a peak, if one did, and who held how much of it."""
+        behind = int(np.searchsorted(self._ends_ns, told_ns))
+        is_in_look = behind < len(self._looks) and self._starts_ns[behind] <= told_ns
+        near = [index for index in (behind - 1, *([behind] if is_in_look else [])) if index >= 0]
+        fitting = [index for index in near if self._allocated[index] <= peak_bytes]
+        held = self._held(max(fitting, key=lambda index: float(self._allocated[index]))) if fitting else {}
         between_bytes = peak_bytes - sum(held.values())
         if between_bytes:
-            owner = self._of_between(look, held)
+            # Without a look it was told where a backward ended.
+            turn = self._looks[behind].args.get("turn") if is_in_look else BACKWARD_END
+            owner = self._of_between(turn, held)
             held[owner] = held.get(owner, 0) + between_bytes
-        return held
+        return (int(self._starts_ns[behind]) if is_in_look else told_ns), held
 
-    def _of_between(self, look: int, held: dict[str, int]) -> str:
-        """Return for whom the process worked in front of a look."""
-        turn = self._looks[look].args.get("turn")
+    def _held(self, look: int) -> dict[str, int]:
+        rows = zip(self._owners, self._rows[look].tolist(), strict=True)
+        return {owner: int(size) for owner, size in rows if size}
+
+    def _of_between(self, turn: object, held: dict[str, int]) -> str:
+        """Return for whom the process worked in front of a place."""
         what = "activations" if turn in IN_PASS else "optimizer" if turn in IN_OPTIMIZER else None
         of_kind = [owner for owner in self._owners if what is not None and owner.endswith(f".{what}")]
         return max(of_kind, key=lambda owner: held.get(owner, 0), default=UNATTRIBUTED)

@@ -410,14 +410,13 @@ class _Device:
 
     def allocated_peak(self, name: str, peak: Peak) -> AllocatedPeak:
         """One of a process with this name."""
-        at_ns = peak.look.end_ns or peak.look.start_ns
-        phase = self.phase_by(at_ns)
+        phase = self.phase_by(peak.told_ns)
         return AllocatedPeak(
             process=name,
             bytes=peak.bytes,
             at_most_bytes=peak.at_most_bytes,
-            at_seconds=(at_ns - self.seen.start_ns) / 1e9,
-            step=None if phase is None else self.windows.step_at(peak.look.start_ns),
+            at_seconds=(peak.told_ns - self.seen.start_ns) / 1e9,
+            step=None if phase is None else self.windows.step_at(peak.began_ns),
             phase=phase,
             at_peak_bytes=peak.by_owner,
         )

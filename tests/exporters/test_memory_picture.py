@@ -303,7 +303,11 @@ def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() 
 def test_the_caption_says_what_torch_counted_between_the_samples() -> None:
     known = summarize(Recording.open(RECORDING)).memory[0]
     assert "torch" not in _note(known), "nobody counted then"
-    peak = AllocatedPeak(process="rank 0 worker", bytes=3 << 29, at_seconds=1, step=1, phase="actor.update")
+    size_bytes = 3 << 29
+    peak = AllocatedPeak(
+        process="rank 0 worker", bytes=size_bytes, at_most_bytes=size_bytes, at_seconds=1, step=1, phase="actor.update",
+        at_peak_bytes={"actor.params": size_bytes},
+    )  # fmt: skip
     said = "by torch's own count rank 0 worker had 1.50 GiB at once in actor.update, between samples too"
     assert _note(replace(known, allocated_peaks=[peak])) == f"{_note(known)}; {said}"
 

@@ -691,9 +691,9 @@ def device_scales(trace: Trace) -> dict[str, str | None]:
 
 
 USED_SOURCES = """
-    select c.value as value, extract_arg(c.arg_set_id, 'debug.source') as source
+    select cast(c.value * (1 << 30) as int) as value, extract_arg(c.arg_set_id, 'debug.source') as source
     from counter c join track t on t.id = c.track_id join track above on above.id = t.parent_id
-    where above.name like ' Memory ·%' and t.name = 'used_bytes' order by c.ts
+    where above.name like ' Memory ·%' and t.name = 'used' order by c.ts
 """
 """Who read each point of the line of what is used."""
 
@@ -749,7 +749,7 @@ def test_rows_end_with_a_killed_process(importer: Importer, recording: Recording
     device = {"host": "node", "uuid": "GPU-1"}
     engine = recording.process(200, role="engine", rank=0, device=device)
     thread = engine.thread()
-    thread.counter("rollout.weights_bytes", 10, 5)
+    thread.counter("rollout.weights_bytes", 10, 5 << 30)
     thread.counter("loss", 10, 5)
     engine.is_killed(20)
     trace = load(importer, recording)
@@ -760,12 +760,12 @@ def test_rows_end_with_a_killed_process(importer: Importer, recording: Recording
     found = [(name, ts - REALTIME_NS, value) for name, ts, value in rows]
     assert sorted(set(found)) == [
         ("loss", 10, 5),
-        ("owned_bytes", 10, 5),
-        ("owned_bytes", 20, 0),
-        ("rollout.weights_bytes", 10, 5),
-        ("rollout.weights_bytes", 20, 0),
+        ("owned", 10, 5),
+        ("owned", 20, 0),
+        ("rollout.weights", 10, 5),
+        ("rollout.weights", 20, 0),
     ]
-    assert found.count(("rollout.weights_bytes", 20, 0)) == 2
+    assert found.count(("rollout.weights", 20, 0)) == 2
 
 
 def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(

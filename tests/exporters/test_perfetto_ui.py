@@ -122,7 +122,7 @@ def test_only_this_machine_can_ask_and_only_by_its_address(server: perfetto_ui.S
 def test_without_the_token_there_is_the_ui_and_no_trace(server: perfetto_ui.Server) -> None:
     """Any user of this machine can ask; the page that the address leads to names what it shows."""
     status, _, body = fetch(server, "/")
-    assert status == 403 and b"The address that rltrace printed" in body
+    assert status == 403 and b"open the whole address that rltrace printed" in body
     for said in ("", "/", "/x", f"/{server.token[:-1]}", f"/{server.token}x", f"/{server.token.lower()}x"):
         for below in ("", perfetto_ui.TRACE, perfetto_ui.LAUNCHER):
             status, headers, body = fetch(server, said + below or "/")

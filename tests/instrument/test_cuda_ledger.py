@@ -258,6 +258,33 @@ def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
     assert of_steps == [(7, most, most), (8, 907 * MIB, most)], "of the second step torch's count tells a bound only"
 
 
+def test_peaks_of_passes_that_nobody_looks_at(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A step whose passes are not looked at has the peak that torch counts, though its program resets the count."""
+
+    def step(number: int, transient_bytes: int) -> None:
+        with rltrace.span("step", step=number):
+            gpu.peak_bytes = gpu.reserved.allocated_bytes  # the program's own reset
+            gpu.allocate(transient_bytes)
+            gpu.free(transient_bytes)
+            ledger.say_peak()
+
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    actor(gpu, ledger)
+    gpu.allocate(90 * MIB)
+    ledger.look(Turn.FORWARD_END, in_pass=True)
+    gpu.free(90 * MIB)
+    ledger.look(Turn.BACKWARD_END)
+    for number, transient_bytes in enumerate((500 * MIB, 300 * MIB, 400 * MIB)):
+        step(number, transient_bytes)
+    rltrace.stop()
+    of_steps = of_device(folder).allocated_steps
+    assert [one.bytes for one in of_steps] == [one.at_most_bytes for one in of_steps]
+    assert [one.bytes for one in of_steps] == [(907 + more) * MIB for more in (500, 300, 400)]
+    held = {"actor.params": 300 * MIB, "actor.optimizer": 600 * MIB}
+    assert of_steps[1].at_peak_bytes == held | {"actor.activations": (7 + 300) * MIB}
+
+
 def test_what_was_handed_out_before_a_phase_is_not_that_phases(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:

@@ -32,6 +32,7 @@ TRAINING = """
         def __init__(self): self.said = []
         def look(self, turn, in_pass): self.said.append([turn.value, in_pass])
         def settle(self): self.said.append(["settle", False])
+        def say_peak(self): pass
         def has_moved(self):
             self.said.append(["asked", False])
             return False
@@ -108,6 +109,7 @@ class Clocked:
         self.look_ns = look_ns
         self.looks: list[tuple[int, Turn]] = []
         self.asked: list[int] = []
+        self.peaks = 0
 
     def look(self, turn: Turn, *, in_pass: bool) -> None:
         self.looks.append((self.now_ns, turn))
@@ -115,6 +117,9 @@ class Clocked:
 
     def settle(self) -> None:
         """Nothing."""
+
+    def say_peak(self) -> None:
+        self.peaks += 1
 
     def has_moved(self) -> bool:
         self.asked.append(self.now_ns)
@@ -155,6 +160,7 @@ def test_whole_passes(ledger: Clocked) -> None:
     """A pass is looked at as a whole or not at all."""
     train(Turns(ledger), ledger, 20, 10_000_000)
     looked = [turn for _, turn in ledger.looks]
+    assert ledger.peaks > len(looked), "of the others torch's own count is told"
     whole = [Turn.FORWARD_END, Turn.BACKWARD_BEGIN, Turn.BACKWARD_END]
     assert looked == whole * (len(looked) // 3)
     assert len(looked) < 20_000_000_000 / 10_000_000

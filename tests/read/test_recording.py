@@ -27,6 +27,7 @@ from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Counter, Span
 from rltrace.read.recording import Process, Recording, newest
 from rltrace.record import manifest, spans
+from rltrace.record.error_message import message_of
 from rltrace.record.process import append_exit
 
 # ---------------------------------------------------------------- round trip
@@ -77,7 +78,11 @@ def _expected(node: Node, depth: int = 0) -> Iterator[tuple[int, str, dict[str, 
     """Depth, name and arguments in the order of the ends."""
     for inner in node.inside:
         yield from _expected(inner, depth + 1)
-    yield depth, node.name, {**node.args, **node.late, **({"error": "KeyError"} if node.fails else {})}
+    yield depth, node.name, {**node.args, **node.late, **(_failure(node) if node.fails else {})}
+
+
+def _failure(node: Node) -> dict[str, str]:
+    return {"error": "KeyError"} | message_of(KeyError(node.name))
 
 
 def _depths(spans: list[Span]) -> Iterator[int]:
@@ -421,7 +426,7 @@ def test_newer_format_is_refused(folder: Path) -> None:
     rltrace.stop()
     fields = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**fields, "version": VERSION + 1}))
-    said = f"written in format {VERSION + 1}, this rltrace reads up to {VERSION}; upgrade"
+    said = f"written in format {VERSION + 1}, but this rltrace reads formats up to {VERSION}; upgrade"
     with pytest.raises(RecordingError, match=said):
         Recording.open(folder)
 

@@ -286,6 +286,7 @@ def watch_forwards(turns: Turns, loading: Loading, state: Any, hook: Hook) -> No
     """
     from torch import is_grad_enabled
 
+    turns.beat()  # sharding it has moved it to the GPU
     known = weakref.ref(state)
     opened: list[Any] = []
     beat = beating(turns)

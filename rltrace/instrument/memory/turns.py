@@ -26,6 +26,9 @@ class Ledger(Protocol):
     def settle(self) -> None:
         """Take what has come since the last look for no activations."""
 
+    def say_peak(self) -> None:
+        """Sample the most that was handed out since a pass began, by torch's own count."""
+
     def has_moved(self) -> bool:
         """Whether the driver counts something else than at the last look."""
 
@@ -126,10 +129,14 @@ class Turns:
             self.beat()
 
     def _end_pass(self, turn: Turn) -> None:
-        """Look if anybody has looked in the pass, so that nothing stays that is gone."""
-        if self._has_looked and not self._is_passing:
+        """Look if anybody has looked in the pass, so that nothing stays that is gone; else ask for its peak."""
+        if self._is_passing:
+            return
+        if self._has_looked:
             self._look(turn)
             self._has_looked = False
+        elif turn is Turn.BACKWARD_END:
+            self._ledger.say_peak()
 
     def _look(self, turn: Turn) -> None:
         began_ns = now_ns()
