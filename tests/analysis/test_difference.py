@@ -208,7 +208,7 @@ def test_what_nobody_could_tell_is_no_zero_to_subtract_from(tmp_path: Path) -> N
 
 
 def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "200"})
+    return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "1000"})
 
 
 def test_the_tables_show_both_and_mark_what_may_be_chance(runs: tuple[Path, Path], tmp_path: Path) -> None:

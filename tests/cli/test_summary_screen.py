@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import signal
 import socket
@@ -276,6 +277,20 @@ def test_what_is_wrong_comes_before_every_figure(tmp_path: Path) -> None:
     ]
     found = [next(at for at, line in enumerate(lines) if line.startswith(start)) for start in wanted]
     assert found == sorted(found)
+
+
+def test_long_command_keeps_what_ran(tmp_path: Path) -> None:
+    """Of a command that is too long for a line the folders of its program go first, then its end."""
+    written = Written(tmp_path / "run").process("p", ended_s=1)
+    python = "/" + "folder/" * 20 + "python"
+    lines = [
+        {"pid": 7, "command": [python, "-S", "train.py"], "reason": "with -S"},
+        {"pid": 8, "command": [python, "-S", "x" * 200], "reason": "with -S"},
+    ]
+    (written.folder / "untraced.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = screen(written.read(), 200)
+    assert "not traced: python -S train.py (pid 7): with -S" in shown
+    assert f"not traced: python -S {'x' * 87}... (pid 8): with -S" in shown
 
 
 def test_a_step_that_an_exception_aborted_is_named_first(tmp_path: Path) -> None:

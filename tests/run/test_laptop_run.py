@@ -139,12 +139,15 @@ def test_its_sync_and_its_memory_have_figures(summary):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_its_summary_cuts_no_figure(traced, width):
+def test_its_summary_cuts_no_figure(traced, folder, width, monkeypatch):
+    """A path is no figure: one that is longer than the screen goes on in its next line."""
+    monkeypatch.chdir(folder.parent)
+    recording = Recording.open(folder.name)
     for whole in (False, True):
-        lines = screen(traced.recording, width, whole=whole)
+        lines = screen(recording, width, whole=whole)
         assert max(map(len, lines)) <= width
         kept = [line for line in lines if not line.startswith(f"not shown at {width} columns: ")]
-        assert figures_in(kept) <= figures_in(screen(traced.recording, 1000, whole=whole))
+        assert figures_in(kept) <= figures_in(screen(recording, 1000, whole=whole))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
