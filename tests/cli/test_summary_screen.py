@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,19 @@ SCREEN_LINES = 51
 WIDTHS = (80, 100, 140)
 
 
+summary_of = lru_cache(maxsize=8)(summarize)
+"""Of a Recording that several screens show: those of GPUs take a second each."""
+
+
 def screen(recording: Recording, width: int = 100, *, whole: bool = False) -> list[str]:
     console = Console(width=width, file=io.StringIO())
-    show(summarize(recording), console, whole=whole)
+    show(summary_of(recording), console, whole=whole)
     return printed(console)
 
 
 def lines_of_figures(recording: Recording, width: int) -> int:
     """Of the first screen; what is wrong may add to it, for there is no limit to that."""
-    wrong = problems(summarize(recording))
+    wrong = problems(summary_of(recording))
     return len(screen(recording, width)) - len(console_lines(Group(*wrong), width)) - bool(wrong)
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter as Count
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -138,11 +139,14 @@ def test_its_sync_and_its_memory_have_figures(summary):
         assert device.owner_peaks["actor.grads"].phase == "actor.update"
 
 
+by_its_name = cache(Recording.open)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_its_summary_cuts_no_figure(traced, folder, width, monkeypatch):
     """A path is no figure: one that is longer than the screen goes on in its next line."""
     monkeypatch.chdir(folder.parent)
-    recording = Recording.open(folder.name)
+    recording = by_its_name(folder.name)
     for whole in (False, True):
         lines = screen(recording, width, whole=whole)
         assert max(map(len, lines)) <= width
@@ -318,11 +322,11 @@ def test_unmapped_memory_leaves_nothing_behind(traced):
 
 
 def test_the_same_seed_without_hooks_gives_the_same_figures(traced, tmp_path):
-    config = write_config(tmp_path, steps=3)
+    config = write_config(tmp_path, steps=2)
     bare = run(config, tmp_path / "run", RLTRACE_DISABLE=",".join(plugins.INSTRUMENTATIONS))
     figures = [[step.args[name] for name in FIGURES] for step in bare.spans("step")]
-    assert figures == [[step.args[name] for name in FIGURES] for step in traced.spans("step")[:3]]
-    assert len(figures) == 3
+    assert figures == [[step.args[name] for name in FIGURES] for step in traced.spans("step")[:2]]
+    assert len(figures) == 2
     assert {span.name for span in bare.spans()} == {"step", "reward", "advantage"}
     reasons = {hook["reason"] for process in bare.recording.processes for hook in process.hooks}
     assert reasons == {"disabled by RLTRACE_DISABLE"}
