@@ -173,7 +173,7 @@ def test_a_run_says_what_it_does_before_the_long_start_and_what_interrupted_it(t
 def test_a_run_ends_with_one_line_that_names_who_was_killed_and_where_to_look(
     going_on: Callable[[int], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
 ) -> None:
-    run, folder = going_on(1 if rank is None else 2)
+    run, folder = going_on(2 if role == "worker" else 1)
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
     doing = _stopped_at_work(folder, victim)
     began = time.monotonic()

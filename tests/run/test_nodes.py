@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from reference_runs import QUICK, write_config
 from two_nodes import DRIFT_PPM, OFFSET_NS, SECOND, Cluster, two_nodes
 
 from rltrace.analysis import summarize
@@ -211,8 +212,7 @@ def test_collecting_brings_what_is_missing_and_leaves_another_process_alone(
 
 def test_the_reference_run_spreads_its_ranks_over_the_nodes(nodes: Cluster, tmp_path: Path) -> None:
     """Each node has one CPU, so each gets one rank, with its engine."""
-    config = yaml.safe_load(LAPTOP.read_text()) | {"steps": 3, "ray_address": nodes.address}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    write_config(tmp_path, steps=3, ray_address=nodes.address, **QUICK)
     done = rltrace_command(nodes, tmp_path, "run", "run.yaml", "--out", "run")
     assert done.returncode == 0, done.stdout + done.stderr
     found = summarize(Recording.open(tmp_path / "run"))
