@@ -50,7 +50,7 @@ test: lint perfetto verl  ## Install everything and run every test, two files at
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-hostile
-test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordings by the thousand
+test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordings by the thousand, a run until it has learned
 	$(BIN)/python -m pytest tests/hostile --timeout 7200 -n 2
 
 .PHONY: test-frameworks

@@ -70,8 +70,8 @@ def make_bare(folder: Path) -> Environment:
     return environment
 
 
-def make(folder: Path) -> Environment:
-    """Build the wheel and install it."""
+def make(folder: Path, without: tuple[str, ...] = ()) -> Environment:
+    """Build the wheel and install it; packages whose names begin as `without` says are not there."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -80,8 +80,20 @@ def make(folder: Path) -> Environment:
     environment = Environment(folder / "venv")
     environment.pip_install("--no-deps", str(wheel))
     # Packages only: a .pth of that folder, such as our own editable one, is not read from here.
-    (environment.site / "others.pth").write_text(f"{OURS}\n")
+    (environment.site / "others.pth").write_text(f"{_others(folder, without)}\n")
     return environment
+
+
+def _others(folder: Path, without: tuple[str, ...]) -> Path:
+    """Where the packages are that come with it."""
+    if not without:
+        return OURS
+    others = folder / "others"
+    others.mkdir()
+    for package in OURS.iterdir():
+        if not package.name.startswith(without):
+            (others / package.name).symlink_to(package)
+    return others
 
 
 def span_names(folder: Path) -> list[str]:

@@ -220,7 +220,7 @@ def test_unknown_is_not_subtracted(tmp_path: Path) -> None:
 
 
 def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "200"})
+    return CliRunner().invoke(main, ["diff", *map(str, words)], prog_name="rltrace", env={"COLUMNS": "1000"})
 
 
 def test_tables_mark_chance(runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_killed_run_is_one_line(
     going_on: Callable[[int], tuple[subprocess.Popen[str], Path]], role: str, rank: int | None
 ) -> None:
     """A run in which a process was killed ends with one line that names it and where to look."""
-    run, folder = going_on(1 if rank is None else 2)
+    run, folder = going_on(2 if role == "worker" else 1)
     victim = next(p for p in Recording.open(folder).processes if (p.role, p.rank) == (role, rank))
     doing = _stopped_at_work(folder, victim)
     began = time.monotonic()

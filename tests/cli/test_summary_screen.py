@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +53,19 @@ SCREEN_LINES = 51
 WIDTHS = (80, 100, 140)
 
 
+summary_of = lru_cache(maxsize=8)(summarize)
+"""Of a Recording that several screens show: those of GPUs take a second each."""
+
+
 def screen(recording: Recording, width: int = 100, *, whole: bool = False) -> list[str]:
     console = Console(width=width, file=io.StringIO())
-    show(summarize(recording), console, whole=whole)
+    show(summary_of(recording), console, whole=whole)
     return printed(console)
 
 
 def lines_of_figures(recording: Recording, width: int) -> int:
     """Of the first screen; what is wrong may add to it, for there is no limit to that."""
-    wrong = problems(summarize(recording))
+    wrong = problems(summary_of(recording))
     return len(screen(recording, width)) - len(console_lines(Group(*wrong), width)) - bool(wrong)
 
 
@@ -299,6 +305,20 @@ def test_problems_come_first(tmp_path: Path) -> None:
     ]
     found = [next(at for at, line in enumerate(lines) if line.startswith(start)) for start in wanted]
     assert found == sorted(found)
+
+
+def test_long_command_keeps_what_ran(tmp_path: Path) -> None:
+    """Of a command that is too long for a line the folders of its program go first, then its end."""
+    written = Written(tmp_path / "run").process("p", ended_s=1)
+    python = "/" + "folder/" * 20 + "python"
+    lines = [
+        {"pid": 7, "command": [python, "-S", "train.py"], "reason": "with -S"},
+        {"pid": 8, "command": [python, "-S", "x" * 200], "reason": "with -S"},
+    ]
+    (written.folder / "untraced.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = screen(written.read(), 200)
+    assert "not traced: python -S train.py (pid 7): with -S" in shown
+    assert f"not traced: python -S {'x' * 87}... (pid 8): with -S" in shown
 
 
 def test_aborted_step_comes_first(tmp_path: Path) -> None:

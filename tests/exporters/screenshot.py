@@ -6,6 +6,7 @@ Needs a Chromium on this machine and playwright to drive it.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -29,11 +30,13 @@ def chromium() -> str | None:
 @contextmanager
 def browser_page(width: int = 1600, height: int = 1000) -> Iterator[Page]:
     """A page of a headless Chromium that cannot reach anything but this machine."""
-    with sync_playwright() as playwright:
+    # Its temporary folder is short: it holds a Unix socket.
+    with tempfile.TemporaryDirectory(prefix="rlt-", dir="/tmp") as scratch, sync_playwright() as playwright:
         # A proxy that does not exist for every host but ours: the UI must not need the internet.
         browser = playwright.chromium.launch(
             executable_path=chromium(),
             args=["--no-sandbox", "--proxy-server=127.0.0.1:9", "--proxy-bypass-list=127.0.0.1"],
+            env=os.environ | {"TMPDIR": scratch},
         )
         yield browser.new_page(viewport={"width": width, "height": height})
         browser.close()

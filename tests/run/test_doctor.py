@@ -12,6 +12,7 @@ from pathlib import Path
 import installed
 import pytest
 
+from rltrace import plugins
 from rltrace.cli.doctor import show
 from rltrace.run import doctor, storage
 from rltrace.run.launchers import look_through
@@ -24,6 +25,12 @@ pytestmark = pytest.mark.run
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
     return installed.make(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def without_ray(tmp_path_factory: pytest.TempPathFactory) -> installed.Environment:
+    """Nothing is asked of a cluster there, which takes seconds to start."""
+    return installed.make(tmp_path_factory.mktemp("without_ray"), without=("ray",))
 
 
 def findings(done: subprocess.CompletedProcess[str]) -> dict[str, tuple[str, str]]:
@@ -66,7 +73,7 @@ class Extra:
 """
 
 
-def test_missing_is_named_with_reason(environment: installed.Environment, tmp_path: Path) -> None:
+def test_missing_is_named_with_reason(without_ray: installed.Environment, tmp_path: Path) -> None:
     """What would be missing is named with the reason."""
     entries = ["[rltrace.instrumentations]"]
     for name, (supports, target, _) in EXTRA.items():
@@ -83,7 +90,7 @@ def test_missing_is_named_with_reason(environment: installed.Environment, tmp_pa
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("\n".join(entries))
-    done = environment.rltrace(
+    done = without_ray.rltrace(
         "doctor", "--json", "--", "python", "-m", "no_such_module.of", cwd=tmp_path, PYTHONPATH=str(tmp_path),
         RLTRACE_DISABLE="fsdp2",
     )  # fmt: skip
@@ -182,31 +189,33 @@ def test_checks_own_interpreter(environment: installed.Environment, tmp_path: Pa
     assert done.stderr.startswith("rltrace: no-such-program: no such program")
 
 
-def test_launchers_are_looked_through(environment: installed.Environment, tmp_path: Path) -> None:
+def test_launchers_are_looked_through(without_ray: installed.Environment, tmp_path: Path) -> None:
     """The doctor looks through launchers for what a command starts.
 
     `env -i` really takes the variables away; a script of a shell is not read, and no verdict is made up.
     """
     (tmp_path / "train.py").write_text("import json\n")
-    done = environment.rltrace("doctor", "--json", "--", "env", "-i", environment.python, "train.py", cwd=tmp_path)
+    done = without_ray.rltrace("doctor", "--json", "--", "env", "-i", without_ray.python, "train.py", cwd=tmp_path)
     assert done.returncode == 8
     state, said = findings(done)["environment"]
     assert state == "missing"
     assert said.startswith("`env` replaces it, so RLTRACE_DIR is lost")
 
-    line = f"exec {environment.python} -S train.py"
-    done = environment.rltrace("doctor", "--json", "--", "timeout", "9", "bash", "-c", line, cwd=tmp_path)
+    line = f"exec {without_ray.python} -S train.py"
+    done = without_ray.rltrace("doctor", "--json", "--", "timeout", "9", "bash", "-c", line, cwd=tmp_path)
     assert done.returncode == 8
     assert findings(done)["python"][1].endswith(": started with -S: Python runs no start-up hook")
 
     (tmp_path / "train.sh").write_text("python train.py\n")
-    done = environment.rltrace("doctor", "--json", "--", "bash", "train.sh", cwd=tmp_path)
+    done = without_ray.rltrace(
+        "doctor", "--json", "--", "bash", "train.sh", cwd=tmp_path, RLTRACE_DISABLE=",".join(plugins.INSTRUMENTATIONS)
+    )
     found = findings(done)
     assert done.returncode == 9, found
     assert done.stderr.splitlines()[0].endswith("starting a process of each kind; this takes some seconds ...")
     assert found["command"][0] == "unknown"
     assert found["command"][1].startswith("cannot tell which Python it starts: `bash`: it runs a script")
-    assert f"The lines below are about {environment.path}/bin/python" in found["command"][1]
+    assert f"The lines below are about {without_ray.path}/bin/python" in found["command"][1]
 
 
 def test_verdict_when_it_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:

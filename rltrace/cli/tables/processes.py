@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -117,7 +118,7 @@ def sample_table(host: HostSamples) -> RenderableType:
 
 def bare_line(found: Sequence[Untraced]) -> str:
     """Return the processes that had nothing to trace, in one line."""
-    commands = [" ".join(bare.command)[:MOST_LETTERS] for bare in found]
+    commands = [_brief(bare.command) for bare in found]
     others = f" and {len(commands) - MOST_BARE} other commands" if len(commands) > MOST_BARE else ""
     many = figures.count(sum(len(bare.pids) for bare in found), "process")
     return f"{many} not recorded ({found[0].reason}): {'; '.join(commands[:MOST_BARE])}{others}"
@@ -125,4 +126,12 @@ def bare_line(found: Sequence[Untraced]) -> str:
 
 def untraced_line(missing: Untraced) -> str:
     """Return which command was not traced, how often, and why."""
-    return f"{' '.join(missing.command)[:MOST_LETTERS]} (pid {', '.join(map(str, missing.pids))}): {missing.reason}"
+    return f"{_brief(missing.command)} (pid {', '.join(map(str, missing.pids))}): {missing.reason}"
+
+
+def _brief(command: Sequence[str]) -> str:
+    """Return a command in a line; a long one without its program's folders, for what the program ran says more."""
+    line = " ".join(command)
+    if len(line) > MOST_LETTERS:
+        line = " ".join([PurePath(command[0]).name, *command[1:]])
+    return line if len(line) <= MOST_LETTERS else f"{line[: MOST_LETTERS - 3]}..."

@@ -1,0 +1,18 @@
+"""A run of the example with another seed, on one rank, to its end; the suite has its first steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import reference_runs as runs
+
+
+def test_one_rank_that_sleeps_at_level_1_learns_to_count_down_in_24_steps(tmp_path: Path) -> None:
+    records = runs.finish(tmp_path, ranks=1, seed=1, rollout={"sleep_level": 1})
+    rewards = runs.rewards(records)
+    assert [record["step"] for record in records] == list(range(24))
+    assert runs.mean(rewards[:5]) <= 0.15
+    assert runs.mean(rewards[-5:]) >= 0.9
+    # bf16 noise between two implementations; a policy of another step differs by much more.
+    assert max(record["logprob_abs_diff_mean"] for record in records) < 0.02
+    assert all(record["tokens"] > 0 and record["tokens_per_second"] > 0 for record in records)
