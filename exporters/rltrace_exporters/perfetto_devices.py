@@ -75,6 +75,7 @@ class _Kept:
             Span(MEMORY_EDGE, 0, 0, end_ns, end_ns, _decode(args))
             for end_ns, args in zip(self.edges_ns, self.edges, strict=True)
         ]
+        seen.sort_samples()
         known_ns = (*self.edges_ns[-1:], *(samples.times_ns[-1] for samples in self.owners.values()))
         seen.last_ns = max(known_ns, default=0) if self.end_ns is None else self.end_ns
         return seen

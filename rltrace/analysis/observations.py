@@ -100,6 +100,15 @@ class Samples:
         self.times_ns.append(time_ns)
         self.values.append(value)
 
+    def sort(self) -> None:
+        """Put them in the order of their times: each thread of a process writes its own."""
+        times_ns = np.frombuffer(self.times_ns, np.int64)
+        if (np.diff(times_ns) >= 0).all():
+            return
+        order = np.argsort(times_ns, kind="stable")
+        values = np.frombuffer(self.values, np.float64)[order]
+        self.times_ns, self.values = array("q", times_ns[order].tobytes()), array("d", values.tobytes())
+
 
 def values_at(samples: Samples, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
     """The last value of each moment or before it; 0 before the first."""
@@ -183,6 +192,13 @@ class Seen:
         """All other spans that the program made itself."""
         self.automatic_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
         """All other spans that hooks made."""
+
+    def sort_samples(self) -> None:
+        """Put the samples of each counter in order."""
+        by_name = (self.owners, self.on_host, self.pinned, self.figures, self.sampled)
+        named = (samples for of_kind in by_name for samples in of_kind.values())
+        for samples in (*named, self.resident, self.allocated_peak, self.reserved):
+            samples.sort()
 
 
 class Observations:
@@ -276,6 +292,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             _see_interval(spans[event.name, None if method is None else str(method)], event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)
+    seen.sort_samples()
     seen.first_ns = process.start_ns + shift_ns
     seen.last_span_ns = last_span_ns + shift_ns
     seen.last_ns = max(last_ns, last_span_ns, process.end_ns or 0) + shift_ns

@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -550,6 +551,28 @@ def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
     assert [size for size in found.row("actor.activations") if size] == [70 * MIB]
     assert not found.row("critic.activations")[-1] and not found.row("actor.activations")[-1]
     assert not any(found.row("unattributed"))
+
+
+def test_looks_of_several_threads(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Looks of autograd's thread, in the middle of a backward, are in order with those of the main thread."""
+
+    def look(turn: Turn) -> None:
+        ledger.look(turn, in_pass=True)
+
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.sample()
+    for number in range(4):
+        gpu.allocate(10 * MIB)
+        if number % 2:
+            look(Turn.FORWARD_END)
+        else:
+            thread = threading.Thread(target=look, args=(Turn.BEAT,))
+            thread.start()
+            thread.join()
+    rltrace.stop()
+    (found,) = ledgers(Observations(Recording.open(folder))).values()
+    assert (found.row("actor.activations") / MIB).tolist() == [0, 10, 20, 30, 40]
+    assert found.row("unaccounted").tolist() == [0, 0, 0, 0, 0]
 
 
 def test_activations_end_with_their_backward(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
