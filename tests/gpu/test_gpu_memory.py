@@ -121,7 +121,7 @@ loss = model(batch).square().mean()
 edge("a forward")
 del loss
 boundaries.reached(boundaries.Boundary())
-with patch.object(LEDGER, "end_forward", lambda: None):
+with patch.object(LEDGER, "look", lambda *_, **__: None):
     loss = model(batch).square().mean()  # the same once more, and nobody measures what it leaves
 edge("without actor.activations")
 del loss

@@ -35,17 +35,13 @@ from rltrace.hooks import boundaries
 from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host.nvml import Gpu, Memory, UnavailableError
-from rltrace.instrument.memory import cuda_ledger, cuda_memory
+from rltrace.instrument import memory
+from rltrace.instrument.memory import cuda_ledger
+from rltrace.instrument.memory.cards import open_device, open_engines_card
 from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth, Reserved, Turn
-from rltrace.instrument.memory.cuda_memory import (
-    EagerConnections,
-    FirstCollectives,
-    Loading,
-    name_hooks,
-    open_device,
-    open_engines_card,
-)
+from rltrace.instrument.memory.cuda_memory import EagerConnections, FirstCollectives, name_hooks
 from rltrace.instrument.memory.sharded_models import ROLES
+from rltrace.instrument.memory.turn_hooks import Loading
 from rltrace.instrument.memory.turns import Turns
 from rltrace.instrument.torch import devices
 from rltrace.instrument.verl import worker as verl_worker
@@ -952,13 +948,13 @@ def test_what_has_no_owner_of_pinned_memory_is_unknown_with_the_reason_where_tor
 def test_all_that_torch_has_pinned_is_read_by_the_names_of_its_release(
     stats: dict[str, dict[str, int]], size_bytes: int
 ) -> None:
-    assert cuda_memory.pinned_bytes(stats) == size_bytes
+    assert memory.cards.pinned_bytes(stats) == size_bytes
 
 
 def test_a_torch_that_does_not_count_pinned_memory_is_no_zero() -> None:
     assert torch.cuda.host_memory_stats_as_nested_dict() == {}, "here there is no CUDA"
     with pytest.raises(UnavailableError, match="does not count the pinned memory"):
-        cuda_memory.pinned_bytes(torch.cuda.host_memory_stats_as_nested_dict())
+        memory.cards.pinned_bytes(torch.cuda.host_memory_stats_as_nested_dict())
 
 
 def connect_asleep(gpu: Simulated, ledger: CudaLedger, on_host: dict[str, int] | None = None) -> None:
@@ -1474,7 +1470,7 @@ def test_a_server_says_nothing_of_an_engines_card_whose_totals_it_cannot_have(
     cards: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of(*cards))
-    monkeypatch.setattr(cuda_memory, "is_below", lambda *_: True)
+    monkeypatch.setattr(memory.cards, "is_below", lambda *_: True)
     monkeypatch.setattr(Gpu, "_is_certain", lambda *_: True)
     ledger = CudaLedger(lambda: None, open_engines_card)
     rltrace.start(folder, role="server")

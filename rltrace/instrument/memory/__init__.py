@@ -6,8 +6,10 @@ against the other; on chosen steps, an owner for every allocation. No row is mad
 
 `sharded_models.py` knows which tensors are whose, `named_models.py` whose a trainer's models are, and `engine_share.py`
 what an engine has allocated beside a trainer. `cuda_ledger.py` and `process_ledger.py` are the ledgers of a GPU and
-of a CPU's process; `cuda_memory.py` tells the first when to look; `pools.py` are pools that sleep; `uncaught_errors.py`
-looks once more before a process dies of an error about memory. `allocation_owners.py` names allocations.
+of a CPU's process, and `cards.py` are the GPUs that the first asks. `cuda_memory.py` tells it when a phase begins or
+ends, `turn_hooks.py` where memory turns in between, of which `turns.py` chooses what is worth a look; `pools.py` are
+pools that sleep; `uncaught_errors.py` looks once more before a process dies of an error about memory.
+`allocation_owners.py` names allocations.
 `chosen_allocations.py` finds out in which of the steps of `RLTRACE_ALLOCATIONS` a process is, `kept_step.py` says what
 becomes of its allocations there, and `engine_allocations.py` does the same for engines.
 
