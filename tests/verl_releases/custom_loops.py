@@ -1,6 +1,6 @@
 """Agent loops of a user: one of its own, and one around a loop that verl brings along."""
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 
@@ -9,7 +9,7 @@ class OwnLoop(AgentLoopBase):
 
     async def run(self, *_, **__):
         """Answer."""
-        return "own answer"
+        return AgentLoopOutput(prompt_ids=[4], response_ids=[3, 2, 1], response_mask=[1, 1, 1], num_turns=1, metrics={})
 
 
 class AskingTwice(SingleTurnAgentLoop):

@@ -217,7 +217,8 @@ def _requests(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     found = summary.steady
     are_steady = found is not None and any(row.step in found.steps for row in summary.requests_by_step)
     when = steady_words(found) if found is not None and are_steady else ""
-    yield from (request_table(requests, when) for requests in summary.requests)
+    # Of one stage nothing can be said but its length.
+    yield from (request_table(requests, when) for requests in summary.requests if len(requests.stages) != 1)
 
 
 def _memory(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -310,7 +311,7 @@ SECTIONS = (
     Section("GPU work", _gpu_work, ALL),
     Section("weight sync", _weight_sync, ALL),
     Section("requests", _requests, ALL),
-    Section("memory by phase", _memory, ALL),
+    Section("memory", _memory, ALL),
     Section("every allocation", _allocations, ALL),
     Section("hosts", _hosts, ALL),
     Section("sleeps", _sleeps, ALL),
