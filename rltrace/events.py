@@ -106,11 +106,21 @@ DRIVER_PHASES = frozenset({"reward", "advantage"})
 
 STEP = "step"
 WAIT_DRIVER = "wait.driver"
-REQUEST = "rollout.request"
+AGENT_REQUEST, SERVER_REQUEST, REQUEST = "agent_loop.request", "server.request", "rollout.request"
+"""One request as an agent loop waits for it, as a server answers it, and from an engine's queue to its last token."""
 COLLECTION = "python.gc"
 """Python collects garbage: no thread of the process runs Python meanwhile."""
 RAY_CALL = "ray.call"
 """A method of an actor, or a task, where it runs; `method` says which."""
+RAY_SUBMIT = "ray.submit"
+"""The same where it is called."""
+
+
+def asked_ids(engine_id: str) -> tuple[str, str]:
+    """Return the ids under which a server may have asked for an engine's request: newer vLLM puts `-` and a random text
+    behind the server's."""
+    return engine_id, engine_id.rpartition("-")[0] or engine_id
+
 
 INPUTS, LOG_PROBS, LOSS = "micro_batch.inputs", "micro_batch.log_probs", "micro_batch.loss"
 """Work around a model's forward: its inputs; log-probs of its logits, often with entropy; and the loss computed from

@@ -17,7 +17,17 @@ from time import time_ns
 from typing import Any, BinaryIO, NamedTuple
 
 from rltrace.analysis.clocks import TimeLine
-from rltrace.events import COLLECTION, MEMORY_EDGE, REQUEST, SAMPLER, STEP, Counter, Span, is_of_bytes
+from rltrace.events import (
+    COLLECTION,
+    MEMORY_EDGE,
+    REQUEST,
+    SAMPLER,
+    SERVER_REQUEST,
+    STEP,
+    Counter,
+    Span,
+    is_of_bytes,
+)
 from rltrace.read.gate import plain
 from rltrace.read.recording import Process, Recording, in_order
 from rltrace_exporters import perfetto_tracks as tracks
@@ -376,11 +386,19 @@ def _counter_value(value: float) -> bytes:
     return double(44, value)
 
 
-def _flows(keys: Iterable[str]) -> bytes:
+_FLOWS, _LAST_OF_FLOWS = 47, 48
+
+
+def _flows(keys: Iterable[str], field: int = _FLOWS) -> bytes:
     """Return the arrows of one slice; the importer joins the slices of one number in the order of their times."""
     return b"".join(
-        fixed64(47, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")) for key in keys
+        fixed64(field, int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")) for key in keys
     )
+
+
+def _arriving(span: Span) -> bytes:
+    """Return the arrows that end in a slice; those of a request go on to no other that has its id."""
+    return _flows(span.flows_in, _LAST_OF_FLOWS if span.name == REQUEST else _FLOWS)
 
 
 class _ProcessWriter:
@@ -491,12 +509,12 @@ class _ProcessWriter:
         track, fields = begin.track, begin.event + _flows(span.flows_out) + self.arguments.encode(span.args)
         start = span.start_ns + self.offset_ns
         if span.end_ns is None:
-            self._packet(start, track, fields + _flows(span.flows_in))
+            self._packet(start, track, fields + _arriving(span))
         elif span.end_ns == span.start_ns:
-            self._packet(start, track, _TYPE_INSTANT + fields.removeprefix(_TYPE_BEGIN) + _flows(span.flows_in))
+            self._packet(start, track, _TYPE_INSTANT + fields.removeprefix(_TYPE_BEGIN) + _arriving(span))
         else:
             self._packet(start, track, fields)
-            self._packet(span.end_ns + self.offset_ns, track, _TYPE_END + track.uuid + _flows(span.flows_in))
+            self._packet(span.end_ns + self.offset_ns, track, _TYPE_END + track.uuid + _arriving(span))
 
     def _packet(self, time: int, track: _Track, event: bytes) -> None:
         head, tail = track.around(event)
@@ -547,6 +565,8 @@ class _ProcessWriter:
         """Find or make the row of a span, and the bytes that begin it there under the name that is shown."""
         if span.name == MEMORY_EDGE:  # looked for here, not in the loop over all events: its bytes are never kept
             self.devices.add_edge(self.process, span, self.offset_ns)
+        if span.name in _JOINED:  # likewise
+            tracks.join_request(span)
         track, follows_from_key = self._track_of(span)
         if _has_phase_row(span):  # which says so already
             span.args.pop("phase", None)
@@ -573,7 +593,7 @@ class _ProcessWriter:
         if span.lane is None:
             return self._placed(span, (span.thread, span.task), NestedRow, span.name), False
         key = (span.thread, span.task, span.lane)
-        return self.tracks.get(key) or self._thread_row(*key), span.name != MEMORY_EDGE
+        return self.tracks.get(key) or self._thread_row(*key), span.name not in _NEVER_KEPT
 
     def _placed(self, span: Span, group: Hashable, kind: type[Row], name: str) -> _Track:
         """Return the first row of a group that has room for a span."""
@@ -616,6 +636,11 @@ class _ProcessWriter:
 
     def _track(self, descriptor: Callable[[int], bytes]) -> _Track:
         return _Track(self.trace.track(descriptor), self.sequence)
+
+
+_JOINED = frozenset({SERVER_REQUEST, REQUEST})
+_NEVER_KEPT = frozenset({MEMORY_EDGE, SERVER_REQUEST})
+"""Spans whose bytes are made anew each time, because each is looked at."""
 
 
 def _has_phase_row(span: Span) -> bool:

@@ -23,10 +23,13 @@ from rltrace.events import (
     OPERATOR,
     OWNERS,
     RAY_CALL,
+    RAY_SUBMIT,
     SAMPLER,
+    SERVER_REQUEST,
     STARTUP_PHASES,
     STEP,
     Span,
+    asked_ids,
     owner_of_counter,
     owner_of_pinned,
     owner_on_host,
@@ -63,7 +66,7 @@ _OF_MODULE = ("fsdp.forward", "fsdp.backward", "fsdp.all_gather", "fsdp.reduce_s
 NAMED_BY = {
     STEP: "step",
     RAY_CALL: _METHOD,
-    "ray.submit": _METHOD,
+    RAY_SUBMIT: _METHOD,
     "ray.dispatch": _METHOD,
     **dict.fromkeys(_OF_MODULE, _MODULE),
     **dict.fromkeys((DEVICE_TIME + name for name in _OF_MODULE), _MODULE),
@@ -79,6 +82,15 @@ def shown_name(span: Span) -> str:
     key = NAMED_BY.get(span.name)
     value = span.args.get(key) if key is not None else None
     return span.name if value is None else f"{span.name} {value if value != '' else _ROOT}"
+
+
+def join_request(span: Span) -> None:
+    """Let an arrow lead from a server's request to the engine's: they name the same id, and nothing else joins them."""
+    request_id = span.args.get("request_id")
+    if isinstance(request_id, str) and span.name == SERVER_REQUEST:
+        span.flows_out = (*span.flows_out, f"request:{request_id}")
+    elif isinstance(request_id, str):
+        span.flows_in = (*span.flows_in, *(f"request:{one}" for one in dict.fromkeys(asked_ids(request_id))))
 
 
 def snapshot(now_ns: int) -> str:

@@ -19,6 +19,7 @@ from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
 from rltrace.analysis.phases import RankStep, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes, signal_name
+from rltrace.analysis.requests import Requests, StepRequests, requests_by_step, steady_requests, ways
 from rltrace.analysis.samples import HostSamples, host_samples
 from rltrace.analysis.spans import SpanFigures, hook_spans, own_spans
 from rltrace.analysis.steady import Steady, steady
@@ -143,6 +144,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """By process, GPU work that was not timed, such as `3 not over when the process ended`."""
     weight_sync: list[RankSync]
     """One item per step and rank that synced."""
+    requests: list[Requests]
+    """Where the time of requests went in the steady steps, or in the run if these have none: one item per outermost
+    span; empty without requests."""
+    requests_by_step: list[StepRequests]
+    """The same for the requests that began in each step: one item per step and outermost span."""
     memory: list[DeviceMemory]
     """One item per device whose owners' bytes were sampled."""
     allocations: list[AllocationPeak]
@@ -195,6 +201,7 @@ def summarize(recording: Recording) -> Summary:
     all_steps, phases = steps(seen, windows), rank_steps(seen, windows)
     if recording.steps_are_chosen:
         phases = [row for row in phases if row.step is not None]  # the start-up is not in it
+    of_requests = ways(seen)
     of_processes = processes(seen)
     return Summary(
         version=VERSION,
@@ -209,6 +216,8 @@ def summarize(recording: Recording) -> Summary:
         gpu_work=gpu_work(seen, windows),
         gpu_work_missed=gpu_work_missed(seen),
         weight_sync=rank_syncs(seen, windows),
+        requests=steady_requests(of_requests, windows),
+        requests_by_step=requests_by_step(of_requests, windows),
         memory=(memory := device_memory(seen, windows)),
         allocations=allocation_peaks(seen, windows, memory),
         allocations_missed=allocations_missed(seen),

@@ -32,6 +32,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[int, int]] = {}
+        self._queued_ns: dict[str, int] = {}
         self._lanes = Lanes()
 
     @property
@@ -44,9 +45,18 @@ class Requests:
         if request_id not in self._begun:
             self._begun[request_id] = (now_ns(), self._lanes.take())
 
+    def scheduled(self, request_id: str, at_ns: int) -> None:
+        """Note when the first step that computes a request began: until then it waited."""
+        begun = self._begun.get(request_id)
+        if begun is not None:
+            self._queued_ns.setdefault(request_id, max(0, at_ns - begun[0]))
+
     def end(self, request_id: str, **args: Any) -> None:
-        """Write the span of a request that is done."""
+        """Write the span of a request that is done, with how long it waited, if that is known."""
         begun = self._begun.pop(request_id, None)
+        queued_ns = self._queued_ns.pop(request_id, None)
+        if queued_ns is not None:
+            args["queued_ns"] = queued_ns
         if begun is None:  # it was queued before the hook was there
             return
         start_ns, lane = begun

@@ -934,6 +934,26 @@ def test_arrows_point_from_sender_to_receiver(importer: Importer, recording: Rec
     assert arrows == [("ray.dispatch", "receive", REALTIME_NS + 10), ("ray.dispatch", "receive", REALTIME_NS + 11)]
 
 
+def test_arrows_lead_from_a_servers_requests_to_the_engines(importer: Importer, recording: RecordingFile) -> None:
+    """By their ids, which newer vLLM puts something behind. Two requests of one task each have their own arrow, and so
+    have two of one id; those that have nothing but a beginning in common have none."""
+    server = recording.process(1, role="server", rank=0).thread()
+    engine = recording.process(2, role="engine", name="EngineCore").thread()
+    joined = ((10, "a-1", "a-1"), (30, "b", "b-9eb78f85"), (50, "b", "b-12345678"))
+    for start, asked, known in (*joined, (70, "nobody", "0-aa"), (90, "somebody", "0-bb")):
+        server.span("server.request", start, start + 10, task=7, request_id=asked)
+        engine.span_at("rollout.request", start + 2, start + 8, lane=1, request_id=known)
+    trace = load(importer, recording)
+    trace.check_clean(slices=10, counters=0, flows=3)
+    arrows = trace.query("""
+        select a.name as source, a.ts as sent, b.name as target, b.ts as begun from flow
+        join slice a on a.id = slice_out join slice b on b.id = slice_in order by a.ts
+    """)
+    assert arrows == [
+        ("server.request", REALTIME_NS + start, "rollout.request", REALTIME_NS + start + 2) for start, *_ in joined
+    ]
+
+
 def test_an_arrow_without_its_other_end_is_no_error(importer: Importer, recording: RecordingFile) -> None:
     thread = recording.process().thread()
     for start, direction in ((10, "out"), (20, "in")):

@@ -51,7 +51,8 @@ ATTRIBUTES = {
     "vllm": {
         SCHEDULER: ["running", "waiting", "kv_cache_manager"],
         "vllm.v1.core.kv_cache_manager:KVCacheManager": ["usage"],
-        "vllm.v1.core.sched.output:SchedulerOutput": ["total_num_scheduled_tokens"],
+        "vllm.v1.core.sched.output:SchedulerOutput": ["total_num_scheduled_tokens", "scheduled_new_reqs"],
+        "vllm.v1.core.sched.output:NewRequestData": ["req_id"],
         "vllm.v1.request:Request": ["request_id", "num_prompt_tokens", "num_output_tokens", "status"],
         "vllm.v1.request:RequestStatus": ["PREEMPTED"],
         ALLOCATOR: ["instance", "pointer_to_data"],

@@ -90,6 +90,8 @@ def test_every_request_is_there_from_the_queue_to_its_last_token(traced):
     steps = traced.spans("engine.step")
     for request in requests:
         assert request.start_ns <= steps[-1].start_ns and steps[0].start_ns <= request.end_ns
+        # It waited until the first step that computes it began.
+        assert request.start_ns + request.args["queued_ns"] in {step.start_ns for step in steps}
 
 
 def test_steps_in_flight_at_once_are_on_different_lanes(traced):

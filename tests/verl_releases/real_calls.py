@@ -768,6 +768,66 @@ def a_tool_call():
     asyncio.run(loop._call_tool(SimpleNamespace(name="calculator", arguments="{}"), *extra))
 
 
+class Answering:
+    """An engine's client: always the same three tokens."""
+
+    async def generate(self, **_):
+        tokens = [1, 2, 3]
+        if LINE == 5:
+            return tokens
+        from verl.workers.rollout.replica import TokenOutput
+
+        return TokenOutput(token_ids=tokens, log_probs=None)
+
+
+def a_tokenizer():
+    """One of five words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(("<unk>", "a", "b", "c", "?"))}, "<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", pad_token="?", chat_template=template)
+
+
+def agent_loops():
+    """A worker makes each loop from its configuration, as `agent_loop_config_path` names it, and runs it."""
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop import agent_loop
+
+    own = [{"name": name, "_target_": f"custom_loops.{name}"} for name in ("OwnLoop", "AskingTwice")]
+    for loop in OmegaConf.create(own):
+        agent_loop._agent_loop_registry[loop.name] = loop
+    rollout = {"prompt_length": 8, "response_length": 8, "name": "vllm", "agent": {}, "multi_turn": {}}
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": rollout, "model": {}}, "data": {}, "reward_model": {"enable": True}}
+    )
+    made = agent_loop.AgentLoopWorker
+    worker = object.__new__(getattr(getattr(made, "__ray_metadata__", None), "modified_class", made))
+    worker.config, worker.tokenizer, worker.processor, worker.dataset_cls = config, a_tokenizer(), None, object
+    worker.server_manager = worker.llm_client = Answering()
+    worker.hf_model_type = worker.reward_router_address = None
+    worker.tools = []
+
+    async def pass_on(output, *_, **__):
+        return output
+
+    worker._agent_loop_postprocess = pass_on
+    trajectory = {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False}
+    messages = [{"role": "user", "content": "a b ?"}]
+
+    async def run(name):
+        with rltrace.span("agent loop of a configuration", agent=name):
+            if LINE == 5:
+                return await worker._run_agent_loop(name, messages, {}, trajectory)
+            return await worker._run_agent_loop({}, trajectory, agent_name=name, raw_prompt=messages)
+
+    for name in ("OwnLoop", "AskingTwice", "single_turn_agent", "AskingTwice"):
+        answer = torch.as_tensor(asyncio.run(run(name)).response_ids).flatten()[:3]  # 0.6 pads them here
+        assert answer.tolist() == ([3, 2, 1] if name == "OwnLoop" else [1, 2, 3])
+
+
 def an_actor_sent_by_value():
     """Ray sends a class that its decorator made an actor by value: the hooks it has must travel."""
     from ray import cloudpickle
@@ -790,7 +850,7 @@ if LINE <= 5:
 if LINE == 6:
     CALLS.append(modes_switch)
 if LINE >= 5:
-    CALLS.append(a_tool_call)
+    CALLS += [a_tool_call, agent_loops]
 if LINE in (5, 6, 9):
     CALLS.append(an_actor_sent_by_value)
 if LINE >= 6:

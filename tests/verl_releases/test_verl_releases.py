@@ -125,7 +125,7 @@ def test_every_hook_point_is_bound(release, exercised):
     own, of_vllm = targets_of(release)
     assert found["failures"] == {}
     assert set(found["in_place"]) == own
-    assert set(found["states"]) == own | of_vllm
+    assert set(found["states"]) == own | of_vllm | (LOOPS if release.line >= 5 else set())
     assert {target: found["states"][target][0] for target in of_vllm} == dict.fromkeys(of_vllm, "skipped")
 
 
@@ -166,6 +166,24 @@ def test_undoing_puts_every_attribute_back(release, exercised):
     assert set(found["restored"]) == set(found["in_place"])
     assert found["inert"] == {target: pair[0] for target, pair in found["raised"].items()}
     assert found["fired_after_undo"] == {}
+
+
+LOOPS = {
+    "custom_loops:OwnLoop.run",
+    "custom_loops:AskingTwice.run",
+    "verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run",
+}
+"""Hooked once a worker has made such a loop."""
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 5], ids=lambda release: release.version)
+def test_every_agent_loop_of_a_configuration_is_one_span(release, exercised):
+    """Of the user's own class too, and one span where its `run` calls that of verl's class, hooked before or not."""
+    run = exercised(release)
+    asked = run.named("agent loop of a configuration")
+    inside = [[loop.args["loop"] for loop in run.named("agent_loop.run") if lies_in(loop, mark)] for mark in asked]
+    assert inside == [["OwnLoop"], ["AskingTwice"], ["SingleTurnAgentLoop"], ["AskingTwice"]]
+    assert len(run.named("agent_loop.run")) == 4
 
 
 def outcome_of(target, found, of_vllm):

@@ -47,6 +47,7 @@ from rltrace.cli.tables.phases import (
 )
 from rltrace.cli.tables.problems import clock_line, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
+from rltrace.cli.tables.requests import request_line, request_table
 from rltrace.cli.tables.spans import FEW, MOST_OPEN, collection_line, hook_span_table, open_span_table, own_span_table
 from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
@@ -135,6 +136,8 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
         yield gpu_work_line(summary.gpu_work)
     if summary.weight_sync:
         yield sync_line(in_steady(summary.weight_sync, summary.steady))
+    if (line := request_line(summary.requests)) is not None:
+        yield line
     if (line := collection_line(summary)) is not None:
         yield line
     if summary.allocations:
@@ -208,6 +211,14 @@ def _gpu_work(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 def _weight_sync(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     if summary.weight_sync:
         yield sync_table(in_steady(summary.weight_sync, summary.steady))
+
+
+def _requests(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    found = summary.steady
+    are_steady = found is not None and any(row.step in found.steps for row in summary.requests_by_step)
+    when = steady_words(found) if found is not None and are_steady else ""
+    # Of one stage nothing can be said but its length.
+    yield from (request_table(requests, when) for requests in summary.requests if len(requests.stages) != 1)
 
 
 def _memory(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -301,7 +312,8 @@ SECTIONS = (
     Section("automatic spans", _automatic_spans, ALL, lambda summary: summary.hook_spans),
     Section("GPU work", _gpu_work, ALL, lambda summary: summary.gpu_work or summary.gpu_work_missed),
     Section("weight sync", _weight_sync, ALL, lambda summary: summary.weight_sync),
-    Section("memory by phase", _memory, ALL, lambda summary: summary.memory),
+    Section("requests", _requests, ALL, lambda summary: summary.requests),
+    Section("memory", _memory, ALL, lambda summary: summary.memory),
     Section("every allocation", _allocations, ALL, lambda summary: summary.allocations),
     Section("hosts", _hosts, ALL, lambda summary: summary.samples or summary.host_memory),
     Section("sleeps", _sleeps, ALL, lambda summary: summary.sleeps),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from rltrace.hooks import boundaries
@@ -124,14 +126,34 @@ def trajectory_args(_worker: Any, _sampling_params: Any = None, trajectory: Any 
     return {} if not isinstance(trajectory, dict) else {k: v for k, v in trajectory.items() if isinstance(v, int)}
 
 
-def agent_loop(patches: PatchSet, target: str) -> None:
-    """Hook the agent loops that verl brings along."""
-    patches.span(target, "agent_loop.run", loop_args)
+def agent_loops(patches: PatchSet, target: str) -> None:
+    """Hook the `__init__` of all agent loops: each class that one is made of is hooked before its first one runs.
+
+    verl makes a loop of whatever class a configuration or `@register` names, and only then imports its module.
+    """
+
+    def watch(loop: Any, _result: Any, error: BaseException | None) -> None:
+        owner = runs_in(type(loop))
+        if error is None and owner is not None and owner not in watched:
+            watched.add(owner)
+            patches.span(f"{owner.__module__}:{owner.__qualname__}.run", "agent_loop.run", loop_args_in(owner))
+
+    watched: weakref.WeakSet[type] = weakref.WeakSet()
+    patches.around(target, keep_self, watch)
 
 
-def loop_args(loop: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Say which loop it is."""
-    return {"loop": type(loop).__name__}
+def runs_in(kind: type) -> type | None:
+    """Return the class whose `run` a loop of this class has."""
+    return next((base for base in kind.__mro__ if "run" in vars(base)), None)
+
+
+def loop_args_in(owner: type) -> Callable[..., dict[str, Any] | None]:
+    """Return what says which loop it is, where the class's `run` is the loop's own, and not called by it."""
+
+    def loop_args(loop: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
+        return {"loop": type(loop).__name__} if runs_in(type(loop)) is owner else None
+
+    return loop_args
 
 
 def tool_call(patches: PatchSet, target: str) -> None:

@@ -8,7 +8,7 @@ is known which bytes move. The V0 engine of 0.8 to 0.10 (VLLM_USE_V1=0) has othe
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rltrace.hooks import boundaries
@@ -124,7 +124,8 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
 
 def install_steps(patches: PatchSet) -> None:
     """Name the hooks on engine steps, from a scheduler output to the update by the same output, and on requests."""
-    steps, requests = Steps(), SchedulerRequests()
+    requests = SchedulerRequests()
+    steps = Steps(requests.scheduled)
     patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output)
     patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",))
     patches.around(f"{SCHEDULER}.add_request", keep("request", 1), requests.begin)
@@ -240,7 +241,9 @@ def addresses() -> Collection[int]:
 class Steps:
     """Engine steps in flight: with asynchronous scheduling the next is scheduled before the last one has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduled: Callable[[str, int], None]) -> None:
+        self._scheduled = scheduled
+        """Called with each request that is new in a step, and when the step began."""
         self._begun: dict[int, tuple[Any, int, int, int]] = {}
         """By the output's id: the output (kept, so that no other gets its id), start, lane and preemptions."""
         self._lanes = Lanes()
@@ -263,6 +266,8 @@ class Steps:
             self._are_preempted_named = hasattr(output, "preempted_req_ids")
             preempted = preemptions(output, running, scheduler.running)
         self._begun[id(output)] = (output, start_ns, self._lanes.take(), preempted)
+        for new in output.scheduled_new_reqs:
+            self._scheduled(new.req_id, start_ns)
 
     def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Return the scheduler, and which step its call is about to end."""
@@ -317,6 +322,10 @@ class SchedulerRequests:
         """Begin a request that was queued."""
         if error is None:
             self._requests.begin(request.request_id)
+
+    def scheduled(self, request_id: str, at_ns: int) -> None:
+        """Note that the step that began then computes a request for the first time."""
+        self._requests.scheduled(request_id, at_ns)
 
     def end(self, request: Any, _result: Any, _error: BaseException | None) -> None:
         """End a request that is done or was aborted."""
