@@ -1,12 +1,15 @@
-"""Where a model's memory turns between phase boundaries, and which of these places are worth a look.
+"""Chooses where memory is worth a look between phase boundaries.
 
-Activations grow until a forward ends and are gone when its backward does; gradients come with a backward and go with
-`zero_grad`; an optimizer's first step makes its states; `empty_cache` gives the driver back what nobody holds. A look
-takes some hundred microseconds of the program's time, so all looks together get a small share of it. Where that is
-spent, a whole pass is left out, forward and backward: half of one would leave activations behind that are gone.
+Memory turns in a few places of a training step. Activations grow until a forward ends, and are gone when its backward
+ends. Gradients come with a backward and go with `zero_grad`. An optimizer's first step makes its states. `empty_cache`
+gives the driver back what nobody holds.
 
-In between, wherever a hook is called, a beat asks the driver what is used, which takes microseconds; if that has
-changed, the ledger is looked at there too.
+A look takes some hundred microseconds, so all looks together get a small share of the program's time. When it is spent,
+whole passes are skipped, forward and backward together: a look at half of a pass would show activations that are long
+gone.
+
+Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks
+if that has changed.
 """
 
 from __future__ import annotations
@@ -18,23 +21,23 @@ from rltrace.instrument.memory.cuda_ledger import Turn
 
 
 class Ledger(Protocol):
-    """What is looked at."""
+    """The ledger that is looked at."""
 
     def look(self, turn: Turn, *, in_pass: bool) -> None:
         """Sample all owners and the total."""
 
     def settle(self) -> None:
-        """Take what has come since the last look for no activations."""
+        """Count what was allocated since the last look as something other than activations."""
 
     def say_peak(self) -> None:
-        """Sample the most that was handed out since a pass began, by torch's own count."""
+        """Sample torch's own count of the most that it has handed out."""
 
     def has_moved(self) -> bool:
-        """Whether the driver counts something else than at the last look."""
+        """Return whether the driver counts something else than at the last look."""
 
 
 class Budget:
-    """A share of a process's time, of which some may be spent at once."""
+    """A share of a process's time; some of it may be spent at once."""
 
     def __init__(self, share: float, burst_ns: int) -> None:
         self._share, self.burst_ns = share, burst_ns
@@ -42,13 +45,13 @@ class Budget:
         self._counted_ns = now_ns()
 
     def left_ns(self, at_ns: int) -> float:
-        """Return what is left; negative: what is owed."""
+        """Return what is left; a negative value is owed."""
         self._left_ns = min(self.burst_ns, self._left_ns + self._share * (at_ns - self._counted_ns))
         self._counted_ns = at_ns
         return self._left_ns
 
     def spend(self, spent_ns: int) -> None:
-        """Take some of it."""
+        """Take some of what is left."""
         self._left_ns -= spent_ns
 
 
@@ -56,10 +59,10 @@ class Turns:
     """Looks at the ledger where a training pass turns, as long as that is cheap."""
 
     SHARE, BURST_NS = 0.001, 20_000_000
-    """Of looks: the first passes are always seen."""
+    """The budget of looks: the first passes are always seen."""
     BEAT_SHARE, BEAT_BURST_NS = 0.0005, 1_000_000
-    """Of asking the driver, which takes 10 µs, and 80 on a busy host: in a forward that follows other work, each layer
-    asks; in a run of them, one in a few does."""
+    """The budget of beats. One takes 10 µs, or 80 on a busy host. In a forward after other work each layer asks; in a
+    series of forwards one layer in a few does."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -72,7 +75,7 @@ class Turns:
         self._is_seen = False
         """Whether the pass that is under way is looked at."""
         self._has_looked = False
-        """Whether anybody has looked in the pass, or in the forward: what was seen there is gone behind it."""
+        """Whether anybody has looked inside the pass or the forward, so that its end needs a look too."""
 
     def begin_forward(self, *, has_gradients: bool) -> None:
         """A model's forward begins."""
@@ -85,14 +88,14 @@ class Turns:
         self.beat()
 
     def end_forward(self, *, has_gradients: bool) -> None:
-        """It is over: where a backward follows, activations are there."""
+        """The forward is over. If a backward follows, its activations are there now."""
         self._turn(Turn.FORWARD_END, is_seen=self._is_seen and has_gradients)
         if not has_gradients:
             self._is_inferring = False
             self._end_pass(Turn.FORWARD_END)
 
     def begin_backward(self) -> None:
-        """A backward begins, of a forward that was seen or of one that nobody hooks."""
+        """A backward begins; its forward may have had no hook."""
         if not self._is_passing:
             self._begin_pass()
         self._turn(Turn.BACKWARD_BEGIN, is_seen=self._is_seen)
@@ -104,12 +107,12 @@ class Turns:
         self._end_pass(Turn.BACKWARD_END)
 
     def reached(self, turn: Turn) -> None:
-        """Look at a place that is rare, if not too much is owed."""
+        """Look at a rare place, unless too much time is owed."""
         if self._looks.left_ns(now_ns()) > -self.BURST_NS:
             self._look(turn)
 
     def beat(self) -> None:
-        """Ask whether what is used has changed, if that can be paid, and look if it has."""
+        """Ask, if the budget allows it, whether the used memory has changed, and look if it has."""
         began_ns = now_ns()
         if self._beats.left_ns(began_ns) <= 0:
             return
@@ -129,7 +132,7 @@ class Turns:
             self.beat()
 
     def _end_pass(self, turn: Turn) -> None:
-        """Look if anybody has looked in the pass, so that nothing stays that is gone; else ask for its peak."""
+        """Look if anybody has looked inside the pass, so that no row outlives it; else ask for its peak."""
         if self._is_passing:
             return
         if self._has_looked:
