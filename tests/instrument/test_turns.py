@@ -108,11 +108,13 @@ class Clocked:
     def __init__(self, look_ns: int) -> None:
         self.look_ns = look_ns
         self.looks: list[tuple[int, Turn]] = []
+        self.in_pass: list[bool] = []
         self.asked: list[int] = []
         self.peaks = 0
 
     def look(self, turn: Turn, *, in_pass: bool) -> None:
         self.looks.append((self.now_ns, turn))
+        self.in_pass.append(in_pass)
         self.now_ns += self.look_ns
 
     def settle(self) -> None:
@@ -188,3 +190,12 @@ def test_rare_places(ledger: Clocked) -> None:
     turns.reached(Turn.OPTIMIZER_BEGIN)
     turns.reached(Turn.OPTIMIZER_END)
     assert len(ledger.looks) == looks + 2
+
+
+def test_forward_without_a_backward(ledger: Clocked) -> None:
+    """A forward with gradients that no backward follows ends at the optimizer's step at the latest."""
+    turns = Turns(ledger)
+    turns.begin_forward(has_gradients=True)
+    turns.end_forward(has_gradients=True)
+    turns.reached(Turn.OPTIMIZER_BEGIN)
+    assert ledger.in_pass == [True, False]

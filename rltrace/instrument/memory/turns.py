@@ -20,6 +20,9 @@ from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.cuda_ledger import Turn
 
 
+NEVER_IN_PASS = (Turn.OPTIMIZER_BEGIN, Turn.ZERO_GRAD)
+
+
 class Ledger(Protocol):
     """The ledger that is looked at."""
 
@@ -108,6 +111,8 @@ class Turns:
 
     def reached(self, turn: Turn) -> None:
         """Look at a rare place, unless too much time is owed."""
+        if turn in NEVER_IN_PASS:  # then a forward that nobody followed by a backward is over too
+            self._is_passing = False
         if self._looks.left_ns(now_ns()) > -self.BURST_NS:
             self._look(turn)
 
