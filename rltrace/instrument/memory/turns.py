@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.cuda_ledger import Turn
 
-
 NEVER_IN_PASS = (Turn.OPTIMIZER_BEGIN, Turn.ZERO_GRAD)
 
 
