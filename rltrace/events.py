@@ -100,11 +100,13 @@ STEP_PHASES = (
 """The phases of a step, in the order in which they happen."""
 
 PHASES = frozenset(STARTUP_PHASES + STEP_PHASES)
+"""A hook's span with one of these names is a phase."""
 
 DRIVER_PHASES = frozenset({"reward", "advantage"})
 """Phases of the driver; on the ranks this time is `WAIT_DRIVER`."""
 
 STEP = "step"
+"""A step; its argument `step` is its number."""
 WAIT_DRIVER = "wait.driver"
 AGENT_REQUEST, SERVER_REQUEST, REQUEST = "agent_loop.request", "server.request", "rollout.request"
 """One request as an agent loop waits for it, as a server answers it, and from an engine's queue to its last token."""

@@ -51,9 +51,8 @@ REQUESTS = "requests"
 
 
 STARTS = "recording starts"
-PAUSED = "recording paused"
 """Name of the instant at which the first process began: the UI, like `rltrace summary`, counts seconds from it."""
-
+PAUSED = "recording paused"
 
 SNAPSHOT = "snapshot"
 """Name of the instant at which a live run was looked at."""

@@ -1,7 +1,13 @@
-"""The command line: `ls rltrace/cli` is its manual. Only here do errors become exit codes.
+"""The command line: one file per command. Only here do errors become exit codes.
 
-0 done; 1 an error without a code of its own; 2 wrong usage or configuration; 3 no such Recording; 4 the run failed;
-5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 8 the doctor found that
+In: a command's arguments. Out: what it prints, and its exit code. `tables/` has what rich prints; `as_json.py` and
+`echo.py` are the other ways to the terminal. `runs.py` finds the Recording that a command reads, and `selection.py` has
+the options that choose a part of it.
+
+To add a command, write a file like `ls.py`, and name it in `PURPOSES` below.
+
+Exit codes: 0 done; 1 an error without a code of its own; 2 wrong usage or configuration; 3 no such Recording; 4 the run
+failed; 5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 8 the doctor found that
 something would be missing; 9 the doctor cannot tell; 130 interrupted; 141 nobody reads the output.
 """
 

@@ -11,5 +11,6 @@ Nothing here raises into the traced program, and nothing has a thread or a buffe
 standard library and msgspec only.
 
 To add a kind of record, add its array to `spans.py`, its reading to `read/recording.py`, its type to `events.py`, and
-its row to the table of the format.
+its row to the table of the format. To add what a process says of itself, add it to `identity` in `process.py`, its
+check to `IDENTITY` in `read/gate.py`, and a property to `Process` in `read/recording.py`.
 """

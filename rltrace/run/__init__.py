@@ -1,14 +1,17 @@
 """What `rltrace run`, `exec`, `doctor` and `collect` do beside the command: before, while and after it runs.
 
 In: a command and the folder to record in. Out: the same command, traced, with its exit code and signals untouched. The
-Recording also gets what no traced process can say itself: how each process ended (`supervisor.py`, `group_watcher.py`),
-what hosts and GPUs were doing (`sampler.py`, `host_usage.py`), which processes were not traced (`untraced.py`), and the
-clocks and segments of other hosts (`nodes.py`, `collection.py`).
+Recording also gets what no traced process can say itself: how each process ended (`supervisor.py`), what hosts and GPUs
+were doing (`sampler.py`, `host_usage.py`), which processes were not traced (`untraced.py`), and the clocks and segments
+of other hosts (`nodes.py`, `collection.py`). `group_watcher.py` tells the supervisor which signals went to the whole
+process group.
 
 `sampler.py` and `cluster_sidecar.py` run as processes of their own, so that no thread of a traced program waits for us.
 `sidecar.py` starts and ends such a process. `doctor.py` checks a command before its run: it asks the command's own
 interpreter with `probe.py`, finds out with `launchers.py` what the command starts in the end, and checks the place of
 the Recording with `storage.py`.
 
-To watch something else during a run, add a value to `host_usage.py`, or add a sidecar.
+To sample something else of a host, add a value to `host_usage.py`, of a GPU to `host/nvml.py`, and its name to
+`SAMPLED` of `events.py`. Who died is seen by `supervisor.py`, which writes how; `analysis/processes.py` and `fates.py`
+judge it. To watch anything else, add a sidecar.
 """

@@ -1,7 +1,12 @@
 """Figures as tables for a terminal: one file per noun, one function per table.
 
-The first screen says what is wrong, where the seconds and the bytes of a step went, and how things were measured. It
-names what it leaves out.
+In: values of `analysis`. Out: what rich prints. Nothing is computed here. The first screen says what is wrong, where
+the seconds and the bytes of a step went, and how things were measured. It names what it leaves out.
+
+The table of phases is in `phases.py`: `steady_table` has all ranks together, `lane_tables` one column per rank;
+`process_phases.py` has processes without a rank. `figures.py` writes a figure, `fit.py` fits a table into the terminal.
+
+To add a section, write its function in the file of its noun, and one line in `SECTIONS` below.
 """
 
 from __future__ import annotations

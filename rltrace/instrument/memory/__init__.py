@@ -9,9 +9,12 @@ what an engine has allocated beside a trainer. `cuda_ledger.py` and `process_led
 of a CPU's process, and `cards.py` are the GPUs that the first asks. `cuda_memory.py` tells it when a phase begins or
 ends, `turn_hooks.py` where memory turns in between, of which `turns.py` chooses what is worth a look; `pools.py` are
 pools that sleep; `uncaught_errors.py` looks once more before a process dies of an error about memory.
-`allocation_owners.py` names allocations.
-`chosen_allocations.py` finds out in which of the steps of `RLTRACE_ALLOCATIONS` a process is, `kept_step.py` says what
-becomes of its allocations there, and `engine_allocations.py` does the same for engines.
 
-To add an owner, name it in `events.py` and measure it where its bytes come into being.
+`allocation_owners.py` names allocations. `chosen_allocations.py` finds out in which of the steps of
+`RLTRACE_ALLOCATIONS` a process is, `kept_step.py` says what becomes of its allocations there, and
+`engine_allocations.py` does the same for engines.
+
+To add an owner, name it in `OWNERS` and `OWNER_COLORS` of `events.py`, and measure it where its bytes come into being:
+tensors of a model in `by_owner` of `sharded_models.py`, all else on a GPU in `CudaLedger.rows`. Its row in
+`docs/memory-ledger.md` says how.
 """
