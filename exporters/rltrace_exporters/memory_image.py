@@ -82,7 +82,7 @@ def _draw_area(axes: Axes, device: Device) -> None:
             device.seconds, least, most, step="post", facecolor=OTHERS, alpha=0.35, edgecolor=OTHERS, linewidth=0.8
         )
     axes.step(device.seconds, device.used, where="post", color=DARK, linewidth=0.9)
-    whole = float(device.seconds[-1]) if len(device.seconds) else 1.0
+    whole = (float(device.seconds[-1]) if len(device.seconds) else 0.0) or 1.0  # of one moment: any width
     low = device.top + 0.25 * (device.height - device.top)
     for band in device.bands:
         axes.axvline(band.start, color="#64748b", linewidth=0.5, linestyle=":")

@@ -26,6 +26,7 @@ from rltrace.cli.export import load_exporter
 from rltrace.cli.run import report, show_steps
 from rltrace.cli.tables import WIDTH, show
 from rltrace.errors import RunError
+from rltrace.events import VERSION
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
 from rltrace.run.supervisor import Outcome
@@ -83,7 +84,7 @@ class TestReaders:
 
     def test_a_newer_format(self, command: tuple[str, ...], run: Path) -> None:
         (run / "manifest.json").write_text('{"version": 99}')
-        assert "format 99, but this rltrace reads formats up to 1; upgrade" in the_line(call(*command, run), 3)
+        assert f"format 99, but this rltrace reads formats up to {VERSION}; upgrade" in the_line(call(*command, run), 3)
 
     def test_impossible_file_name(self, command: tuple[str, ...], tmp_path: Path) -> None:
         """A name that no file can have is one line."""

@@ -695,7 +695,7 @@ def test_anything_else_is_refused_before_the_command_runs(text: str, way: str, t
         env=environment, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and not (tmp_path / "ran").exists()
-    assert re.search(r"write 3, 100-110 or 1,5-7|are more than 1,000 numbers", done.stderr), done.stderr
+    assert re.search(r"write 3, 100-110 or 1,5-7|names more than 1,000 numbers", done.stderr), done.stderr
 
 
 def test_the_option_reaches_every_process_of_the_command(tmp_path: Path) -> None:

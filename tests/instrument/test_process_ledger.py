@@ -26,6 +26,14 @@ from rltrace.read.recording import Recording
 MIB = 1 << 20
 
 
+@pytest.fixture
+def no_page_is_out() -> None:
+    """A kernel that is short of memory, or told to, takes pages of a heap that nobody has touched for a while."""
+    libc = ctypes.CDLL(None)
+    if libc.mlockall(1) == 0:  # MCL_CURRENT: which brings them back
+        libc.munlockall()
+
+
 def status(pid: int) -> memory.Resident:
     """What the kernel says in a process's status."""
     text = Path(f"/proc/{pid}/status").read_text()
@@ -86,6 +94,7 @@ def test_pages_of_another_process_are_counted_until_it_is_gone() -> None:
     other.close()
 
 
+@pytest.mark.usefixtures("no_page_is_out")
 def test_heaps_of_threads_that_came_later_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not looked for again and again, and yet as many pages as if they were."""
     memory.heap()
@@ -168,6 +177,7 @@ def test_what_a_process_repeats_is_as_old_as_the_cpu_time_that_it_has_used_since
     assert found.apart_ns.tolist() == [0, SAME_CPU_NS / 2, SAME_CPU_NS]
 
 
+@pytest.mark.usefixtures("no_page_is_out")
 def test_what_a_process_held_before_its_model_is_taken_once_and_all_rows_are_its_pages(ledger: ProcessLedger) -> None:
     """What the allocator had free then is no part of the interpreter, or it would count twice."""
     rltrace.stop()

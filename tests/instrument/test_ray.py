@@ -299,6 +299,7 @@ def test_whoever_waits_for_results_is_seen_waiting_and_who_only_looks_is_not(tas
 
 ENDINGS = """
     import os
+    import time
     import ray
     import rltrace
 
@@ -311,6 +312,8 @@ ENDINGS = """
     pids = ray.get([actor.pid.remote() for actor in (killed, stopped, left)])
     os.kill(pids[0], 9)
     ray.kill(stopped)
+    while any(os.path.exists(f"/proc/{pid}/cmdline") and open(f"/proc/{pid}/cmdline").read() for pid in pids[:2]):
+        time.sleep(0.05)  # a process that has ended has no words, even if nobody has asked for its end
     for step in range(2):
         with rltrace.span("step", step=step):
             ray.get(left.pid.remote())

@@ -237,7 +237,7 @@ def test_reference_run_on_two_nodes(nodes: Cluster, tmp_path: Path) -> None:
     [
         (["collect", "nothing"], 3, "nothing: no such file or folder"),
         (["collect", "run", "--address", "127.0.0.1:9"], 1, "127.0.0.1:9: no Ray cluster answers there"),
-        (["collect", "run", "--address", "here"], 1, "here: not an address of a Ray cluster"),
+        (["collect", "run", "--address", "here"], 1, "here: not the address of a Ray cluster"),
         (["run", "run.yaml"], 4, "ray_address: cannot join a Ray cluster at 127.0.0.1:9"),
     ],
 )
@@ -325,7 +325,7 @@ def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
         nodes.kill_second()
         running.terminate()
         _, said = running.communicate(timeout=300)
-    assert re.search("^rltrace: node second: .*; what was recorded there .* is not here$", said, re.MULTILINE), said
+    assert re.search("^rltrace: node second: .*; what it recorded since the last collection is missing here$", said, re.MULTILINE), said
     recording = Recording.open(run)
     far = [process for process in recording.processes if process.host == "second"]
     assert far and any(isinstance(event, Span) for process in far for event in process.events())
