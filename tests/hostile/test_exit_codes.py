@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import rltrace
+
+PACKAGE = Path(rltrace.__file__).parent
+
 RECORDS = """
 import os, shutil, signal, subprocess, sys, threading, time
 try:
@@ -109,7 +113,7 @@ def run(folder: Path, words: list[str], shortage: str) -> tuple[int, str, str]:
         said = [
             line for line in done.stderr.splitlines() if not line.startswith(("rltrace: ", "bash: line ", "Terminated"))
         ]
-        assert "rltrace/" not in done.stderr.replace("rltrace-", ""), done.stderr  # no traceback of ours
+        assert f"{PACKAGE}/" not in done.stderr, done.stderr  # no traceback of ours
         return int(code.read()), done.stdout, "\n".join(said)
 
 

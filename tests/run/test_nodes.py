@@ -325,7 +325,9 @@ def test_dead_node_is_named(nodes: Cluster, tmp_path: Path) -> None:
         nodes.kill_second()
         running.terminate()
         _, said = running.communicate(timeout=300)
-    assert re.search("^rltrace: node second: .*; what it recorded since the last collection is missing here$", said, re.MULTILINE), said
+    assert re.search(
+        "^rltrace: node second: .*; what it recorded since the last collection is missing here$", said, re.MULTILINE
+    ), said
     recording = Recording.open(run)
     far = [process for process in recording.processes if process.host == "second"]
     assert far and any(isinstance(event, Span) for process in far for event in process.events())
