@@ -319,7 +319,7 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             method = event.args.get("method") if event.name == RAY_CALL else None
             spans = seen.automatic_spans if event.is_automatic else seen.own_spans
             _see_interval(spans[event.name, None if method is None else str(method)], event, shift_ns)
-            if event.is_automatic and event.name in _ON_THE_WAY:
+            if event.name in _ON_THE_WAY:
                 _see_passed(seen, event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import re
@@ -12,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,12 +29,24 @@ from rltrace.read.recording import Recording
 MIB = 1 << 20
 
 
-@pytest.fixture
-def no_page_is_out() -> None:
-    """A kernel that is short of memory, or told to, takes pages of a heap that nobody has touched for a while."""
-    libc = ctypes.CDLL(None)
-    if libc.mlockall(1) == 0:  # MCL_CURRENT: which brings them back
-        libc.munlockall()
+ALONE = "RLTRACE_TEST_ALONE"
+
+
+def in_its_own_process(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test in a process that has run no other: what others left in a heap, and where, is not known."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        if ALONE in os.environ:
+            test(*args, **kwargs)
+            return
+        rltrace.stop()  # of the fixture's
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"{__file__}::{test.__name__}"]
+        done = subprocess.run(command, env=environment | {ALONE: "1"}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+
+    return run
 
 
 def status(pid: int) -> memory.Resident:
@@ -94,7 +109,7 @@ def test_pages_of_another_process_are_counted_until_it_is_gone() -> None:
     other.close()
 
 
-@pytest.mark.usefixtures("no_page_is_out")
+@in_its_own_process
 def test_heaps_of_threads_that_came_later_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not looked for again and again, and yet as many pages as if they were."""
     memory.heap()
@@ -177,7 +192,7 @@ def test_what_a_process_repeats_is_as_old_as_the_cpu_time_that_it_has_used_since
     assert found.apart_ns.tolist() == [0, SAME_CPU_NS / 2, SAME_CPU_NS]
 
 
-@pytest.mark.usefixtures("no_page_is_out")
+@in_its_own_process
 def test_what_a_process_held_before_its_model_is_taken_once_and_all_rows_are_its_pages(ledger: ProcessLedger) -> None:
     """What the allocator had free then is no part of the interpreter, or it would count twice."""
     rltrace.stop()

@@ -20,6 +20,7 @@ from rich.text import Text
 from rltrace.analysis.fates import fates, having
 from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP
 from rltrace.analysis.processes import ProcessFigures
+from rltrace.analysis.requests import Requests
 from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
@@ -222,8 +223,12 @@ def _requests(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     found = summary.steady
     are_steady = found is not None and any(row.step in found.steps for row in summary.requests_by_step)
     when = steady_words(found) if found is not None and are_steady else ""
-    # Of one stage nothing can be said but its length.
-    yield from (request_table(requests, when) for requests in summary.requests if len(requests.stages) != 1)
+    yield from (request_table(requests, when) for requests in _with_stages(summary))
+
+
+def _with_stages(summary: Summary) -> Iterator[Requests]:
+    """Yield the requests that have more than one stage: of one, nothing can be said but its length."""
+    yield from (requests for requests in summary.requests if len(requests.stages) != 1)
 
 
 def _memory(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -317,7 +322,7 @@ SECTIONS = (
     Section("automatic spans", _automatic_spans, ALL, lambda summary: summary.hook_spans),
     Section("GPU work", _gpu_work, ALL, lambda summary: summary.gpu_work or summary.gpu_work_missed),
     Section("weight sync", _weight_sync, ALL, lambda summary: summary.weight_sync),
-    Section("requests", _requests, ALL, lambda summary: summary.requests),
+    Section("requests", _requests, ALL, lambda summary: any(_with_stages(summary))),
     Section("memory", _memory, ALL, lambda summary: summary.memory),
     Section("every allocation", _allocations, ALL, lambda summary: summary.allocations),
     Section("hosts", _hosts, ALL, lambda summary: summary.samples or summary.host_memory),
