@@ -5,6 +5,7 @@ It imports the standard library and msgspec only, so that a laptop reads what a 
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 from rltrace.dependencies import msgspec
@@ -131,6 +132,22 @@ these."""
 MEMORY_EDGE = "memory.edge"
 """A process measures what it owns, and the kernel's totals of all processes on its device, at a phase boundary; its
 length is its cost."""
+
+
+class Turn(str, Enum):
+    """A place between phase boundaries where memory turns."""
+
+    FORWARD_END = "forward.end"
+    BACKWARD_BEGIN = "backward.begin"
+    BACKWARD_END = "backward.end"
+    OPTIMIZER_BEGIN = "optimizer.begin"
+    OPTIMIZER_END = "optimizer.end"
+    ZERO_GRAD = "zero_grad"
+    EMPTY_CACHE = "empty_cache"
+    MOVED = "module.moved"
+    BEAT = "beat"
+    """Anywhere: what is used has changed."""
+
 
 SLEEP = "rollout.sleep"
 WAKE_UPS = ("rollout.wake_weights", "rollout.wake_kv_cache")

@@ -10,18 +10,10 @@ from typing import Any
 
 import msgspec
 
-from rltrace.events import (
-    ALLOCATIONS_KEPT,
-    AUTOMATIC,
-    DEVICE_TIME,
-    KERNEL,
-    MEMORY_EDGE,
-    OPERATOR,
-    OUT_OF_MEMORY,
-    REQUEST,
-)
+from rltrace.events import AUTOMATIC
 from rltrace.host import clock
 from rltrace.read.recording import Recording
+from rltrace.read.unmarked import ALWAYS, BEGINNINGS
 from rltrace.record import manifest
 
 SECOND = 1_000_000_000
@@ -38,7 +30,7 @@ def span(name: str, start_s: float, end_s: float | None, **args: Any) -> list[li
     return [[name, 0, start_ns, round(end_s * SECOND), args, True]]
 
 
-ONLY_HOOKS_MAKE = (DEVICE_TIME, KERNEL, OPERATOR, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT, REQUEST)
+ONLY_HOOKS_MAKE = (*BEGINNINGS, *ALWAYS)
 """How the names of spans begin that are marked as automatic in a process, whatever its hooks say that they emit."""
 
 

@@ -432,7 +432,7 @@ class _ProcessWriter:
         self.rows: dict[Hashable, Rows] = {}
         self.counters: dict[str, _Track] = {}
         self.held: dict[str, float] = {}
-        """The last value of each counter."""
+        """The last value of each counter of bytes."""
         self.zeros: dict[str, array[int]] = {}
         """When a memory counter that was never anything else was 0: its row is drawn once it has another value."""
         self.groups: dict[str, int] = {}
@@ -526,7 +526,6 @@ class _ProcessWriter:
         self.devices.add(self.process, sample.name, time, sample.value)
         if self.devices.has_total(self.process, sample.name):
             return
-        self.held[sample.name] = sample.value
         track = self.counters.get(sample.name)
         if track is None:
             if not sample.value and is_of_bytes(sample.name):
@@ -535,13 +534,16 @@ class _ProcessWriter:
             track = self._counter_track(sample.name)
             for before in self.zeros.pop(sample.name, ()):
                 self._packet(before, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
-        value = sample.value / self.trace.memory.size_bytes if is_of_bytes(sample.name) else sample.value
+        value = sample.value
+        if sample.name in self.held:
+            self.held[sample.name] = value
+            value /= self.trace.memory.size_bytes
         self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(value))
 
     def end_counters(self, time: int) -> None:
         """With the process, its memory goes."""
         for name, value in self.held.items():
-            if value and is_of_bytes(name) and self.process.role != SAMPLER:
+            if value and self.process.role != SAMPLER:
                 track = self.counters[name]
                 self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
 
@@ -630,6 +632,8 @@ class _ProcessWriter:
         if title not in self.groups:
             self.groups[title] = self.trace.track(lambda uuid: tracks.row(uuid, self.uuid, title))
         group = self.groups[title]
+        if is_of_bytes(name):
+            self.held[name] = 0.0
         shown, memory = tracks.counter_name(self.process, name, self.trace.process_names), self.trace.memory
         track = self.counters[name] = self._track(lambda uuid: tracks.counter_track(uuid, group, name, shown, memory))
         return track

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from rltrace.analysis.ledger import end_ns_of, looks
 from rltrace.analysis.observations import Seen, values_at
 from rltrace.analysis.steps import StepWindows
-from rltrace.events import MAP, OWNERS, UNATTRIBUTED, UNMAP, Span
+from rltrace.events import MAP, OWNERS, UNATTRIBUTED, UNMAP, Turn
 
 POOLS = frozenset({"rollout.weights", "rollout.kv_cache"})
 """Rows that are pools where an engine sleeps."""
@@ -25,10 +26,9 @@ OUTSIDE = frozenset(
 )
 """Rows of a GPU that torch's allocator has not handed out."""
 
-BACKWARD_END = "backward.end"
-IN_PASS = frozenset({"forward.end", "backward.begin", BACKWARD_END, "optimizer.begin", "beat"})
+IN_PASS = frozenset({Turn.FORWARD_END, Turn.BACKWARD_BEGIN, Turn.BACKWARD_END, Turn.OPTIMIZER_BEGIN, Turn.BEAT})
 """Looks behind which, in a pass, what had come and gone were activations."""
-IN_OPTIMIZER = frozenset({"optimizer.end"})
+IN_OPTIMIZER = frozenset({Turn.OPTIMIZER_END})
 
 
 class AllocatedPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +67,11 @@ class AllocatedPeaks:
     """The peaks of one process."""
 
     def __init__(self, process: Seen) -> None:
-        self._looks = sorted((edge for edge in process.edges if edge.end_ns is not None), key=_end_ns)
+        self._looks = looks(process)
         # Of an engine beside a trainer: its pools are in no count, for torch counts them asleep as awake.
         outside = OUTSIDE | POOLS if any(move.name in (MAP, UNMAP) for move in process.moves) else OUTSIDE
         self._owners = [owner for owner in OWNERS if owner in process.owners and owner not in outside]
-        self._ends_ns = np.array([_end_ns(look) for look in self._looks], np.int64)
+        self._ends_ns = np.array([end_ns_of(look) for look in self._looks], np.int64)
         self._starts_ns = np.array([look.start_ns for look in self._looks], np.int64)
         rows = [values_at(process.owners[owner], self._ends_ns) for owner in self._owners]
         self._rows = np.array(rows).reshape(len(self._owners), len(self._looks)).T
@@ -110,7 +110,7 @@ class AllocatedPeaks:
         between_bytes = peak_bytes - sum(held.values())
         if between_bytes:
             # Without a look it was told where a backward ended.
-            turn = self._looks[behind].args.get("turn") if is_in_look else BACKWARD_END
+            turn = self._looks[behind].args.get("turn") if is_in_look else Turn.BACKWARD_END
             owner = self._of_between(turn, held)
             held[owner] = held.get(owner, 0) + between_bytes
         return (int(self._starts_ns[behind]) if is_in_look else told_ns), held
@@ -131,8 +131,3 @@ def of_steps(peaks: AllocatedPeaks, windows: StepWindows) -> Iterator[Peak]:
     for number, (start_ns, end_ns) in zip(windows.numbers, windows.windows, strict=True):
         if number is not None and (peak := peaks.most(int(start_ns), int(end_ns))) is not None:
             yield peak
-
-
-def _end_ns(span: Span) -> int:
-    assert span.end_ns is not None
-    return span.end_ns

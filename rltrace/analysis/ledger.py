@@ -129,8 +129,8 @@ class _Process:
     def __init__(self, seen: Seen, owners: list[str]) -> None:
         self.pid = str(seen.process.pid)
         self.last_ns = seen.last_ns
-        self.edges = sorted((edge for edge in seen.edges if edge.end_ns is not None), key=_end_ns)
-        self.ends_ns = np.array([_end_ns(edge) for edge in self.edges], np.int64)
+        self.edges = looks(seen)
+        self.ends_ns = np.array([end_ns_of(edge) for edge in self.edges], np.int64)
         self.cpu_ns = np.array([_of(edge, "cpu_ns", self.pid) for edge in self.edges])
         self.said_age_ns = np.array([float(edge.args.get("age_ns") or 0) for edge in self.edges])
         self.held_bytes = np.array([_of(edge, "held_bytes", self.pid) for edge in self.edges])
@@ -141,7 +141,7 @@ class _Process:
 
     def has_said(self, at_ns: int) -> bool:
         """Whether it was there and had measured itself; one with rows and without an edge never did."""
-        return bool(self.edges) and _end_ns(self.edges[0]) <= at_ns <= self.last_ns
+        return bool(self.edges) and end_ns_of(self.edges[0]) <= at_ns <= self.last_ns
 
     def nearest(self, edge: Span) -> tuple[int | None, float]:
         """Which of its own samples tells most about an edge, and how old that is in nanoseconds.
@@ -149,12 +149,12 @@ class _Process:
         One before or behind it if that is new. Else the next one, if the card held as much by then; else its last word,
         for a process samples before it moves memory.
         """
-        behind = int(np.searchsorted(self.ends_ns, _end_ns(edge), side="right"))
+        behind = int(np.searchsorted(self.ends_ns, end_ns_of(edge), side="right"))
         near = [index for index in (behind - 1, behind) if 0 <= index < len(self.edges)]
         if behind == 0:  # before its first sample a process is nothing but its interpreter, or its context
             return None, 0.0
         age_ns, _, index = min(
-            (self._age_ns(index, edge), abs(self.ends_ns[index] - _end_ns(edge)), index) for index in near
+            (self._age_ns(index, edge), abs(self.ends_ns[index] - end_ns_of(edge)), index) for index in near
         )
         if age_ns <= CONSISTENT_NS:
             return index, age_ns
@@ -165,8 +165,8 @@ class _Process:
     def _age_ns(self, index: int, edge: Span) -> float:
         if self.held_bytes[index] == _of(edge, "held_bytes", self.pid):
             return 0.0
-        passed_ns = abs(int(self.ends_ns[index]) - _end_ns(edge))
-        if self.ends_ns[index] > _end_ns(edge):  # the first thing that it did then may have been to move memory
+        passed_ns = abs(int(self.ends_ns[index]) - end_ns_of(edge))
+        if self.ends_ns[index] > end_ns_of(edge):  # the first thing that it did then may have been to move memory
             return float(self.said_age_ns[index]) + passed_ns
         used_ns = abs(float(self.cpu_ns[index]) - _of(edge, "cpu_ns", self.pid))
         return float(self.said_age_ns[index]) + (min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns)
@@ -178,7 +178,7 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
         (edge, writer)
         for writer, seen in enumerate(processes)
         for edge in seen.edges
-        if edge.end_ns is not None and _totals(edge)
+        if edge.end_ns is not None and totals_of(edge)
     ]
     pids = {str(seen.process.pid) for seen in processes if seen.owners}
     of_all = {owner for edge, _ in edges for owner in _rows_of_all(edge, pids)}
@@ -186,20 +186,20 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
     known = {process.pid: process for process in (_Process(seen, named) for seen in processes if seen.owners)}
     if not edges:
         return None
-    edges.sort(key=lambda edge: _end_ns(edge[0]))
+    edges.sort(key=lambda edge: end_ns_of(edge[0]))
     last: dict[tuple[int, str], _Said] = {}
     moments = [_moment(edge, writer, known, named, last) for edge, writer in edges]
-    totals = np.array([sum(_totals(edge).values()) for edge, _ in edges], np.float64)
+    totals = np.array([sum(totals_of(edge).values()) for edge, _ in edges], np.float64)
     rows = np.array([row for row, _ in moments])
     counted = [index for index, owner in enumerate(named) if owner != FREE]
     unaccounted = totals - rows[:, counted].sum(axis=1)
     ledger = Ledger(
         [*named, UNACCOUNTED],
-        np.array([_end_ns(edge) for edge, _ in edges], np.int64),
+        np.array([end_ns_of(edge) for edge, _ in edges], np.int64),
         np.column_stack([rows, unaccounted]),
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
-    ledger.cost_ns = np.array([_end_ns(edge) - edge.start_ns for edge, _ in edges], np.float64)
+    ledger.cost_ns = np.array([end_ns_of(edge) - edge.start_ns for edge, _ in edges], np.float64)
     ledger.held_bytes = [_held_bytes(edge) for edge, _ in edges]
     ledger.is_consistent = ledger.apart_ns <= CONSISTENT_NS
     ledger.is_of_gpu = all(_is_of_gpu(edge) for edge, _ in edges)
@@ -292,7 +292,7 @@ def _moment(
 
 
 def _is_of_gpu(edge: Span) -> bool:
-    return DRIVER_RESERVED in _totals(edge)
+    return DRIVER_RESERVED in totals_of(edge)
 
 
 def _rows_of_all(edge: Span, pids: Collection[str]) -> dict[str, float]:
@@ -302,7 +302,7 @@ def _rows_of_all(edge: Span, pids: Collection[str]) -> dict[str, float]:
     """
     if not _is_of_gpu(edge):
         return {INTERPRETER: 0.0}
-    reserved_bytes, free_bytes = _totals(edge)[DRIVER_RESERVED], float(edge.args.get("free_bytes", 0))
+    reserved_bytes, free_bytes = totals_of(edge)[DRIVER_RESERVED], float(edge.args.get("free_bytes", 0))
     contexts = {} if _held_bytes(edge).keys().isdisjoint(pids) else {CONTEXT: 0.0}
     return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, **contexts}
 
@@ -314,21 +314,22 @@ def _held_bytes(edge: Span) -> dict[str, int]:
 def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
     """The processes of an edge's device with what each holds; where the driver does not say, all that we know."""
     if not _is_of_gpu(edge):
-        return _totals(edge)
+        return totals_of(edge)
     if held := _held_bytes(edge):
         return {pid: float(size) for pid, size in held.items()}
     # Whose processor time was read is a list of an earlier edge, to which another may have come since.
-    there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(_end_ns(edge)))
+    there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(end_ns_of(edge)))
     return dict.fromkeys([*_by_name(edge, "cpu_ns"), *there], np.nan)
 
 
-def _totals(edge: Span) -> dict[str, float]:
+def totals_of(edge: Span) -> dict[str, float]:
+    """Return the totals that were read then; none where nobody read any."""
     return _by_name(edge, "totals")
 
 
 def _used_bytes(edge: Span) -> float:
     """What a GPU's driver counted at an edge; NaN where nobody asked, or of a host, of which a total tells little."""
-    return float(_totals(edge).get("used", "nan"))
+    return float(totals_of(edge).get("used", "nan"))
 
 
 def _of(edge: Span, name: str, pid: str) -> float:
@@ -341,6 +342,12 @@ def _by_name(edge: Span, name: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _end_ns(span: Span) -> int:
+def looks(seen: Seen) -> list[Span]:
+    """Return the times when a process measured what it owns, in the order in which they ended."""
+    return sorted((edge for edge in seen.edges if edge.end_ns is not None), key=end_ns_of)
+
+
+def end_ns_of(span: Span) -> int:
+    """Return when a span ended that has."""
     assert span.end_ns is not None
     return span.end_ns

@@ -236,8 +236,8 @@ class _Device:
             phases=list(self.phase_peaks()),
             boundaries=boundaries,
             residual=self.residual(boundaries) if self.ledger.has_total else None,
-            allocated_peaks=[self.allocated_peak(name, peak) for name, peaks in counted for peak in peaks[:1]],
-            allocated_steps=[self.allocated_peak(name, peak) for name, peaks in counted for peak in peaks[1:]],
+            allocated_peaks=[self.allocated_peak(name, most) for name, most, _ in counted],
+            allocated_steps=[self.allocated_peak(name, peak) for name, _, steps in counted for peak in steps],
             unknown=self.unknown(),
             others=self.others(),
         )
@@ -400,13 +400,13 @@ class _Device:
             sample_share=self.sample_share(),
         )
 
-    def counted_peaks(self) -> Iterator[tuple[str, list[Peak]]]:
+    def counted_peaks(self) -> Iterator[tuple[str, Peak, list[Peak]]]:
         """By torch's own count, of each process by name: the peak of the run, and that of each step."""
         for process in self.seen.processes:
             if process.lane == self.lane and len(process.allocated_peak.values):
                 peaks = AllocatedPeaks(process)
                 if (most := peaks.most()) is not None:
-                    yield process.process.name, [most, *of_steps(peaks, self.windows)]
+                    yield process.process.name, most, list(of_steps(peaks, self.windows))
 
     def allocated_peak(self, name: str, peak: Peak) -> AllocatedPeak:
         """One of a process with this name."""

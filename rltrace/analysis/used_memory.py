@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.ledger import end_ns_of, looks, totals_of
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import SAMPLER, subject
 
@@ -45,12 +46,7 @@ def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
 
 def _looks(process: Seen) -> list[tuple[int, float]]:
     """Return the totals that a process read of its device."""
-    found = [(edge.end_ns, edge.args.get("totals")) for edge in process.edges]
-    return [
-        (at_ns, float(sum(totals.values())))
-        for at_ns, totals in found
-        if at_ns is not None and isinstance(totals, dict) and totals
-    ]
+    return [(end_ns_of(look), float(sum(totals.values()))) for look in looks(process) if (totals := totals_of(look))]
 
 
 def sampled_points(sampled: dict[str, Samples], device: str) -> list[tuple[int, float]]:

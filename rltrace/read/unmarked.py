@@ -18,9 +18,9 @@ from rltrace.events import (
     Span,
 )
 
-_ALWAYS = frozenset({REQUEST, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT, ALLOCATIONS_WRITTEN})
+ALWAYS = frozenset({REQUEST, MEMORY_EDGE, OUT_OF_MEMORY, ALLOCATIONS_KEPT, ALLOCATIONS_WRITTEN})
 """Names that only rltrace gives, whatever hooks there are."""
-_BEGINNINGS = (DEVICE_TIME, KERNEL, OPERATOR)
+BEGINNINGS = (DEVICE_TIME, KERNEL, OPERATOR)
 
 Hooks = Sequence[Mapping[str, Any]]
 Mark = Callable[[Span | Counter], Span | Counter]
@@ -34,8 +34,8 @@ def markers(hooks_of: Mapping[str, Hooks]) -> dict[str, Mark]:
     Args:
         hooks_of: The hooks that each process reports, by its key.
     """
-    of_any = _ALWAYS.union(*map(_emitted, hooks_of.values()))
-    return {key: _marker(_ALWAYS | _emitted(hooks) if hooks else of_any) for key, hooks in hooks_of.items()}
+    of_any = ALWAYS.union(*map(_emitted, hooks_of.values()))
+    return {key: _marker(ALWAYS | _emitted(hooks) if hooks else of_any) for key, hooks in hooks_of.items()}
 
 
 def _emitted(hooks: Hooks) -> frozenset[str]:
@@ -44,7 +44,7 @@ def _emitted(hooks: Hooks) -> frozenset[str]:
 
 def _marker(names: frozenset[str]) -> Mark:
     def mark(event: Span | Counter) -> Span | Counter:
-        if isinstance(event, Span) and (event.name in names or event.name.startswith(_BEGINNINGS)):
+        if isinstance(event, Span) and (event.name in names or event.name.startswith(BEGINNINGS)):
             event.is_automatic = True
         return event
 

@@ -8,6 +8,11 @@ from rltrace.record.encoding import text_of
 from rltrace.record.manifest import redact_text
 
 
+def error_args(error: BaseException) -> dict[str, Any]:
+    """Return the arguments of a span that an exception left: its type, and what it says."""
+    return {"error": type(error).__name__, **message_of(error)}
+
+
 def message_of(error: object) -> dict[str, Any]:
     """The first line of an exception's message, with secrets redacted, as an argument of a span; none of an empty one.
 

@@ -20,7 +20,7 @@ from rltrace.events import AUTOMATIC
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record.encoding import encode, encode_anyhow
-from rltrace.record.error_message import message_of
+from rltrace.record.error_message import error_args, message_of
 from rltrace.record.segment import Segment
 from rltrace.record.writer import Held, Recorder, typed_spans
 
@@ -173,7 +173,7 @@ class _Enterable:
 
     def _end_interrupted(self, interruption: BaseException) -> None:
         """Write the end of a span that an error from outside interrupted, so that it does not stay open."""
-        args = {"error": type(interruption).__name__, **message_of(interruption), **(self.args or {})}
+        args = {**error_args(interruption), **(self.args or {})}
         _write((self.start_ns, _now_ns(), args, True))
 
     async def __aenter__(self: Any) -> Any:

@@ -30,7 +30,7 @@ from rltrace.analysis.ledger import ledgers
 from rltrace.analysis.memory import DeviceMemory
 from rltrace.analysis.observations import Observations
 from rltrace.cli import main
-from rltrace.events import ALLOCATED_PEAK, Counter, Span
+from rltrace.events import ALLOCATED_PEAK, Counter, Span, Turn
 from rltrace.hooks import boundaries
 from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import Hook, PatchSet
@@ -38,7 +38,7 @@ from rltrace.host.nvml import Gpu, Memory, UnavailableError
 from rltrace.instrument import memory
 from rltrace.instrument.memory import cuda_ledger
 from rltrace.instrument.memory.cards import open_device, open_engines_card
-from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth, Reserved, Turn
+from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth, Reserved
 from rltrace.instrument.memory.cuda_memory import EagerConnections, FirstCollectives, name_hooks
 from rltrace.instrument.memory.sharded_models import ROLES
 from rltrace.instrument.memory.turn_hooks import Loading

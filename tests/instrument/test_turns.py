@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rltrace.events import Turn
 from rltrace.instrument.memory import turns as turns_module
-from rltrace.instrument.memory.cuda_ledger import Turn
 from rltrace.instrument.memory.turns import Turns
 
 TRAINING = """

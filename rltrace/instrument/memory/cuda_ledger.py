@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
-from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rltrace.events import (
@@ -22,6 +21,7 @@ from rltrace.events import (
     SLEEP,
     UNATTRIBUTED,
     WAKE_UPS,
+    Turn,
     pinned_of,
 )
 from rltrace.hooks.boundaries import Boundary
@@ -52,21 +52,6 @@ OF_HOST = (HOST_BYTES, PINNED_BYTES)
 """Rows whose names end like this are no part of the card."""
 REGISTERED = (f"weight_sync.bucket{PINNED_BYTES}",)
 """Rows of memory that was pinned where it lay: torch's allocator of pinned memory has none of it."""
-
-
-class Turn(str, Enum):
-    """A place between phase boundaries where memory turns."""
-
-    FORWARD_END = "forward.end"
-    BACKWARD_BEGIN = "backward.begin"
-    BACKWARD_END = "backward.end"
-    OPTIMIZER_BEGIN = "optimizer.begin"
-    OPTIMIZER_END = "optimizer.end"
-    ZERO_GRAD = "zero_grad"
-    EMPTY_CACHE = "empty_cache"
-    MOVED = "module.moved"
-    BEAT = "beat"
-    """Anywhere: what is used has changed."""
 
 
 class Reserved(NamedTuple):

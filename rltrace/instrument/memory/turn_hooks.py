@@ -9,8 +9,9 @@ import functools
 import weakref
 from typing import Any
 
-from rltrace.hooks.patching import Hook, PatchSet
-from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Growth, Turn
+from rltrace.events import Turn
+from rltrace.hooks.patching import Hook, PatchSet, nothing_before
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Growth
 from rltrace.instrument.memory.sharded_models import ROLES, watch_models
 from rltrace.instrument.memory.turns import Turns, at, beating
 from rltrace.instrument.torch.dynamo import outside_graphs
@@ -24,12 +25,12 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Loading) -> None:
     watch_models(patches, functools.partial(watch_forwards, turns, loading))
     passes = Backwards(turns, loading)
     patches.around("torch.autograd:backward", passes.begin, passes.end)
-    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", nothing, beating(turns))
+    patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", nothing_before, beating(turns))
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         functools.partial(watch_optimizer_steps, span=functools.partial(OptimizerStep, turns, loading)),
     )
-    patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing, at(turns, Turn.ZERO_GRAD))
+    patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
     for module in ("torch.cuda", "torch.cuda.memory"):
         patches.around(f"{module}:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
     moves = ModuleMoves(turns)
@@ -53,10 +54,6 @@ class Loading:
         key = kind, ROLES.acting, *args.items()
         self._calls[key] = self._calls.get(key, 0) + 1
         return self._ledger.growth(CONTEXT) if self._calls[key] <= self.CALLS else spans.NoSpan()
-
-    def begin_forward(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Look before; with gradients to come it has other kernels."""
-        return self.span("forward", gradients=args[0]).__enter__()
 
 
 class Backwards:
@@ -91,10 +88,6 @@ class OptimizerStep:
     def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         self._loaded.__exit__(None)
         self._turns.reached(Turn.OPTIMIZER_END)
-
-
-def nothing(*_: Any) -> None:
-    """Do nothing before a call."""
 
 
 class ModuleMoves:
@@ -136,7 +129,7 @@ def watch_forwards(turns: Turns, loading: Loading, state: Any, hook: Hook) -> No
     def begin(*_: Any) -> Any:
         has_gradients = is_grad_enabled()
         turns.begin_forward(has_gradients=has_gradients)
-        return loading.begin_forward((has_gradients,), {})
+        return loading.span("forward", gradients=has_gradients).__enter__()  # with gradients to come: other kernels
 
     def end(token: Any, *_: Any) -> None:
         token.__exit__(None)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from rltrace.events import Turn
 from rltrace.host.clock import now_ns
-from rltrace.instrument.memory.cuda_ledger import Turn
 
 NEVER_IN_PASS = (Turn.OPTIMIZER_BEGIN, Turn.ZERO_GRAD)
 

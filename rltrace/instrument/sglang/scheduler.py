@@ -24,7 +24,7 @@ from rltrace.instrument.memory.cuda_memory import LEDGER
 from rltrace.instrument.sglang.control import MODEL_RUNNER, ControlRequests
 from rltrace.instrument.torch.devices import on_cpu, on_gpu
 from rltrace.record import lifecycle, spans
-from rltrace.record.error_message import message_of
+from rltrace.record.error_message import error_args
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
@@ -201,7 +201,7 @@ class Batches:
     def _write(self, begun: Any, error: BaseException | None) -> None:
         _, start_ns, lane, args = begun
         self._lanes.give_back(lane)
-        late = {} if error is None else {"error": type(error).__name__, **message_of(error)}
+        late = {} if error is None else error_args(error)
         spans.automatic_span_at("engine.step", start_ns, now_ns(), lane=lane, **args, **late)
 
 

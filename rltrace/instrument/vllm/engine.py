@@ -23,7 +23,7 @@ from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.instrument.memory.turns import beating
 from rltrace.record import lifecycle, spans
-from rltrace.record.error_message import message_of
+from rltrace.record.error_message import error_args
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
@@ -281,7 +281,7 @@ class Steps:
             return
         output, start_ns, lane, preempted = begun
         self._lanes.give_back(lane)
-        late = {} if error is None else {"error": type(error).__name__, **message_of(error)}
+        late = {} if error is None else error_args(error)
         spans.automatic_span_at(
             "engine.step",
             start_ns,
