@@ -123,7 +123,13 @@ class AllocatedPeaks:
         """Return for whom the process worked in front of a place."""
         what = "activations" if turn in IN_PASS else "optimizer" if turn in IN_OPTIMIZER else None
         of_kind = [owner for owner in self._owners if what is not None and owner.endswith(f".{what}")]
-        return max(of_kind, key=lambda owner: held.get(owner, 0), default=UNATTRIBUTED)
+        # These are places of a pass: an engine in the same process waits there.
+        return max(of_kind, key=lambda owner: (not is_of_engine(owner), held.get(owner, 0)), default=UNATTRIBUTED)
+
+
+def is_of_engine(owner: str) -> bool:
+    """Return whether an owner's bytes are those of a rollout engine."""
+    return owner.startswith("rollout.")
 
 
 def of_steps(peaks: AllocatedPeaks, windows: StepWindows) -> Iterator[Peak]:

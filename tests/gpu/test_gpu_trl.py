@@ -32,6 +32,7 @@ import sys
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
 
@@ -64,8 +65,8 @@ def time_optimizer():
         events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
         events[-1][0].record()
 
-    torch.optim.optimizer.register_optimizer_step_pre_hook(before)
-    torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: events[-1][1].record())
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(lambda *_: events[-1][1].record())
     return events
 
 

@@ -1040,6 +1040,31 @@ def test_an_engine_in_the_trainers_process_has_what_it_allocated_and_nothing_els
     ]
 
 
+def test_peak_of_a_backward_is_not_the_engines(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """An engine that sleeps beside its trainer keeps more than the trainer's last look at activations saw."""
+
+    def work() -> None:
+        ledger.sample()
+        ledger.trains = lambda: True
+        actor(gpu, ledger)
+        ledger.engine = SleepingPools(gpu, weights_bytes=10 * MIB, kv_cache_bytes=20 * MIB)
+        ledger.sample()
+        with acting(ledger, "rollout.profile"):
+            gpu.allocate(77 * MIB)
+        gpu.allocate(5 * MIB)
+        ledger.look(Turn.FORWARD_END, in_pass=True)
+        gpu.free(5 * MIB)
+        ledger.look(Turn.BACKWARD_END)
+        gpu.allocate(700 * MIB)
+        gpu.free(700 * MIB)
+        ledger.say_peak()
+
+    recorded(folder, work)
+    (peak,) = of_device(folder).allocated_peaks
+    assert peak.at_peak_bytes["actor.activations"] > 600 * MIB
+    assert peak.at_peak_bytes.get("rollout.activations", 0) <= 77 * MIB
+
+
 def test_what_an_engine_has_given_back_is_not_its_own_when_others_allocate(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:

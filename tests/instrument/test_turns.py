@@ -60,6 +60,14 @@ TRAINING = """
     looked.said.append(["move", False])
     model.to(torch.float64)
     torch.cuda.empty_cache()
+    if sys.argv[1] == "plain":
+        import tempfile
+        from transformers import LlamaConfig, LlamaForCausalLM
+        sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=8)
+        folder = tempfile.mkdtemp()
+        LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+        looked.said.append(["load", False])
+        LlamaForCausalLM.from_pretrained(folder)
     print(json.dumps(looked.said))
 """
 
@@ -77,6 +85,7 @@ def told(folder: Path, kind: str, beats: str) -> list[tuple[str, bool]]:
 
 PASS = [("settle", False), ("forward.end", True), ("backward.begin", True), ("backward.end", False)]
 STEP = [("optimizer.begin", False), ("optimizer.end", False), ("zero_grad", False)]
+LOAD = [("load", False), ("module.moved", False)]
 REST = [("inference", False), ("move", False), ("module.moved", False), ("empty_cache", False), ("empty_cache", False)]
 
 
@@ -86,9 +95,9 @@ def test_fsdp2_step(tmp_path: Path) -> None:
 
 
 def test_plain_step(tmp_path: Path) -> None:
-    """A model that nobody wraps has no hooks on its forwards, and all other turns."""
+    """A model that nobody wraps has no hooks on its forwards, and all other turns, and a look where one is loaded."""
     of_pass = [("backward.begin", True), ("backward.end", False)]
-    assert told(tmp_path, "plain", "slow") == [*of_pass, *of_pass, *STEP, *REST]
+    assert told(tmp_path, "plain", "slow") == [*of_pass, *of_pass, *STEP, *REST, *LOAD]
 
 
 def test_layers_beat(tmp_path: Path) -> None:
@@ -183,13 +192,25 @@ def test_activations_of_a_beat_end(ledger: Clocked) -> None:
 def test_rare_places(ledger: Clocked) -> None:
     """An optimizer's step is looked at though passes have spent all that looks may take."""
     turns = Turns(ledger)
-    train(turns, ledger, 2, 10_000_000)
+    train(turns, ledger, 0.3, 10_000_000)
     looks = len(ledger.looks)
     train(turns, ledger, 0.01, 10_000_000)
     assert len(ledger.looks) == looks, "nothing is left"
     turns.reached(Turn.OPTIMIZER_BEGIN)
     turns.reached(Turn.OPTIMIZER_END)
     assert len(ledger.looks) == looks + 2
+
+
+def test_rare_places_do_not_starve_passes(ledger: Clocked) -> None:
+    """Passes are looked at though an engine's `empty_cache` has spent all that other looks may take."""
+    turns = Turns(ledger)
+    for _ in range(200):
+        turns.reached(Turn.EMPTY_CACHE)
+    train(turns, ledger, 0.02, 10_000_000)
+    assert [turn for _, turn in ledger.looks[-3:]] == [Turn.FORWARD_END, Turn.BACKWARD_BEGIN, Turn.BACKWARD_END]
+    assert (
+        len([turn for _, turn in ledger.looks if turn is Turn.EMPTY_CACHE]) <= 2 * Turns.BURST_NS // ledger.look_ns + 1
+    )
 
 
 def test_forward_without_a_backward(ledger: Clocked) -> None:

@@ -19,6 +19,8 @@ from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 from rltrace.record import spans
 
+TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
+
 
 def name_turns(patches: PatchSet, turns: Turns, loading: Loading) -> None:
     """Name the hooks on forwards, backwards, optimizers, moves of modules and the allocator's cache."""
@@ -28,11 +30,15 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Loading) -> None:
     patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", nothing_before, beating(turns))
     patches.use(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
-        functools.partial(watch_optimizer_steps, span=functools.partial(OptimizerStep, turns, loading)),
+        # What a look takes is no time of the step.
+        functools.partial(watch_optimizer_steps, span=functools.partial(OptimizerStep, turns, loading), outermost=True),
     )
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
     for module in ("torch.cuda", "torch.cuda.memory"):
         patches.around(f"{module}:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
+    for call in ("synchronize", "mem_get_info"):  # a program asks there too, after what took long
+        patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
+    patches.around(f"{TRANSFORMERS}.from_pretrained", nothing_before, at(turns, Turn.MOVED))
     moves = ModuleMoves(turns)
     patches.around("torch.nn.modules.module:Module._apply", moves.begin, moves.end)
 

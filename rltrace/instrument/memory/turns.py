@@ -4,9 +4,9 @@ Memory turns in a few places of a training step. Activations grow until a forwar
 ends. Gradients come with a backward and go with `zero_grad`. An optimizer's first step makes its states. `empty_cache`
 gives the driver back what nobody holds.
 
-A look takes some hundred microseconds, so all looks together get a small share of the program's time. When it is spent,
-whole passes are skipped, forward and backward together: a look at half of a pass would show activations that are long
-gone.
+A look takes some hundred microseconds, so all looks together get a small share of the program's time: half of it for
+passes, so that no other place can starve them. When it is spent, whole passes are skipped, forward and backward
+together: a look at half of a pass would show activations that are long gone.
 
 Between turns, each hook can be a beat: it asks the driver how much memory is used, which takes microseconds, and looks
 if that has changed.
@@ -60,14 +60,15 @@ class Budget:
 class Turns:
     """Looks at the ledger where a training pass turns, as long as that is cheap."""
 
-    SHARE, BURST_NS = 0.001, 20_000_000
-    """The budget of looks: the first passes are always seen."""
+    SHARE, BURST_NS = 0.0005, 20_000_000
+    """The budget of looks inside passes, and that of all others: the first passes are always seen."""
     BEAT_SHARE, BEAT_BURST_NS = 0.0005, 1_000_000
     """The budget of beats. One takes 10 µs, or 80 on a busy host. In a forward after other work each layer asks; in a
     series of forwards one layer in a few does."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._passes = Budget(self.SHARE, self.BURST_NS)
         self._looks = Budget(self.SHARE, self.BURST_NS)
         self._beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
         self._is_passing = False
@@ -113,7 +114,7 @@ class Turns:
         if turn in NEVER_IN_PASS:  # then a forward that nobody followed by a backward is over too
             self._is_passing = False
         if self._looks.left_ns(now_ns()) > -self.BURST_NS:
-            self._look(turn)
+            self._look(turn, self._looks)
 
     def beat(self) -> None:
         """Ask, if the budget allows it, whether the used memory has changed, and look if it has."""
@@ -127,11 +128,11 @@ class Turns:
 
     def _begin_pass(self) -> None:
         self._is_passing = True
-        self._is_seen = self._looks.left_ns(now_ns()) > 0
+        self._is_seen = self._passes.left_ns(now_ns()) > 0
 
     def _turn(self, turn: Turn, *, is_seen: bool) -> None:
         if is_seen:
-            self._look(turn)
+            self._look(turn, self._passes)
         else:
             self.beat()
 
@@ -140,17 +141,17 @@ class Turns:
         if self._is_passing:
             return
         if self._has_looked:
-            self._look(turn)
+            self._look(turn, self._passes)
             self._has_looked = False
         elif turn is Turn.BACKWARD_END:
             self._ledger.say_peak()
 
-    def _look(self, turn: Turn) -> None:
+    def _look(self, turn: Turn, budget: Budget) -> None:
         began_ns = now_ns()
         in_pass = self._is_passing or self._is_inferring
         self._has_looked |= in_pass
         self._ledger.look(turn, in_pass=in_pass)
-        self._looks.spend(now_ns() - began_ns)
+        budget.spend(now_ns() - began_ns)
 
 
 def at(turns: Turns, turn: Turn) -> Any:

@@ -23,8 +23,19 @@ class TorchOptim:
         )
 
 
-def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = spans.automatic_span) -> Callable[[], None]:
-    """Make every optimizer's step a span, or what measures it on the device; return what undoes it."""
+def watch_optimizer_steps(
+    hook: Hook, span: Callable[..., Any] = spans.automatic_span, *, outermost: bool = False
+) -> Callable[[], None]:
+    """Make every optimizer's step a span, or what measures it on the device.
+
+    Args:
+        hook: Of which the calls count.
+        span: Makes what is entered before the step and left behind it.
+        outermost: Enter it before all that are watched so far; who comes last leaves last in any case.
+
+    Returns:
+        What undoes it.
+    """
     from torch.optim import optimizer as torch_optimizer
 
     steps = threading.local()
@@ -53,6 +64,9 @@ def watch_optimizer_steps(hook: Hook, span: Callable[..., Any] = spans.automatic
         torch_optimizer.register_optimizer_step_pre_hook(before_step),
         torch_optimizer.register_optimizer_step_post_hook(after_step),
     )
+
+    if outermost:
+        torch_optimizer._global_optimizer_pre_hooks.move_to_end(handles[0].id, last=False)
 
     def take_back() -> None:
         for handle in handles:

@@ -10,10 +10,45 @@ from __future__ import annotations
 from typing import Any
 
 from rltrace.hooks.arguments import argument
-from rltrace.hooks.held_span import HeldSpan
+from rltrace.host.clock import now_ns
 from rltrace.instrument.trl.held_phases import HeldPhases
+from rltrace.record import spans
+from rltrace.record.error_message import error_args
 
 SYNC, SLEEP = "weight_sync", "rollout.sleep"
+
+
+class Stages:
+    """Stages that abut: one ends at the instant at which the next begins, for a sync has hundreds of short ones.
+
+    Each is recorded when it is over; of a process that dies inside of one, the sync stays open.
+    """
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._start_ns = 0
+        self._args: dict[str, Any] = {}
+
+    def begin(self, name: str, **args: Any) -> None:
+        """End the stage that is under way, if one is, and begin this one."""
+        at_ns = now_ns()
+        self._end(at_ns)
+        self._name, self._start_ns, self._args = name, at_ns, args
+
+    def set(self, **args: Any) -> None:
+        """Add arguments to the stage that is under way."""
+        self._args |= args
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the stage that is under way, if one is; `error` is what ended it."""
+        if error is not None:
+            self._args |= error_args(error)
+        self._end(now_ns())
+
+    def _end(self, end_ns: int) -> None:
+        name, self._name = self._name, ""
+        if name:
+            spans.automatic_span_at(name, self._start_ns, end_ns, **self._args)
 
 
 class ColocatedEngine:
@@ -25,7 +60,7 @@ class ColocatedEngine:
         """Whether TRL has an engine here; a program's own one has no phases of TRL's."""
         self._syncs = False
         self._waking = ""
-        self._stage = HeldSpan()
+        self._stage = Stages()
 
     def meet(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Meet the engine that is about to be made; one on a server is traced there."""
@@ -72,7 +107,7 @@ class ColocatedEngine:
 
     def begin_gather(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """Begin to make the next parameter whole: what was done with the last one is done."""
-        self._next("weight_sync.gather")
+        self._stage.begin("weight_sync.gather")
         return args[0]
 
     def end_gather(self, generation: Any, item: Any, error: BaseException | None) -> None:
@@ -83,28 +118,25 @@ class ColocatedEngine:
         known = {} if item is None else tensor_args(item)
         if known:
             self._stage.set(**known)
-        self._stage.close(error)
         if generation.mode == "colocate":
             stage = "weight_sync.load"
         else:
             stage = "weight_sync.send" if generation._weight_metadata is not None else ""
         if known and stage:
-            self._next(stage, **known, tensors=1)
+            self._stage.begin(stage, **known, tensors=1)
+        else:
+            self._stage.close(error)
 
     def begin_merge(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Begin to merge the adapters into the weights, or to take them out of it."""
         if self._syncs:
-            self._next("weight_sync.merge")
+            self._stage.begin("weight_sync.merge")
 
     def end_merge(self, _token: Any, _result: Any, error: BaseException | None) -> None:
         """They are merged: the first parameter is gathered, or there is none left."""
         if self._syncs:
             self._stage.close(error)
-            self._stage.open("weight_sync.gather")
-
-    def _next(self, stage: str, **args: Any) -> None:
-        self._stage.close()
-        self._stage.open(stage, **args)
+            self._stage.begin("weight_sync.gather")
 
 
 def tensor_args(item: Any) -> dict[str, Any]:
