@@ -8,6 +8,7 @@ blocks of whole packets, so a cut file loses its last block and nothing else.
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
 from collections.abc import Callable, Hashable, Iterable
@@ -92,6 +93,7 @@ def _write_process(
     offset_ns, is_known = clocks.offset_ns(process), clocks.is_known(process)
     writer = _ProcessWriter(trace, process, uuid, pid, sequence, offset_ns, devices, is_clock_known=is_known)
     writer.write(is_first=is_first)
+    writer.break_counters()
     ended_ns = process.gone_ns if process.end_ns is None else process.end_ns
     if ended_ns is not None:
         writer.end_counters(ended_ns + offset_ns)
@@ -433,6 +435,8 @@ class _ProcessWriter:
         self.counters: dict[str, _Track] = {}
         self.held: dict[str, float] = {}
         """The last value of each counter of bytes."""
+        self.counted_ns: dict[str, int] = {}
+        """When each counter that is drawn was first sampled."""
         self.zeros: dict[str, array[int]] = {}
         """When a memory counter that was never anything else was 0: its row is drawn once it has another value."""
         self.groups: dict[str, int] = {}
@@ -532,6 +536,7 @@ class _ProcessWriter:
                 self.zeros.setdefault(sample.name, array("q")).append(time)
                 return
             track = self._counter_track(sample.name)
+            self.counted_ns[sample.name] = sample.ts_ns
             for before in self.zeros.pop(sample.name, ()):
                 self._packet(before, track, _TYPE_COUNTER + track.uuid + _counter_value(0))
         value = sample.value
@@ -539,6 +544,15 @@ class _ProcessWriter:
             self.held[sample.name] = value
             value /= self.trace.memory.size_bytes
         self._packet(time, track, _TYPE_COUNTER + track.uuid + _counter_value(value))
+
+    def break_counters(self) -> None:
+        """Where recording was paused, no counter has a value: NULL in SQL, the base line in the user interface."""
+        for begin_ns, _ in self.process.pauses:
+            for name, counted_ns in self.counted_ns.items():
+                if counted_ns < begin_ns:
+                    track = self.counters[name]
+                    value = _TYPE_COUNTER + track.uuid + _counter_value(math.nan)
+                    self._packet(begin_ns + self.offset_ns, track, value)
 
     def end_counters(self, time: int) -> None:
         """With the process, its memory goes."""

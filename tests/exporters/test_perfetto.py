@@ -1139,6 +1139,22 @@ def test_every_packet_is_what_perfettos_own_classes_read(recording: RecordingFil
     ]
 
 
+def test_pause_breaks_counters(importer: Importer, recording: RecordingFile) -> None:
+    """Nobody knows the value of a counter while recording is paused; one that comes later has no break."""
+    process = recording.process(100)
+    process.pauses(20, 40)
+    thread = process.thread()
+    thread.span("step", 5, 70)
+    for ts, value in ((10, 3), (50, 4)):
+        thread.counter("queue_length", ts, value)
+    thread.counter("late", 60, 1)
+    trace = load(importer, recording)
+    shown = trace.query("select name, ts, value from counter join counter_track t on t.id = track_id order by ts")
+    assert [(name, ts - REALTIME_NS, value) for name, ts, value in shown] == [
+        ("queue_length", 10, 3), ("queue_length", 20, None), ("queue_length", 50, 4), ("late", 60, 1),
+    ]  # fmt: skip
+
+
 def test_pause(importer: Importer, recording: RecordingFile) -> None:
     """A pause is a slice of its own, and calls that it cut off end there: those behind it do not nest in them."""
     process = recording.process(100)
