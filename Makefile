@@ -36,7 +36,7 @@ verl: $(VENV)/dev.done  ## Fetch the six releases of verl whose hooks the tests 
 
 .PHONY: test-verl
 test-verl: verl  ## Run the tests on verl alone, with the table of what is called in which release
-	$(BIN)/python -m pytest tests/verl_releases -s
+	RLTRACE_TEST_EVERY_RELEASE=1 $(BIN)/python -m pytest tests/verl_releases -s
 
 .PHONY: lint
 lint: $(VENV)/dev.done  ## Check style and types

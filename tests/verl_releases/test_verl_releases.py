@@ -5,15 +5,17 @@ offloading, an update of the releases without an engine, the sharding manager an
 verl's own sockets and shared memory. The rest is entered on a bare object, and must raise what it raises without us.
 """
 
+import ast
 import functools
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from verl_release import HERE, RELEASES, environment
+from verl_release import CACHE, HERE, RELEASES, environment
 
 import rltrace
 from rltrace.events import Span
@@ -417,6 +419,35 @@ class Dispatched:
         return parts[first : next(after, len(parts))]
 
 
+def code_of(release, module, *names):
+    """What Python reads of a function of a release, for comparison; of one that is not installed yet, its version."""
+    file = CACHE / f"verl-{release.version}" / module
+    if not file.exists():
+        return release.version
+    node = ast.parse(file.read_text())
+    for name in names:
+        node = next(inner for inner in node.body if getattr(inner, "name", None) == name)
+    return ast.dump(node)
+
+
+def dispatching():
+    """The releases to dispatch in: the newest of those that do it, and make workers, by the same code."""
+    newest = {}
+    for release in RELEASES:
+        calls = code_of(release, "verl/single_controller/ray/base.py", "func_generator")
+        workers = code_of(release, "verl/single_controller/base/worker.py", "Worker", "__init__")
+        newest[calls, workers] = release
+    return RELEASES if os.environ.get("RLTRACE_TEST_EVERY_RELEASE") else tuple(newest.values())
+
+
+dispatching_release = pytest.mark.parametrize("release", dispatching(), ids=lambda release: release.version)
+
+
+def test_releases_that_dispatch_alike_are_called_once():
+    """`make test-verl` calls all of them."""
+    assert {RELEASES[0], RELEASES[-1]} <= set(dispatching()) <= set(RELEASES)
+
+
 @pytest.fixture(scope="module")
 def dispatched(tmp_path_factory):
     """Calls a worker group of a release under the start-up hook, once."""
@@ -443,13 +474,13 @@ def dispatched(tmp_path_factory):
     return dispatch
 
 
-@every_release
+@dispatching_release
 def test_a_worker_group_gives_what_it_gives_without_us(release, dispatched):
     lines = dispatched(release).out.splitlines()
     assert lines[-5:] == ["[10.0, 11.0, 12.0, 13.0]", "[0, 1]", "[5, 6]", "KeyError True", "tiny_add"]
 
 
-@every_release
+@dispatching_release
 def test_a_call_is_dispatched_executed_and_collected(release, dispatched):
     run = dispatched(release)
     parts = run.calls_of("tiny_add")
@@ -460,7 +491,7 @@ def test_a_call_is_dispatched_executed_and_collected(release, dispatched):
     assert [span.name for span in run.calls_of("tiny_later")] == ["ray.dispatch", "ray.collect"]
 
 
-@every_release
+@dispatching_release
 def test_a_call_that_raises_in_a_worker_is_ended_where_it_was(release, dispatched):
     parts = dispatched(release).calls_of("tiny_fail")
     assert [(span.name, span.args.get("error")) for span in parts] == [
@@ -470,7 +501,7 @@ def test_a_call_that_raises_in_a_worker_is_ended_where_it_was(release, dispatche
     assert all(span.end_ns is not None for span in dispatched(release).spans)
 
 
-@every_release
+@dispatching_release
 def test_an_arrow_leads_from_each_dispatch_to_every_rank(release, dispatched):
     run = dispatched(release)
     (dispatch, execute, _) = run.calls_of("tiny_add")
@@ -492,7 +523,7 @@ def test_an_arrow_leads_from_each_dispatch_to_every_rank(release, dispatched):
     assert all(dispatch.start_ns <= s.start_ns and s.end_ns <= execute.end_ns for s in on_workers)
 
 
-@every_release
+@dispatching_release
 def test_workers_say_their_rank_and_their_device(release, dispatched):
     workers = [p for p in dispatched(release).processes if p.rank is not None]
     assert sorted((p.role, p.rank, p.device["uuid"]) for p in workers) == [
@@ -501,14 +532,14 @@ def test_workers_say_their_rank_and_their_device(release, dispatched):
     ]
 
 
-@every_release
+@dispatching_release
 def test_a_trainer_that_is_part_of_a_script_is_the_driver_and_numbers_its_steps(release, dispatched):
     (trainer,) = [process for process in dispatched(release).processes if process.name == "trainer"]
     steps = [event for event in trainer.events() if isinstance(event, Span) and event.name == "step"]
     assert (trainer.role, [step.args for step in steps]) == ("driver", [{"step": 5}, {"step": 6}])
 
 
-@buckets_in
+@pytest.mark.parametrize("release", [r for r in dispatching() if r.line >= 7], ids=lambda r: r.version)
 def test_the_driver_waits_for_a_sync_whether_it_awaits_it_or_not(release, dispatched):
     run = dispatched(release)
     (update,) = [span for span in run.spans if span.name == "trainer.update_weights"]
