@@ -99,17 +99,20 @@ def live(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     child.communicate()
 
 
-def test_the_summary_of_an_archive_is_that_of_the_folder(run: Path) -> None:
+def test_archive_has_same_summary(run: Path) -> None:
+    """An archive has the same summary as its folder."""
     said = summary(run)
     assert '"torn": 1' in said or '"torn_records": 1' in said
     assert summary(archived(run)) == said
 
 
-def test_the_timeline_of_an_archive_is_that_of_the_folder(run: Path) -> None:
+def test_archive_has_same_timeline(run: Path) -> None:
+    """An archive has the same timeline as its folder."""
     assert as_perfetto(archived(run)) == as_perfetto(run)
 
 
-def test_an_archive_is_opened_where_the_folder_is_gone_and_under_any_name(run: Path, tmp_path: Path) -> None:
+def test_archive_stands_alone(run: Path, tmp_path: Path) -> None:
+    """An archive opens under any name, and after the folder that it was made from is gone."""
     said = summary(run)
     file = archived(run).rename(tmp_path / "sent by mail")
     run.rename(tmp_path / "elsewhere")
@@ -117,7 +120,8 @@ def test_an_archive_is_opened_where_the_folder_is_gone_and_under_any_name(run: P
     assert Recording.open(file).name == "sent by mail"
 
 
-def test_zeros_behind_the_records_are_left_out_and_no_record_is(run: Path) -> None:
+def test_segments_lose_trailing_zeros_only(run: Path) -> None:
+    """An archive leaves out the zeros after the last record of each segment, and no record."""
     with zipfile.ZipFile(archived(run)) as packed:
         segments = list(run.glob("processes/*/*.seg"))
         assert len(segments) == 2
@@ -143,8 +147,11 @@ def test_zeros_behind_the_records_are_left_out_and_no_record_is(run: Path) -> No
         ("torch.distributed.fsdp:FSDP.forward", "torch.distributed.fsdp:FSDP.forward"),
     ],
 )
-def test_of_a_path_an_archive_has_the_last_name_only(run: Path, text: str, kept: str) -> None:
-    """In the manifest and in what processes say of themselves; the figures are those of the folder."""
+def test_paths_keep_last_name_only(run: Path, text: str, kept: str) -> None:
+    """An archive keeps only the last name of each path, and its figures are those of the folder.
+
+    This holds for the manifest and for what processes say of themselves.
+    """
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "command": [text], "config": {"a": [{"b": text}]}}))
     lines = min(run.glob("processes/*/process.jsonl"))
@@ -170,7 +177,8 @@ def test_what_else_lies_in_the_folder_stays_there(run: Path) -> None:
         assert not [name for name in packed.namelist() if name.endswith((".pftrace", ".txt"))]
 
 
-def test_the_same_recording_gives_the_same_bytes_and_an_archive_of_it_itself(run: Path, tmp_path: Path) -> None:
+def test_archives_are_reproducible(run: Path, tmp_path: Path) -> None:
+    """The same Recording gives the same bytes, and so does an archive of it that is archived again."""
     file = archived(run)
     os.utime(run / "manifest.json", (0, 0))
     renamed = tmp_path / "renamed.zip"
@@ -181,10 +189,11 @@ def test_the_same_recording_gives_the_same_bytes_and_an_archive_of_it_itself(run
         assert again.getvalue() == file.read_bytes()
 
 
-def test_a_segment_that_is_dropped_meanwhile_is_passed_over_and_no_file_has_a_time(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A time would make two archives of one Recording differ, and say when its run was."""
+def test_dropped_segment_is_skipped(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment that is dropped meanwhile is skipped, and no file in the archive has a time.
+
+    A time would make two archives of one Recording differ, and reveal when its run was.
+    """
     files = list(archive._files(run))
     monkeypatch.setattr(archive, "_files", lambda _: [files[0], run / "processes" / "p" / "000001.seg", *files[1:]])
     packed = io.BytesIO()
@@ -210,7 +219,8 @@ def test_a_run_that_goes_on_can_be_archived(live: subprocess.Popen[str], tmp_pat
     assert (process.torn, process.end_ns) == (0, None)
 
 
-def test_what_was_unpacked_goes_when_the_process_ends(run: Path, tmp_path: Path) -> None:
+def test_unpacked_files_go_at_exit(run: Path, tmp_path: Path) -> None:
+    """Unpacked files are deleted when the process ends."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     program = (
@@ -222,8 +232,8 @@ def test_what_was_unpacked_goes_when_the_process_ends(run: Path, tmp_path: Path)
     assert list(temporary.iterdir()) == []
 
 
-def test_a_closed_terminal_takes_it_along_too(run: Path, tmp_path: Path) -> None:
-    """`rltrace view` goes on until it is ended."""
+def test_unpacked_files_go_at_sigterm(run: Path, tmp_path: Path) -> None:
+    """Unpacked files are deleted when SIGTERM ends `rltrace view`, which goes on until it is ended."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     program = "import sys; from rltrace.cli import main; main(['view', '--no-open', '--online', sys.argv[1]])"
@@ -267,9 +277,8 @@ def test_a_zip_that_is_no_recording_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "way_out", ["../stolen", "run/../../stolen", "/tmp/stolen", "C:\\stolen", "run\\..\\..\\stolen"]
 )
-def test_a_path_that_leads_out_of_it_is_refused_and_nothing_unpacked(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way_out: str
-) -> None:
+def test_path_traversal_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way_out: str) -> None:
+    """A path that leads out of the folder is refused, and nothing is unpacked."""
     file = archived(run)
     with zipfile.ZipFile(file, "a") as packed:
         packed.writestr(way_out, b"")
@@ -307,7 +316,8 @@ def says_it_holds(file: Path, name: str, size_bytes: int) -> None:
     file.write_bytes(content[:at] + size_bytes.to_bytes(4, "little") + content[at + 4 :])
 
 
-def test_an_archive_that_would_fill_memory_is_refused_before_it_is_unpacked(run: Path, temporary: Path) -> None:
+def test_memory_bomb_is_refused(run: Path, temporary: Path) -> None:
+    """An archive that would fill the memory is refused before it is unpacked, unless `--no-limits` is given."""
     file = archived(run)
     packed_zeros(file, "run/processes/p/000001.seg", 16 << 20)
     line = the_refusal(file)
@@ -317,8 +327,11 @@ def test_an_archive_that_would_fill_memory_is_refused_before_it_is_unpacked(run:
     assert call("summary", file, "--no-limits").exit_code == 0
 
 
-def test_an_archive_that_would_fill_the_disk_is_refused_before_it_is_unpacked(run: Path, temporary: Path) -> None:
-    """It says of itself that it holds two gigabytes in twenty kilobytes, as one of zeros would."""
+def test_disk_bomb_is_refused(run: Path, temporary: Path) -> None:
+    """An archive that would fill the disk is refused before it is unpacked.
+
+    It says of itself that it holds two gigabytes in twenty kilobytes, as one of zeros would.
+    """
     file = archived(run)
     for name in ("run/1.jsonl", "run/2.jsonl"):
         packed_zeros(file, name, 16 << 20)
@@ -347,8 +360,11 @@ def test_each_limit_is_said_with_what_was_found(run: Path, temporary: Path, limi
     assert len(Recording.open(file, limits=NO_LIMITS).processes) == 2
 
 
-def test_what_an_archive_says_of_a_size_is_not_believed(run: Path, temporary: Path) -> None:
-    """Its list says 10 bytes of a segment of 16 MiB: no more than these are unpacked, and they are refused."""
+def test_stated_size_is_not_trusted(run: Path, temporary: Path) -> None:
+    """The size that an archive states for a file is not trusted.
+
+    Its list says 10 bytes for a segment of 16 MiB: no more than these are unpacked, and they are refused.
+    """
     file = archived(run)
     packed_zeros(file, "run/processes/p/000001.seg", 16 << 20)
     says_it_holds(file, "run/processes/p/000001.seg", 10)
@@ -356,9 +372,8 @@ def test_what_an_archive_says_of_a_size_is_not_believed(run: Path, temporary: Pa
     assert list(temporary.iterdir()) == []
 
 
-def test_an_archive_larger_than_the_free_disk_is_refused_with_both_values(
-    run: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_disk_is_checked(run: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that is larger than the free disk space is refused, and the error gives both values."""
     file = archived(run)
     monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(free=7))
     line = the_refusal(file)
@@ -371,7 +386,8 @@ class _Usage(NamedTuple):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_other_packings_are_refused_whole_or_damaged(run: Path, temporary: Path, method: int, is_damaged: bool) -> None:
+def test_other_compression_is_refused(run: Path, temporary: Path, method: int, is_damaged: bool) -> None:
+    """A file that was compressed by another method is refused, whether it is whole or damaged."""
     file = archived(run)
     with zipfile.ZipFile(file, "a", method) as packed:
         packed.writestr("run/processes/p/000002.seg", os.urandom(1000))
@@ -390,7 +406,8 @@ def test_what_is_unpacked_is_for_its_user_alone(run: Path, temporary: Path) -> N
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_shipped_archives_are_far_below_the_limits() -> None:
+def test_shipped_archives_are_far_below_limits() -> None:
+    """The shipped archives stay far below every limit."""
     shipped = list((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
     assert shipped
     for file in shipped:

@@ -40,7 +40,8 @@ def test_packets_that_the_importer_drops_are_seen(importer: Importer) -> None:
         importer.load(_trace(10, 20, cleared=False)).check_clean(slices=1, counters=0, starts=0)
 
 
-def test_a_clock_that_the_importer_cannot_place_is_an_error(importer: Importer) -> None:
+def test_unknown_clock_is_an_error(importer: Importer) -> None:
+    """A clock that the importer cannot place is an error."""
     trace = TraceProto()
     trace.ParseFromString(_trace(10, 20))
     for packet in trace.packet:

@@ -77,7 +77,8 @@ def test_the_bar_of_an_update_has_its_gradients(recording: Path) -> None:
     assert "rollout.generate*" in device.phases and device.note.endswith("* sampled at its ends only")
 
 
-def test_the_others_of_a_device_are_a_band_about_what_it_has() -> None:
+def test_similar_devices_form_a_band() -> None:
+    """Devices that are alike are drawn as a band, from the least to the most that they have."""
     (device,) = picture(Recording.open(VERL)).devices
     assert device.others is not None
     least, most = device.others
@@ -117,8 +118,11 @@ def written_ranks(
     return written
 
 
-def test_devices_that_are_not_alike_are_drawn_apart(tmp_path: Path) -> None:
-    """Ranks 0, 1 and 3 are within a tenth; rank 2 has twice as much."""
+def test_unlike_devices_are_drawn_apart(tmp_path: Path) -> None:
+    """Devices that are not alike are drawn apart.
+
+    Ranks 0, 1 and 3 are within a tenth; rank 2 has twice as much.
+    """
     written = written_ranks(tmp_path / "run", [500, 520, 1000, 510])
     shown = picture(Recording.open(written.path)).devices
     assert [device.name for device in shown] == ["rank 1 · GPU-1, the fullest of 3 that are alike", "rank 2 · GPU-2"]
@@ -127,7 +131,8 @@ def test_devices_that_are_not_alike_are_drawn_apart(tmp_path: Path) -> None:
     assert [round(size.max() * 2**20) for size in first.others] == [500, 510]
 
 
-def test_a_run_without_steps_counts_from_its_beginning(tmp_path: Path) -> None:
+def test_no_steps_counts_from_start(tmp_path: Path) -> None:
+    """A run without steps is drawn whole, in seconds from its beginning."""
     (device,) = picture(Recording.open(written_ranks(tmp_path / "run", [500], steps=False).path)).devices
     assert (device.moments, device.axis) == ("the whole Recording", "seconds from the beginning of the Recording")
     figure = memory_image.figure_of(picture(Recording.open(tmp_path / "run")))
@@ -136,8 +141,11 @@ def test_a_run_without_steps_counts_from_its_beginning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_raised", [True, False])
-def test_a_step_that_failed_is_drawn_behind_the_last_that_did_not(tmp_path: Path, is_raised: bool) -> None:
-    """By an exception, or as its process died; where the last memory ran out is a line."""
+def test_failed_step_is_drawn_last(tmp_path: Path, is_raised: bool) -> None:
+    """A failed step is drawn after the last one that did not fail, and a line shows where memory ran out.
+
+    The step fails by an exception, or because its process dies.
+    """
     written = written_ranks(tmp_path / "run", [500], last={"error": "ValueError"} if is_raised else {})
     worker = written.process(30, role="worker", rank=0, device={"host": "node", "uuid": "GPU-0"}).thread()
     for at, size in ((21, 700), (25, 900)):
@@ -163,8 +171,11 @@ def test_nothing_of_a_picture_is_cut_off() -> None:
             assert box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y0 >= 0 and box.y1 <= figure.bbox.y1
 
 
-def test_a_picture_is_named_after_the_folder_or_the_archive_that_was_opened(tmp_path: Path) -> None:
-    """Not after the folder in the archive, which may be called anything."""
+def test_picture_is_named_after_opened_path(tmp_path: Path) -> None:
+    """A picture is named after the folder or the archive that was opened.
+
+    The folder inside an archive may be called anything.
+    """
     with ZipFile(VERL) as packed:
         assert packed.namelist()[0].startswith("recording/")
         packed.extractall(tmp_path)
@@ -173,7 +184,8 @@ def test_a_picture_is_named_after_the_folder_or_the_archive_that_was_opened(tmp_
     assert picture(Recording.open(tmp_path / "of verl")).title == "Who holds every byte · of verl"
 
 
-def test_engines_of_one_device_that_generate_at_once_are_one_band(tmp_path: Path) -> None:
+def test_overlapping_engines_share_a_band(tmp_path: Path) -> None:
+    """Engines of one device that generate at the same time share one band."""
     device = {"host": "node", "uuid": "GPU-1"}
     written = RecordingFile(tmp_path / "run")
     written.process(1, role="driver").thread().span("step", 0, 10 * SECOND, step=0)
@@ -190,7 +202,8 @@ def test_engines_of_one_device_that_generate_at_once_are_one_band(tmp_path: Path
     ], "those that do not overlap stay apart"  # fmt: skip
 
 
-def test_a_device_of_verl_has_the_phases_of_its_server_and_its_worker() -> None:
+def test_verl_device_has_server_and_worker_phases() -> None:
+    """A device of verl has the phases of its server and those of its worker."""
     bands = picture(Recording.open(VERL)).devices[0].bands
     (generate,) = [band for band in bands if band.name == "rollout.generate"]
     assert generate.end - generate.start == pytest.approx(2.38, abs=0.01)
@@ -199,9 +212,8 @@ def test_a_device_of_verl_has_the_phases_of_its_server_and_its_worker() -> None:
 
 
 @pytest.mark.parametrize("says_reserved", [True, False])
-def test_a_step_of_which_every_allocation_was_kept_is_drawn_from_them_and_its_caches_where_they_are_known(
-    tmp_path: Path, says_reserved: bool
-) -> None:
+def test_kept_step_is_drawn_from_allocations(tmp_path: Path, says_reserved: bool) -> None:
+    """A step with every allocation is drawn from its allocations, and its caches are drawn where they are known."""
     written = RecordingFile(tmp_path / "run")
     driver = written.process(1, role="driver").thread()
     for step in (0, 1, 2):
@@ -254,9 +266,10 @@ def written_with_part(folder: Path) -> tuple[RecordingFile, Any]:
     return written, worker
 
 
-def test_a_part_of_a_step_with_every_allocation_is_drawn_among_its_edges_and_never_falls_to_nothing(
+def test_kept_part_lies_between_boundaries(
     tmp_path: Path,
 ) -> None:
+    """A part with every allocation is drawn between the step's phase boundaries, and never falls to zero."""
     written, _ = written_with_part(tmp_path / "run")
     (device,) = picture(Recording.open(written.path)).devices
     assert device.moments == "step 0, every allocation from 3.0 to 7.0 s"
@@ -267,8 +280,11 @@ def test_a_part_of_a_step_with_every_allocation_is_drawn_among_its_edges_and_nev
     assert (device.seconds[1:] >= device.seconds[:-1]).all()
 
 
-def test_where_the_last_process_begins_to_keep_its_own_the_others_are_not_alone_for_a_moment(tmp_path: Path) -> None:
-    """The engine has kept its own from 2 s on, the worker, which holds nearly all, from 3 s."""
+def test_no_gap_where_last_process_begins(tmp_path: Path) -> None:
+    """Where the last process begins to keep its allocations, the total has no gap.
+
+    The engine keeps its allocations from 2 s on, the worker, which holds nearly all bytes, from 3 s on.
+    """
     written, _ = written_with_part(tmp_path / "run")
     engine = written.process(3, role="engine", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
     engine.span("memory.allocations", 2 * SECOND, 7 * SECOND, step=0)
@@ -280,7 +296,8 @@ def test_where_the_last_process_begins_to_keep_its_own_the_others_are_not_alone_
     assert round(min(device.used) * 2**20) == 100
 
 
-def test_a_step_of_which_a_process_of_the_device_kept_no_allocations_is_drawn_from_its_edges(tmp_path: Path) -> None:
+def test_partly_kept_step_uses_boundaries(tmp_path: Path) -> None:
+    """A step is drawn from its phase boundaries if one process of the device kept no allocations."""
     written, _ = written_with_part(tmp_path / "run")
     engine = written.process(3, role="engine", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
     for at in (1, 9):
@@ -292,7 +309,8 @@ def test_a_step_of_which_a_process_of_the_device_kept_no_allocations_is_drawn_fr
     assert weights.area.max() * 2**20 == 1000
 
 
-def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() -> None:
+def test_unknown_rows_are_named() -> None:
+    """Unknown rows are named, whether or not the total is known."""
     known = summarize(Recording.open(RECORDING)).memory[0]
     assert "not drawn" not in _note(known)
     refused = replace(known, unknown={"cuda.context": "NVML: No Permission", "nccl": "NVML: No Permission"})
@@ -300,7 +318,8 @@ def test_rows_that_are_unknown_are_named_beside_a_known_total_and_without_one() 
     assert _note(replace(refused, residual=None)) == "unknown here, so not drawn: cuda.context, nccl"
 
 
-def test_the_caption_says_what_torch_counted_between_the_samples() -> None:
+def test_caption_has_torchs_peak() -> None:
+    """The caption says what torch counted between the samples."""
     known = summarize(Recording.open(RECORDING)).memory[0]
     assert "torch" not in _note(known), "nobody counted then"
     size_bytes = 3 << 29
@@ -313,8 +332,8 @@ def test_the_caption_says_what_torch_counted_between_the_samples() -> None:
 
 
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine")
-def test_the_html_says_the_bytes_at_the_pointer_without_the_internet(tmp_path: Path) -> None:
-    """And shows an owner alone that is clicked."""
+def test_html_shows_bytes_at_pointer(tmp_path: Path) -> None:
+    """The HTML shows the bytes at the pointer, and an owner alone that is clicked, without the internet."""
     file = drawn_as(".html", tmp_path)
     assert file.stat().st_size < 300_000
     (device,) = picture(Recording.open(RECORDING)).devices
@@ -384,7 +403,8 @@ def test_the_svg_and_the_png_are_pictures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moments", ["step 1, every allocation", "step 1234, every allocation from 1234.1 to 2345.6 s"])
-def test_a_title_that_is_long_does_not_run_into_the_one_beside_it(tmp_path: Path, moments: str) -> None:
+def test_long_titles_do_not_overlap(tmp_path: Path, moments: str) -> None:
+    """A long title does not run into the one beside it."""
     written, _ = written_with_part(tmp_path / "run")
     drawn = picture(Recording.open(written.path))
     (device,) = drawn.devices
@@ -396,13 +416,16 @@ def test_a_title_that_is_long_does_not_run_into_the_one_beside_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_the_same_recording_gives_the_same_picture(tmp_path: Path, suffix: str) -> None:
+def test_pictures_are_reproducible(tmp_path: Path, suffix: str) -> None:
+    """The same Recording gives the same picture, byte for byte."""
     first = drawn_as(suffix, tmp_path).read_bytes()
     again = drawn_as(suffix, tmp_path).read_bytes()
     assert first == again
 
 
-def test_the_command_chooses_by_the_files_name_and_refuses_others_in_one_line(tmp_path: Path) -> None:
+def test_suffix_chooses_the_format(tmp_path: Path) -> None:
+    """The suffix of the file chooses the format, and an unknown suffix is refused in one line."""
+
     def export(name: str) -> subprocess.CompletedProcess[str]:
         command = [
             sys.executable,
@@ -432,9 +455,8 @@ def test_a_recording_without_memory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "library"), [(".html", "matplotlib"), (".png", "matplotlib")])
-def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, library: str
-) -> None:
+def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, library: str) -> None:
+    """A library that is not installed is named, with the command that installs it."""
     for module in [name for name in sys.modules if name.startswith(("rltrace_exporters.memory_", library))]:
         if not module.endswith("picture"):
             monkeypatch.delitem(sys.modules, module)

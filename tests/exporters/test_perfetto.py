@@ -75,7 +75,8 @@ def test_spans_nest_as_they_did(importer: Importer, recording: RecordingFile) ->
     ]
 
 
-def test_times_are_exact_to_the_nanosecond_since_1970(importer: Importer, recording: RecordingFile) -> None:
+def test_times_are_exact(importer: Importer, recording: RecordingFile) -> None:
+    """Times are exact to the nanosecond, counted from 1970."""
     thread = recording.process().thread()
     times = [(1, 2), (3, 268_435_455), (268_435_456, 268_435_457), (7 * SECOND + 1, 86_400 * SECOND + 3)]
     for start, end in times:
@@ -127,9 +128,8 @@ def test_keys_with_dots_keep_them(importer: Importer, recording: RecordingFile) 
     )
 
 
-def test_an_unsigned_argument_larger_than_a_signed_one_keeps_its_bits(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_large_unsigned_argument_keeps_its_bits(importer: Importer, recording: RecordingFile) -> None:
+    """An unsigned argument that is too large for a signed one keeps its bits."""
     recording.process().thread().span("a", 1, 2, address=(1 << 64) - 1)
     trace = load(importer, recording)
     trace.check_clean(slices=1, counters=0)
@@ -149,7 +149,8 @@ def test_names_in_any_script_arrive(importer: Importer, recording: RecordingFile
     assert trace.one("select name from thread where is_main_thread and upid > 0") == "поток"
 
 
-def test_an_instant_is_a_slice_of_no_length_inside_its_parent(importer: Importer, recording: RecordingFile) -> None:
+def test_instant_is_a_slice_of_no_length(importer: Importer, recording: RecordingFile) -> None:
+    """An instant is a slice of no length inside its parent."""
     thread = recording.process().thread()
     thread.begin("outer", 0)
     thread.span("now", 5, 5, size=1)
@@ -159,7 +160,8 @@ def test_an_instant_is_a_slice_of_no_length_inside_its_parent(importer: Importer
     assert [(s["name"], s["dur"], s["parent"]) for s in trace.slices()] == [("outer", 10, None), ("now", 0, "outer")]
 
 
-def test_spans_recorded_afterwards_nest_on_rows_named_after_them(importer: Importer, recording: RecordingFile) -> None:
+def test_late_spans_nest_on_own_rows(importer: Importer, recording: RecordingFile) -> None:
+    """Spans that are recorded afterwards nest on rows of their own."""
     thread = recording.process().thread()
     thread.span_at("kernel", 20, 30, lane=7)
     thread.span_at("range", 10, 40, lane=7)
@@ -175,7 +177,8 @@ def test_spans_recorded_afterwards_nest_on_rows_named_after_them(importer: Impor
 # ---------------------------------------------------------------- open, torn, dead
 
 
-def test_open_spans_stay_open_around_what_ended_in_them(importer: Importer, recording: RecordingFile) -> None:
+def test_open_spans_stay_open(importer: Importer, recording: RecordingFile) -> None:
+    """Open spans stay open around the spans that ended in them."""
     thread = recording.process().thread()
     thread.begin("actor.update", 0, phase=True)
     thread.begin("outer", 10, bytes=5)
@@ -200,9 +203,10 @@ def test_a_record_torn_by_kill_costs_itself_only(importer: Importer, recording: 
     assert trace.query("select name, dur from slice order by ts desc limit 1") == [("last", -1)]
 
 
-def test_a_file_cut_anywhere_loses_its_last_block_only(
+def test_cut_file_loses_cut_blocks_only(
     importer: Importer, recording: RecordingFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A file that is cut anywhere loses only the blocks that were cut."""
     monkeypatch.setattr(perfetto, "BLOCK_PIECES", 1000)
     thread = recording.process().thread()
     for index in range(1000):
@@ -234,7 +238,8 @@ def _blocks(data: bytes) -> list[bytes]:
     return [packet.compressed_packets for packet in trace.packet]
 
 
-def test_a_recording_without_processes_or_events_is_a_valid_trace(importer: Importer, recording: RecordingFile) -> None:
+def test_empty_recording_is_a_valid_trace(importer: Importer, recording: RecordingFile) -> None:
+    """A Recording without processes, or without events, is a valid trace."""
     load(importer, recording).check_clean(slices=0, counters=0, starts=0)
     recording.process(role="driver")
     trace = load(importer, recording)
@@ -245,9 +250,8 @@ def test_a_recording_without_processes_or_events_is_a_valid_trace(importer: Impo
 # ---------------------------------------------------------------- processes, threads, tasks
 
 
-def test_processes_are_named_for_what_they_are_and_numbered_in_order(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_processes_are_named_and_ordered(importer: Importer, recording: RecordingFile) -> None:
+    """Processes are named after their role, rank and host, and numbered in the order of readers."""
     for pid, role, rank in [
         (7, "engine", 1),
         (6, "worker", 1),
@@ -265,7 +269,8 @@ def test_processes_are_named_for_what_they_are_and_numbered_in_order(
     ]  # fmt: skip
 
 
-def test_equal_pids_and_thread_ids_of_two_hosts_stay_apart(importer: Importer, recording: RecordingFile) -> None:
+def test_equal_ids_of_two_hosts_stay_apart(importer: Importer, recording: RecordingFile) -> None:
+    """Equal pids and thread ids of two hosts stay apart."""
     for host in ("one", "two"):
         process = recording.process(50, host=host, boot=host, rank=int(host == "two"))
         process.thread().span("main", 10, 20)
@@ -283,7 +288,8 @@ def test_equal_pids_and_thread_ids_of_two_hosts_stay_apart(importer: Importer, r
     ]  # fmt: skip
 
 
-def test_a_pid_used_twice_on_one_host_is_two_processes(importer: Importer, recording: RecordingFile) -> None:
+def test_reused_pid_is_two_processes(importer: Importer, recording: RecordingFile) -> None:
+    """A pid that is used twice on one host is two processes."""
     for start in (1, 2):
         recording.process(50, start_ns=1000 * SECOND + start).thread().span("a", start, start + 1)
     trace = load(importer, recording)
@@ -305,7 +311,8 @@ def test_five_hundred_threads_keep_their_spans(importer: Importer, recording: Re
     assert trace.one("select count(distinct name) from thread where name like 'worker-%'") == 500
 
 
-def test_asyncio_tasks_have_rows_of_their_own_under_their_thread(importer: Importer, recording: RecordingFile) -> None:
+def test_asyncio_tasks_have_own_rows(importer: Importer, recording: RecordingFile) -> None:
+    """Each asyncio task has a row of its own below its thread."""
     thread = recording.process().thread()
     for task in (11, 12, 13):
         thread.begin("fetch", task, task=task)
@@ -323,9 +330,8 @@ def test_asyncio_tasks_have_rows_of_their_own_under_their_thread(importer: Impor
 # ---------------------------------------------------------------- rows
 
 
-def test_spans_of_interleaved_generators_go_to_rows_on_which_they_nest(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_interleaved_spans_get_another_row(importer: Importer, recording: RecordingFile) -> None:
+    """Spans of interleaved generators go to rows on which they nest."""
     thread = recording.process().thread()
     thread.begin("first", 10)
     thread.begin("second", 20)
@@ -341,9 +347,8 @@ def test_spans_of_interleaved_generators_go_to_rows_on_which_they_nest(
     ]  # fmt: skip
 
 
-def test_phases_and_steps_have_a_row_of_their_own_that_names_their_process(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_phases_have_own_row(importer: Importer, recording: RecordingFile) -> None:
+    """Phases and steps have a row of their own, which names their process."""
     driver = recording.process(1, role="driver").thread()
     driver.begin("step", 0, step=1)
     driver.span("reward", 10, 20)
@@ -373,9 +378,8 @@ def test_each_live_request_has_a_row_to_itself(importer: Importer, recording: Re
     assert trace.one(f"select count(distinct track_id) from slice where name != '{STARTS}'") == 3
 
 
-def test_garbage_collections_have_one_row_whichever_thread_wrote_them(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_collections_share_one_row(importer: Importer, recording: RecordingFile) -> None:
+    """Garbage collections share one row, whichever thread recorded them."""
     process = recording.process(role="worker", rank=0)
     for number in range(2):
         process.thread().span_at("python.gc", 10 * number, 10 * number + 5, lane=1)
@@ -385,7 +389,8 @@ def test_garbage_collections_have_one_row_whichever_thread_wrote_them(
     assert trace.one("select count(distinct track_id) from slice where name = 'python.gc'") == 1
 
 
-def test_the_rows_of_a_process_come_in_the_order_a_reader_wants(importer: Importer, recording: RecordingFile) -> None:
+def test_rows_are_in_reading_order(importer: Importer, recording: RecordingFile) -> None:
+    """The rows of a process are in reading order: its phases first, then memory, other counters and requests."""
     thread = recording.process(role="engine", rank=0).thread()
     thread.counter("tokens_per_second", 1, 1.5)
     thread.counter("rollout.kv_cache_bytes", 1, 5)
@@ -401,9 +406,8 @@ def test_the_rows_of_a_process_come_in_the_order_a_reader_wants(importer: Import
     ]  # fmt: skip
 
 
-def test_the_start_up_of_an_engine_is_not_among_the_rows_that_are_pinned(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_engine_start_up_is_not_pinned(importer: Importer, recording: RecordingFile) -> None:
+    """The start-up of an engine is on a row of its own, which is not pinned."""
     recording.process(1, role="sampler", start_ns=1)
     worker = recording.process(2, role="worker", rank=0).thread()
     engine = recording.process(3, role="engine", rank=0).thread()
@@ -426,7 +430,8 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorte
 
 @pytest.mark.parametrize("kind", [NestedRow, FlatRow])
 @given(intervals=INTERVALS)
-def test_on_every_row_spans_written_in_any_order_nest(kind: type[Any], intervals: list[tuple[int, int]]) -> None:
+def test_spans_in_any_order_nest(kind: type[Any], intervals: list[tuple[int, int]]) -> None:
+    """Spans nest on every row, in whatever order they were written."""
     rows = Rows(kind)
     placed = [(rows.place(start, end), start, end) for start, end in intervals]
     for later, (row, start, end) in enumerate(placed):
@@ -444,7 +449,8 @@ def test_spans_that_fit_one_row_take_one() -> None:
     assert [flat.place(*span) for span in ((0, 5), (5, 9))] == [0, 0]
 
 
-def test_a_row_forgets_what_is_long_past_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_forgets_the_distant_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row forgets spans that are long past, and still finds the right row for every new one."""
     monkeypatch.setattr("rltrace_exporters.rows.REMEMBERED", 4)
     rows = Rows(NestedRow)
     assert [rows.place(10 * n, 10 * n + 5) for n in range(20)] == [0] * 20
@@ -469,9 +475,10 @@ def schedules(draw: st.DrawFn) -> list[tuple[str, int]]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schedule=schedules())
-def test_any_order_of_beginnings_and_ends_is_imported_exactly(
+def test_any_order_is_imported_exactly(
     importer: Importer, tmp_path_factory: pytest.TempPathFactory, schedule: list[tuple[str, int]]
 ) -> None:
+    """Spans that begin and end in any order are imported exactly."""
     recording = RecordingFile(tmp_path_factory.mktemp("schedule") / "run")
     thread = recording.process().thread()
     expected = {}
@@ -532,8 +539,11 @@ def test_samplers_come_last(importer: Importer, recording: RecordingFile) -> Non
     assert [name.partition(" ")[0] for (name,) in numbered] == ordered
 
 
-def test_a_run_that_goes_on_says_when_it_was_looked_at(importer: Importer, tmp_path: Path) -> None:
-    """A process of it, this one, is alive: a row is named after the moment."""
+def test_live_run_says_when_it_was_read(importer: Importer, tmp_path: Path) -> None:
+    """The trace of a live run has a row that says when the run was read.
+
+    One of its processes, this one, is alive.
+    """
     file = RecordingFile(tmp_path / "run")
     alive = file.process(os.getpid(), host=manifest.host_name(), start_ticks=manifest.started_ticks(os.getpid()))
     alive.thread().span("work", 10, 20)
@@ -576,10 +586,11 @@ def test_memory_that_stays_zero_has_no_row(importer: Importer, recording: Record
 
 
 @pytest.mark.parametrize(("uuid", "unit"), [("GPU-1", "GiB"), ("MIG-1", "GiB"), ("cpu:0", "MiB"), (None, "MiB")])
-def test_memory_has_the_unit_of_the_readers_and_every_byte(
-    importer: Importer, recording: RecordingFile, uuid: str | None, unit: str
-) -> None:
-    """All of it one unit of 1,024, for the UI would write G for 10^9; times its size, bytes are what was recorded."""
+def test_memory_keeps_unit_and_bytes(importer: Importer, recording: RecordingFile, uuid: str | None, unit: str) -> None:
+    """All memory has one unit, a power of 1,024, and no byte is lost: a value times its unit is what was recorded.
+
+    The UI by itself would write G for 10^9.
+    """
     recording.process(1, role="driver").thread().counter("resident_bytes", 1, 12345)
     thread = recording.process(2, device={"host": "node", "uuid": uuid}).thread()
     values = [0, 1, 64_457_932_803, (1 << 53) - 1, -3, 2.5]
@@ -611,10 +622,11 @@ UNITS = {
 }
 
 
-def test_counters_keep_their_values_and_have_the_unit_that_their_name_ends_with(
-    importer: Importer, recording: RecordingFile
-) -> None:
-    """Not its last word, which of `tokens_per_second` and of `reward_mean` is none."""
+def test_counters_have_units_of_their_names(importer: Importer, recording: RecordingFile) -> None:
+    """Counters keep their values and have the unit that their name ends with.
+
+    The last word does not do: that of `tokens_per_second`, or of `reward_mean`, is no unit.
+    """
     thread = recording.process().thread()
     values = [0, 1, 1 << 40, -3, 2.5]
     for name in UNITS:
@@ -630,9 +642,8 @@ def test_counters_keep_their_values_and_have_the_unit_that_their_name_ends_with(
     assert trace.one(above + "t.parent_id") == "other counters"
 
 
-def test_a_device_is_one_group_of_what_its_processes_hold_together(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_device_group_sums_its_processes(importer: Importer, recording: RecordingFile) -> None:
+    """The group of a device shows what its processes hold together."""
     device = {"host": "node", "uuid": "cpu-0"}
     worker = recording.process(100, role="worker", rank=0, device=device).thread()
     engine = recording.process(200, role="engine", rank=0, device=device).thread()
@@ -650,7 +661,8 @@ def test_a_device_is_one_group_of_what_its_processes_hold_together(
     }
 
 
-def test_libraries_and_what_is_free_do_not_make_owners_flat(importer: Importer, recording: RecordingFile) -> None:
+def test_libraries_do_not_flatten_owners(importer: Importer, recording: RecordingFile) -> None:
+    """Libraries and free memory have scales of their own, so they do not make the owners' lines flat."""
     thread = recording.process(role="worker", rank=0, device={"host": "node", "uuid": "cpu-0"}).thread()
     thread.counter("actor.params_bytes", 1, 5)
     thread.counter("interpreter_bytes", 1, 700)
@@ -768,9 +780,8 @@ def test_rows_end_with_a_killed_process(importer: Importer, recording: Recording
     assert found.count(("rollout.weights", 20, 0)) == 2
 
 
-def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_used_outlives_first_process(importer: Importer, recording: RecordingFile) -> None:
+    """The used bytes of a GPU do not end with the first of its processes."""
     device = {"host": "node", "uuid": "GPU-1"}
     engine = recording.process(200, role="engine", rank=0, device=device)
     thread = engine.thread()
@@ -781,7 +792,8 @@ def test_what_a_gpu_has_used_does_not_end_with_the_first_of_its_processes(
     assert found == {" Memory · rank 0 · GPU-1": {"rollout.weights": [5, 0], "owned": [5, 0], "used": [9]}}
 
 
-def test_one_counter_sampled_by_two_threads_is_one_row(importer: Importer, recording: RecordingFile) -> None:
+def test_counter_of_two_threads_is_one_row(importer: Importer, recording: RecordingFile) -> None:
+    """A counter that two threads sample is one row."""
     process = recording.process()
     process.thread(1, "a").counter("allocated_bytes", 5, 50)
     process.thread(2, "b").counter("allocated_bytes", 3, 30)
@@ -803,9 +815,8 @@ def test_owners_share_a_scale_that_totals_do_not(importer: Importer, recording: 
     assert found == [("actor.grads", "owners"), ("actor.params", "owners"), ("resident", "totals")]
 
 
-def test_what_lies_in_the_hosts_memory_is_a_group_of_its_own_with_what_is_pinned_below_each_owner(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_host_memory_has_own_group(importer: Importer, recording: RecordingFile) -> None:
+    """The host's memory has a group of its own, with the pinned bytes below each owner."""
     thread = recording.process(role="worker", rank=0, device={"host": "node", "uuid": "GPU-1"}).thread()
     samples = {
         "unattributed_pinned_bytes": 4,
@@ -834,9 +845,8 @@ def test_what_lies_in_the_hosts_memory_is_a_group_of_its_own_with_what_is_pinned
     }
 
 
-def test_exact_balances_are_tracks_of_their_own_beside_the_sampled_ones_and_the_bound_is_at_their_span(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_exact_memory_has_own_tracks(importer: Importer, recording: RecordingFile) -> None:
+    """Exact memory has tracks beside the sampled ones, and the clock bound is an argument of its span."""
     device = {"host": "node", "uuid": "GPU-1"}
     thread = recording.process(role="worker", rank=0, device=device).thread()
     thread.span_at("memory.allocations", 10, 90, 1, error_ns=40, lost=0, peak_bytes=7)
@@ -864,7 +874,8 @@ def test_exact_balances_are_tracks_of_their_own_beside_the_sampled_ones_and_the_
     assert names.index("memory") < names.index(exact) < names.index("memory.allocations")
 
 
-def test_a_gpu_stream_kernels_and_operators_have_rows_that_say_so(importer: Importer, recording: RecordingFile) -> None:
+def test_gpu_rows_say_what_they_hold(importer: Importer, recording: RecordingFile) -> None:
+    """A GPU stream, its kernels and torch's operators have rows that say so."""
     thread = recording.process().thread()
     for lane, names in ((1, ("gpu.fsdp.all_gather", "gpu.fsdp.forward")), (7, ("kernel.gemm",)), (9, ("op.aten::mm",))):
         for number, name in enumerate(names):
@@ -879,7 +890,8 @@ def test_a_gpu_stream_kernels_and_operators_have_rows_that_say_so(importer: Impo
     }
 
 
-def test_a_sampler_has_a_group_for_its_host_and_one_for_each_gpu(importer: Importer, recording: RecordingFile) -> None:
+def test_sampler_has_groups_of_host_and_gpus(importer: Importer, recording: RecordingFile) -> None:
+    """A sampler has a group for its host and one for each GPU."""
     engine = recording.process(5, role="engine", rank=1, device={"host": "node", "uuid": "GPU-a"})
     engine.thread().span("rollout.generate", 1, 2)
     samples = recording.process(6, role="sampler").thread()
@@ -903,9 +915,8 @@ def test_a_sampler_has_a_group_for_its_host_and_one_for_each_gpu(importer: Impor
     ]
 
 
-def test_the_name_that_a_process_gave_itself_does_not_hide_its_place(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_own_name_does_not_hide_rank(importer: Importer, recording: RecordingFile) -> None:
+    """The name that a process gave itself does not hide its role and rank."""
     recording.process(5, role="worker", rank=1, name="Worker").thread().span("actor.update", 1, 2)
     trace = load(importer, recording)
     assert [(s["process"], s["track"]) for s in trace.slices()] == [("rank 1 worker · node", "Phases · rank 1 worker")]
@@ -934,9 +945,11 @@ def test_arrows_point_from_sender_to_receiver(importer: Importer, recording: Rec
     assert arrows == [("ray.dispatch", "receive", REALTIME_NS + 10), ("ray.dispatch", "receive", REALTIME_NS + 11)]
 
 
-def test_arrows_lead_from_a_servers_requests_to_the_engines(importer: Importer, recording: RecordingFile) -> None:
-    """By their ids, which newer vLLM puts something behind. Two requests of one task each have their own arrow, and so
-    have two of one id; those that have nothing but a beginning in common have none."""
+def test_server_requests_point_to_engines(importer: Importer, recording: RecordingFile) -> None:
+    """Arrows lead from a server's requests to the engine's by their ids, to which newer vLLM appends something.
+
+    Two requests of one task each have their own arrow, and so do two of one id; other requests have none.
+    """
     server = recording.process(1, role="server", rank=0).thread()
     engine = recording.process(2, role="engine", name="EngineCore").thread()
     joined = ((10, "a-1", "a-1"), (30, "b", "b-9eb78f85"), (50, "b", "b-12345678"))
@@ -954,7 +967,8 @@ def test_arrows_lead_from_a_servers_requests_to_the_engines(importer: Importer, 
     ]
 
 
-def test_an_arrow_without_its_other_end_is_no_error(importer: Importer, recording: RecordingFile) -> None:
+def test_half_an_arrow_is_no_error(importer: Importer, recording: RecordingFile) -> None:
+    """An arrow without its other end is no error."""
     thread = recording.process().thread()
     for start, direction in ((10, "out"), (20, "in")):
         thread.begin("half", start)
@@ -984,7 +998,8 @@ def test_arrows_of_open_spans_and_instants_arrive(importer: Importer, recording:
 # ---------------------------------------------------------------- clocks
 
 
-def test_processes_of_one_clock_keep_their_exact_distance(importer: Importer, recording: RecordingFile) -> None:
+def test_one_clock_keeps_exact_distances(importer: Importer, recording: RecordingFile) -> None:
+    """Processes of one clock keep their exact distance in time."""
     recording.process(1, role="driver").thread().span("a", 100, 200)
     # The second's real-time clock was set back a second meanwhile; the monotonic clock they share knows better.
     recording.process(2, rank=0, start_ns=1000 * SECOND + 1, realtime_ns=REALTIME_NS - SECOND).thread().span(
@@ -995,9 +1010,8 @@ def test_processes_of_one_clock_keep_their_exact_distance(importer: Importer, re
     assert [(s["name"], s["ts"] - REALTIME_NS) for s in trace.slices()] == [("a", 100), ("b", 150)]
 
 
-def test_clocks_of_two_hosts_are_aligned_by_real_time_and_the_trace_says_so(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_unmeasured_clocks_align_by_real_time(importer: Importer, recording: RecordingFile) -> None:
+    """Clocks of two hosts that were not measured are aligned by real time, and the trace says so."""
     recording.process(1, role="driver").thread().span("a", 0, 10)
     clock = {"monotonic_ns": 1005 * SECOND, "realtime_ns": REALTIME_NS + 7 * SECOND}
     far = recording.process(2, host="far", boot="other", rank=0, start_ns=1001 * SECOND, **clock)
@@ -1013,17 +1027,19 @@ def test_clocks_of_two_hosts_are_aligned_by_real_time_and_the_trace_says_so(
         )
 
 
-def test_a_row_of_phases_says_that_its_clock_is_not_aligned(importer: Importer, recording: RecordingFile) -> None:
-    """It is pinned to the top of the timeline, away from its process and the label there."""
+def test_phase_row_says_clock_is_not_aligned(importer: Importer, recording: RecordingFile) -> None:
+    """A row of phases says that its clock is not aligned.
+
+    It is pinned to the top of the timeline, away from its process and the label there.
+    """
     recording.process(1, role="driver").thread().span("reward", 0, 10, phase=True)
     recording.process(2, host="far", boot="other", rank=0).thread().span("actor.update", 5, 6, phase=True)
     rows = [slice_["track"] for slice_ in load(importer, recording).slices()]
     assert rows == ["Phases · driver", "Phases · rank 0 worker · CLOCK NOT ALIGNED"]
 
 
-def test_clocks_of_two_hosts_that_were_measured_are_one_and_the_trace_says_the_bound(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_measured_clocks_align_within_bound(importer: Importer, recording: RecordingFile) -> None:
+    """Clocks of two hosts that were measured are aligned, and the trace says within which bound."""
     recording.belongs_to("boot")
     recording.process(1, role="driver").thread().span("a", 0, 10)
     far = recording.process(2, host="far", boot="other", rank=0, start_ns=1000 * SECOND, realtime_ns=REALTIME_NS + 7)
@@ -1057,8 +1073,8 @@ def test_the_trace_knows_when_it_began(importer: Importer, recording: RecordingF
     assert trace.one("select distinct clock_value - ts from clock_snapshot where clock_name = 'REALTIME'") == 0
 
 
-def test_seconds_count_from_the_beginning_of_the_first_process(importer: Importer, recording: RecordingFile) -> None:
-    """As `rltrace summary` counts them, and not from the first event."""
+def test_seconds_count_from_first_process(importer: Importer, recording: RecordingFile) -> None:
+    """Seconds count from the start of the first process, as in `rltrace summary`, and not from the first event."""
     recording.process(1, role="driver", start_ns=1002 * SECOND).thread().span("a", 7 * SECOND, 8 * SECOND)
     recording.process(2, rank=0, start_ns=1001 * SECOND).thread().span("b", 6 * SECOND, 7 * SECOND)
     far = {"host": "far", "boot": "other", "monotonic_ns": 1, "realtime_ns": REALTIME_NS + 3 * SECOND}
@@ -1071,9 +1087,8 @@ def test_seconds_count_from_the_beginning_of_the_first_process(importer: Importe
     assert mark == ("recording starts", 0)
 
 
-def test_two_exports_of_one_recording_are_the_same_and_more_of_it_is_another_trace(
-    importer: Importer, recording: RecordingFile
-) -> None:
+def test_exports_are_reproducible(importer: Importer, recording: RecordingFile) -> None:
+    """Two exports of one Recording are the same, and an export with more events is another trace."""
     thread = recording.process(rank=0).thread()
     recording.process(101, rank=0, role="engine").thread(7, "reader").span("b", 1, 2, bytes=1)
     identity = "select str_value from metadata where name = 'trace_uuid'"
@@ -1091,9 +1106,8 @@ def test_two_exports_of_one_recording_are_the_same_and_more_of_it_is_another_tra
 # ---------------------------------------------------------------- bounds
 
 
-def test_more_names_than_one_sequence_numbers_are_all_right(
-    importer: Importer, recording: RecordingFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_names_arrive(importer: Importer, recording: RecordingFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name arrives, even if there are more than one sequence may number."""
     monkeypatch.setattr(perfetto, "MOST_NAMES", 50)
     monkeypatch.setattr(perfetto, "BLOCK_PIECES", 200)
     thread = recording.process().thread()
@@ -1123,7 +1137,8 @@ def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     assert peaks[1] < 1.2 * peaks[0]
 
 
-def test_every_packet_is_what_perfettos_own_classes_read(recording: RecordingFile) -> None:
+def test_perfettos_classes_read_every_packet(recording: RecordingFile) -> None:
+    """Perfetto's own classes read every packet, and know every field of it."""
     thread = recording.process().thread()
     thread.span("a", 1, 2, x=1, y="z", w=2.5)
     thread.counter("n", 3, 1)

