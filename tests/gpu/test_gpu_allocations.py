@@ -123,7 +123,8 @@ def run_program(folder: Path, source: str) -> tuple[dict[str, int], Process]:
     return said, process
 
 
-def test_blocks_that_are_not_rounded_add_up_to_what_torch_says_is_allocated(tmp_path: Path) -> None:
+def test_unrounded_blocks_match_torchs_count(tmp_path: Path) -> None:
+    """Blocks that are not rounded add up to what torch says is allocated."""
     said, process = run_program(tmp_path, UNROUNDED)
     span, _ = kept(process)
     assert (span.args["end_bytes"], span.args["peak_bytes"]) == (said["end"], said["peak"])
@@ -142,7 +143,8 @@ def read_after_stop(folder: Path) -> tuple[Span, list[Counter]]:
 
 
 @pytest.mark.in_this_process
-def test_a_tensor_that_waits_for_another_stream_counts_until_its_block_can_be_used_again(recorded: Path) -> None:
+def test_waiting_block_counts_until_reusable(recorded: Path) -> None:
+    """A tensor that waits for another stream counts until its block can be used again."""
     other = torch.cuda.Stream()
     rltrace.start_allocations()
     tensor = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
@@ -164,7 +166,8 @@ def test_a_tensor_that_waits_for_another_stream_counts_until_its_block_can_be_us
 
 
 @pytest.mark.in_this_process
-def test_every_allocation_is_there_and_keeping_it_is_cheap(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keeping_allocations_is_cheap(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every allocation is there, and keeping it is cheap."""
     count = 20_000
 
     def allocate() -> float:
@@ -200,10 +203,11 @@ def test_every_allocation_is_there_and_keeping_it_is_cheap(recorded: Path, capsy
 
 
 @pytest.mark.in_this_process
-def test_a_step_of_half_a_million_allocations_is_whole_and_written_in_seconds(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As many as a step has in which log-probs are computed row by row: 1.5 million entries."""
+def test_half_a_million_allocations_are_written(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step of half a million allocations is whole, and written within seconds.
+
+    A step in which log-probs are computed row by row has as many: 1.5 million entries.
+    """
     count = 500_000
     before_mib = resident_mib()
     rltrace.start_allocations()
@@ -233,9 +237,8 @@ def resident_mib(what: str = "VmRSS") -> float:
 
 
 @pytest.mark.in_this_process
-def test_entries_that_the_ring_dropped_are_counted_and_what_is_left_is_exact(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropped_entries_are_counted(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that the ring dropped are counted, and what is left is exact."""
     monkeypatch.setattr(allocations, "MOST_ENTRIES", 1000)
     rltrace.start_allocations()
     held = [torch.empty(1000 + n, dtype=torch.uint8, device="cuda") for n in range(2000)]
@@ -276,7 +279,8 @@ IDLE = """
 """As a trainer on whose worker's GPUs others compute: it knows of them, and has none of their memory."""
 
 
-def test_a_process_that_only_asks_what_gpus_there_are_has_no_memory_of_one_because_of_us(tmp_path: Path) -> None:
+def test_listing_gpus_takes_no_gpu_memory(tmp_path: Path) -> None:
+    """A process that only asks which GPUs there are gets no GPU memory because of rltrace."""
     said, recording = execute(tmp_path, IDLE, "--allocations", "1")
     assert said == [False, True]
     process = only_process(recording)
@@ -288,9 +292,8 @@ def test_a_process_that_only_asks_what_gpus_there_are_has_no_memory_of_one_becau
 
 
 @pytest.mark.in_this_process
-def test_an_allocation_lies_between_two_readings_of_the_clock_within_the_bound(
-    recorded: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_allocation_times_are_within_bound(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An allocation lies between the clock readings before and after it, within the bound."""
     truth: list[tuple[int, int]] = []
     held = []
     rltrace.start_allocations()
@@ -424,9 +427,8 @@ def first_and_most(samples: list[Counter]) -> tuple[Tally[str], Tally[str]]:
     return first, most
 
 
-def test_a_training_step_adds_up_to_the_allocators_own_peak(
-    trained: Trained, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_step_matches_allocators_peak(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    """A training step adds up to the allocator's own peak."""
     said, span, _, recording = trained
     with capsys.disabled():
         print(f"\npeak {span.args['peak_bytes']:,} asked for, {said['allocated_peak']:,} with torch's rounding")
@@ -459,9 +461,8 @@ def test_each_owner_holds_what_is_its_own(trained: Trained, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_each_owner_of_a_model_that_nobody_shards_holds_what_is_its_own(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsharded_owners_hold_their_own(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each owner of a model that is not sharded holds what is its own."""
     said, span, samples, recording = train(tmp_path, WHOLE[kind])
     first, most = first_and_most(samples)
     (peak,) = summarize(recording).allocations
@@ -480,7 +481,8 @@ def test_each_owner_of_a_model_that_nobody_shards_holds_what_is_its_own(
     assert peak.at_peak_bytes.get("unattributed", 0) < 0.25 * peak.peak_bytes + kept_bytes
 
 
-def test_outside_of_the_chosen_step_nothing_is_kept(trained: Trained) -> None:
+def test_only_chosen_step_is_kept(trained: Trained) -> None:
+    """Nothing is kept outside of the chosen step."""
     _, span, samples, recording = trained
     error_ns = span.args["error_ns"]
     assert all(span.start_ns - error_ns <= sample.ts_ns <= span.end_ns + error_ns for sample in samples)
@@ -490,7 +492,8 @@ def test_outside_of_the_chosen_step_nothing_is_kept(trained: Trained) -> None:
 
 
 @pytest.mark.in_this_process
-def test_a_history_of_the_programs_own_is_left_alone_and_the_reason_is_said(recorded: Path) -> None:
+def test_programs_own_history_is_left_alone(recorded: Path) -> None:
+    """A memory history of the program's own is left alone, and the reason is recorded."""
     torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=1000)
     try:
         rltrace.start_allocations()
@@ -550,10 +553,11 @@ CHOSEN = f"""{MODEL}
 """
 
 
-def test_the_chosen_steps_of_a_run_that_was_not_edited_are_kept_by_its_worker(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of two processes: the driver has the steps, the worker has the GPU; behind the last step there is no phase."""
+def test_worker_keeps_the_chosen_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The worker of a program that was not edited keeps the chosen steps.
+
+    The driver has the steps, and the worker has the GPU; after the last step there is no phase.
+    """
     said, recording = execute(tmp_path, CHOSEN, "--allocations", "2,4")
     driver, worker = (next(one for one in recording.processes if one.role == role) for role in ("driver", "worker"))
     steps = {e.args["step"]: e for e in driver.events() if isinstance(e, Span) and e.name == "step"}
@@ -606,9 +610,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Recording:
         ("rank 0 engine", {"rollout.weights", "rollout.kv_cache", "rollout.activations"}),
     ],
 )
-def test_the_chosen_step_of_a_run_has_every_allocation_of_worker_and_engine(
+def test_chosen_step_has_every_allocation(
     place: str, owners: set[str], run: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The chosen step of a run has every allocation of worker and engine."""
     process = next(process for process in run.processes if process.place == place)
     assert "allocations" not in process.unavailable, process.unavailable
     span, samples = kept(process)
@@ -622,7 +627,8 @@ def test_the_chosen_step_of_a_run_has_every_allocation_of_worker_and_engine(
     assert span.start_ns < step.start_ns < step.end_ns < span.end_ns
 
 
-def test_the_pools_of_the_engine_sleep_before_and_after_and_are_mapped_segment_by_segment(run: Recording) -> None:
+def test_pools_are_mapped_by_segment(run: Recording) -> None:
+    """The engine's pools sleep at both ends of the step, and are mapped segment by segment within it."""
     process = next(process for process in run.processes if process.place == "rank 0 engine")
     _, samples = kept(process)
     maps = [e for e in process.events() if isinstance(e, Span) and e.name == "cumem.map"]
@@ -634,7 +640,8 @@ def test_the_pools_of_the_engine_sleep_before_and_after_and_are_mapped_segment_b
         assert mapped.args["tags"][tag] == woken.value
 
 
-def test_the_summary_has_the_exact_peak_beside_the_sampled_one(run: Recording) -> None:
+def test_summary_has_exact_peak(run: Recording) -> None:
+    """The summary has the exact peak beside the sampled one."""
     (peak,) = summarize(run).allocations
     assert peak.step == 2
     assert peak.lost == 0
@@ -644,7 +651,8 @@ def test_the_summary_has_the_exact_peak_beside_the_sampled_one(run: Recording) -
     assert "Peaks of the steps with every allocation" in shown.stdout
 
 
-def test_at_every_edge_of_the_step_the_exact_total_is_what_the_driver_says(run: Recording) -> None:
+def test_exact_total_matches_the_driver(run: Recording) -> None:
+    """The exact total is what the driver says at every phase boundary of the step."""
     off_bytes = exact_less_drivers(run)
     print(off_bytes // MIB)
     assert len(off_bytes) >= 10

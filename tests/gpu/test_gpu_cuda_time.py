@@ -58,7 +58,8 @@ def test_a_pair_costs_the_host_microseconds(
 
 
 @pytest.mark.parametrize("size", [1024, 4096, 8192])
-def test_a_pair_is_as_long_as_the_kernels_inside_it(size: int, measured: tuple[DeviceTimes, list[DeviceSpan]]) -> None:
+def test_pair_is_as_long_as_its_kernels(size: int, measured: tuple[DeviceTimes, list[DeviceSpan]]) -> None:
+    """A pair of events is as long as the kernels inside it."""
     times, written = measured
     one, other = matrices(size)
     one @ other  # cuBLAS chooses its kernel
@@ -126,9 +127,10 @@ def test_the_host_does_not_wait_for_the_device(measured: tuple[DeviceTimes, list
     assert submitted_ns < (span.end_ns - span.start_ns) / 2
 
 
-def test_a_graph_can_be_captured_through_a_pair_and_one_pair_spans_a_replay(
+def test_pairs_work_with_cuda_graphs(
     measured: tuple[DeviceTimes, list[DeviceSpan]],
 ) -> None:
+    """A CUDA graph can be captured through a pair of events, and one pair spans a replay."""
     times, written = measured
     one, other = matrices(2048)
     stream = torch.cuda.Stream()
@@ -178,9 +180,10 @@ def profiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("name", SPANS)
-def test_every_span_of_a_step_is_as_long_as_the_kernels_that_were_launched_inside_it(
+def test_gpu_spans_match_their_kernels(
     name: str, profiled: tuple[int, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Every span of a step is as long as the kernels that were launched inside it."""
     ranks, said = profiled
     if SPANS[name][ranks - 1] == 0:
         pytest.skip("a single rank exchanges no shards")

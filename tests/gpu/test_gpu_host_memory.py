@@ -126,7 +126,8 @@ def without_owner(worker: Moments, moment: str) -> float:
     return worker.rows[moment][name] - worker.rows["nothing"][name]
 
 
-def test_shards_that_are_offloaded_are_pinned_by_exactly_their_bytes_if_they_were_to_be(worker: Moments) -> None:
+def test_offloaded_shards_are_pinned_if_asked(worker: Moments) -> None:
+    """Offloaded shards are pinned if they were meant to be, by exactly their bytes."""
     size_bytes = 4 * 1024 * 1024 * 4
     pageable, pinned = worker.rows["pageable"], worker.rows["pinned"]
     assert (pageable["actor.params_host_bytes"], pageable["actor.params_pinned_bytes"]) == (size_bytes, 0)
@@ -136,26 +137,32 @@ def test_shards_that_are_offloaded_are_pinned_by_exactly_their_bytes_if_they_wer
     assert without_owner(worker, "pageable") == without_owner(worker, "pinned") == 0
 
 
-def test_what_torch_keeps_of_pinned_memory_that_was_given_back_is_seen(worker: Moments) -> None:
+def test_torchs_pinned_cache_is_seen(worker: Moments) -> None:
+    """Pinned memory that torch keeps after it was given back is seen."""
     rows = worker.rows["kept by torch"]
     assert (rows["ref.params_host_bytes"], rows["ref.params_pinned_bytes"]) == (0, 0)
     assert without_owner(worker, "kept by torch") == 4 * 1024 * 1024 * 4
 
 
-def test_a_staged_bucket_was_pinned_where_it_lies_and_torch_has_none_of_it(worker: Moments) -> None:
+def test_staged_bucket_is_pinned_in_place(worker: Moments) -> None:
+    """A staged bucket is pinned where it lies, and torch has none of it."""
     rows = worker.rows["staged"]
     assert rows["weight_sync.bucket_host_bytes"] == rows["weight_sync.bucket_pinned_bytes"] == 8 * MIB
     assert without_owner(worker, "staged") == without_owner(worker, "kept by torch")
 
 
-def test_asking_what_is_pinned_takes_no_measurable_part_of_a_sample(worker: Moments) -> None:
-    """Of 200 to 300 µs: torch's count at each sample, a tensor only where it has moved."""
+def test_asking_what_is_pinned_is_cheap(worker: Moments) -> None:
+    """Asking what is pinned takes a small part of a sample's 200 to 300 µs.
+
+    torch is asked for its count at each sample, a tensor only where it has moved.
+    """
     asked = worker.args["asked"]
     assert asked["is_pinned_us"] < 10, asked
     assert asked["torch_us"] < 50, asked
 
 
-def test_a_copy_of_level_1_is_pinned_as_vllm_made_it_and_gone_when_it_wakes_up(tmp_path: Path) -> None:
+def test_level_1_copy_is_pinned_as_vllm_does(tmp_path: Path) -> None:
+    """The host's copy of a level-1 sleep is pinned as vLLM made it, and gone after the wake-up."""
     engine = Moments(tmp_path, ENGINE)
     asleep, awake = engine.rows["asleep"], engine.rows["awake"]
     pinned_bytes = 64 * MIB if engine.args["asleep"]["pins"] else 0

@@ -52,7 +52,8 @@ def read_spans(folder: Path) -> list[Span]:
     return sorted((event for event in process.events() if isinstance(event, Span)), key=lambda span: span.start_ns)
 
 
-def test_every_kernel_lies_inside_the_span_that_waited_for_it(spans: list[Span]) -> None:
+def test_kernels_lie_inside_their_spans(spans: list[Span]) -> None:
+    """Every kernel lies inside the span that waited for it."""
     hosts = [span for span in spans if span.name == "host"]
     kernels = [span for span in spans if span.name.startswith(KERNEL)]
     assert len(hosts) == TIMES + 2 and kernels
@@ -62,7 +63,8 @@ def test_every_kernel_lies_inside_the_span_that_waited_for_it(spans: list[Span])
         assert len(around) == 1 and around[0] in hosts[1:-1]
 
 
-def test_a_multiplication_is_nearly_all_of_the_span_around_it(spans: list[Span]) -> None:
+def test_multiplication_fills_its_span(spans: list[Span]) -> None:
+    """A multiplication takes nearly all of the span around it."""
     hosts = [span for span in spans if span.name == "host"][1:-1]
     kernels = [span for span in spans if span.name.startswith(KERNEL)]
     for host in hosts:

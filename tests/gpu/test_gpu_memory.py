@@ -268,13 +268,15 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> Moments:
     return found
 
 
-def test_the_ledgers_total_is_what_nvml_says_to_somebody_else(moments: Moments) -> None:
+def test_total_matches_independent_nvml(moments: Moments) -> None:
+    """The ledger's total is what NVML says to another process."""
     assert len(moments.witness) == 30
     for name, (used_bytes, witness_bytes) in moments.witness.items():
         assert used_bytes == pytest.approx(witness_bytes, abs=GRANULE_BYTES), name
 
 
-def test_models_gradients_and_optimizer_states_are_their_tensors(moments: Moments) -> None:
+def test_training_rows_match_their_tensors(moments: Moments) -> None:
+    """The rows of models, gradients and optimizer states are the bytes of their tensors."""
     size_bytes = 8 * 4096 * 4096 * 4
     rows = moments.rows["optimizer"]
     assert rows["actor.params"] == rows["actor.grads"] == size_bytes
@@ -292,24 +294,26 @@ def test_models_gradients_and_optimizer_states_are_their_tensors(moments: Moment
         ("a graph of 256 MiB", "512 MiB besides", {"rollout.activations": 512 * MIB}),
     ],
 )
-def test_what_is_planted_moves_its_row_by_exactly_that(
-    earlier: str, later: str, moved: dict[str, int], moments: Moments
-) -> None:
+def test_planted_bytes_move_their_row(earlier: str, later: str, moved: dict[str, int], moments: Moments) -> None:
+    """Planted bytes move their row by exactly their size."""
     assert moments.moved(earlier, later) == moved
 
 
-def test_a_graphs_memory_and_what_the_driver_takes_to_capture_it_are_the_graphs(moments: Moments) -> None:
+def test_graph_includes_its_capture(moments: Moments) -> None:
+    """A graph's row has its memory and what the driver takes to capture it."""
     moved = moments.moved("2 GiB of KV cache", "a graph of 256 MiB")
     assert list(moved) == ["rollout.graphs"]
     # The driver's part: 64 MiB on one machine, 70 on another.
     assert 256 * MIB < moved["rollout.graphs"] <= 384 * MIB
 
 
-def test_the_second_side_of_a_mapping_moves_nothing(moments: Moments) -> None:
+def test_second_mapping_moves_nothing(moments: Moments) -> None:
+    """Mapping the same memory a second time moves no row."""
     assert moments.moved("512 MiB besides", "mapped twice") == {}
 
 
-def test_a_pool_asleep_has_left_the_card_and_comes_back(moments: Moments) -> None:
+def test_sleeping_pool_leaves_and_comes_back(moments: Moments) -> None:
+    """A pool that sleeps leaves the GPU, and comes back when it wakes up."""
     gone = {"rollout.weights": -GIB, "rollout.kv_cache": -2 * GIB}
     assert moments.moved("mapped twice", "asleep") == gone
     assert moments.moved("mapped twice", "awake") == {}
@@ -334,8 +338,11 @@ def test_a_pool_asleep_has_left_the_card_and_comes_back(moments: Moments) -> Non
         ("rollout.activations", "awake", "unattributed"),
     ],
 )
-def test_a_hidden_source_has_no_owner_by_exactly_its_bytes(owner: str, before: str, row: str, moments: Moments) -> None:
-    """What torch's allocator handed out becomes unattributed, everything else unexplained, and no other row moves."""
+def test_hidden_source_shows_as_its_bytes(owner: str, before: str, row: str, moments: Moments) -> None:
+    """A hidden source shows as exactly its bytes without an owner.
+
+    What torch's allocator handed out becomes unattributed, everything else unaccounted, and no other row moves.
+    """
     size_bytes = moments.rows[before][owner]
     assert size_bytes > 100 * MIB, "nothing to hide"
     assert moments.moved(before, f"without {owner}") == {
@@ -441,7 +448,8 @@ LEAST_COMPARED = 20
 """Of some 60 edges: where memory has just moved, or is about to, two readings a millisecond apart do not agree."""
 
 
-def test_an_independent_sampler_reads_the_total_of_every_settled_edge(watched: Watched) -> None:
+def test_independent_sampler_reads_the_totals(watched: Watched) -> None:
+    """An independent sampler reads the ledger's total at every consistent phase boundary."""
     (found,) = ledgers(Observations(watched.recording)).items()
     ledger: Ledger = found[1]
     readings = readings_of(watched.readings, found[0].device or "")

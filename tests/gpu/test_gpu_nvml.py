@@ -37,7 +37,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return Recording.open(folder / "run")
 
 
-def test_the_bytes_the_work_and_the_power_of_a_busy_gpu_are_sampled(recording: Recording) -> None:
+def test_busy_gpu_is_sampled(recording: Recording) -> None:
+    """The bytes, the utilisation and the power of a busy GPU are sampled."""
     (host,) = summarize(recording).samples
     busy = max(host.gpus.values(), key=lambda counters: counters["gpu.utilisation_percent"].most)
     used = busy["gpu.used_bytes"]
@@ -46,7 +47,8 @@ def test_the_bytes_the_work_and_the_power_of_a_busy_gpu_are_sampled(recording: R
     assert busy["gpu.power_watts"].most > busy["gpu.power_watts"].least > 0
 
 
-def test_a_process_has_its_bytes_or_the_reason_why_they_are_unknown(recording: Recording) -> None:
+def test_process_has_bytes_or_a_reason(recording: Recording) -> None:
+    """A process has its bytes, or the reason why they are unknown."""
     (host,) = summarize(recording).samples
     named = [
         figures for gpu in host.gpus.values() for name, figures in gpu.items() if name == "gpu.process_bytes process"
@@ -55,7 +57,8 @@ def test_a_process_has_its_bytes_or_the_reason_why_they_are_unknown(recording: R
     assert reasons or any(figures.most >= HELD_BYTES for figures in named)
 
 
-def test_what_the_device_does_not_support_has_a_reason_and_no_counter(recording: Recording) -> None:
+def test_unsupported_counter_has_a_reason(recording: Recording) -> None:
+    """A counter that the device does not support has a reason and no samples."""
     (host,) = summarize(recording).samples
     for uuid, counters in host.gpus.items():
         for link in ("nvlink", "pcie"):
@@ -107,7 +110,8 @@ def without_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_without_nvml_rows_of_the_driver_are_unknown_with_the_reason_and_never_zero(without_nvml: Path) -> None:
+def test_without_nvml_driver_rows_are_unknown(without_nvml: Path) -> None:
+    """Without NVML, the driver's rows are unknown with the reason, and never zero."""
     (device,) = summarize(Recording.open(without_nvml)).memory
     assert device.device is not None and device.device.startswith("GPU-")
     assert device.residual is None, "without a total nothing is said to add up"
@@ -120,20 +124,23 @@ def test_without_nvml_rows_of_the_driver_are_unknown_with_the_reason_and_never_z
     assert not any(OF_DRIVER & set(rows) for rows in said)
 
 
-def test_without_nvml_what_torchs_allocator_knows_is_told_all_the_same(without_nvml: Path) -> None:
+def test_without_nvml_torchs_rows_are_there(without_nvml: Path) -> None:
+    """Without NVML, the rows that torch's allocator knows are there all the same."""
     (device,) = summarize(Recording.open(without_nvml)).memory
     assert device.at_peak_bytes["unattributed"] == pytest.approx(HELD_BYTES, abs=2 * MIB)
     assert device.at_peak_bytes["allocator.cached"] == pytest.approx(512 * MIB, abs=4 * MIB)
 
 
-def test_without_nvml_the_sampler_says_so_and_samples_the_host_alone(without_nvml: Path) -> None:
+def test_without_nvml_only_the_host_is_sampled(without_nvml: Path) -> None:
+    """Without NVML, the sampler says so and samples only the host."""
     summary: Summary = summarize(Recording.open(without_nvml))
     (host,) = summary.samples
     assert host.unavailable["gpu"] == NO_LIBRARY
     assert host.gpus == {}
 
 
-def test_without_nvml_the_summary_says_unknown_and_why(without_nvml: Path) -> None:
+def test_without_nvml_summary_says_why(without_nvml: Path) -> None:
+    """Without NVML, the summary says what is unknown, and why."""
     said = rltrace_("summary", str(without_nvml), COLUMNS="200").stdout
     assert f"unknown, {NO_LIBRARY}: " in said
     for owner in ("cuda.context", "free", "unaccounted"):

@@ -116,7 +116,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run_actor(tmp_path_factory.mktemp("killed"), "die")
 
 
-def test_each_time_is_told_once_whoever_asked_and_whether_somebody_caught_it(run: Run) -> None:
+def test_each_failure_is_told_once(run: Run) -> None:
+    """Each failure is told once, whoever asked for the memory and whether or not somebody caught the error."""
     assert run.returncode == 1, run.stderr[-3000:]
     assert run.stderr.count("OutOfMemoryError") >= 2, "of the engine and of the actor, as without rltrace"
     told = [(failure.asked_bytes, failure.process) for failure in run.summary.out_of_memory]
@@ -125,7 +126,8 @@ def test_each_time_is_told_once_whoever_asked_and_whether_somebody_caught_it(run
     assert len(actors) == 1 and told[1][1] not in actors
 
 
-def test_what_was_free_is_what_nvml_says_to_somebody_else(run: Run) -> None:
+def test_free_bytes_match_the_actors_nvml(run: Run) -> None:
+    """The free bytes are what NVML said to the actor just before it asked."""
     caught = run.summary.out_of_memory[0]
     assert caught.free_bytes == pytest.approx(run.asked().args["free_bytes"], abs=GRANULE_BYTES)
     assert caught.bound is not None and caught.bound.startswith(f"GPU {run.asked().args['uuid']} of ")
@@ -135,8 +137,11 @@ ACTORS_BYTES = 3 * GIB + UPDATES * UPDATE_BYTES
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_rows_are_of_all_processes_of_the_card_whoever_of_them_ran_out(place: int, run: Run) -> None:
-    """At the second time vLLM's allocator did, which has what it asked for on its list of segments."""
+def test_rows_cover_all_processes(place: int, run: Run) -> None:
+    """The rows are those of all processes of the GPU, whichever of them ran out of memory.
+
+    The second time it was vLLM's allocator, which has what it asked for on its list of segments.
+    """
     moment = run.summary.out_of_memory[place].moment
     assert moment is not None and moment.is_consistent
     assert moment.bytes["rollout.kv_cache"] == KV_CACHE_BYTES
@@ -144,13 +149,15 @@ def test_rows_are_of_all_processes_of_the_card_whoever_of_them_ran_out(place: in
     assert abs(moment.bytes["unaccounted"]) < 256 * MIB
 
 
-def test_of_a_process_that_is_gone_by_then_nothing_is_told(run: Run) -> None:
+def test_gone_process_has_no_rows(run: Run) -> None:
+    """A process that is gone by then has no bytes in the rows."""
     moment = run.summary.out_of_memory[2].moment
     assert moment is not None and moment.bytes.get("rollout.kv_cache", 0) == 0
     assert moment.bytes["unattributed"] == pytest.approx(ACTORS_BYTES, abs=GRANULE_BYTES)
 
 
-def test_the_ledger_of_that_moment_survives_a_kill_directly_behind_it(killed: Run) -> None:
+def test_ledger_survives_a_kill_right_after(killed: Run) -> None:
+    """The ledger of that moment survives a kill right after it."""
     assert killed.returncode == 128 + signal.SIGKILL, killed.stderr[-3000:]
     (failure,) = killed.summary.out_of_memory
     assert (failure.process, failure.asked_bytes) == ("rank 0 worker", TOO_MUCH)
@@ -160,7 +167,8 @@ def test_the_ledger_of_that_moment_survives_a_kill_directly_behind_it(killed: Ru
     assert failure.moment.bytes["unattributed"] == pytest.approx(ACTORS_BYTES, abs=GRANULE_BYTES)
 
 
-def test_the_last_half_minute_before_the_kill_has_every_edge(killed: Run) -> None:
+def test_last_half_minute_has_every_boundary(killed: Run) -> None:
+    """The last half minute before the kill has every phase boundary."""
     (failure,) = killed.summary.out_of_memory
     assert failure.before[-1].at_seconds - failure.before[0].at_seconds <= 30
     held = np.array([moment.bytes["unattributed"] for moment in failure.before])
@@ -170,7 +178,8 @@ def test_the_last_half_minute_before_the_kill_has_every_edge(killed: Run) -> Non
     assert len(np.unique(of_updates)) >= UPDATES
 
 
-def test_the_last_half_minute_before_the_kill_has_the_samplers_view_of_the_card(killed: Run) -> None:
+def test_last_half_minute_has_samplers_view(killed: Run) -> None:
+    """The last half minute before the kill has the sampler's view of the GPU."""
     seen = Observations(Recording.open(killed.folder))
     (failure,) = killed.summary.out_of_memory
     (sampler,) = [process for process in seen.processes if process.process.role == SAMPLER]
@@ -181,15 +190,19 @@ def test_the_last_half_minute_before_the_kill_has_the_samplers_view_of_the_card(
     assert last.max() - last.min() >= KV_CACHE_BYTES
 
 
-def test_the_summary_opens_with_it_and_with_the_rows_of_all(killed: Run) -> None:
+def test_summary_opens_with_the_failure(killed: Run) -> None:
+    """The summary opens with the failure and with the rows of all processes."""
     said = rltrace_("summary", str(killed.folder), COLUMNS="120").stdout
     assert "Out of memory: rank 0 worker asked for" in "\n".join(said.splitlines()[:12])
     opening = said[said.index("Out of memory: ") : said.index("Memory of rank 0")]
     assert "rollout.kv_cache" in opening and "unattributed" in opening
 
 
-def test_a_kv_cache_that_has_no_room_beside_the_actor_is_told_with_everybodys_bytes(tmp_path: Path) -> None:
-    """Of 139 GiB the engine takes 90 %; the optimizer of two billion parameters comes after it has measured."""
+def test_kv_cache_without_room_is_told(tmp_path: Path) -> None:
+    """A KV cache that has no room beside the actor is told with everybody's bytes.
+
+    Of 139 GiB the engine takes 90 %; the optimizer of two billion parameters comes after it has measured.
+    """
     model = {"hidden_size": 2048, "num_hidden_layers": 32, "intermediate_size": 8192}
     rollout = {"gpu_memory_utilization": 0.9, "enforce_eager": True}
     done = reference_run(tmp_path, ranks=1, steps=2, model=model, rollout=rollout)

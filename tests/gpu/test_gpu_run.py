@@ -42,14 +42,16 @@ def run(folder: Path, ranks: int, **changes: dict[str, object]) -> list[dict[str
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_vllm_samples_from_the_weights_that_were_synced(variant: str, tmp_path: Path) -> None:
+def test_vllm_samples_from_synced_weights(variant: str, tmp_path: Path) -> None:
+    """vLLM samples from the weights that were synced."""
     records = run(tmp_path, GPUS[-1], rollout=VARIANTS[variant])
     assert len(records) == 3
     # Of a stale or garbled engine the log-probs of its samples are off by whole units.
     assert all(record["logprob_abs_diff_max"] < 0.1 for record in records)
 
 
-def test_an_offloaded_actor_learns_what_a_resident_one_learns(tmp_path: Path) -> None:
+def test_offloaded_actor_learns_the_same(tmp_path: Path) -> None:
+    """An offloaded actor learns what a resident one learns."""
     folders = tmp_path / "resident", tmp_path / "offloaded"
     for folder in folders:
         folder.mkdir()
@@ -61,7 +63,8 @@ def test_an_offloaded_actor_learns_what_a_resident_one_learns(tmp_path: Path) ->
     )
 
 
-def test_actor_and_engine_of_every_rank_have_the_checkpoint(tmp_path: Path) -> None:
+def test_every_rank_loads_the_checkpoint(tmp_path: Path) -> None:
+    """The actor and the engine of every rank load the checkpoint."""
     config, folder = yaml.safe_load(EXAMPLE.read_text()), str(tmp_path / "checkpoint")
     save_one_that_always_ends(ModelConfig(**config["model"], tie_word_embeddings=False), folder)
     model = {"path": folder, "tie_word_embeddings": False}
@@ -83,7 +86,8 @@ def save_one_that_always_ends(config: ModelConfig, folder: str) -> None:
     model.save_pretrained(folder)
 
 
-def test_more_ranks_than_gpus_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
+    """More ranks than GPUs are refused before anything starts."""
     file = tmp_path / "many.yaml"
     file.write_text("{device: cuda, ranks: 16, task: {prompts: 32}}")
     done = subprocess.run(
@@ -97,7 +101,8 @@ def test_more_ranks_than_gpus_are_refused_before_anything_starts(tmp_path: Path)
 
 
 @pytest.mark.in_this_process
-def test_a_gpu_in_use_is_refused_and_its_user_named(tmp_path: Path) -> None:
+def test_gpu_in_use_is_refused(tmp_path: Path) -> None:
+    """A GPU in use is refused in one line, which says how much of it is taken."""
     taken = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
     file = tmp_path / "run.yaml"
     file.write_text("{device: cuda, ranks: 1}")

@@ -100,7 +100,8 @@ def test_it_sleeps_and_wakes_by_tag(traced):
     )
 
 
-def test_what_is_unmapped_is_mapped_again_to_the_byte(traced):
+def test_unmapped_bytes_are_mapped_again(traced):
+    """What is unmapped is mapped again, to the byte."""
     parameters, recording = traced
     moved = {name: [span.args["tags"] for span in spans_of(recording, name)] for name in ("cumem.unmap", "cumem.map")}
     first = {tag: size for tags in moved["cumem.unmap"][:2] for tag, size in tags.items()}
@@ -123,7 +124,8 @@ def test_an_update_is_loaded_whole(traced):
     assert [load.args["bytes"] for load in loads] == [2 * parameters] * STEPS
 
 
-def test_weights_and_cache_are_owners_that_come_and_go(traced):
+def test_weights_and_kv_cache_come_and_go(traced):
+    """Weights and KV cache are owners whose bytes come and go."""
     _, recording = traced
     held = {"rollout.weights_bytes": [], "rollout.kv_cache_bytes": []}
     for event in scheduler_of(recording).events():
@@ -187,7 +189,8 @@ if __name__ == "__main__":
 """
 
 
-def test_an_adapter_by_itself_is_an_update_with_its_bytes(tmp_path):
+def test_adapter_alone_is_an_update(tmp_path):
+    """An adapter that is loaded by itself is an update with its bytes."""
     _, recording = trace(tmp_path, ADAPTER)
     (load,) = spans_of(recording, "weight_sync.load")
     layers, heads, hidden = 4, 4 * 64, 256

@@ -142,7 +142,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return found
 
 
-def test_a_good_sleep_frees_what_the_tags_held_and_the_driver_agrees(run: Run) -> None:
+def test_good_sleep_frees_its_tags(run: Run) -> None:
+    """A good sleep frees what its tags held, and the driver agrees."""
     sleep = run.move(0, "rollout.sleep")
     assert (sleep.verdict, sleep.reason, sleep.level) == ("ok", "", 2)
     assert sleep.expected_bytes == sleep.moved_bytes
@@ -161,7 +162,8 @@ def test_waking_up_takes_what_sleeping_gave_back(run: Run) -> None:
         assert wake.changed_bytes == pytest.approx(slept[tag], abs=SLACK_BYTES)
 
 
-def test_a_sleep_while_partly_awake_does_nothing_and_is_named_with_what_stayed(run: Run) -> None:
+def test_sleep_while_partly_awake_is_named(run: Run) -> None:
+    """A sleep of a partly awake engine does nothing, and is named with what stayed."""
     sleep = run.move(1, "rollout.sleep")
     assert (sleep.verdict, sleep.moved_bytes) == ("partly awake", {})
     weights_bytes = run.move(0, "rollout.sleep").moved_bytes["weights"]
@@ -171,8 +173,11 @@ def test_a_sleep_while_partly_awake_does_nothing_and_is_named_with_what_stayed(r
     assert run.move(2, "rollout.sleep").verdict == "ok", "once both are awake it sleeps"
 
 
-def test_a_sleep_that_frees_nothing_is_named_whatever_the_engine_says(run: Run) -> None:
-    """The engine unmapped all, and by its own account none is left; somebody else's handles keep the memory."""
+def test_sleep_that_frees_nothing_is_named(run: Run) -> None:
+    """A sleep that frees nothing is named, whatever the engine says.
+
+    The engine unmapped all, and by its own account none is left; somebody else's handles keep the memory.
+    """
     sleep = run.move(3, "rollout.sleep")
     assert sleep.verdict == "freed nothing"
     assert sleep.moved_bytes == sleep.expected_bytes == run.move(0, "rollout.sleep").moved_bytes
@@ -182,7 +187,8 @@ def test_a_sleep_that_frees_nothing_is_named_whatever_the_engine_says(run: Run) 
     assert sleep.changed_bytes == pytest.approx(0, abs=SLACK_BYTES)
 
 
-def test_a_leak_that_grows_with_each_sleep_is_named_with_its_owner_and_its_rate(run: Run) -> None:
+def test_leak_is_named(run: Run) -> None:
+    """A leak that grows with each sleep is named, with its owner and its rate."""
     slept = [run.move(step, "rollout.sleep").verdict for step in range(4, 4 + LEAKING_SLEEPS)]
     assert slept == ["ok"] * LEAKING_SLEEPS, "no sleep of them is wrong by itself"
     (leak,) = run.summary.leaks
@@ -200,14 +206,16 @@ def failure_of(run: Run) -> OutOfMemory:
     return run.summary.out_of_memory[0]
 
 
-def test_a_wake_up_whose_room_was_not_there_is_named(run: Run) -> None:
+def test_wake_up_without_room_is_named(run: Run) -> None:
+    """A wake-up that finds no room is named."""
     assert run.move(13, "rollout.wake_weights").verdict == "ok"
     wake = run.move(13, "rollout.wake_kv_cache")
     assert (wake.verdict, wake.moved_bytes) == ("no room", {})
     assert "kv_cache failed after" in wake.reason
 
 
-def test_what_vllms_allocator_asked_for_and_who_held_the_card_survive_the_kill_behind_it(run: Run) -> None:
+def test_failed_wake_up_survives_the_kill(run: Run) -> None:
+    """What vLLM's allocator asked for, and who held the GPU, survive the kill that follows."""
     failure = failure_of(run)
     assert run.returncode == 128 + signal.SIGKILL, run.stderr
     assert failure.process == "rank 0 engine"
@@ -222,7 +230,8 @@ def test_what_vllms_allocator_asked_for_and_who_held_the_card_survive_the_kill_b
     assert "KV cache" in failure.changes[0]
 
 
-def test_the_last_half_minute_before_the_kill_is_there(run: Run) -> None:
+def test_last_half_minute_is_there(run: Run) -> None:
+    """The last half minute before the kill is there."""
     before = failure_of(run).before
     assert len(before) >= 2 * LEAKING_SLEEPS, "each of the last sleeps has two edges"
     assert before[-1].at_seconds - before[0].at_seconds <= 30
@@ -233,10 +242,13 @@ def test_the_last_half_minute_before_the_kill_is_there(run: Run) -> None:
 # ---- expandable segments ----------------------------------------------------------------------------------------
 
 
-def test_with_expandable_segments_vllm_keeps_its_pools_out_of_them_and_its_sleep_frees_what_it_says(
+def test_sleep_with_expandable_segments(
     tmp_path: Path,
 ) -> None:
-    """0.24 and 0.26 switch them off around their pools; a sleep that freed nothing would be named as the one above."""
+    """With expandable segments, vLLM keeps its pools out of them, and its sleep frees what it says.
+
+    0.24 and 0.26 switch them off around their pools; a sleep that freed nothing would be named as the one above.
+    """
     segments = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     run = run_engine(tmp_path, "step(0)\nmanager.rollout.close()\n", "eager", **segments)
     assert run.returncode == 0, run.stderr

@@ -143,7 +143,8 @@ def test_every_boundary_adds_up(run: Run) -> None:
     assert device.residual.inconsistent_boundaries <= 0.05 * device.residual.boundaries
 
 
-def test_every_model_has_its_owner_from_the_engines_start_up_on(run: Run) -> None:
+def test_models_have_owners_from_start_up(run: Run) -> None:
+    """Every model has its owner from the engine's start-up on."""
     (device,) = run.summary.memory
     for name, size in run.said["sizes"].items():
         peak = device.owner_peaks.get(f"{name}.params")
@@ -154,8 +155,11 @@ def test_every_model_has_its_owner_from_the_engines_start_up_on(run: Run) -> Non
     assert device.owner_peaks["rollout.activations"].bytes < GIB
 
 
-def test_gradients_activations_and_the_peak_are_inside_the_update(run: Run) -> None:
-    """Adapters have few gradients; activations are of the whole model."""
+def test_peaks_lie_inside_the_update(run: Run) -> None:
+    """The peaks of gradients and activations lie inside the update.
+
+    Adapters have few gradients; activations are of the whole model.
+    """
     (device,) = run.summary.memory
     for owner, least_bytes in (("actor.activations", 256 * MIB), ("actor.grads", MIB if run.adapters else GIB)):
         peak = device.owner_peaks[owner]
@@ -171,7 +175,8 @@ def test_steps_abut(run: Run) -> None:
         assert step.end_ns is not None and following.start_ns - step.end_ns < 1_000_000
 
 
-def test_waking_up_and_sleeping_have_bytes_and_verdicts(run: Run) -> None:
+def test_sleeps_have_bytes_and_verdicts(run: Run) -> None:
+    """Every sleep and every wake-up has its bytes and its verdict."""
     sleeps = run.summary.sleeps
     names = [sleep.name for sleep in sleeps]
     assert names == ["rollout.sleep", *["rollout.wake_weights", "rollout.wake_kv_cache", "rollout.sleep"] * STEPS]
@@ -190,8 +195,11 @@ def test_a_sync_is_divided_into_stages(run: Run) -> None:
         assert together == pytest.approx(sync.seconds, rel=0.001)
 
 
-def test_the_optimizer_takes_as_long_as_cuda_events_say(run: Run) -> None:
-    """In whatever step of the program the GPU ends it: the mean of the steady steps."""
+def test_optimizer_time_matches_cuda_events(run: Run) -> None:
+    """The optimizer takes as long as CUDA events say, in the mean of the steady steps.
+
+    It counts in whatever step of the program the GPU ends it.
+    """
     (found,) = [work for work in run.summary.gpu_work if (work.work, work.phase) == ("optimizer.step", None)]
     said_s = sum(run.said["optimizer_ms"][1:]) / (STEPS - 1) / 1e3
     print(found.seconds, said_s)

@@ -79,7 +79,8 @@ def test_every_phase_is_on_every_rank(traced, has_critic):
     assert phases == dict.fromkeys(range(GPUS), expected)
 
 
-def test_buckets_add_up_to_the_model_and_each_is_loaded(traced):
+def test_buckets_add_up_to_the_model(traced):
+    """The buckets add up to the model, and each is loaded."""
     parameters, recording, _ = traced
     spans = verl_run.Spans.of(recording)
     assert len(spans.transfers) == GPUS * (STEPS + 1)  # to every rank's engine, once before the first step

@@ -85,7 +85,8 @@ def test_every_sync_arrives_in_the_other_process(transport: str) -> None:
                 assert held == {name: float(weight.bfloat16().double().sum()) for name, weight in sent.items()}
 
 
-def test_a_parameter_that_was_not_updated_is_named() -> None:
+def test_stale_parameter_is_named() -> None:
+    """A parameter that was not updated is named."""
     with engine("cuda_ipc", stale="norm") as channel:
         sender = Sender(channel, BUCKET_BYTES, "s", device.transport("cuda_ipc"))
         with pytest.raises(RunError, match=r"norm did not arrive in the engine of rank 0: checksum [0-9a-f]{16} sent"):
@@ -104,7 +105,8 @@ def test_freed_buckets_leave_no_gpu_memory_behind() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
 @pytest.mark.parametrize("count", [1, 1000, 3_000_001])
-def test_the_kernel_takes_the_checksum_that_the_cpu_takes(dtype: torch.dtype, count: int) -> None:
+def test_kernel_and_cpu_checksums_agree(dtype: torch.dtype, count: int) -> None:
+    """The kernel computes the checksum that the CPU computes."""
     words = torch.randint(-(2**15), 2**15, (count,), device="cuda").to(dtype)
     values = torch.zeros(2, dtype=torch.int64, device="cuda")
     pieces = [Piece(1, 0, words[: count // 2]), Piece(1, count // 2, words[count // 2 :])]
