@@ -139,7 +139,8 @@ def test_a_hook_has_the_face_of_what_it_wraps(release, exercised):
 
 
 @every_release
-def test_verls_own_code_runs_to_its_end_under_the_hooks(release, exercised):
+def test_verls_code_runs_under_the_hooks(release, exercised):
+    """verl's own code runs to its end under the hooks."""
     found = exercised(release).found
     assert found["errors"] == {}
     called = {target.rpartition(".")[2].rpartition(":")[2] for target in found["called"]}
@@ -147,7 +148,8 @@ def test_verls_own_code_runs_to_its_end_under_the_hooks(release, exercised):
 
 
 @every_release
-def test_the_other_hooked_functions_raise_what_they_raise_without_us(release, exercised):
+def test_hooked_functions_raise_the_same(release, exercised):
+    """The other hooked functions raise what they raise without hooks."""
     found = exercised(release).found
     differing = {target: pair for target, pair in found["raised"].items() if pair[0] != pair[1]}
     assert differing == {}
@@ -179,8 +181,11 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 5], ids=lambda release: release.version)
-def test_every_agent_loop_of_a_configuration_is_one_span(release, exercised):
-    """Of the user's own class too, and one span where its `run` calls that of verl's class, hooked before or not."""
+def test_each_agent_loop_is_one_span(release, exercised):
+    """Each agent loop of a configuration is one span, also that of the user's own class.
+
+    It is one span even where its `run` calls that of verl's class, hooked before or not.
+    """
     run = exercised(release)
     asked = run.named("agent loop of a configuration")
     inside = [[loop.args["loop"] for loop in run.named("agent_loop.run") if lies_in(loop, mark)] for mark in asked]
@@ -209,7 +214,8 @@ def test_every_place_of_the_table_has_an_outcome(release, exercised):
 
 
 @every_release
-def test_the_driver_says_step_reward_and_advantage(release, exercised):
+def test_driver_has_step_reward_and_advantage(release, exercised):
+    """The driver has its step, its reward and its advantage."""
     run = exercised(release)
     (step,) = run.named("step")  # and no span for verl's other timers
     assert step.args == {"step": 7}
@@ -240,7 +246,8 @@ def test_an_update_is_divided_into_micro_batches(release, exercised):
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 6], ids=lambda release: release.version)
-def test_every_parameter_that_a_sharding_manager_gathers_says_its_bytes(release, exercised):
+def test_gathered_parameters_have_bytes(release, exercised):
+    """Every parameter that a sharding manager gathers has its bytes."""
     run = exercised(release)
     gathered = [span.args["bytes"] for span in run.named("weight_sync.gather") if "bytes" in span.args]
     assert gathered == [128, 32, 128, 16]
@@ -262,7 +269,8 @@ def switch_of(run):
 
 
 @buckets_in
-def test_the_phases_of_a_rank_have_the_names_of_every_recording(release, exercised):
+def test_phases_have_their_usual_names(release, exercised):
+    """The phases of a rank have the names that they have in every Recording."""
     run = exercised(release)
     names = ("actor.old_log_prob", "ref.log_prob", "actor.update")
     phases = [(span.name, span.args) for span in run.spans if span.name in names and "error" not in span.args]
@@ -275,7 +283,8 @@ def test_the_phases_of_a_rank_have_the_names_of_every_recording(release, exercis
 
 
 @every_release
-def test_a_critics_values_and_its_update_are_phases_of_their_own(release, exercised):
+def test_critic_has_phases_of_its_own(release, exercised):
+    """A critic's values and its update are phases of their own."""
     run = exercised(release)
     phases = [
         span for span in run.spans if span.name in ("critic.values", "critic.update") and "error" not in span.args
@@ -295,7 +304,8 @@ def test_a_critics_values_and_its_update_are_phases_of_their_own(release, exerci
 
 
 @buckets_in
-def test_a_micro_batch_says_what_is_around_the_models_forward(release, exercised):
+def test_micro_batch_shows_its_parts(release, exercised):
+    """A micro-batch shows what surrounds the model's forward: inputs, log-probs and loss."""
     run = exercised(release)
     (update,) = run.named("actor.update")
     of_engine = [s for s in run.named("actor.micro_batch") if update.start_ns <= s.start_ns < update.end_ns]
@@ -312,15 +322,21 @@ def test_a_micro_batch_says_what_is_around_the_models_forward(release, exercised
 
 
 @every_release
-def test_log_probs_are_made_of_the_logits_of_every_micro_batch(release, exercised):
-    """Two of an update, and of the releases with an engine's phases two of each of their four log-probs."""
+def test_every_micro_batch_has_log_probs(release, exercised):
+    """Every micro-batch has a span in which its log-probs are computed from the logits.
+
+    An update has two, and in releases with an engine's phases each of their four log-probs has two.
+    """
     made = exercised(release).named("micro_batch.log_probs")
     assert len(made) == 2 * (release.line <= 7) + 2 * 5 * (release.line >= 7) + 2 * 2 * (release.line >= 8)
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 8], ids=lambda r: r.version)
-def test_a_loss_of_distillation_is_said_and_its_part_on_the_logits_too(release, exercised):
-    """Of the last two updates: by a teacher's log-probs of each token, then of the two likeliest ones."""
+def test_distillation_loss_has_two_parts(release, exercised):
+    """A distillation loss is a span, and so is its part on the logits.
+
+    The last two updates have one: by a teacher's log-probs of each token, then of the two likeliest ones.
+    """
     run = exercised(release)
     parts = {"micro_batch.log_probs", "micro_batch.loss"}
     spans = [span for span in run.spans if span.name in parts and "error" not in span.args]
@@ -337,14 +353,16 @@ def test_a_loss_of_distillation_is_said_and_its_part_on_the_logits_too(release, 
 
 
 @buckets_in
-def test_a_switch_is_weight_sync_but_for_the_waking(release, exercised):
+def test_switch_is_weight_sync_and_waking(release, exercised):
+    """A switch is weight sync, except for the waking."""
     run = exercised(release)
     assert switch_of(run) == PHASES_OF_A_SWITCH
     assert next(s.args["tags"] for s in run.named("rollout.wake_weights")) == ["weights"]
 
 
 @buckets_in
-def test_buckets_add_up_to_what_was_gathered_and_to_what_was_loaded(release, exercised):
+def test_buckets_match_gathered_and_loaded(release, exercised):
+    """The buckets add up to what was gathered and to what was loaded."""
     run = exercised(release)
     gathered = {s.args["tensor"]: s.args["bytes"] for s in run.named("weight_sync.gather") if "tensor" in s.args}
     assert gathered == {"embedding": 800_000, "norm": 14, "head": 800_000, "bias": 60}
@@ -356,7 +374,8 @@ def test_buckets_add_up_to_what_was_gathered_and_to_what_was_loaded(release, exe
 
 
 @buckets_in
-def test_an_arrow_leads_from_each_bucket_sent_to_the_bucket_loaded(release, exercised):
+def test_arrows_join_sent_and_loaded_buckets(release, exercised):
+    """An arrow leads from each bucket that is sent to the bucket that is loaded."""
     run = exercised(release)
     leaving = [key for span in run.named("weight_sync.send") for key in span.flows_out]
     arriving = [key for span in run.named("weight_sync.load") for key in span.flows_in]
@@ -370,14 +389,16 @@ on_sglang = pytest.mark.parametrize("release", [r for r in RELEASES if r.line >=
 
 
 @on_sglang
-def test_an_engine_of_sglang_is_woken_by_tag_and_put_to_sleep(release, exercised):
+def test_sglang_is_woken_by_tag(release, exercised):
+    """An engine of SGLang is woken by tag and put to sleep."""
     names = ("rollout.wake_weights", "rollout.wake_kv_cache", "rollout.sleep")
     said = [(span.name, span.args.get("tags")) for span in exercised(release).switch_to_sglang if span.name in names]
     assert said == list(zip(names, (["weights"], ["kv_cache"], None), strict=True))
 
 
 @on_sglang
-def test_a_bucket_for_sglang_is_gathered_sent_and_waited_for(release, exercised):
+def test_sglang_bucket_is_sent_and_awaited(release, exercised):
+    """A bucket for SGLang is gathered, sent and waited for."""
     spans = exercised(release).switch_to_sglang
     gathered = {
         s.args["tensor"]: s.args["bytes"] for s in spans if s.name == "weight_sync.gather" and "tensor" in s.args
@@ -394,7 +415,8 @@ def test_a_bucket_for_sglang_is_gathered_sent_and_waited_for(release, exercised)
 
 
 @pytest.mark.parametrize("release", [r for r in RELEASES if r.line >= 8], ids=lambda r: r.version)
-def test_an_adapter_for_sglang_is_waited_for_and_its_arrow_leaves_there(release, exercised):
+def test_sglang_adapter_is_awaited(release, exercised):
+    """An adapter for SGLang is waited for, and its arrow leaves from that wait."""
     (wait,) = exercised(release).adapter_for_sglang
     assert (wait.name, wait.flows_out) == ("weight_sync.wait", (f"bucket:{wait.args['bucket']}",))
 
@@ -443,8 +465,8 @@ def dispatching():
 dispatching_release = pytest.mark.parametrize("release", dispatching(), ids=lambda release: release.version)
 
 
-def test_releases_that_dispatch_alike_are_called_once():
-    """`make test-verl` calls all of them."""
+def test_like_dispatch_is_called_once():
+    """Releases that dispatch alike are called once, and `make test-verl` calls all of them."""
     assert {RELEASES[0], RELEASES[-1]} <= set(dispatching()) <= set(RELEASES)
 
 
@@ -475,13 +497,15 @@ def dispatched(tmp_path_factory):
 
 
 @dispatching_release
-def test_a_worker_group_gives_what_it_gives_without_us(release, dispatched):
+def test_worker_group_returns_the_same(release, dispatched):
+    """A worker group returns what it returns without hooks."""
     lines = dispatched(release).out.splitlines()
     assert lines[-5:] == ["[10.0, 11.0, 12.0, 13.0]", "[0, 1]", "[5, 6]", "KeyError True", "tiny_add"]
 
 
 @dispatching_release
-def test_a_call_is_dispatched_executed_and_collected(release, dispatched):
+def test_call_has_three_parts(release, dispatched):
+    """A call is dispatched, executed and collected."""
     run = dispatched(release)
     parts = run.calls_of("tiny_add")
     assert [span.name for span in parts] == ["ray.dispatch", "ray.execute", "ray.collect"]
@@ -492,7 +516,8 @@ def test_a_call_is_dispatched_executed_and_collected(release, dispatched):
 
 
 @dispatching_release
-def test_a_call_that_raises_in_a_worker_is_ended_where_it_was(release, dispatched):
+def test_raising_call_ends_where_it_was(release, dispatched):
+    """A call that raises in a worker ends in the part where it was."""
     parts = dispatched(release).calls_of("tiny_fail")
     assert [(span.name, span.args.get("error")) for span in parts] == [
         ("ray.dispatch", None),
@@ -502,7 +527,8 @@ def test_a_call_that_raises_in_a_worker_is_ended_where_it_was(release, dispatche
 
 
 @dispatching_release
-def test_an_arrow_leads_from_each_dispatch_to_every_rank(release, dispatched):
+def test_dispatch_points_to_every_rank(release, dispatched):
+    """An arrow leads from each dispatch to every rank."""
     run = dispatched(release)
     (dispatch, execute, _) = run.calls_of("tiny_add")
     leaving = {
@@ -533,14 +559,16 @@ def test_workers_say_their_rank_and_their_device(release, dispatched):
 
 
 @dispatching_release
-def test_a_trainer_that_is_part_of_a_script_is_the_driver_and_numbers_its_steps(release, dispatched):
+def test_trainer_in_a_script_is_the_driver(release, dispatched):
+    """A trainer that is part of a script is the driver and numbers its steps."""
     (trainer,) = [process for process in dispatched(release).processes if process.name == "trainer"]
     steps = [event for event in trainer.events() if isinstance(event, Span) and event.name == "step"]
     assert (trainer.role, [step.args for step in steps]) == ("driver", [{"step": 5}, {"step": 6}])
 
 
 @pytest.mark.parametrize("release", [r for r in dispatching() if r.line >= 7], ids=lambda r: r.version)
-def test_the_driver_waits_for_a_sync_whether_it_awaits_it_or_not(release, dispatched):
+def test_driver_waits_for_sync(release, dispatched):
+    """The driver has a span that waits for a sync, whether it awaits the sync or not."""
     run = dispatched(release)
     (update,) = [span for span in run.spans if span.name == "trainer.update_weights"]
     dispatch = run.calls_of("tiny_update_weights")[0]
