@@ -91,7 +91,8 @@ def named(run, name):
     return [span for span in spans_of(run) if span.name == name]
 
 
-def test_tracing_does_not_change_what_sglang_answers(traced, bare):
+def test_tracing_keeps_sglangs_answers(traced, bare):
+    """Tracing does not change what SGLang answers."""
     assert result(traced.out) == bare
     assert bare["before"] == bare["again"] != bare["after"]  # the new weights came, and then the old ones
 
@@ -117,7 +118,8 @@ def test_every_token_is_of_a_batch(traced):
     assert {step.args["waiting"] for step in steps} == {0}
 
 
-def test_sleep_and_wake_up_are_phases_with_their_tags(traced):
+def test_sleeps_and_wake_ups_have_tags(traced):
+    """Sleep and wake-up are phases with their tags."""
     names = ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache")
     said = [(span.name, span.args["tags"]) for span in spans_of(traced) if span.name in names]
     tags = (["kv_cache", "weights"], ["weights"], ["kv_cache"])
@@ -138,7 +140,8 @@ def test_an_update_is_in_buckets_with_all_bytes(traced):
     assert not [event for process in elsewhere for event in process.events() if event.name == "weight_sync.load"]
 
 
-def test_every_hook_binds_keeps_its_face_and_is_undone(sglang_environment):
+def test_contracts_hold_for_real_sglang(sglang_environment):
+    """Every hook binds, keeps the face of what it wraps, and is undone."""
     done = run_contracts(sglang_environment, "sglang", **VARIABLES)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "skipped" not in done.stdout, done.stdout[-2000:]

@@ -55,7 +55,8 @@ def traced(trl_environment, tmp_path_factory):
     return trace(trl_environment, tmp_path_factory.mktemp("traced"), PROGRAM)
 
 
-def test_training_is_the_same_with_and_without_tracing(traced, trl_environment, tmp_path):
+def test_tracing_keeps_training_the_same(traced, trl_environment, tmp_path):
+    """Training is the same with and without tracing."""
     assert result(traced.out) == result_of_bare(trl_environment, tmp_path, PROGRAM)
 
 
@@ -71,13 +72,15 @@ def test_summary_shows_every_phase_of_every_step(traced):
         assert sum(seconds.values()) == pytest.approx(step.seconds)
 
 
-def test_the_reward_of_a_step_is_the_one_that_the_trainer_logs(traced):
+def test_reward_is_what_the_trainer_logs(traced):
+    """The reward of a step is the one that the trainer logs."""
     rewards = [step.reward_mean for step in summarize(traced.recording).steps if step.reward_mean is not None]
     assert rewards == pytest.approx(result(traced.out)[1])
     assert len(rewards) == 2  # one a batch
 
 
-def test_the_optimizer_and_the_micro_batches_lie_in_the_update(traced):
+def test_update_contains_its_parts(traced):
+    """The optimizer's steps and the micro-batches lie in the update."""
     updates = traced.spans("actor.update")
     for name, each in (("optimizer.step", 1), ("actor.micro_batch", 2)):
         spans = traced.spans(name)

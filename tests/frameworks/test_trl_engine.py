@@ -89,8 +89,11 @@ def traced(has_adapters, trl_environment, tmp_path_factory):
     return trace(trl_environment, tmp_path_factory.mktemp("traced"), source, **VARIABLES)
 
 
-def test_every_model_has_its_owner_before_the_engine_is_made(traced, has_adapters):
-    """With adapters there is no ref: the policy without them stands for it."""
+def test_models_have_owners_before_the_engine(traced, has_adapters):
+    """Every model has its owner before the engine is made.
+
+    With adapters there is no ref: the policy without them stands for it.
+    """
     said = result(traced.out)
     params = {f"{name}.params_host_bytes": size for name, size in said["sizes"].items() if size}
     assert set(params) == {
@@ -100,8 +103,11 @@ def test_every_model_has_its_owner_before_the_engine_is_made(traced, has_adapter
     assert {row: size for row, size in said["at_end"].items() if ".params" in row} == params
 
 
-def test_waking_up_syncing_and_sleeping_are_phases_that_do_not_overlap(traced):
-    """In the order of what was asked of the engine, which sleeps from its start-up on."""
+def test_engine_phases_do_not_overlap(traced):
+    """Waking up, syncing and sleeping are phases that do not overlap.
+
+    They are in the order of what was asked of the engine, which sleeps from its start-up on.
+    """
     asked = [call for call, *_ in result(traced.out)["calls"] if call != "load"]
     assert asked == ["sleep", *["wake_up", "wake_up", "sleep"] * STEPS]
     names = ("weight_sync", "rollout.wake_weights", "rollout.wake_kv_cache", "rollout.generate", "rollout.sleep")
@@ -143,7 +149,8 @@ def test_steps_abut(traced):
         )
 
 
-def test_the_hooks_on_optional_packages_keep_their_promises(trl_environment):
+def test_contracts_hold_for_optional_packages(trl_environment):
+    """Every hook on an optional package binds, keeps the face of what it wraps, and is undone."""
     done = run_contracts(trl_environment, "trl", **VARIABLES)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "skipped" not in done.stdout, done.stdout[-2000:]

@@ -60,12 +60,14 @@ def processes_by_role(run):
     return {process.role: process for process in run.recording.processes}
 
 
-def test_tracing_does_not_change_what_vllm_answers(traced, bare):
+def test_tracing_keeps_vllms_answers(traced, bare):
+    """Tracing does not change what vLLM answers."""
     assert result(traced.out)["tokens"] == bare["tokens"]
     assert [len(tokens) for tokens in bare["tokens"]] == [40] * 10
 
 
-def test_the_engine_steps_add_up_to_what_vllm_counted(traced):
+def test_engine_steps_match_vllms_metrics(traced):
+    """The engine's steps add up to what vLLM counted."""
     steps, metrics = traced.spans("engine.step"), result(traced.out)["metrics"]
     third = traced.spans("rollout.request")[2].start_ns
     fitting = [step for step in steps if step.start_ns < third]
@@ -82,7 +84,8 @@ def test_the_engine_steps_add_up_to_what_vllm_counted(traced):
     assert max(step.args["running"] + step.args["waiting"] for step in steps) == 8
 
 
-def test_every_request_is_there_from_the_queue_to_its_last_token(traced):
+def test_requests_are_whole(traced):
+    """Every request is there, from the queue to its last token."""
     requests, metrics = traced.spans("rollout.request"), result(traced.out)["metrics"]
     assert len(requests) == 10
     assert sum(request.args["tokens"] for request in requests) == metrics["vllm:generation_tokens"] == 10 * 40
@@ -94,12 +97,14 @@ def test_every_request_is_there_from_the_queue_to_its_last_token(traced):
         assert request.start_ns + request.args["queued_ns"] in {step.start_ns for step in steps}
 
 
-def test_steps_in_flight_at_once_are_on_different_lanes(traced):
+def test_steps_in_flight_have_own_lanes(traced):
+    """Steps that are in flight at the same time are on different lanes."""
     for step, following in zip(traced.spans("engine.step"), traced.spans("engine.step")[1:], strict=False):
         assert step.task != following.task or step.end_ns <= following.start_ns
 
 
-def test_the_engine_and_its_worker_are_traced_processes_of_the_program(traced):
+def test_engine_and_worker_are_traced(traced):
+    """The engine and its worker are traced processes of the program."""
     roles = processes_by_role(traced)
     assert {"engine", "engine_worker"} <= roles.keys()
     program = next(process for process in traced.recording.processes if process.key == roles["engine"].parent)
@@ -126,7 +131,8 @@ def targets_of(instrumentation):
     return patches.targets
 
 
-def test_every_hook_of_these_processes_is_installed(traced):
+def test_every_hook_is_installed(traced):
+    """Every hook of these processes is installed."""
     hooks = {target: hook for target, hook in traced.hooks().items() if hook["instrumentation"] == "vllm"}
     assert set(hooks) == set(targets_of(Vllm()))
     assert {(hook["state"], hook["reason"]) for hook in hooks.values()} == {("installed", None)}
@@ -157,7 +163,8 @@ UNDO = """
 """
 
 
-def test_hooks_bind_to_the_real_vllm_and_are_undone(vllm_environment, tmp_path):
+def test_hooks_bind_to_real_vllm(vllm_environment, tmp_path):
+    """The hooks bind to the real vLLM and are undone."""
     assert result(trace(vllm_environment, tmp_path, UNDO, **VARIABLES).out) == [len(targets_of(Vllm())), [], True]
 
 
