@@ -30,9 +30,9 @@ from rltrace.record import lifecycle, spans
 WORTH_NS = 5_000_000
 """Shorter collections, as of young objects while packages are imported, are not recorded."""
 TIMES = 4
-"""So many times are kept of each collection."""
+"""How many times are kept for each collection."""
 MOST_COLLECTIONS = 16_384
-"""Times of so many collections, the last ones, are kept until they are read."""
+"""The times of this many collections, the last ones, are kept until they are read."""
 
 
 class PythonGc:
@@ -42,7 +42,7 @@ class PythonGc:
     supports = ("Python >= 3.10",)
 
     def install(self, patches: PatchSet) -> None:
-        """Ask Python to tell when it collects."""
+        """Have Python report when it collects."""
         patches.use("gc:callbacks", watch_collections, (COLLECTION,))
 
 
@@ -90,7 +90,7 @@ def two_times(times_ns: deque[int]) -> Callable[[Any, Any], Any]:
 
 
 def each_collection(times_ns: deque[int]) -> Iterator[tuple[int, int]]:
-    """Take out the begin and the end of each collection: it was told of twice, each time with two times."""
+    """Take out the beginning and the end of each collection; each of them was reported with two times."""
     if len(times_ns) == times_ns.maxlen and is_collecting(times_ns):  # two of the first one's are gone
         return
     for _ in range(len(times_ns) // TIMES):  # others may come meanwhile, and are behind these

@@ -1,5 +1,5 @@
 """Ray: which process is a driver and which a worker, an arrow from each call of an actor's method or of a task to where
-it runs, who waits for results, and what arguments and results take to pack and unpack.
+it runs, who waits for results, and how long arguments and results take to pack and unpack.
 
 Both ends know the task's id, so nothing is added to the call's arguments (Ray's own OpenTelemetry hook adds one, which
 breaks streaming methods). Source read: Ray 2.41 and 2.60, ray/actor.py, ray/remote_function.py,
@@ -152,18 +152,18 @@ def _starts_cluster() -> bool:
 # ---- arguments and results --------------------------------------------------------------------------------------
 
 WORTH_NS = 100_000
-"""Most of what Ray packs is a key or a number, in 50 µs at most; what takes as long as this is a batch."""
+"""Most of what Ray packs is a key or a number and takes 50 µs at most; whatever takes as long as this is a batch."""
 
 
 def now(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
-    """Look at the clock."""
+    """Read the clock."""
     return clock.now_ns()
 
 
 def write_if_long(
     name: str, args_of: Callable[[Any], dict[str, int]], start_ns: int, result: Any, error: BaseException | None
 ) -> None:
-    """Write how long it took to pack or unpack, if that is long enough."""
+    """Write a span of the packing or unpacking if it took long enough."""
     end_ns = clock.now_ns()
     if error is None and end_ns - start_ns >= WORTH_NS:
         spans.automatic_span_at(name, start_ns, end_ns, **args_of(result))
@@ -183,12 +183,12 @@ def unpacked_args(unpacked: list[Any]) -> dict[str, int]:
 
 
 def get_args(_worker: Any, object_refs: list[Any], timeout: float | None = None, *_: Any, **__: Any) -> Any:
-    """Return how many results the caller waits for; one that only looks whether they are there waits for none."""
+    """Return how many results the caller waits for; None if it only looks whether they are there."""
     return None if timeout == 0 else {"objects": len(object_refs)}
 
 
 def wait_args(ray_waitables: Any = None, *, num_returns: int = 1, timeout: float | None = None, **_: Any) -> Any:
-    """Return how many results the caller waits for, and out of how many; Ray refuses what is no list."""
+    """Return how many results the caller waits for, and out of how many; Ray refuses anything but a list."""
     looks = timeout == 0 or not isinstance(ray_waitables, list)
     return None if looks else {"objects": num_returns, "of": len(ray_waitables)}
 
@@ -197,9 +197,9 @@ def wait_args(ray_waitables: Any = None, *, num_returns: int = 1, timeout: float
 
 
 def begin_submit(attribute: str, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Open the span that a call's arrow leaves from: the caller may have none of its own.
+    """Open the span that a call's arrow leaves from: the caller may have no span of its own.
 
-    The attribute names what is called; a task's function with the module that it is from, which is left out.
+    The attribute names what is called; the module in the name of a task's function is left out.
     """
     return spans.automatic_span("ray.submit", method=getattr(args[0], attribute).rpartition(".")[2]).__enter__()
 
@@ -230,7 +230,7 @@ def flow_key(task_id: str) -> str:
 
 
 def watch_executor(original: Function, hook: Hook) -> Function:
-    """Wrap the maker of executors: each executor that it makes is a span `ray.call`."""
+    """Wrap the maker of executors: each call of an executor from it is a span `ray.call`."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -262,7 +262,7 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
 
 
 def watch_tasks(original: Function, hook: Hook) -> Function:
-    """Wrap the loader of what a worker executes: each task's function that it returns is a span `ray.call`."""
+    """Wrap the loader of what a worker executes: each call of a task's function from it is a span `ray.call`."""
     watched: dict[Any, tuple[Any, Any]] = {}
 
     @functools.wraps(original)

@@ -1,8 +1,8 @@
 """torch_memory_saver, which SGLang sleeps with: memory given back and taken again, by tag.
 
 Source read: torch_memory_saver 0.0.10. Its library counts no bytes on CUDA: they are those of the torch pool that each
-tag allocates from. Up to 0.0.9 all tags share one pool, so that nobody can say what a tag holds: it is left out.
-Copies in the host's memory are its library's own, and pinned if the pool was asked for that (csrc/cpu_backup.h:
+tag allocates from. Up to 0.0.9 all tags share one pool, so nobody can say what a tag holds, and it is left out.
+Copies in the host's memory are its library's own, and are pinned if the pool was made so (csrc/cpu_backup.h:
 cudaMallocHost, or mmap).
 """
 
@@ -91,7 +91,7 @@ class Copies:
         """Keys of pools."""
 
     def __call__(self, asleep: Collection[str]) -> dict[str, OnHost]:
-        """Return the copies by tag, behind a pause or a resumption."""
+        """Return the copies by tag, after a pause or a resumption."""
         pools = {key: pool for key, pool in _memory_pools().items() if key[1]}
         kept = self._there if self._there and _is_retained() else set()
         self._there = {key for key in pools if key[0] in asleep or key in kept}

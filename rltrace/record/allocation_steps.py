@@ -51,7 +51,7 @@ def lines(folder: Path) -> list[str]:
 
 
 def merge(folder: Path, said: Iterable[str]) -> list[str]:
-    """Append what was said elsewhere and is not here; return all that is here then.
+    """Append what was said elsewhere and is missing here; return all that is here afterwards.
 
     Raises:
         OSError: as for `say`.

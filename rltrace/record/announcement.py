@@ -49,7 +49,7 @@ say_once, complain_once = functools.cache(say), functools.cache(complain)
 
 
 def announce(recording: Path, process_key: str) -> None:
-    """Say where a program records that traces itself, unless another process owns the run. Never raises.
+    """Say where a program that traces itself records, unless another process owns the run. Never raises.
 
     Args:
         recording: Folder of the Recording.

@@ -14,11 +14,11 @@ _MARK = ', "sum": "'
 """Precedes a checksum. Inside of a JSON string its quotes would be escaped."""
 
 _PART_BYTES = 64 * 1024
-"""How much is read at a time: what is in the processor's cache is summed twice as fast as memory."""
+"""How much is read at a time: data in the processor's cache is summed twice as fast as data in memory."""
 
 
 class Sum(NamedTuple):
-    """What a file was like when nobody could write to it any more."""
+    """Size and checksum of a file to which nobody writes any more."""
 
     size_bytes: int
     crc32: int

@@ -56,8 +56,7 @@ def spool(run_id: str) -> Path:
 
 
 def recording_variables() -> dict[str, str]:
-    """Return the variables that tell a process, even on another host, which Recording this process writes; maybe
-    none."""
+    """Return the variables, if any, that tell a process, even on another host, which Recording this process writes."""
     if DIR_VARIABLE not in os.environ:
         return {}
     told = {name: value for name, value in os.environ.items() if name.startswith("RLTRACE_")}

@@ -24,7 +24,7 @@ def traced(name: Any = None, /, **args: Any) -> Any:
         **args: Recorded with every call.
 
     Raises:
-        TypeError: the decorated object is no function, but for example a class or a property.
+        TypeError: the decorated object is not a function but, for example, a class or a property.
     """
     if name is None or isinstance(name, str):
         return lambda function: _traced(function, name, args)

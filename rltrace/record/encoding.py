@@ -28,7 +28,7 @@ def sayable(value: Any, encode: Callable[[Any], bytes]) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return how a value prints, cut to a length; its type if it does not print, as what is nested a thousand deep."""
+    """Return how a value prints, cut to a length; its type if it does not print, as a list a thousand deep does not."""
     try:
         text = str(value)
     except own_failure():

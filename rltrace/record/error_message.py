@@ -14,9 +14,9 @@ def error_args(error: BaseException) -> dict[str, Any]:
 
 
 def message_of(error: object) -> dict[str, Any]:
-    """The first line of an exception's message, with secrets redacted, as an argument of a span; none of an empty one.
+    """Return the first line of an exception's message, redacted, as an argument of a span; nothing if it is empty.
 
-    A tensor is not asked how it prints: that would wait for its GPU.
+    A tensor is not printed, because that would wait for its GPU.
     """
     if error is None or any(hasattr(type(arg), "__dlpack__") for arg in getattr(error, "args", ())):
         return {}

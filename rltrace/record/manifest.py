@@ -48,7 +48,7 @@ _NAMED_VALUE = re.compile(
     r"""(?P<name>[\w.-]+)(?P<between>["']?\s*[=:]\s*["']?)(?P<value>(?:(?:Basic|Bearer|Digest|Token)\s+)?[^\s"',;)}\]]+)"""
 )
 _ALSO_PROSE = frozenset({"key", "keys", "token"})
-"""Before a colon these are words of a sentence, as in `unexpected key: loss`, and no names of secrets."""
+"""Before a colon these are words of a sentence, as in `unexpected key: loss`, and not names of secrets."""
 REDACTED = "[redacted]"
 
 
@@ -99,8 +99,7 @@ def host_name() -> str:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON that can be read and printed everywhere: `?` replaces what is no text, as bytes in a command line may
-    be."""
+    """Return JSON that can be read and printed everywhere: `?` replaces bytes of a command line that are not text."""
     said = json.dumps(value, indent=indent, default=str)
     if "\\ud" in said:  # half of a pair without the other half, it may be; such a text is not often there
         plain = json.dumps(value, default=str, ensure_ascii=False).encode(errors="replace")
@@ -186,7 +185,7 @@ def redact_command(command: list[str]) -> list[str]:
 
 
 def redact_text(text: str) -> str:
-    """A sentence without the secrets in it: `api_key=X`, `'token': 'X'`, `Authorization: Bearer X`, `sk-X`."""
+    """Return a sentence without the secrets in it: `api_key=X`, `'token': 'X'`, `Authorization: Bearer X`, `sk-X`."""
     without_names = _NAMED_VALUE.sub(_redacted_value, text)
     return _SECRET_WORD.sub(REDACTED, _CREDENTIALS.sub(REDACTED, without_names))
 

@@ -82,7 +82,7 @@ class ProcessFolder:
             raise
 
     def show(self) -> None:
-        """Move it to where readers look; calling it again does nothing.
+        """Move the folder to where readers look; calling this again does nothing.
 
         Raises:
             OSError: it cannot be moved, or somebody has deleted it.
@@ -174,7 +174,7 @@ def key_of_opening(name: str) -> str:
 
 
 def pid_of(key: str) -> int | None:
-    """Return the pid of the process with a key; None if it is no key."""
+    """Return the pid of the process with a key; None if that is not a key."""
     *_, pid, _ = ("", "", *key.rsplit("-", 2))
     return int(pid) if pid.isdecimal() else None
 
@@ -239,7 +239,7 @@ _CONVERTED: dict[Any, Callable[[Any], Any]] = {
 
 
 def append_exit(folder: Path, *, end_ns: int, killed_by: int | None, was_stopped: bool) -> None:
-    """Append how a process ended that is gone without saying so. The process that watched it writes this.
+    """Append how a process ended that did not say so itself; the process that watched it calls this.
 
     Args:
         folder: Folder of the process.

@@ -46,7 +46,7 @@ class Segment:
         return 0 if self.map.closed else len(self.map) - self.map.tell()
 
     def has(self, record: bytes) -> bool:
-        """Return whether a record is in it."""
+        """Return whether the segment has a record."""
         return not self.map.closed and self.map.rfind(record, 0, self.map.tell()) >= 0
 
     def close(self) -> None:

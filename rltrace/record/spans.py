@@ -60,7 +60,7 @@ def is_recording() -> bool:
 
 
 def has_recorded() -> bool:
-    """Return whether it records now and has recorded an event."""
+    """Return whether this process records now and has recorded an event."""
     return _recorder is not None and _recorder.has_written
 
 
@@ -263,7 +263,7 @@ def span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
 
 
 def automatic_span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
-    """The same for a hook: readers tell what it makes from the program's own spans, whatever their names."""
+    """Make a span for a hook: readers tell it from the program's own spans, whatever their names."""
     return _NO_SPAN if _recorder is None else _make_automatic_span(name, 0, 0, args)
 
 
@@ -328,7 +328,7 @@ def span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: 
 
 
 def automatic_span_at(name: str, start_ns: int, end_ns: int, /, *, lane: int = 0, **args: Any) -> None:
-    """The same for a hook."""
+    """Record, for a hook, a span that is over, as `span_at` does for a program."""
     _write_finished((AUTOMATIC, name, lane, start_ns, end_ns, args, True), start_ns, end_ns, lane)
 
 

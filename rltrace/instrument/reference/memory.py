@@ -78,7 +78,7 @@ KERNELS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
 """The first call of each shape leaves what torch's libraries keep for the next: oneDNN's kernels and scratch memory."""
 
 GENERATE, ENGINE_STEP = f"{RUN}.engine.engine:Engine.generate", f"{RUN}.engine.engine:Engine._forward"
-"""The same of an engine, whose steps have new shapes all along: measured around all steps of a batch at once."""
+"""The same for an engine, whose steps keep having new shapes: all steps of a batch are measured at once."""
 
 
 class ReferenceMemory:
@@ -180,7 +180,7 @@ class Sampler:
 
 
 class Began(NamedTuple):
-    """What the sample behind a call needs to know of the sample before it."""
+    """What the sample after a call needs to know about the sample before it."""
 
     unnamed_bytes: int | None
     """The heap's bytes without an owner, where what libraries keep is measured."""
@@ -203,7 +203,7 @@ class SampledCalls:
         return Began(self._kernels.begin(args) if self._kernels is not None else None)
 
     def after(self, began: Began | None, _result: Any, error: BaseException | None) -> None:
-        """Sample behind a call; a process that ran out of memory says so first."""
+        """Sample after a call; a process that ran out of memory says so first."""
         if error is not None:
             self._sampler.ledger.out_of_memory(error)
         if began is None:
@@ -214,7 +214,7 @@ class SampledCalls:
 
 
 class FirstCalls:
-    """What libraries keep of a function's first call of each shape: measured where it comes into being, then frozen."""
+    """What libraries keep after a function's first call of each shape: it is measured where it arises, then frozen."""
 
     def __init__(self, ledger: ProcessLedger, shape_of: Callable[[tuple[Any, ...]], Any]) -> None:
         self._ledger = ledger
@@ -239,7 +239,7 @@ class FirstCalls:
 
 
 class FirstCallsInside(FirstCalls):
-    """The same of calls that are made inside of another one, which is what is measured."""
+    """The same for calls that are made inside another call, which is the one that is measured."""
 
     def begin(self, _args: tuple[Any, ...]) -> int | None:
         """Return the heap's bytes without an owner, before any of the calls."""
@@ -248,7 +248,7 @@ class FirstCallsInside(FirstCalls):
 
 
 class MicroBatch:
-    """What a forward leaves for its backward: what the heap grew meanwhile, of the largest in each phase."""
+    """What a forward leaves for its backward: the heap's growth in the largest forward of each phase."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -256,7 +256,7 @@ class MicroBatch:
         self._is_sampled = False
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int | None:
-        """Look before a forward and its backward."""
+        """Begin a micro-batch: decide whether it is sampled, and return what `FirstCalls.begin` returns."""
         self._is_sampled = self._sampler.ledger.has_heap and self._sampler.is_more("forward", args[1].tokens_BT.numel())
         return self._kernels.begin(args)
 
@@ -265,7 +265,7 @@ class MicroBatch:
         return self._sampler.ledger.unnamed_heap_bytes() if self._is_sampled else None
 
     def end_forward(self, unnamed_bytes: int | None, _result: Any, error: BaseException | None) -> None:
-        """Sample behind the forward: now there are the most activations."""
+        """Sample after the forward, when there are the most activations."""
         if unnamed_bytes is not None and error is None:
             self._sampler.ledger.sample(before_forward=unnamed_bytes)
 
@@ -284,7 +284,7 @@ class MicroBatch:
 class PolicyMemory:
     """Parameters of a sharded model as they lie on this rank, and what learning adds to them.
 
-    Counted anew when the first or the last of them has moved, or got its gradient: they move all at once.
+    They are counted again when the first or the last parameter has moved, or got its gradient: all move at once.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -363,7 +363,7 @@ class BucketMemory:
 
 
 class CudaBuckets:
-    """The shared buffers of a GPU, and where those are staged the host's memory behind them; counted at the sender."""
+    """The shared buffers of a GPU, and the host's memory behind them if they are staged; counted at the sender."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = weakref.ref(sender)

@@ -34,7 +34,7 @@ class Reference:
 
 
 def install_driver(patches: PatchSet) -> None:
-    """One call of all workers: dispatch, execute, collect."""
+    """Name the hooks on one call of all workers: dispatch, execute, collect."""
     group = f"{RUN}.worker_group:WorkerGroup"
     patches.span(f"{group}.dispatch", "ray.dispatch", lambda _self, method, *_, **__: {"method": method})
     patches.span(f"{group}.execute", "ray.execute", lambda _self, refs, *_, **__: {"calls": len(refs)})
@@ -45,7 +45,7 @@ def install_driver(patches: PatchSet) -> None:
 
 
 def install_worker(patches: PatchSet) -> None:
-    """The phases of a rank, and what lies inside the update."""
+    """Name the hooks on the phases of a rank, and on what lies inside the update."""
     worker = f"{RUN}.worker:Worker"
     patches.around(f"{worker}.__init__", identify_worker, nothing_after)
     patches.span(f"{worker}.old_log_prob", "actor.old_log_prob", batch_args)
@@ -107,7 +107,7 @@ def sync_stats(stats: Any, *_: Any) -> dict[str, Any]:
 
 
 def install_sender(patches: PatchSet) -> None:
-    """The stages of a bucket on its way."""
+    """Name the hooks on the stages of a bucket on its way."""
     sender = f"{RUN}.weight_sync:Sender"
     patches.span(f"{sender}.pack", "weight_sync.pack", bucket_args)
     patches.span(f"{sender}.gather", "weight_sync.gather", gather_args)
@@ -132,7 +132,7 @@ def bucket_args(_self: Any, bucket: Any, *_: Any) -> dict[str, Any]:
 
 
 def bucket_key(_self: Any, bucket: Any, *_: Any) -> str:
-    """The arrow from a bucket sent to the same bucket loaded."""
+    """Return the key of the arrow from a bucket sent to the same bucket loaded."""
     return flow_key(bucket.key)
 
 
@@ -140,7 +140,7 @@ def bucket_key(_self: Any, bucket: Any, *_: Any) -> str:
 
 
 def install_engine(patches: PatchSet) -> None:
-    """Start-up, steps and requests of an engine, and the mapping of its memory."""
+    """Name the hooks on an engine's start-up, steps and requests, and on the mapping of its memory."""
     engine = f"{RUN}.engine.engine:Engine"
     patches.around(f"{engine}.__init__", identify_engine, nothing_after)
     patches.around(f"{RUN}.engine.vllm_engine:VllmEngine.__init__", identify_engine, nothing_after)

@@ -7,13 +7,13 @@ from hashlib import blake2b
 from typing import Any
 
 REMEMBERED = 10_000
-"""Counting begins anew after so many buckets, on both sides alike."""
+"""Counting begins again after this many buckets, on both sides alike."""
 
 
 def handles_of(request: Any) -> bytes | str | None:
-    """What a request to the engine holds for the first of its ranks; None if it brings no tensors.
+    """Return what a request to the engine holds for the first of its ranks; None if it brings no tensors.
 
-    A list, or for all ranks alike, as adapters were sent until some release behind 0.5.12.
+    A request has a list by rank, or one value for all ranks, as for adapters until some release after 0.5.12.
     """
     handles = getattr(request, "serialized_named_tensors", None) or getattr(request, "serialized_tensors", None)
     return (handles[0] if isinstance(handles, list | tuple) else handles) or None

@@ -20,7 +20,7 @@ from rltrace.record import spans
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 UNWRAP = "_unwrap_tensor"
-"""Of the model runner, from some release behind 0.5.14 on of its weight updater: gives the tensor of a handle."""
+"""Gives the tensor of a handle: in the model runner's module, or its weight updater's since a release after 0.5.14."""
 LOAD_FLATTENED = "_update_weights_from_flattened_bucket"
 """A method of the class that loads: it gets one tensor that holds a bucket."""
 LOAD_ADAPTER = "load_lora_adapter_from_tensors"
@@ -55,7 +55,7 @@ class ControlRequests:
                 patches.around(f"{place}:{class_name}.{method}", count, nothing_after)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Open the span of a control request, telling of its boundary if it is a phase; other requests have none."""
+        """Open the span of a control request, and tell of the boundary of a phase; other requests have no span."""
         if not self.is_scheduler:
             return None
         request = argument("obj", 1, args, kwargs)
@@ -134,7 +134,7 @@ def source_of(request: str) -> str | None:
 
 
 def announced_bytes(request: Any) -> list[int]:
-    """Return the bytes of each tensor of a broadcast update, by the shapes and dtypes in its request; else none."""
+    """Return the bytes of each tensor of a broadcast update, by its request's shapes and dtypes, or an empty list."""
     import torch
 
     dtypes, shapes = getattr(request, "dtypes", None) or (), getattr(request, "shapes", None) or ()

@@ -67,7 +67,7 @@ class Sglang:
 
 
 def become_scheduler(requests: ControlRequests, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note that this process is a scheduler, and nothing else that hands requests on."""
+    """Note that this process is a scheduler: others have dispatchers too."""
     requests.is_scheduler = True
     identify_scheduler(args, kwargs)
 
@@ -75,7 +75,7 @@ def become_scheduler(requests: ControlRequests, args: tuple[Any, ...], kwargs: d
 def identify_scheduler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Say which of an engine's schedulers this process is, and on which of the GPUs that its server sees.
 
-    Its rank in the engine is none of the run's ranks. Of the parameters the last ones have moved.
+    Its rank in the engine is not one of the run's ranks. The last parameters differ between releases.
     """
     begins = inspect.signature(importlib.import_module(SCHEDULER).run_scheduler_process)
     known = begins.bind_partial(*args, **kwargs).arguments
@@ -95,7 +95,7 @@ def scheduler_name(server_args: Any, ranks: dict[str, Any]) -> str:
 
 
 def identify_detokenizer(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Say that this process makes text of tokens."""
+    """Say that this process turns tokens into text."""
     lifecycle.identify(name="detokenizer")
 
 
@@ -193,7 +193,7 @@ class Batches:
             is_idle(None, None, error)
 
     def _forget(self, key: int) -> None:
-        """Forget the batch with this id: it has ended where nobody looks."""
+        """Forget the batch with this id, which has ended unseen."""
         begun = self._begun.pop(key, None)
         if begun is not None:
             self._lanes.give_back(begun[2])
@@ -206,11 +206,11 @@ class Batches:
 
 
 IN_FLIGHT = 64
-"""Batches that are remembered: with pipeline parallelism what is processed is not the result that the batch gave."""
+"""How many batches are remembered: with pipeline parallelism, another result is processed than the batch gave."""
 
 
 def reference(result: Any) -> Callable[[], Any]:
-    """Return what gives a result without keeping it: its tensors are the engine's memory."""
+    """Return what gives a result without keeping it alive, for its tensors are the engine's memory."""
     try:
         return weakref.ref(result)
     except own_failure(TypeError):  # of a kind that knows no references; there are few of them at once
@@ -223,7 +223,7 @@ def running(scheduler: Any) -> Any:
 
 
 def batch_args(scheduler: Any, batch: Any) -> dict[str, Any]:
-    """Return how many requests run and wait, and the tokens: an extend batch's prompts, else one for each request."""
+    """Return how many requests run and wait, and the tokens: an extend batch's prompts, or else one per request."""
     running = batch.batch_size()
     is_extend = batch.forward_mode is not None and batch.forward_mode.is_extend()
     return {

@@ -17,7 +17,7 @@ class Verl:
     supports = ("verl >= 0.4.1, < 0.10",)
 
     def install(self, patches: PatchSet) -> None:
-        """Wait for verl: only then is it known which release it is. None of its parts is imported before that."""
+        """Wait until verl is imported: its release is known only then, and none of its parts is imported before."""
         patches.when_imported("verl", lambda _: name_hooks(patches))
 
 

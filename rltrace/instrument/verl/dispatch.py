@@ -27,19 +27,19 @@ class Call:
         self._open.open("ray.dispatch", method=method, blocking=blocking)
 
     def submitted(self, references: Any) -> None:
-        """The arguments are on their way; a blocking call waits from here on."""
+        """End the dispatch: the arguments are on their way, and a blocking call waits from here on."""
         self._open.set(calls=len(references) if isinstance(references, list) else 1)
         self._open.close()
         if self._blocking:
             self._open.open("ray.execute")
 
     def arrived(self) -> None:
-        """The results are here, or those who promise them."""
+        """Begin to collect: the results are here, or the references that promise them."""
         self._open.close()
         self._open.open("ray.collect")
 
     def end(self, error: BaseException | None) -> None:
-        """The call returns or raises, whichever part it was in."""
+        """End the call, which returns or raises, in whichever part it is."""
         self._open.close(error)
 
 

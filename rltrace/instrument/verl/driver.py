@@ -55,8 +55,8 @@ NUMBER = "global_steps"
 def trainer_above(frame: FrameType | None) -> Any:
     """Return the trainer whose code called this; None if none did.
 
-    A trainer that is part of a script, as that of verl 0.8's `main_ppo_sync`, is sent to its process by value: there no
-    hook is on its class.
+    A trainer that is part of a script, as that of verl 0.8's `main_ppo_sync`, is sent to its process by value: its
+    class has no hook there.
     """
     while frame is not None:
         names = frame.f_locals
@@ -76,7 +76,7 @@ class Trainer:
         self._trainer: weakref.ref[Any] | None = None
 
     def remember(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Remember the trainer; the process that makes it is the driver, one that joined Ray before only began it."""
+        """Remember the trainer: the process that makes it is the driver; one that joined Ray before only started it."""
         self._trainer = weakref.ref(args[0])
         lifecycle.identify(role="driver", name="trainer")
 
@@ -108,12 +108,12 @@ def step(patches: PatchSet, target: str) -> None:
 
 
 def reward(patches: PatchSet, target: str) -> None:
-    """Hook what gives the batch's rewards: a phase of the driver, and their mean."""
+    """Hook what computes the batch's rewards: it is a phase of the driver and has their mean."""
     patches.span(target, "reward", late_args=reward_args)
 
 
 def reward_args(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Sample the mean reward of a sequence, from one tensor of a reward per token."""
+    """Sample the mean reward of a sequence, from a tensor with one reward per token."""
     rewards = result[0] if isinstance(result, tuple) else result
     mean = float(rewards.sum(-1).mean())
     spans.counter("reward_mean", mean)
@@ -121,12 +121,12 @@ def reward_args(result: Any, *_: Any, **__: Any) -> dict[str, Any]:
 
 
 def advantage(patches: PatchSet, target: str) -> None:
-    """Hook what computes the advantages: a phase of the driver, and the tokens of the step."""
+    """Hook what computes the advantages: it is a phase of the driver and has the tokens of the step."""
     patches.span(target, "advantage", advantage_args)
 
 
 def advantage_args(data: Any, *_: Any, **__: Any) -> dict[str, Any]:
-    """Sample the tokens that were generated."""
+    """Sample how many tokens were generated."""
     if "response_mask" not in data.batch:
         return {}
     tokens = int(data.batch["response_mask"].sum())

@@ -38,7 +38,7 @@ def first_rank(server: Any) -> int:
 
 
 def gpus_per_node(server: Any, ranks: int) -> int:
-    """Return the GPUs per node of a replica with so many ranks: SGLang's server knows only its number of nodes."""
+    """Return the GPUs per node of a replica with this many ranks: SGLang's server knows only its number of nodes."""
     return int(getattr(server, "gpus_per_node", None) or ranks // server.nnodes)
 
 
@@ -127,7 +127,7 @@ def trajectory_args(_worker: Any, _sampling_params: Any = None, trajectory: Any 
 
 
 def agent_loops(patches: PatchSet, target: str) -> None:
-    """Hook the `__init__` of all agent loops: each class that one is made of is hooked before its first one runs.
+    """Hook the `__init__` of all agent loops: the class of each loop is hooked before its first loop runs.
 
     verl makes a loop of whatever class a configuration or `@register` names, and only then imports its module.
     """
@@ -143,12 +143,12 @@ def agent_loops(patches: PatchSet, target: str) -> None:
 
 
 def runs_in(kind: type) -> type | None:
-    """Return the class whose `run` a loop of this class has."""
+    """Return the class that defines the `run` of this class's loops."""
     return next((base for base in kind.__mro__ if "run" in vars(base)), None)
 
 
 def loop_args_in(owner: type) -> Callable[..., dict[str, Any] | None]:
-    """Return what says which loop it is, where the class's `run` is the loop's own, and not called by it."""
+    """Return what names the loop of a call, unless the call is made by the loop's own `run`, of another class."""
 
     def loop_args(loop: Any, *_: Any, **__: Any) -> dict[str, Any] | None:
         return {"loop": type(loop).__name__} if runs_in(type(loop)) is owner else None

@@ -14,14 +14,14 @@ from rltrace.record import spans
 
 
 class Sending:
-    """The bucket that this process sends: it is sent until its request is made, and waited for until the answer."""
+    """The bucket that this process sends: it is sent until its request is made, then waited for until the answer."""
 
     def __init__(self) -> None:
         self._keys = Keys()
         self._open = HeldSpan()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin sending: the bucket is together, and what follows makes handles of its tensors."""
+        """Begin sending: the bucket is complete, and what follows makes handles of its tensors."""
         tensors = argument("params_batch", 1, args, kwargs)
         size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         self._open.open("weight_sync.send", bytes=size_bytes, tensors=len(tensors))

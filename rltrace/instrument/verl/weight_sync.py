@@ -186,7 +186,7 @@ class BucketSocket:
             self._hook.leave(end_span, token, None, None)
 
     def recv(self, *args: Any, **kwargs: Any) -> Any:
-        """Receive a message; after a bucket it is its acknowledgement."""
+        """Receive a message, which after a bucket is the acknowledgement."""
         if self._awaited is None:
             return self._socket.recv(*args, **kwargs)
         token = self._hook.enter(self._begin_wait, (), {})
@@ -210,7 +210,7 @@ class BucketSocket:
 
 
 def watch_receiver(patches: PatchSet, target: str) -> None:
-    """Hook the receiver: what it calls with each bucket loads it."""
+    """Hook the receiver, which calls a function that loads each bucket."""
     patches.arguments(target, watch_loads, ("weight_sync.load",))
 
 

@@ -50,7 +50,7 @@ def batch_args(_worker: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 
 def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the first argument of a call, whatever its name; releases pass the same one by place or by name."""
+    """Return the first argument of a call, whatever its name; releases pass the same one by position or by name."""
     return args[0] if args else next(iter(kwargs.values()), None)
 
 
@@ -60,7 +60,7 @@ def old_log_prob(patches: PatchSet, target: str) -> None:
 
 
 def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Open the phase, unless `compute_ref_log_prob` has opened it and calls on."""
+    """Open the phase, unless `compute_ref_log_prob` has opened it and makes this call."""
     data = first(args[1:], kwargs)
     if getattr(data, "meta_info", {}).get("is_lora"):
         return None
@@ -69,7 +69,7 @@ def begin_log_prob(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def says(data: Any, key: str) -> bool:
-    """Tell whether an engine worker's batch carries a flag: a TensorDict, or what stands for one in TransferQueue."""
+    """Tell whether a flag is set in an engine worker's batch, a TensorDict or what stands for one in TransferQueue."""
     extra = getattr(data, "extra_info", None)
     value = extra.get(key) if isinstance(extra, dict) else data.get(key, None) if hasattr(data, "get") else None
     return bool(getattr(value, "data", value))
@@ -163,7 +163,7 @@ def make_engine(patches: PatchSet, target: str, subject_of: SubjectOf = subject_
 class CriticsTurn:
     """A phase in which a worker works for its critic: activations are the critic's meanwhile.
 
-    The workers of engines have the same methods for any model, so that not every call is one.
+    The workers of engines have the same methods for any model, so not every call begins a turn.
     """
 
     def __init__(self, phase: str, subject_of: SubjectOf) -> None:
@@ -178,7 +178,7 @@ class CriticsTurn:
         return spans.automatic_span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
 
     def end(self, turn: tuple[Any, str | None] | None, result: Any, error: BaseException | None) -> None:
-        """End the turn: activations belong to the owner of before."""
+        """End the turn: activations belong to the previous owner again."""
         if turn is None:
             return
         opened, before = turn
@@ -190,7 +190,7 @@ class CriticsTurn:
 
 
 def critics_turn(phase: str, subject_of: SubjectOf = subject_of) -> Callable[[PatchSet, str], None]:
-    """Return a hook on what is a critic's phase, or may be."""
+    """Return a hook on a call that is, or may be, a critic's phase."""
 
     def name_hook(patches: PatchSet, target: str) -> None:
         turn = CriticsTurn(phase, subject_of)
@@ -205,7 +205,7 @@ def critics_turn(phase: str, subject_of: SubjectOf = subject_of) -> Callable[[Pa
 class MicroBatches:
     """The open micro-batch of an update: from its forward until the next one's, or until the optimizer's step.
 
-    verl has no function that is forward and backward of one.
+    verl has no function that runs the forward and the backward of one micro-batch.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class MicroBatches:
         self._open = HeldSpan()
 
     def begin_update(self, args: tuple[Any, ...], kwargs: dict[str, Any], subject_of: SubjectOf = subject_of) -> None:
-        """Forwards from here on are those of an update, unless an engine is told `forward_only`, its third argument."""
+        """Begin an update, whose forwards follow unless an engine is told `forward_only`, its third argument."""
         is_forward_only = argument("forward_only", 3, args, kwargs, False)
         self._trained = None if is_forward_only else subject_of(args[0])
 

@@ -68,7 +68,7 @@ class CumemPools:
         self._changes, self._is_mapped = [], {}
 
     def end(self) -> allocations.PoolHistory:
-        """What has happened; a pool that nothing has happened to is awake, if the allocator does not say otherwise."""
+        """Return what has happened; a pool to which nothing happened is awake unless the allocator says otherwise."""
         known = _pool_data()
         changes = [change for change in self._changes if change.address in known or change.address not in NEVER_MAPPED]
         self._changes = []

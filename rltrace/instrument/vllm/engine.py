@@ -48,7 +48,7 @@ class Vllm:
 
 
 def install_startup(patches: PatchSet, pools: Pools) -> None:
-    """Name the hooks on the phases before the first request; the memory that they reserve is sampled behind them."""
+    """Name the hooks on the phases before the first request; the memory that they reserve is sampled after them."""
 
     def meet_worker(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         LEDGER.engine = pools
@@ -72,12 +72,12 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
 
 
 def begin_inputs(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Look before the inputs are allocated: beside a trainer they are told from what it has by their growth."""
+    """Reach the boundary before the inputs are allocated: beside a trainer, only growth tells them from its bytes."""
     LEDGER.reached(boundaries.Boundary(("rollout.load",), is_end=False))
 
 
 def end_inputs(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """Look behind it."""
+    """Reach the boundary after the inputs are allocated."""
     LEDGER.reached(boundaries.Boundary(("rollout.load",), error=error))
 
 
@@ -133,7 +133,7 @@ def install_steps(patches: PatchSet) -> None:
 
 
 def install_processes(patches: PatchSet) -> None:
-    """Name the hooks that say which process is which; an engine within the program's process leaves it its role."""
+    """Name the hooks that say which process is which; an engine inside the program's process leaves that its role."""
     patches.around(ENGINE_PROCESS, identify_engine, nothing_after)
     patches.around(WORKER_PROCESS, identify_worker, nothing_after)
 
@@ -144,12 +144,12 @@ def identify_engine(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
 
 
 def identify_worker(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Say which of an engine's workers this process is; its rank in the engine is none of the run's ranks."""
+    """Say which of an engine's workers this process is; its rank in the engine is not one of the run's ranks."""
     lifecycle.identify(role="engine_worker", name=f"Worker {kwargs['rank']}" if "rank" in kwargs else "Worker")
 
 
 def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
-    """Say what this process holds; whoever asked for it asks what each process does."""
+    """Sample what this process holds; whoever asked for the wake-up asks what each process holds."""
     LEDGER.sample(of_processes=False)
 
 
@@ -171,13 +171,13 @@ def phase(name: str, pools: Pools) -> tuple[Any, Any]:
 
 
 NEVER_MAPPED: dict[int, Any] = {}
-"""Segments by address for which there was no room: vLLM's allocator writes them down first, and leaves them there."""
+"""Segments for which there was no room, by address: vLLM's allocator lists them first, and leaves them there."""
 
 
 def meet_never_mapped(_token: Any, _result: Any, error: BaseException | None) -> None:
-    """Where memory ran out within a pool, torch has not got what the allocator has on its list: those bytes are none.
+    """Note the segments that the allocator lists and torch does not have, if memory ran out within a pool.
 
-    Asked here alone: torch lists every block of all pools for it.
+    Nothing else asks for them, because torch lists every block of all pools to answer.
     """
     if error is None or not memory.is_out_of_memory(error):
         return
@@ -191,7 +191,7 @@ def meet_never_mapped(_token: Any, _result: Any, error: BaseException | None) ->
 
 
 def segments(allocator: Any) -> dict[int, Any]:
-    """Return by address what is on its list and has had memory behind it; an address may have been given anew."""
+    """Return the listed segments that have had memory behind them, by address; an address may have been reused."""
     listed = list(allocator.pointer_to_data.items())
     return {address: data for address, data in listed if NEVER_MAPPED.get(address) is not data}
 
@@ -208,9 +208,9 @@ def bytes_by_tag() -> dict[str, int]:
 
 
 def copies(_asleep: Collection[str]) -> dict[str, memory.OnHost]:
-    """Return what level 1 has copied to the host's memory, by tag; vLLM pins it where it takes that for possible.
+    """Return what level 1 has copied to the host's memory, by tag; vLLM pins it where it believes that it can.
 
-    So each copy is asked itself, once, behind the sleep that made it.
+    So each copy is asked whether it is pinned, once, after the sleep that made it.
     """
     from vllm.device_allocator.cumem import CuMemAllocator
 
@@ -300,10 +300,10 @@ def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:
     """Return how many requests a scheduling preempted.
 
     Args:
-        output: Of the scheduler; from 0.12 on it names them.
-        running: What ran before: up to 0.11 a preempted request is known by its status only.
-        still: What runs now. A preempted request is not among it: where nobody has left there is none, and to look at
-            256 requests takes 27 µs a step.
+        output: What the scheduler decided; from 0.12 on it names them.
+        running: What ran before; up to 0.11 only its status shows that a request was preempted.
+        still: What runs now. A preempted request is not in it, so if no request has left, none was preempted; to look
+            at 256 requests takes 27 µs a step.
     """
     if hasattr(output, "preempted_req_ids"):
         return len(output.preempted_req_ids or ())

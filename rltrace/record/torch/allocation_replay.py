@@ -22,7 +22,7 @@ class Change(NamedTuple):
     address: int
     size_bytes: int
     owner: str | None
-    """Of an allocation; None: what is at this address is freed."""
+    """The owner of an allocation; None if what is at this address is freed."""
 
 
 class Reservation(NamedTuple):
@@ -42,7 +42,7 @@ class Naming(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """What an owner holds from a moment on."""
+    """How much an owner holds from a moment on."""
 
     ts_ns: int
     owner: str
@@ -50,7 +50,7 @@ class Balance(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """What allocators have from the driver from a moment on."""
+    """How much allocators have from the driver from a moment on."""
 
     ts_ns: int
     bytes: int
@@ -67,7 +67,7 @@ class Timeline:
     peak_bytes: int
     """The most that all owners held together."""
     peak_ns: int | None
-    """None: there was never more than at the beginning."""
+    """When the peak was; None if there was never more than at the beginning."""
     at_peak_bytes: dict[str, int]
     """By owner."""
     end_bytes: dict[str, int]
@@ -84,7 +84,7 @@ class _Holding:
 
 
 class _Holdings:
-    """Which there were, as far as the entries so far have shown."""
+    """The holdings that there were, as far as the entries so far have shown."""
 
     def __init__(self, namings: Iterable[Naming]) -> None:
         self.namings = sorted(namings, key=lambda naming: naming.ts_ns, reverse=True)
@@ -98,7 +98,7 @@ class _Holdings:
         self.mismatches = 0
 
     def take(self, change: Change) -> tuple[int, _Holding, int]:
-        """When a holding came or went, which, and the bytes by which its owner's change."""
+        """Return when a holding came or went, which one, and by how many bytes its owner's change."""
         while self.namings and self.namings[-1].ts_ns <= change.ts_ns:
             self.name(self.namings.pop().owners)
         holding = self.held.pop(change.address, None)
@@ -132,14 +132,14 @@ class _Holdings:
         self.mismatches += sum(address not in alive for address in self.held)
 
     def found_earlier(self, address: int, size_bytes: int) -> _Holding:
-        """What an entry, or the end, shows to have been there before the history."""
+        """Return a holding that an entry, or the end, shows to have been there before the history."""
         holding = _Holding(size_bytes, self.owner_of_earlier.get(address, UNATTRIBUTED))
         self.earlier.append(holding)
         return holding
 
 
 def reserved(reservations: Iterable[Reservation], start_ns: int, end_bytes: int) -> list[Reserved]:
-    """What allocators have from the driver at first, and after every change.
+    """Return what allocators have from the driver at first, and after every change.
 
     Args:
         reservations: In order.
@@ -156,7 +156,7 @@ def reserved(reservations: Iterable[Reservation], start_ns: int, end_bytes: int)
 
 
 def replay(changes: Iterable[Change], alive: Mapping[int, int], namings: Iterable[Naming] = ()) -> Timeline:
-    """Who held how much after every change.
+    """Return who held how much after every change.
 
     Args:
         changes: In the order in which the allocator made them.

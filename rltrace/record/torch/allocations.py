@@ -35,18 +35,18 @@ from rltrace.record.torch.allocation_replay import Change, Naming, Reservation, 
 from rltrace.record.torch.kernels import ClockMap, clock_map
 
 MOST_ENTRIES = 1 << 22
-"""That torch keeps, three an allocation; the oldest make room, and are counted.
+"""How many entries torch keeps, three per allocation; the oldest make room, and are counted.
 
-Memory of the host is taken as they come, some 140 bytes each, 0.7 KB in all while they are written. A step of an 8B
+They take memory of the host as they come, some 140 bytes each, and 0.7 KB each while they are written. A step of an 8B
 model with 32 samples a rank has 970,000; one of 1.7B whose log-probs verl computes row by row, 1.5 million.
 """
 WHAT = "allocations"
 """What a process says is unavailable, with the reason, where it keeps none."""
 SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""Entries about memory that comes from the driver or goes back; mapped and unmapped is what can be expanded."""
+"""Entries about memory that comes from the driver or goes back; segments that can expand are mapped and unmapped."""
 MARK = "rltrace.clock"
 MARK_BYTES = 509
-"""A size that hardly anything else has: what the garbage collector frees meanwhile carries the same text."""
+"""A size that hardly anything else has, for what the garbage collector frees meanwhile carries the same text."""
 MARKS = 8
 """Readings of the allocator's clock at each end, of which the narrowest counts."""
 HALF_TICK_NS = 500
@@ -67,10 +67,10 @@ class ForeignPools(Protocol):
         """Keep what happens from now on."""
 
     def end(self) -> PoolHistory:
-        """What has happened."""
+        """Return what has happened."""
 
     def has_segments(self) -> bool:
-        """Whether there is anything, asleep or awake."""
+        """Tell whether there is anything, asleep or awake."""
 
 
 @dataclass
@@ -81,14 +81,14 @@ class PoolHistory:
     alive: dict[int, int] = field(default_factory=dict)
     """What has memory behind it now: sizes by address."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    """Addresses, begin and end, that torch's allocator was given: what it says about them counts here, not there."""
+    """Address ranges that torch's allocator was given: what it says about them counts here, not there."""
 
     def since(self, start_ns: int) -> PoolHistory:
-        """The same without what was before."""
+        """Return the same history without what was before."""
         return PoolHistory([change for change in self.changes if change.ts_ns >= start_ns], self.alive, self.ranges)
 
     def owners_at(self, start_ns: int) -> dict[int, str]:
-        """Owners by address of what was mapped before that and not unmapped."""
+        """Return the owners, by address, of what was mapped before that time and not unmapped."""
         owners: dict[int, str] = {}
         for change in self.changes:
             if change.ts_ns < start_ns:
@@ -111,7 +111,7 @@ class _Keeping:
     """Host's clock before and after each mark, in their order."""
     namings: list[Naming] = field(default_factory=list)
     still_since_ns: int | None = None
-    """Since when nothing had come or gone as it began; None: nobody knows."""
+    """Since when nothing had come or gone when it began; None if nobody knows."""
 
 
 # ---- from the hooks ---------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def when_kept(switch: Callable[[bool], None]) -> None:
 
 
 def enter(owner: str) -> str | None:
-    """From here on this thread's allocations are the owner's; returns what `leave` needs. None: no history is kept."""
+    """Give this thread's allocations to an owner from here on; return what `leave` needs, None if none are kept."""
     keeping = _keeping  # another thread may end it meanwhile
     if keeping is None:
         return None
@@ -143,7 +143,7 @@ def enter(owner: str) -> str | None:
 
 
 def leave(before: str | None) -> None:
-    """Allocations are again whose they were before `enter`."""
+    """Give this thread's allocations back to whoever had them before `enter`."""
     if before is not None:
         import torch
 
@@ -187,14 +187,14 @@ def start_allocations() -> None:
 
 
 class Stillness(NamedTuple):
-    """How much torch's allocator had done on a device at a time."""
+    """How much torch's allocator had done on a device at one time."""
 
     at_ns: int
     device: int
     counts: tuple[int, ...]
 
     def lasts(self, until: Stillness) -> bool:
-        """Whether nothing has come or gone on the same device between both."""
+        """Tell whether nothing has come or gone on the same device between the two."""
         return (self.device, self.counts) == (until.device, until.counts)
 
 
@@ -202,16 +202,16 @@ COUNTED = (
     *("active.all.allocated", "active.all.freed"),
     *("requested_bytes.all.current", "reserved_bytes.all.current"),
 )
-"""Of torch.cuda.memory_stats(): whatever comes or goes changes one of them.
+"""Keys of torch.cuda.memory_stats(), one of which changes whenever something comes or goes.
 
-Active is what is allocated, or waits for a stream to be freed. By bytes alone an emptied cache is seen, for no segment
-that can be expanded is counted (torch 2.11, CUDACachingAllocator.cpp, `unmap_block`), and what happened where the
-program has reset the counts.
+Active is what is allocated, or waits for a stream to be freed. Only bytes show that a cache was emptied, because
+segments that can expand are not counted (torch 2.11, CUDACachingAllocator.cpp, `unmap_block`), and what happened where
+the program has reset the counts.
 """
 
 
 def stillness() -> Stillness | None:
-    """What to give to `begin`, so that it can tell whether anything has come or gone meanwhile; None if it cannot."""
+    """Return what `begin` needs to tell whether anything has come or gone meanwhile; None if that cannot be told."""
     if not has_used_gpu():
         return None
     import torch
@@ -224,17 +224,18 @@ def stillness() -> Stillness | None:
 
 
 def _stillness(device: int, stats: dict[str, int]) -> Stillness | None:
-    """None where there are pools, which sleep and wake up without torch's allocator."""
+    """Return a device's stillness; None where there are pools, which sleep and wake up without torch's allocator."""
     if any(pools.has_segments() for pools in _pools):
         return None
     return Stillness(clock.now_ns(), device, tuple(stats.get(name, 0) for name in COUNTED))
 
 
 def begin(last: Stillness | None = None) -> str | None:
-    """As `start_allocations`; returns why it cannot be, None if it can.
+    """Do as `start_allocations` does; return why that is impossible, None if it is done.
 
     Args:
-        last: From before. If nothing has come or gone since, what is there now was there all along, and is written so.
+        last: A `stillness` from before. If nothing has come or gone since, what is there now was there all along, and
+            is written so.
     """
     try:
         _keep(_start(last))
@@ -244,7 +245,7 @@ def begin(last: Stillness | None = None) -> str | None:
 
 
 def is_kept() -> bool:
-    """Whether this process keeps its allocations now."""
+    """Tell whether this process keeps its allocations now."""
     return _keeping is not None
 
 
@@ -279,7 +280,7 @@ def _start(last: Stillness | None) -> _Keeping:
 
 
 def _require_history(torch: Any) -> None:
-    """Raises: RuntimeError, with the reason why this process's allocations cannot be kept."""
+    """Raise a RuntimeError with the reason if this process's allocations cannot be kept."""
     if not has_used_gpu():  # to mark its clock allocates
         raise RuntimeError(NO_GPU)
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
@@ -295,7 +296,7 @@ def _named() -> dict[int, str]:
 
 
 def _mark(keeping: _Keeping) -> None:
-    """Allocate a little between two readings of the host's clock; the history has the same by its own."""
+    """Allocate a little between two readings of the host's clock; the history has that moment by its own clock."""
     import torch
 
     before = keeping.memory._get_memory_metadata()
@@ -315,10 +316,10 @@ def stop_allocations() -> None:
 
 
 def end(**args: Any) -> str | None:
-    """As `stop_allocations`; returns why nothing was written, None if all was.
+    """Do as `stop_allocations` does; return why nothing was written, None if all was.
 
     Args:
-        **args: Said of the whole, beside what is known of it.
+        **args: Recorded with the whole, beside what is known of it.
     """
     keeping = _keeping
     if keeping is None:
@@ -334,7 +335,7 @@ def end(**args: Any) -> str | None:
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Millions of objects are made, none of them garbage: to look for it took 2.2 of 4.9 s (half a million entries)."""
+    """Hold back the garbage collector: no object is garbage, and to look took 2.2 of 4.9 s (half a million entries)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -378,7 +379,7 @@ class History:
     segments: dict[int, int]
     """Sizes by address of what torch has from the driver at its end."""
     error_ns: int
-    """A time is that far off at most."""
+    """A time is off by at most this much."""
     drift_ns: int
     """By how much the two clocks moved apart meanwhile."""
     allocations: int
@@ -400,7 +401,7 @@ class History:
 
         Args:
             snapshot: As torch.cuda.memory._snapshot() gives it.
-            device: Whose.
+            device: Whose history is read.
             windows: The host's clock before and after each mark.
             before: torch.cuda.memory_stats() at the beginning.
             after: The same at the end.
@@ -427,19 +428,19 @@ class History:
         )
 
     def whole_since(self, start_ns: int) -> int:
-        """From when on all of it is there: its beginning, or where entries are missing the oldest that is left."""
+        """Return since when it is whole: since its beginning or, if entries are missing, since the oldest one left."""
         oldest = [entries[0].ts_ns for entries in (self.changes, self.reservations) if entries]
         return max(start_ns, min(oldest, default=start_ns)) if self.lost else start_ns
 
 
 def clocks_of(entries: list[dict[str, Any]], windows: list[tuple[int, int]]) -> ClockMap:
-    """How to bring a history's times to the host's clock.
+    """Return what brings a history's times to the host's clock.
 
     Where the first marks were dropped with the oldest entries, the last ones count throughout, and the further back a
     time is, the less is known.
 
     Raises:
-        ValueError: it has no mark at all.
+        ValueError: the history has no mark at all.
     """
     marks = [_time_ns(entry) for entry in entries if entry["action"] == "alloc" and _is_mark(entry)]
     if not marks:
@@ -469,7 +470,7 @@ def _gained_bytes(entry: dict[str, Any]) -> int:
 
 
 def _changes(entries: list[dict[str, Any]], clocks: ClockMap) -> Iterator[Change]:
-    """Allocations and completed frees, the marks left out."""
+    """Return the allocations and the completed frees, without the marks."""
     for entry in entries:
         is_free = entry["action"] == "free_completed"
         if (is_free or entry["action"] == "alloc") and not _is_mark(entry):
@@ -478,14 +479,14 @@ def _changes(entries: list[dict[str, Any]], clocks: ClockMap) -> Iterator[Change
 
 
 def _reservations(entries: list[dict[str, Any]], clocks: ClockMap) -> Iterator[Reservation]:
-    """Segments that came and went."""
+    """Return the segments that came and went."""
     for entry in entries:
         if (sign := SEGMENTS.get(entry["action"])) is not None:
             yield Reservation(clocks.host_ns(_time_ns(entry)), entry["addr"], sign * int(entry["size"]))
 
 
 def owner_of(text: str | None) -> str:
-    """The owner that an allocation carries; a text of the program's own names none."""
+    """Return the owner that an allocation carries; a text of the program's own names none."""
     return text if text in OWNERS else UNATTRIBUTED
 
 
@@ -504,7 +505,7 @@ def _segments(segments: list[dict[str, Any]], device: int) -> Iterator[tuple[int
 
 
 def _lost(before: dict[str, int], after: dict[str, int], counts: Counter[str]) -> int:
-    """What the allocator counted, less what its history has."""
+    """Return what the allocator counted, less what its history has."""
     allocated, freed = (after[key] - before[key] for key in ("allocation.all.allocated", "allocation.all.freed"))
     return int(allocated - counts["alloc"] + freed - counts["free_requested"])
 
@@ -530,7 +531,7 @@ def _write(
 
 
 def together(history: History, histories: Iterable[PoolHistory], namings: list[Naming]) -> Timeline:
-    """torch's history and those beside it as one; what torch was given by a pool counts as the pool's."""
+    """Return torch's history and those beside it as one; what a pool gave torch counts as the pool's."""
     histories = list(histories)
     ranges = _ranges(histories)
     changes = [change for change in history.changes if not _is_inside(change.address, ranges)]
@@ -543,7 +544,7 @@ def together(history: History, histories: Iterable[PoolHistory], namings: list[N
 
 
 def reserved_together(history: History, histories: Iterable[PoolHistory], start_ns: int) -> list[Reserved]:
-    """What torch's allocator and those beside it have from the driver, each byte once."""
+    """Return what torch's allocator and those beside it have from the driver, each byte once."""
     histories = list(histories)
     ranges = _ranges(histories)
     own = [change for change in history.reservations if not _is_inside(change.address, ranges)]
@@ -554,17 +555,17 @@ def reserved_together(history: History, histories: Iterable[PoolHistory], start_
 
 
 def _reservation(change: Change) -> Reservation:
-    """A pool's change: what it maps is from the driver, and what it unmaps goes there."""
+    """Return a pool's change as a reservation: what it maps comes from the driver, and what it unmaps goes back."""
     return Reservation(change.ts_ns, change.address, -change.size_bytes if change.owner is None else change.size_bytes)
 
 
 def _ranges(histories: Iterable[PoolHistory]) -> list[tuple[int, int]]:
-    """What torch was given by a pool, in order."""
+    """Return what pools gave torch, in order."""
     return sorted(span for beside in histories for span in beside.ranges)
 
 
 def _is_inside(address: int, ranges: list[tuple[int, int]]) -> bool:
-    """Whether one of these ranges, sorted and apart, has an address."""
+    """Tell whether one of these ranges, sorted and apart, has an address."""
     place = bisect.bisect_right(ranges, address, key=lambda span: span[0])
     return place > 0 and address < ranges[place - 1][1]
 
@@ -572,9 +573,9 @@ def _is_inside(address: int, ranges: list[tuple[int, int]]) -> bool:
 def write(
     timeline: Timeline, levels: list[Reserved], history: History, start_ns: int, end_ns: int, **args: Any
 ) -> None:
-    """A span with what is known of the whole, and what else is said of it; then every owner's bytes after each change.
+    """Write a span with what is known of the whole and `args`, then every owner's bytes after each change.
 
-    Then what is reserved. Behind the end all of them get a 0: from there on nothing is known.
+    What is reserved follows. After the end each of them gets a 0, for nothing is known from there on.
     """
     owners = dict.fromkeys([*timeline.start_bytes, *timeline.end_bytes])
     spans.automatic_span_at(
@@ -604,12 +605,12 @@ def write(
 
 
 def counter_name(owner: str) -> str:
-    """Of an owner's counter: no reader may take it for the sampled one."""
+    """Return the name of an owner's counter, which no reader may take for the sampled one."""
     return f"{ALLOCATIONS}{owner}_bytes"
 
 
 def _forget_parent() -> None:
-    """A forked child has no part in what its parent keeps, and cannot use the GPU."""
+    """Forget what the parent keeps: a forked child has no part in it, and cannot use the GPU."""
     if _keeping is not None:
         _keep(None)
 

@@ -1,8 +1,8 @@
 """Every operator and kernel of a chosen part of a run, by torch.profiler, on the Recording's own clock.
 
-The profiler has a clock of its own. It is asked for it at both ends: a range of the profiler's is entered and left
-between two readings of the host's clock, so the offset is known within the narrowest of these, and its drift too.
-torch.profiler uses CUPTI, which has one subscriber: not beside nsys.
+The profiler has a clock of its own, which is read at both ends: a range of the profiler's is entered and left between
+two readings of the host's clock. So the offset is known within the narrowest of these, and so is its drift.
+torch.profiler uses CUPTI, which has one subscriber, so it cannot run beside nsys.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class _Profiling:
 
 @dataclass(frozen=True)
 class ClockMap:
-    """From the profiler's clock to the host's, known at two instants."""
+    """The map from the profiler's clock to the host's, known at two instants."""
 
     first_ns: int
-    """By the profiler's clock."""
+    """The first of the two instants, by the profiler's clock."""
     first_offset_ns: int
     last_ns: int
     last_offset_ns: int
     error_ns: int
-    """A time is that far off at most."""
+    """A time is off by at most this much."""
 
     def host_ns(self, profiler_ns: int) -> int:
-        """The same instant by the host's clock."""
+        """Return the same instant by the host's clock."""
         span_ns = self.last_ns - self.first_ns
         share = (profiler_ns - self.first_ns) / span_ns if span_ns > 0 else 0.0
         return profiler_ns + self.first_offset_ns + round(share * (self.last_offset_ns - self.first_offset_ns))
@@ -126,12 +126,12 @@ def _is_host(event: Any) -> bool:
 
 
 def _lane(event: Any) -> int:
-    """Of an operator, its thread; of a kernel, its stream."""
+    """Return the thread of an operator, or the stream of a kernel."""
     return int(event.start_thread_id() if _is_host(event) else event.device_resource_id()) + 1
 
 
 def clock_map(marks: list[tuple[int, int]], windows: list[tuple[int, int]]) -> ClockMap:
-    """How to bring the profiler's times to the host's clock.
+    """Return the map from the profiler's times to the host's clock.
 
     Args:
         marks: First and last instant of each mark, by the profiler, in order.
@@ -154,7 +154,7 @@ def clock_map(marks: list[tuple[int, int]], windows: list[tuple[int, int]]) -> C
 
 
 def _offset(mark: tuple[int, int], window: tuple[int, int]) -> tuple[int, int, int]:
-    """What to add to the profiler's time, how far off that is at most, and when by the profiler's clock.
+    """Return what to add to the profiler's time, how far off that is at most, and when, by the profiler's clock.
 
     The mark lies inside the window: its beginning not before the window's, its end not after it.
     """
