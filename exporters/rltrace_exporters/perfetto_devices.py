@@ -15,7 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from rltrace.analysis.lanes import Lane, lanes, order
-from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNACCOUNTED, edge_ledger
+from rltrace.analysis.ledger import FREE, UNACCOUNTED, edge_ledger
+from rltrace.analysis.looks import DRIVER_RESERVED
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects

@@ -15,9 +15,7 @@ from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
     ALLOWED_GPU_BYTES,
     ALLOWED_SHARE,
-    CONSISTENT_NS,
     CONTEXT,
-    DRIVER_RESERVED,
     FORMER_NAMES,
     FREE,
     UNACCOUNTED,
@@ -25,6 +23,7 @@ from rltrace.analysis.ledger import (
     counter_ledger,
     ledgers,
 )
+from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
