@@ -40,7 +40,7 @@ GROUP = " Memory"
 """How the names of devices' groups begin. The UI sorts groups and threads by name, and puts processes after the
 fiftieth: with the space, the groups are above the processes however many threads there are."""
 
-_OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "age_ns")
+_OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "unchanged_ns", "age_ns")
 """The arguments from which the ledger is computed."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(dict).decode
