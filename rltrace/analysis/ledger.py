@@ -41,7 +41,7 @@ class Ledger:
         self.times_ns = times_ns
         self.bytes = size_bytes
         self.apart_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
-        """How old the oldest sample of a moment is; NaN where nobody read the total."""
+        """How far apart the times lie during which a moment's samples hold; NaN where nobody read the total."""
         self.is_consistent: NDArray[np.bool_] = np.full(len(times_ns), False)
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
