@@ -68,7 +68,7 @@ def come_up(*, has_text: bool = True, has_context: bool = True) -> None:
     torch.cuda.memory_stats = lambda _device: GPU.memory_stats()
     torch.cuda.memory_stats_as_nested_dict = lambda: {
         "num_device_alloc": has_context + GPU.stats["allocation.all.allocated"],
-        "reserved_bytes": {"all": {"current": GPU.reserved_bytes()}},
+        "reserved_bytes": {"all": {"current": GPU.reserved_bytes(), "allocated": GPU.reserved_bytes(), "freed": 0}},
     }
     torch.empty = lambda size, **kw: empty(size, **kw) if kw.get("device") is None else Tensor(size)
     torch._C._cuda_isHistoryEnabled = lambda: _is_kept

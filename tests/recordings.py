@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rltrace.events import AUTOMATIC
+from rltrace.events import AUTOMATIC, MEMORY_EDGE, Span
 from rltrace.host import clock
 from rltrace.read.recording import Recording
 from rltrace.read.unmarked import ALWAYS, BEGINNINGS
@@ -86,6 +86,14 @@ def hook(slot: int, target: str, state: str = "installed", *, fires: int = 0, **
     """The line of a hook."""
     known = {"instrumentation": "reference", "reason": None, "emits": []}
     return {"slot": slot, "target": target, "state": state, "fires": fires, **known, **fields}
+
+
+def since_of(folder: Path) -> list[int]:
+    """With which of its samples the state of each began, by the stamps of a folder's only process."""
+    (process,) = Recording.open(folder).processes
+    samples = [event for event in process.events() if isinstance(event, Span) and event.name == MEMORY_EDGE]
+    since_ns = [sample.start_ns - sample.args["unchanged_ns"] for sample in samples]
+    return [sum(sample.end_ns < since for sample in samples if sample.end_ns is not None) for since in since_ns]
 
 
 def two_workers(folder: Path) -> Written:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from rltrace.analysis.lanes import Lane, lanes, order
-from rltrace.analysis.ledger import DRIVER_RESERVED, FREE, UNACCOUNTED, edge_ledger
+from rltrace.analysis.ledger import FREE, UNACCOUNTED, edge_ledger
+from rltrace.analysis.looks import DRIVER_RESERVED
 from rltrace.analysis.observations import Samples, Seen
 from rltrace.analysis.used_memory import SAMPLED_RESERVED, SAMPLED_USED, sampled_points
 from rltrace.events import MEMORY_EDGE, OWNERS, SAMPLER, Span, owner_of_counter, subjects
@@ -39,7 +40,7 @@ GROUP = " Memory"
 """How the names of devices' groups begin. The UI sorts groups and threads by name, and puts processes after the
 fiftieth: with the space, the groups are above the processes however many threads there are."""
 
-_OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "age_ns")
+_OF_EDGES = ("totals", "free_bytes", "others_bytes", "held_bytes", "cpu_ns", "unchanged_ns", "age_ns")
 """The arguments from which the ledger is computed."""
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(dict).decode
@@ -63,7 +64,8 @@ class _Kept:
         self.owners: dict[str, Samples] = {}
         self.used = Samples()
         self.edges: list[bytes] = []
-        self.edges_ns = array("q")
+        self.starts_ns = array("q")
+        self.ends_ns = array("q")
         self.end_ns: int | None = None
 
     def seen(self, lane: Lane) -> Seen:
@@ -72,11 +74,11 @@ class _Kept:
         seen = Seen(self.process, lane)
         seen.owners.update(self.owners)
         seen.edges = [
-            Span(MEMORY_EDGE, 0, 0, end_ns, end_ns, _decode(args))
-            for end_ns, args in zip(self.edges_ns, self.edges, strict=True)
+            Span(MEMORY_EDGE, 0, 0, start_ns, end_ns, _decode(args))
+            for start_ns, end_ns, args in zip(self.starts_ns, self.ends_ns, self.edges, strict=True)
         ]
         seen.sort_samples()
-        known_ns = (*self.edges_ns[-1:], *(samples.times_ns[-1] for samples in self.owners.values()))
+        known_ns = (*self.ends_ns[-1:], *(samples.times_ns[-1] for samples in self.owners.values()))
         seen.last_ns = max(known_ns, default=0) if self.end_ns is None else self.end_ns
         return seen
 
@@ -127,7 +129,8 @@ class DeviceCounters:
         if edge.end_ns is None or self._lanes[process.key].device is None:
             return
         kept = self._of(process)
-        kept.edges_ns.append(edge.end_ns + offset_ns)
+        kept.starts_ns.append(edge.start_ns + offset_ns)
+        kept.ends_ns.append(edge.end_ns + offset_ns)
         kept.edges.append(_encode({name: edge.args[name] for name in _OF_EDGES if name in edge.args}))
 
     def end(self, process: Process, ts_ns: int) -> None:

@@ -9,8 +9,9 @@ about the sync's stages, `spans.py` and `open_spans.py` about spans that are no 
 are one rank, `intervals.py` does the arithmetic.
 
 Bytes: `ledger.py` sets the owners of a device against its total, moment by moment; `memory.py` takes peaks and phase
-boundaries from it. `allocations.py`, `allocated_peaks.py`, `used_memory.py` and `host_memory.py` see what lies in
-between and beside. `transactions.py` judges sleeps and wake-ups.
+boundaries from it. `same_moment.py` says which samples belong together, and in older Recordings `unstamped.py`;
+`looks.py` reads what samples say. `allocations.py`, `allocated_peaks.py`, `used_memory.py` and `host_memory.py` see
+what lies in between and beside. `transactions.py` judges sleeps and wake-ups.
 
 Processes: `processes.py` says of each whether it lives, ended or died, `fates.py` whether that was as it should be.
 `errors.py` are exceptions, `hooks.py` says which hooks fired, `clocks.py` how far each clock can be trusted,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rltrace.analysis.ledger import end_ns_of, looks
+from rltrace.analysis.looks import end_ns_of, looks
 from rltrace.analysis.observations import Seen, values_at
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import MAP, OWNERS, UNATTRIBUTED, UNMAP, Turn

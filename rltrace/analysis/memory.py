@@ -15,9 +15,7 @@ from rltrace.analysis.ledger import (
     ALLOWED_CPU_BYTES,
     ALLOWED_GPU_BYTES,
     ALLOWED_SHARE,
-    CONSISTENT_NS,
     CONTEXT,
-    DRIVER_RESERVED,
     FORMER_NAMES,
     FREE,
     UNACCOUNTED,
@@ -25,6 +23,7 @@ from rltrace.analysis.ledger import (
     counter_ledger,
     ledgers,
 )
+from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED
 from rltrace.analysis.observations import Observations, Seen
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
@@ -59,11 +58,11 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     bytes: dict[str, int]
     """By owner; without `free` they add up to `used_bytes`."""
     apart_seconds: float | None
-    """Age of the oldest sample: the time since it, or the CPU time that its process has used since, whichever is less;
-    None if nobody read the device's total."""
+    """How far apart the times lie during which the samples of its processes hold; 0 if they intersect. In a Recording
+    without stamps the age of the oldest sample. None if nobody read the device's total."""
     is_consistent: bool | None
-    """Whether the moment is consistent: no sample is older than 5 ms, or nothing has moved since. None if nobody read
-    the device's total."""
+    """Whether the moment is consistent: these times intersect, or are at most 5 ms apart. In a Recording without stamps
+    an older sample may hold too, if nothing has moved since. None if nobody read the device's total."""
 
 
 class Boundary(Moment, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.ledger import end_ns_of, looks, totals_of
+from rltrace.analysis.looks import end_ns_of, looks, totals_of
 from rltrace.analysis.observations import Observations, Samples, Seen
 from rltrace.events import SAMPLER, subject
 

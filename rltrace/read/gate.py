@@ -366,6 +366,8 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
         "free_bytes": number,
         "held_bytes": by_name(number),
         "cpu_ns": by_name(_or_unknown),
+        "others_bytes": number,
+        "unchanged_ns": whole(0, 2**63 - 1),
         "age_ns": maybe(number),
     },
     ALLOCATIONS_KEPT: {"step": maybe(whole(0, 2**63)), "error_ns": number, "lost": number},

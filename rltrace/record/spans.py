@@ -104,6 +104,7 @@ class NoSpan:
     """What `span` returns while nothing is recorded."""
 
     __slots__ = ()
+    start_ns = 0
 
     def __enter__(self) -> NoSpan:
         return self

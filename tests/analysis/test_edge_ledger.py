@@ -10,8 +10,9 @@ import pytest
 from recordings import Written, sample, span
 
 from rltrace.analysis import summarize
-from rltrace.analysis.ledger import CONSISTENT_NS, GRANULE_BYTES, consistent
+from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES
 from rltrace.analysis.memory import Boundary, DeviceMemory
+from rltrace.analysis.unstamped import consistent
 
 MIB = 1 << 20
 CPU, GPU = {"host": "here", "uuid": "cpu-0"}, {"host": "here", "uuid": "GPU-1"}

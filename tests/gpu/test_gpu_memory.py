@@ -171,6 +171,7 @@ import torch
 from rltrace.record import lifecycle
 from rltrace.instrument.memory.cuda_ledger import Reserved
 from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.vllm.engine import addresses, bytes_by_tag
 from vllm.device_allocator.cumem import CuMemAllocator
@@ -204,10 +205,12 @@ while True:
         with allocator.use_memory_pool(args[0]):
             kept.append(torch.ones(args[1], dtype=torch.uint8, device="cuda"))
     elif what == "capture":
-        with LEDGER.growth("rollout.graphs"):  # as around vLLM's `capture_model`
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                kept.append(torch.ones(args[0], dtype=torch.uint8, device="cuda"))
+        growth = Growth(LEDGER, "rollout.graphs")  # as around vLLM's `capture_model`
+        before_bytes = growth.begin()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kept.append(torch.ones(args[0], dtype=torch.uint8, device="cuda"))
+        growth.end(before_bytes)
     elif what == "hold":
         kept.append(torch.ones(args[0], dtype=torch.uint8, device="cuda"))
     elif what == "open":

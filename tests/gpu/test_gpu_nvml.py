@@ -74,13 +74,16 @@ ACTOR = f"""
 import torch
 from rltrace.record import lifecycle
 from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.memory.growth import Growth
 from rltrace_reference.worker import Worker
 
 class Actor:
     def update(self, batch, step):
         self.held = torch.ones({HELD_BYTES}, dtype=torch.uint8, device="cuda")
-        with LEDGER.growth("nccl"):  # as where a communicator is made: nobody can tell what it takes
-            torch.cuda.Stream()
+        growth = Growth(LEDGER, "nccl")  # as where a communicator is made: nobody can tell what it takes
+        before_bytes = growth.begin()
+        torch.cuda.Stream()
+        growth.end(before_bytes)
         torch.empty({512 * MIB}, dtype=torch.uint8, device="cuda")  # freed at once, and kept by the allocator
 
     def offload(self):

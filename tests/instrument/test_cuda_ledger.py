@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from recordings import Written, sample, span
+from recordings import Written, sample, since_of, span
 
 import rltrace
 from rltrace.analysis import summarize
@@ -38,11 +38,12 @@ from rltrace.host.nvml import Gpu, Memory, UnavailableError
 from rltrace.instrument import memory
 from rltrace.instrument.memory import cuda_ledger
 from rltrace.instrument.memory.cards import open_device, open_engines_card
-from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth, Reserved
-from rltrace.instrument.memory.cuda_memory import EagerConnections, FirstCollectives, name_hooks
-from rltrace.instrument.memory.sharded_models import ROLES
-from rltrace.instrument.memory.turn_hooks import Loading
+from rltrace.instrument.memory.cuda_ledger import CudaLedger, Reserved
+from rltrace.instrument.memory.cuda_memory import eager_connections, first_collectives, name_hooks
+from rltrace.instrument.memory.growth import Growth
+from rltrace.instrument.memory.turn_hooks import loading
 from rltrace.instrument.memory.turns import Turns
+from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch import devices
 from rltrace.instrument.verl import worker as verl_worker
 from rltrace.read.recording import Recording
@@ -66,6 +67,7 @@ class Simulated:
         self.other_bytes = 0
         self.answers: str | None = None
         self.changes = 0
+        self.moved_bytes = 0
         self.peak_bytes = 0
         self.pinned: int | str = 0
         """What torch's allocator of pinned memory has, or why nobody knows."""
@@ -89,7 +91,7 @@ class Simulated:
         return {} if self.answers else self._held()
 
     def torch(self) -> Reserved:
-        return Reserved(self.reserved.reserved_bytes, self.reserved.allocated_bytes, self.changes, self.peak_bytes)
+        return self.reserved._replace(changes=self.changes, peak_bytes=self.peak_bytes, moved_bytes=self.moved_bytes)
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
         self.listed += 1
@@ -105,6 +107,7 @@ class Simulated:
         self.reserved = Reserved(reserved + size_bytes + cached_bytes, allocated + size_bytes)
         self.peak_bytes = max(self.peak_bytes, self.reserved.allocated_bytes)
         self.changes += 1
+        self.moved_bytes += abs(size_bytes + cached_bytes)
 
     def free(self, size_bytes: int) -> None:
         """Into the cache."""
@@ -121,9 +124,11 @@ class SleepingPools:
         gpu.allocate(total_bytes)
         gpu.in_pools = Reserved(total_bytes, total_bytes), Reserved(0, 0)
         self.on_host: dict[str, int] = {}
+        self.moves = 0
 
     def sleep(self) -> None:
         self._gpu.asleep_bytes = sum(self._bytes.values())
+        self.moves += 1
 
     def bytes_by_owner(self) -> dict[str, int]:
         awake = dict.fromkeys(self._bytes, 0) if self._gpu.asleep_bytes else self._bytes
@@ -141,6 +146,19 @@ def gpu() -> Simulated:
 @pytest.fixture
 def ledger(gpu: Simulated) -> CudaLedger:
     return CudaLedger(lambda: gpu)
+
+
+@contextmanager
+def calling(growth: Growth, *call: object) -> Iterator[None]:
+    """A call that may be watched."""
+    before_bytes = growth.begin(*call)
+    yield
+    growth.end(before_bytes)
+
+
+def growing(ledger: CudaLedger, owner: str) -> AbstractContextManager[None]:
+    """A call in which what the process grows by has an owner."""
+    return calling(Growth(ledger, owner))
 
 
 Screens = Callable[[Path], list[str]]
@@ -269,7 +287,7 @@ def test_peaks_of_passes_that_nobody_looks_at(folder: Path, gpu: Simulated, ledg
     ledger.sample()
     actor(gpu, ledger)
     gpu.allocate(90 * MIB)
-    ledger.look(Turn.FORWARD_END, in_pass=True)
+    ledger.look(Turn.FORWARD_END, activations="actor.activations")
     gpu.free(90 * MIB)
     ledger.look(Turn.BACKWARD_END)
     for number, transient_bytes in enumerate((500 * MIB, 300 * MIB, 400 * MIB)):
@@ -317,7 +335,7 @@ def test_communicators_are_what_the_process_grew_while_they_were_made(
     def work() -> None:
         ledger.sample()
         actor(gpu, ledger)
-        with ledger.growth("nccl"):
+        with growing(ledger, "nccl"):
             gpu.context_bytes += 558 * MIB
             gpu.allocate(20 * MIB)  # of torch's allocator, which knows it by itself
         gpu.context_bytes += 3 * MIB  # by somebody whom nobody watches
@@ -332,12 +350,13 @@ def test_communicators_are_what_the_process_grew_while_they_were_made(
 def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_made_in_them_do_not(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
-    loading = Loading(ledger)
+    whose = Work()
+    kernels = loading(ledger, whose)
 
-    def forward(grown_bytes: int, **args: bool) -> None:
-        with loading.span("forward", **args):
+    def forward(grown_bytes: int, *, gradients: bool) -> None:
+        with calling(kernels, "forward", gradients):
             gpu.context_bytes += grown_bytes
-            with ledger.growth("nccl"):
+            with growing(ledger, "nccl"):
                 gpu.context_bytes += 10 * MIB
 
     def work() -> None:
@@ -346,11 +365,11 @@ def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_m
         for grown_bytes in (70 * MIB, 0, 2 * MIB):
             forward(grown_bytes, gradients=False)
         forward(30 * MIB, gradients=True)
-        before = ROLES.act("critic")  # another model, with kernels of its own
+        before = whose.begin("critic")  # another model, with kernels of its own
         forward(7 * MIB, gradients=False)
-        ROLES.act(before)
+        whose.end(before)
         asked = gpu.asked
-        with loading.span("forward", gradients=False):  # one too many to be looked at
+        with calling(kernels, "forward", False):  # one too many to be looked at
             gpu.context_bytes += 5 * MIB
         assert gpu.asked == asked
         ledger.sample()
@@ -364,14 +383,14 @@ def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_m
 def test_kernels_that_verls_start_up_loads_stay_with_the_context_and_what_was_there_before_does_not(
     folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verl_worker, "LEDGER", ledger)
+    monkeypatch.setattr(verl_worker, "KERNELS", Growth(ledger, "cuda.context"))
 
     def work() -> None:
         ledger.sample()
         gpu.context_bytes += 300 * MIB  # somebody's, as an engine's in the same process
         opened = verl_worker.begin_startup("actor.shard")
         gpu.context_bytes += 90 * MIB
-        with ledger.growth("nccl"):
+        with growing(ledger, "nccl"):
             gpu.context_bytes += 10 * MIB
         verl_worker.end_startup(opened, None, None)
         gpu.context_bytes += 5 * MIB
@@ -435,7 +454,7 @@ def eager(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Cud
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     ledger = CudaLedger(lambda: gpu if gpu.context_bytes else None)
     patches = PatchSet("test", Register())
-    name_hooks(patches, ledger, Turns(ledger), on_device)
+    name_hooks(patches, ledger, Turns(ledger, Work()), on_device)
     yield ledger, made
     dist.destroy_process_group()
     assert patches.undo() == []
@@ -488,7 +507,7 @@ def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
         ledger.sample()
         pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
         ledger.engine = pools
-        with ledger.growth("rollout.graphs"):
+        with growing(ledger, "rollout.graphs"):
             gpu.allocate(30 * MIB, cached_bytes=2 * MIB)
             gpu.in_pools = gpu.in_pools[0], Reserved(32 * MIB, 30 * MIB)
             gpu.context_bytes += 8 * MIB
@@ -515,7 +534,7 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
         actor(gpu, ledger)
         ledger.reached(Boundary())
         gpu.allocate(90 * MIB)
-        ledger.look(Turn.FORWARD_END, in_pass=True)
+        ledger.look(Turn.FORWARD_END, activations="actor.activations")
 
     def backward() -> None:
         gpu.allocate(-90 * MIB)
@@ -528,18 +547,16 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
 def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
     folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
-    def forward(acting: str | None, size_bytes: int) -> None:
-        before = ROLES.act(acting)
+    def forward(owner: str, size_bytes: int) -> None:
         ledger.reached(Boundary())
         gpu.allocate(size_bytes)
-        ledger.look(Turn.FORWARD_END, in_pass=True)
+        ledger.look(Turn.FORWARD_END, activations=owner)
         gpu.allocate(-size_bytes)
-        ROLES.act(before)
 
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
-    forward("critic", 90 * MIB)
-    forward(None, 70 * MIB)
+    forward("critic.activations", 90 * MIB)
+    forward("actor.activations", 70 * MIB)
     ledger.reached(Boundary(("actor.update",)))
     rltrace.stop()
     (found,) = ledgers(Observations(Recording.open(folder))).values()
@@ -553,7 +570,7 @@ def test_looks_of_several_threads(folder: Path, gpu: Simulated, ledger: CudaLedg
     """Looks of autograd's thread, in the middle of a backward, are in order with those of the main thread."""
 
     def look(turn: Turn) -> None:
-        ledger.look(turn, in_pass=True)
+        ledger.look(turn, activations="actor.activations")
 
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
@@ -578,9 +595,9 @@ def test_activations_end_with_their_backward(folder: Path, gpu: Simulated, ledge
     def micro_batch(size_bytes: int) -> None:
         ledger.settle()
         gpu.allocate(size_bytes)
-        ledger.look(Turn.FORWARD_END, in_pass=True)
+        ledger.look(Turn.FORWARD_END, activations="actor.activations")
         gpu.allocate(11 * MIB)  # of the loss
-        ledger.look(Turn.BACKWARD_BEGIN, in_pass=True)
+        ledger.look(Turn.BACKWARD_BEGIN, activations="actor.activations")
         gpu.allocate(kept_bytes - size_bytes - 11 * MIB)
         ledger.look(Turn.BACKWARD_END)
 
@@ -675,6 +692,49 @@ def test_a_move_that_ends_its_phase(
     rltrace.stop()
     begin, moved = edges_of(folder)
     assert moved["totals"]["used"] == used_bytes < begin["totals"]["used"]
+
+
+def test_samples_say_since_when_they_hold(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A stamp reaches back to when the process's part of the card became what it is, though it changed and changed
+    back, or moved within the allocator's cache."""
+
+    def grow(size_bytes: int) -> None:
+        gpu.allocate(size_bytes)
+
+    def cache() -> None:
+        gpu.free(9 * MIB)
+
+    def come_and_go() -> None:
+        grow(50 * MIB)
+        grow(-50 * MIB)
+
+    def connect() -> None:
+        with growing(ledger, "nccl"):
+            gpu.context_bytes += 3 * MIB
+
+    rltrace.start(folder, role="worker", rank=0)
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    gpu.allocate(9 * MIB)
+    changes = [lambda: None, lambda: None, cache, lambda: grow(MIB), come_and_go, connect, pools.sleep, lambda: None]
+    for change in changes:
+        change()
+        ledger.sample()
+    rltrace.stop()
+    assert since_of(folder) == [0, 0, 0, 3, 4, 5, 6, 6]
+
+
+def test_a_move_is_looked_at_before_it_begins(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """So that its pools are known to have been as they were until then; where they were just looked at they are."""
+    rltrace.start(folder, role="engine", rank=0)
+    ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
+    ledger.sample()
+    pools.sleep()
+    ledger.reached(Boundary(("cumem.unmap",)))
+    time.sleep(2 * cuda_ledger.SAME_NS / 1e9)
+    ledger.reached(Boundary(("cumem.map",), is_end=False))
+    ledger.reached(Boundary(("cumem.map",), is_end=False))
+    rltrace.stop()
+    assert since_of(folder) == [0, 1, 1]
 
 
 def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
@@ -961,7 +1021,7 @@ def connect_asleep(gpu: Simulated, ledger: CudaLedger, on_host: dict[str, int] |
     """A communicator of 100 MiB is made while an engine goes to sleep, and leaves this in the host's memory."""
     ledger.sample()
     ledger.engine = pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
-    with ledger.growth("nccl"):
+    with growing(ledger, "nccl"):
         pools.sleep()
         pools.on_host = on_host or {}
         gpu.context_bytes += 100 * MIB
@@ -1052,7 +1112,7 @@ def test_peak_of_a_backward_is_not_the_engines(folder: Path, gpu: Simulated, led
         with acting(ledger, "rollout.profile"):
             gpu.allocate(77 * MIB)
         gpu.allocate(5 * MIB)
-        ledger.look(Turn.FORWARD_END, in_pass=True)
+        ledger.look(Turn.FORWARD_END, activations="actor.activations")
         gpu.free(5 * MIB)
         ledger.look(Turn.BACKWARD_END)
         gpu.allocate(700 * MIB)
@@ -1131,7 +1191,7 @@ def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothi
 ) -> None:
     def work() -> None:
         connect_asleep(gpu, ledger)
-        with ledger.growth("rollout.graphs"):
+        with growing(ledger, "rollout.graphs"):
             gpu.context_bytes -= 30 * MIB
         ledger.sample()
 
@@ -1178,18 +1238,14 @@ def test_a_device_that_a_process_was_told_stays_its_device(folder: Path, ledger:
 def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
     gpu: Simulated, ledger: CudaLedger, device: torch.device | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    eager_connections = EagerConnections(ledger, lambda _: pytest.fail("nobody asked for a context"))
-    assert eager_connections.begin((None, device), {}) is None
+    eager = eager_connections(ledger, lambda _: pytest.fail("nobody asked for a context"))
+    assert eager.begin((None, device), {}) is None
+    ledger.device(is_sure=True)
     looked: list[str] = []
-
-    def growth(owner: str) -> Growth:
-        looked.append(owner)
-        return Growth(ledger, owner)
-
-    monkeypatch.setattr(ledger, "growth", growth)
+    monkeypatch.setattr(ledger, "give", lambda owner, _: looked.append(owner))
     hook, on_gpu = Hook("test", "a:b"), SimpleNamespace(device=torch.device("cuda"))
     hook.bind(True)
-    send = FirstCollectives(ledger, Turns(ledger)).watch(lambda group, tensors: (group.group_name, tensors), hook)
+    send = first_collectives(ledger, Turns(ledger, Work()))(lambda group, tensors: (group.group_name, tensors), hook)
     group, other, later = (SimpleNamespace(group_name=name) for name in "012")
     assert send(group, [cpu := torch.ones(1)]) == ("0", [cpu]) and looked == []
     assert send(group, [[on_gpu]]) == ("0", [[on_gpu]]) and looked == ["nccl"]
@@ -1207,7 +1263,7 @@ def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
 def test_a_first_collective_that_fails_raises_what_it_raised(gpu: Simulated, ledger: CudaLedger) -> None:
     hook = Hook("test", "a:b")
     hook.bind(True)
-    fail = FirstCollectives(ledger, Turns(ledger)).watch(lambda group, tensors: 1 // 0, hook)
+    fail = first_collectives(ledger, Turns(ledger, Work()))(lambda group, tensors: 1 // 0, hook)
     with pytest.raises(ZeroDivisionError):
         fail(SimpleNamespace(group_name="0"), [SimpleNamespace(device=torch.device("cuda"))])
     assert hook.failures == 0
@@ -1297,7 +1353,7 @@ def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_n
         ledger.reached(Boundary(("actor.update",)))
         with rltrace.span("actor.update"):
             pass
-        with ledger.growth("nccl"):
+        with growing(ledger, "nccl"):
             gpu.context_bytes += 9 * MIB
         ledger.sample()
 
@@ -1398,7 +1454,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def allocate(size_bytes: int) -> None:
         stats = {
-            "reserved_bytes": {"all": {"current": size_bytes}},
+            "reserved_bytes": {"all": {"current": size_bytes, "allocated": size_bytes, "freed": 0}},
             "allocated_bytes": {"all": {"current": size_bytes, "peak": size_bytes}},
             "allocation": {"all": {"allocated": 1, "freed": 0}},
         }

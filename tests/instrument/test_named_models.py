@@ -25,6 +25,7 @@ from rltrace.instrument.memory.cuda_ledger import CudaLedger
 from rltrace.instrument.memory.named_models import name_models
 from rltrace.instrument.memory.sharded_models import Models, Roles
 from rltrace.instrument.memory.turns import Turns
+from rltrace.instrument.memory.work import Work
 from rltrace.read.recording import Recording
 
 WIDTH = 64
@@ -34,8 +35,7 @@ LAYER_BYTES = 4 * WIDTH * (WIDTH + 1)
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> Models:
     """The models of a process that has none yet."""
-    made = Models()
-    monkeypatch.setattr(sharded_models, "ROLES", Roles())
+    made = Models(Roles(Work()))
     for module in (sharded_models, named_models, cuda_memory):
         monkeypatch.setattr(module, "MODELS", made)
     return made
@@ -67,7 +67,7 @@ def test_every_model_of_a_trainer_has_its_owner(models: Models) -> None:
     frozen, adapter = trainer.model
     frozen.requires_grad_(False)
     optimizer = torch.optim.AdamW(adapter.parameters())
-    sharded_models.ROLES.meet_optimizer(optimizer)
+    models.roles.meet_optimizer(optimizer)
     trainer.model(torch.ones(1, WIDTH)).sum().backward()
     optimizer.step()
     expected |= {"actor.grads": LAYER_BYTES}
@@ -120,7 +120,7 @@ def ledger(gpu: Simulated, models: Models) -> Iterator[CudaLedger]:
     """A ledger whose hooks are on real torch."""
     made = CudaLedger(lambda: gpu)
     patches = PatchSet("test", Register())
-    cuda_memory.name_hooks(patches, made, Turns(made))
+    cuda_memory.name_hooks(patches, made, Turns(made, Work()))
     yield made
     assert patches.undo() == []
 

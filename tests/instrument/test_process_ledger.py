@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recordings import since_of
 
 import rltrace
-from rltrace.analysis.ledger import ledgers
-from rltrace.analysis.observations import Observations
 from rltrace.host import memory
 from rltrace.instrument.memory.process_ledger import SAME_BYTES, SAME_CPU_NS, ProcessLedger
-from rltrace.read.recording import Recording
 
 MIB = 1 << 20
 
@@ -179,17 +177,19 @@ def test_the_allocator_is_asked_again_only_if_its_answer_can_have_changed(
     rltrace.stop()
 
 
-def test_what_a_process_repeats_is_as_old_as_the_cpu_time_that_it_has_used_since(
+def test_what_a_process_repeats_holds_since_it_asked(
     folder: Path, ledger: ProcessLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used_ns = [10**9]
+    """By the stamps: until it asks its allocator again, because it has worked, or an owner's mapping has changed."""
+    used_ns, mapped = [10**9], {"rollout.weights_bytes": 0}
     monkeypatch.setattr(time, "process_time_ns", lambda: used_ns[0])
-    for worked_ns in (0, SAME_CPU_NS // 2, SAME_CPU_NS // 2):
+    ledger.mapped["Engine"] = lambda: dict(mapped)
+    for worked_ns, mapped_bytes in ((0, 0), (SAME_CPU_NS // 2, 0), (SAME_CPU_NS // 2, 0), (0, 8), (SAME_CPU_NS + 1, 8)):
         used_ns[0] += worked_ns
+        mapped["rollout.weights_bytes"] = mapped_bytes
         ledger.sample()
     rltrace.stop()
-    (found,) = ledgers(Observations(Recording.open(folder))).values()
-    assert found.apart_ns.tolist() == [0, SAME_CPU_NS / 2, SAME_CPU_NS]
+    assert since_of(folder) == [0, 0, 0, 3, 4]
 
 
 @in_its_own_process

@@ -12,8 +12,8 @@ import textwrap
 import pytest
 import torch
 
-from rltrace.instrument.memory import sharded_models
 from rltrace.instrument.memory.sharded_models import Models, Params, Roles, by_place, plain_params
+from rltrace.instrument.memory.work import Work
 
 SIZE_BYTES = 3 * 64 * 64 * 4
 """Of a model: three linear layers."""
@@ -30,8 +30,9 @@ PROGRAM = """
     from rltrace.instrument.memory.cuda_ledger import CudaLedger
     from rltrace.instrument.memory.cuda_memory import name_hooks
     from rltrace.instrument.torch.fsdp2 import groups_of
-    from rltrace.instrument.memory.sharded_models import ROLES, Fsdp2Params
+    from rltrace.instrument.memory.sharded_models import Fsdp2Params
     from rltrace.instrument.memory.turns import Turns
+    from rltrace.instrument.memory.work import WORK
     from rltrace.hooks.patching import PatchSet
 
     class Rows:
@@ -41,7 +42,7 @@ PROGRAM = """
     rows = {}
     ledger = CudaLedger(lambda: None)
     patches = PatchSet("test", Rows())
-    name_hooks(patches, ledger, Turns(ledger))
+    name_hooks(patches, ledger, Turns(ledger, WORK))
     broadcast, seen = dist._broadcast_coalesced, []
 
     def watched(*args):
@@ -95,10 +96,10 @@ PROGRAM = """
     del ref
     gc.collect()
     say("without the ref")
-    before = ROLES.act("critic")
+    before = WORK.begin("critic")
     critic = model()
     critic_optimizer = torch.optim.AdamW(critic.parameters())
-    ROLES.act(before)
+    WORK.end(before)
     say("beside a critic")
     critic(torch.ones(2, 64)).sum().backward()
     if sys.argv[1] == "fsdp2":
@@ -240,7 +241,7 @@ def test_frozen_parameters_of_what_ddp_wraps_are_the_models() -> None:
     (wrapped,) = plain_params([], [(model, list(model.parameters())), (optimizer, list(adapter.parameters()))])
     assert [len(parameter) for parameter in wrapped.held()] == [8, 2], "each once"
     assert wrapped.trained() == list(model.parameters())
-    roles = Roles()
+    roles = Roles(Work())
     roles.meet_optimizer(optimizer)
     assert roles.subject_of(wrapped) == "actor"
 
@@ -251,11 +252,10 @@ def test_what_fsdp_has_is_not_plain_too() -> None:
     assert list(plain_params([known], [(optimizer, [known.parameter])])) == []
 
 
-def test_what_an_optimizer_is_given_later_is_met_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded_models, "ROLES", Roles())
-    models, first, later = Models(), torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 4, bias=False)
+def test_what_an_optimizer_is_given_later_is_met_too() -> None:
+    models, first, later = Models(Roles(Work())), torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 4, bias=False)
     optimizer = torch.optim.SGD(first.parameters())
-    sharded_models.ROLES.meet_optimizer(optimizer)
+    models.roles.meet_optimizer(optimizer)
     assert models()["actor.params_host_bytes"] == 4 * 64
     optimizer.add_param_group({"params": list(later.parameters())})
     assert models()["actor.params_host_bytes"] == 4 * (64 + 32)
@@ -275,8 +275,8 @@ def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradient
     assert params.mark() == marks[-1]
 
 
-def test_what_is_sparse_has_no_storage_and_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded_models, "ROLES", Roles())
+def test_what_is_sparse_has_no_storage_and_is_left_out() -> None:
+    models = Models(Roles(Work()))
     embedding, linear = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4, bias=False)
     model = torch.nn.Sequential(embedding, linear)
     (params,) = plain_params([], [(model, list(model.parameters()))])
@@ -286,8 +286,8 @@ def test_what_is_sparse_has_no_storage_and_is_left_out(monkeypatch: pytest.Monke
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer.step()
     assert [state["momentum_buffer"].is_sparse for state in optimizer.state.values()] == [True, False]
-    sharded_models.ROLES.meet_optimizer(optimizer)
-    assert Models()()["actor.optimizer_host_bytes"] == 4 * 16
+    models.roles.meet_optimizer(optimizer)
+    assert models()["actor.optimizer_host_bytes"] == 4 * 16
 
 
 def test_a_model_that_is_gone_holds_nothing() -> None:
@@ -297,22 +297,23 @@ def test_a_model_that_is_gone_holds_nothing() -> None:
 
 def test_an_optimizer_of_the_critics_says_nothing_about_the_models_of_others() -> None:
     """verl makes its critic before its actor: until the actor has an optimizer too, that would make it the ref."""
-    roles, params, of_critic = Roles(), Known(), Known()
-    before = roles.act("critic")
+    work, params, of_critic = Work(), Known(), Known()
+    roles = Roles(work)
+    before = work.begin("critic")
     optimizer = torch.optim.SGD([of_critic.parameter])
     roles.meet_optimizer(optimizer)
-    roles.name(of_critic, roles.acting)
-    roles.act(before)
+    roles.name(of_critic, work.subject)
+    work.end(before)
     assert (roles.subject_of(of_critic), roles.subject_of(params)) == ("critic", "actor")
     params.parameter.requires_grad_(False)
     assert roles.subject_of(params) == "ref"
     params.parameter.requires_grad_(True)
-    roles.act("actor")
+    work.begin("actor")
     of_actor, actors = Known(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     roles.meet_optimizer(actors)
-    roles.act(before)
+    work.end(before)
     assert roles.subject_of(of_actor) == "ref", "as soon as there is an actor's, which does not hold it"
-    assert (roles.states_owner(optimizer), roles.acting_owner("activations")) == (
+    assert (roles.states_owner(optimizer), work.owner_of("activations")) == (
         "critic.optimizer",
         "actor.activations",
     )
@@ -332,7 +333,7 @@ class Known(Params):
 
 
 def test_whose_a_model_is_follows_the_optimizers_as_they_are_made_and_once_trained_it_stays_the_actors() -> None:
-    roles, params, other = Roles(), Known(), Known()
+    roles, params, other = Roles(Work()), Known(), Known()
     first = torch.optim.SGD([other.parameter])
     roles.meet_optimizer(first)
     assert (roles.subject_of(params), roles.subject_of(other)) == ("ref", "actor")

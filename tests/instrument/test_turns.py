@@ -12,6 +12,7 @@ import pytest
 from rltrace.events import Turn
 from rltrace.instrument.memory import turns as turns_module
 from rltrace.instrument.memory.turns import Turns
+from rltrace.instrument.memory.work import Work
 
 TRAINING = """
     import json, sys
@@ -23,6 +24,7 @@ TRAINING = """
     from rltrace.instrument.memory.cuda_ledger import CudaLedger
     from rltrace.instrument.memory.cuda_memory import name_hooks
     from rltrace.instrument.memory.turns import Turns
+    from rltrace.instrument.memory.work import Work
 
     class Rows:
         def hook(self, *args): return self
@@ -30,7 +32,7 @@ TRAINING = """
 
     class Ledger:
         def __init__(self): self.said = []
-        def look(self, turn, in_pass): self.said.append([turn.value, in_pass])
+        def look(self, turn, activations): self.said.append([turn.value, activations == "actor.activations"])
         def settle(self): self.said.append(["settle", False])
         def say_peak(self): pass
         def has_moved(self):
@@ -40,7 +42,7 @@ TRAINING = """
     looked, patches = Ledger(), PatchSet("test", Rows())
     Turns.BEAT_BURST_NS = 0 if sys.argv[2] == "slow" else 10**12
     Turns.BEAT_SHARE = 0
-    turns = Turns(looked)
+    turns = Turns(looked, Work())
     name_hooks(patches, CudaLedger(lambda: None), turns)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
@@ -117,13 +119,13 @@ class Clocked:
     def __init__(self, look_ns: int) -> None:
         self.look_ns = look_ns
         self.looks: list[tuple[int, Turn]] = []
-        self.in_pass: list[bool] = []
+        self.activations: list[str | None] = []
         self.asked: list[int] = []
         self.peaks = 0
 
-    def look(self, turn: Turn, *, in_pass: bool) -> None:
+    def look(self, turn: Turn, *, activations: str | None) -> None:
         self.looks.append((self.now_ns, turn))
-        self.in_pass.append(in_pass)
+        self.activations.append(activations)
         self.now_ns += self.look_ns
 
     def settle(self) -> None:
@@ -159,7 +161,7 @@ def train(turns: Turns, ledger: Clocked, seconds: float, pass_ns: int) -> None:
 @pytest.mark.parametrize("pass_ns", [1_000_000, 30_000_000, 1_000_000_000])
 def test_share(ledger: Clocked, pass_ns: int) -> None:
     """However short the passes are, looks and beats take their shares of the time, and a burst at first."""
-    turns = Turns(ledger)
+    turns = Turns(ledger, Work())
     train(turns, ledger, 100, pass_ns)
     of_looks_ns = len(ledger.looks) * ledger.look_ns
     assert of_looks_ns <= Turns.BURST_NS + Turns.SHARE * ledger.now_ns + 3 * ledger.look_ns
@@ -169,7 +171,7 @@ def test_share(ledger: Clocked, pass_ns: int) -> None:
 
 def test_whole_passes(ledger: Clocked) -> None:
     """A pass is looked at as a whole or not at all."""
-    train(Turns(ledger), ledger, 20, 10_000_000)
+    train(Turns(ledger, Work()), ledger, 20, 10_000_000)
     looked = [turn for _, turn in ledger.looks]
     assert ledger.peaks > len(looked), "of the others torch's own count is told"
     whole = [Turn.FORWARD_END, Turn.BACKWARD_BEGIN, Turn.BACKWARD_END]
@@ -179,7 +181,7 @@ def test_whole_passes(ledger: Clocked) -> None:
 
 def test_activations_of_a_beat_end(ledger: Clocked) -> None:
     """Where a beat saw activations, in a pass that is left out or in an inference, its end is looked at too."""
-    turns = Turns(ledger)
+    turns = Turns(ledger, Work())
     ledger.moved = True
     turns.begin_forward(has_gradients=False)
     ledger.moved = False
@@ -191,7 +193,7 @@ def test_activations_of_a_beat_end(ledger: Clocked) -> None:
 
 def test_rare_places(ledger: Clocked) -> None:
     """An optimizer's step is looked at though passes have spent all that looks may take."""
-    turns = Turns(ledger)
+    turns = Turns(ledger, Work())
     train(turns, ledger, 0.3, 10_000_000)
     looks = len(ledger.looks)
     train(turns, ledger, 0.01, 10_000_000)
@@ -203,7 +205,7 @@ def test_rare_places(ledger: Clocked) -> None:
 
 def test_rare_places_do_not_starve_passes(ledger: Clocked) -> None:
     """Passes are looked at though an engine's `empty_cache` has spent all that other looks may take."""
-    turns = Turns(ledger)
+    turns = Turns(ledger, Work())
     for _ in range(200):
         turns.reached(Turn.EMPTY_CACHE)
     train(turns, ledger, 0.02, 10_000_000)
@@ -215,8 +217,21 @@ def test_rare_places_do_not_starve_passes(ledger: Clocked) -> None:
 
 def test_forward_without_a_backward(ledger: Clocked) -> None:
     """A forward with gradients that no backward follows ends at the optimizer's step at the latest."""
-    turns = Turns(ledger)
+    turns = Turns(ledger, Work())
     turns.begin_forward(has_gradients=True)
     turns.end_forward(has_gradients=True)
     turns.reached(Turn.OPTIMIZER_BEGIN)
-    assert ledger.in_pass == [True, False]
+    assert ledger.activations == ["actor.activations", None]
+
+
+def test_passes_of_who_is_worked_for(ledger: Clocked) -> None:
+    """What a pass leaves belongs to the one who is worked for as it is looked at; a ref's would be the actor's."""
+    work = Work()
+    turns = Turns(ledger, work)
+    for subject in ("critic", "ref", None):
+        before = work.begin(subject)
+        turns.begin_backward()
+        turns.end_backward()
+        work.end(before)
+    owners = [owner for owner in ledger.activations if owner is not None]
+    assert owners == ["critic.activations", "actor.activations", "actor.activations"]

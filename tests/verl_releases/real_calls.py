@@ -18,7 +18,7 @@ from verl import DataProto
 
 import rltrace
 from rltrace.hooks import boundaries
-from rltrace.instrument.memory.sharded_models import ROLES
+from rltrace.instrument.memory.work import WORK
 
 LINE = int(verl.__version__.split(".")[1])
 
@@ -310,14 +310,14 @@ def a_critics_turn():
         metrics = CriticWorker.update_critic(worker, data).meta_info["metrics"]
     assert "critic/grad_norm" in metrics
     assert told == ["critic.update begins", "critic", "critic", "critic.update ends"]
-    assert ROLES.acting is None
+    assert WORK.subject is None
 
 
 @contextlib.contextmanager
 def watched(model):
     """A list of what is told meanwhile: edges of phases, and whose turn it is in each forward of the model."""
     told = []
-    handle = model.register_forward_hook(lambda *_: told.append(ROLES.acting))
+    handle = model.register_forward_hook(lambda *_: told.append(WORK.subject))
     unwatch = boundaries.watch(
         lambda edge: told.append(f"{' or '.join(edge.names)} {'ends' if edge.is_end else 'begins'}")
     )
@@ -367,7 +367,7 @@ def an_engine_of_values():
         metrics = tensordict_utils.get(TrainingWorker.train_mini_batch(worker, batch), "metrics")
     assert "grad_norm" in metrics
     assert told == ["critic.update begins", "critic", "critic", "critic.update ends"]
-    assert ROLES.acting is None
+    assert WORK.subject is None
 
 
 def an_engine_of_an_actor():
@@ -401,7 +401,7 @@ def engines_are_made():
         pass
 
     def make(*_, **__):
-        made.append(ROLES.acting)
+        made.append(WORK.subject)
         raise FailsError
 
     for kind, forward_only, subject in (
@@ -423,7 +423,7 @@ def engines_are_made():
                 of_engine.initialize()
         except FailsError:
             pass
-        assert (made.pop(), ROLES.acting) == (subject, None)
+        assert (made.pop(), WORK.subject) == (subject, None)
 
 
 def engine(kind=None, model=None):

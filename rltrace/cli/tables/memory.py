@@ -10,7 +10,8 @@ from rich.text import Text
 
 from rltrace.analysis.allocations import AllocationPeak, AllocationsMissed
 from rltrace.analysis.host_memory import HostMemory
-from rltrace.analysis.ledger import FREE, GRANULE_BYTES, UNACCOUNTED
+from rltrace.analysis.ledger import FREE, UNACCOUNTED
+from rltrace.analysis.looks import GRANULE_BYTES
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, Residual
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, bars, titled, words

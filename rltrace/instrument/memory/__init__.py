@@ -4,11 +4,16 @@ In: models, optimizers and pools that hooks have met, the allocator of torch, NV
 boundary one sample for each owner, and beside them the driver's totals, so that `analysis/ledger.py` can set one
 against the other; on chosen steps, an owner for every allocation. No row is made by subtraction.
 
-`sharded_models.py` knows which tensors are whose, `named_models.py` whose a trainer's models are, and `engine_share.py`
-what an engine has allocated beside a trainer. `cuda_ledger.py` and `process_ledger.py` are the ledgers of a GPU and
-of a CPU's process, and `cards.py` are the GPUs that the first asks. `cuda_memory.py` tells it when a phase begins or
-ends, `turn_hooks.py` where memory turns in between, of which `turns.py` chooses what is worth a look; `pools.py` are
-pools that sleep; `uncaught_errors.py` looks once more before a process dies of an error about memory.
+`sharded_models.py` knows which tensors are whose, `named_models.py` whose a trainer's models are, `work.py` whose model
+is made or computed now, and `engine_share.py` what an engine has allocated beside a trainer. `cuda_ledger.py` and
+`process_ledger.py` are the ledgers of a GPU and of a CPU's process, and `cards.py` are the GPUs that the first asks.
+`unchanged.py` stamps each of their samples with how long nothing had changed, so that a reader knows which samples are
+of one moment.
+
+`cuda_memory.py` tells the ledger when a phase begins or ends, `turn_hooks.py` where memory turns in between, of which
+`turns.py` chooses what is worth a look; `pools.py` are pools that sleep; `growth.py` gives owners what a process grows
+by in calls, outside of torch's allocator; `uncaught_errors.py` looks once more before a process dies of an error about
+memory.
 
 `allocation_owners.py` names allocations. `chosen_allocations.py` finds out in which of the steps of
 `RLTRACE_ALLOCATIONS` a process is, `kept_step.py` says what becomes of its allocations there, and

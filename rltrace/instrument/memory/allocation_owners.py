@@ -21,13 +21,13 @@ from rltrace.host.interruption import own_failure
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.memory.sharded_models import (
     MODELS,
-    ROLES,
     Fsdp1Params,
     Fsdp2Params,
     Params,
     grads_owner,
     watch_models,
 )
+from rltrace.instrument.memory.work import WORK, Work
 from rltrace.instrument.torch.fsdp1 import HANDLE, RUNTIME
 from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.modules import Forwards, remove
@@ -61,11 +61,11 @@ class Allocations:
             name_hooks(patches)
 
 
-def name_hooks(patches: PatchSet) -> None:
+def name_hooks(patches: PatchSet, work: Work = WORK) -> None:
     """Name every place where an owner's scope begins and ends."""
     allocations.name_by(owners)
     watch_models(patches)
-    forwards = ModelForwards()
+    forwards = ModelForwards(work)
     with patches.dormant() as switch:
         patches.use("torch.nn.modules.module:Module.register_forward_pre_hook", forwards.use)
         for method in ("unshard", "wait_for_unshard"):
@@ -74,11 +74,11 @@ def name_hooks(patches: PatchSet) -> None:
             patches.around(f"{HANDLE}.{method}", functools.partial(enter_params, Fsdp1Params), leave)
         patches.around(f"{GROUP}.post_backward", enter_grads, leave)
         patches.around(f"{RUNTIME}:_post_backward_hook", enter_flat_grads, leave)
-        patches.around("torch.autograd:backward", watch_roots, end_backward)
+        patches.around("torch.autograd:backward", functools.partial(watch_roots, work), end_backward)
         patches.use(
             "torch.optim.optimizer:register_optimizer_step_pre_hook",
             functools.partial(
-                watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(ROLES.acting_owner("optimizer"))
+                watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(work.owner_of("optimizer"))
             ),
         )
         for target, owner in SCOPES.items():
@@ -120,7 +120,7 @@ def enter_params(params_of: Callable[[Any], Params], args: tuple[Any, ...], _kwa
 
 def params_owner(params: Params) -> str:
     """Return the owner that these parameters have everywhere in this process."""
-    return f"{ROLES.subject_of(params)}.params"
+    return f"{MODELS.roles.subject_of(params)}.params"
 
 
 def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
@@ -136,7 +136,7 @@ def enter_flat_grads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | Non
 
 def enter_reduction(params: Params, gradients: Iterable[Any]) -> str | None:
     """Name these as gradients, whoever allocated them, and let allocations from here on be gradients too."""
-    owner = grads_owner(ROLES.subject_of(params))
+    owner = grads_owner(MODELS.roles.subject_of(params))
     allocations.name(dict.fromkeys(addresses(gradients), owner))
     return allocations.enter(owner)
 
@@ -155,7 +155,11 @@ def gradients_of(group: Any) -> Iterator[Any]:
 class ModelForwards:
     """Forwards of this process's models, with hooks on their modules while a history is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
+        """Args:
+        work: Says whose they are.
+        """
+        self._work = work
         self._hook: Hook | None = None
         self._handles: list[Any] = []
 
@@ -175,7 +179,7 @@ class ModelForwards:
         if not on or hook is None:
             return
         try:
-            forwards = Forwards(hook, lambda *_: allocations.Scope(ROLES.acting_owner(ACTIVATIONS)).__enter__())
+            forwards = Forwards(hook, lambda *_: allocations.Scope(self._work.owner_of(ACTIVATIONS)).__enter__())
             self._handles = forwards.attach(MODELS.modules(), str)
             if unwrapped := MODELS.unwrapped():
                 self._handles += forwards.attach_to_all(Having(unwrapped))
@@ -205,18 +209,19 @@ class Having:
 # ---- backward ---------------------------------------------------------------------------------------------------
 
 
-def watch_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def watch_roots(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """Let the thread on which backward begins know that its allocations are activations, until it is through."""
     tensors = argument("tensors", 0, args, kwargs)
     roots = [tensors] if hasattr(tensors, "register_hook") else list(tensors)
-    return [root.register_hook(enter_backward) for root in roots if root.requires_grad]
+    enter = functools.partial(enter_backward, work)
+    return [root.register_hook(enter) for root in roots if root.requires_grad]
 
 
-def enter_backward(_grad: Any) -> None:
+def enter_backward(work: Work, _grad: Any) -> None:
     """Begin the scope of activations: autograd calls this on the thread that computes this device's gradients."""
     from torch.autograd import Variable
 
-    before = allocations.enter(ROLES.acting_owner(ACTIVATIONS))
+    before = allocations.enter(work.owner_of(ACTIVATIONS))
     Variable._execution_engine.queue_callback(lambda: allocations.leave(before))
 
 

@@ -52,11 +52,13 @@ class TorchCard:
     def torch(self) -> Reserved:
         stats = self._cuda.memory_stats_as_nested_dict(self._index)
         allocated, times = stats["allocated_bytes"]["all"], stats["allocation"]["all"]
+        reserved = stats["reserved_bytes"]["all"]
         return Reserved(
-            stats["reserved_bytes"]["all"]["current"],
+            reserved["current"],
             allocated["current"],
             times["allocated"] + times["freed"],
             allocated["peak"],
+            reserved["allocated"] + reserved["freed"],
         )
 
     def pinned_bytes(self) -> int:

@@ -30,7 +30,8 @@ from rltrace.host.clock import now_ns
 from rltrace.host.interruption import own_failure
 from rltrace.host.nvml import Memory, UnavailableError
 from rltrace.instrument.memory.engine_share import EngineShare
-from rltrace.instrument.memory.sharded_models import ROLES, Rows, add
+from rltrace.instrument.memory.sharded_models import Rows, add
+from rltrace.instrument.memory.unchanged import Unchanged
 from rltrace.record import lifecycle, spans
 
 SAME_NS = 2_000_000
@@ -45,7 +46,9 @@ CONTEXT = "cuda.context"
 """The kernels that a process has loaded are a part of it."""
 GRAPHS = "rollout.graphs"
 """CUDA graphs, and what the driver needs for them."""
-OUTSIDE = (CONTEXT, "nccl", GRAPHS)
+NCCL = "nccl"
+"""Communicators."""
+OUTSIDE = (CONTEXT, NCCL, GRAPHS)
 """Rows that torch's allocator does not know of, or not all of."""
 
 OF_HOST = (HOST_BYTES, PINNED_BYTES)
@@ -64,6 +67,9 @@ class Reserved(NamedTuple):
     """How often the allocator has handed out memory or got it back: while that is the same, no tensor has moved."""
     peak_bytes: int = 0
     """The most that was handed out at once since the process began, or since its program reset that figure."""
+    moved_bytes: int = 0
+    """The bytes that the allocator has ever taken from the driver, and those that it has given back: while that is the
+    same, none have come or gone."""
 
 
 class State(NamedTuple):
@@ -72,6 +78,8 @@ class State(NamedTuple):
     torch: Reserved
     engine: Rows | None
     """Bytes of its pools by owner; None in a process without an engine."""
+    moves: tuple[int, ...] = ()
+    """Counts of all that comes to the card and leaves it: while they are the same, this process's part of it is."""
 
 
 class Held(NamedTuple):
@@ -123,6 +131,9 @@ class OwnCard(Card, Protocol):
 
 class SleepingMemory(Protocol):
     """An engine's pools that sleep."""
+
+    moves: int
+    """How often any memory of theirs has come or gone."""
 
     def bytes_by_owner(self) -> Rows:
         """Return the bytes that have memory behind them now, by owner."""
@@ -181,6 +192,9 @@ class CudaLedger:
         self._device = Sought(open_device)
         self._engines_card = Sought(open_engines_card)
         self._outside: Rows = {}
+        self.outside_moves = 0
+        """How often something may have changed outside of torch's allocator."""
+        self._unchanged = Unchanged()
         self._named: tuple[Any, Rows] = None, {}
         self._sampled: tuple[State | None, int] = None, 0
         self._held: Held | None = None
@@ -235,7 +249,7 @@ class CudaLedger:
         of_processes = is_phase and (not is_engines or (not boundary.is_end and self._knows_holders))
         if device is not None:
             state = self.state(device)
-            if not self._is_known(state, is_phase, of_processes):
+            if not self._is_known(state, of_processes):
                 self._sample(device, state, of_processes=of_processes)
         elif is_phase and is_engines and (card := self.engines_card()) is not None:
             with spans.automatic_span(MEMORY_EDGE) as sampled:
@@ -246,16 +260,21 @@ class CudaLedger:
         """Return the card of the engine below this process; it is looked for once a second until there is one."""
         return self._engines_card.get()
 
-    def _is_known(self, state: State, is_phase: bool, of_processes: bool) -> bool:
-        """Tell whether the last sample still holds: phases end where others begin, and asleep nothing changes."""
+    def _is_known(self, state: State, of_processes: bool) -> bool:
+        """Tell whether the last sample is of this boundary: phases end where others begin.
+
+        An old one is not, though nothing has changed: a sample now says that nothing has.
+        """
         known, end_ns = self._sampled
         is_old = now_ns() - end_ns >= SAME_NS
-        is_late = is_phase and (is_old or (of_processes and not self._knows_holders))
-        return not is_late and known == state
+        return known == state and not is_old and (self._knows_holders or not of_processes)
 
     def state(self, device: OwnCard) -> State:
         """Return the state of the rows as it is now."""
-        return State(device.torch(), None if self.engine is None else self.engine.bytes_by_owner())
+        torch, engine = device.torch(), self.engine
+        if engine is None:
+            return State(torch, None, (torch.moved_bytes, self.outside_moves))
+        return State(torch, engine.bytes_by_owner(), (torch.moved_bytes, self.outside_moves, engine.moves))
 
     def sample(self, *, of_processes: bool = True) -> None:
         """Write every row, then the totals.
@@ -267,19 +286,19 @@ class CudaLedger:
         if device is not None:
             self._sample(device, self.state(device), of_processes=of_processes)
 
-    def look(self, turn: Turn, *, in_pass: bool = False) -> None:
+    def look(self, turn: Turn, *, activations: str | None = None) -> None:
         """Sample between two boundaries, unless nothing has changed since the last sample.
 
         Args:
             turn: Where that is.
-            in_pass: Whether what has come since the pass began, and has no name, are activations.
+            activations: In a pass, who owns what has come since it began and has no name.
         """
         device = self.device() if spans.is_recording() else None
         if device is None:
             return
         state = self.state(device)
         if state != self._sampled[0] or turn is Turn.BEAT:
-            self._sample(device, state, turn, in_pass=in_pass, of_processes=False)
+            self._sample(device, state, turn, activations=activations, of_processes=False)
 
     def settle(self) -> None:
         """Take what was handed out since the last sample for no activations of the pass that begins now."""
@@ -287,7 +306,7 @@ class CudaLedger:
         device = self.device() if spans.is_recording() else None
         if device is not None and before is not None:
             more_bytes = device.torch().allocated_bytes - before.torch.allocated_bytes
-            self._settle_activations(self._unnamed_bytes + more_bytes, is_boundary=False, in_pass=False)
+            self._settle_activations(self._unnamed_bytes + more_bytes, is_boundary=False)
 
     def has_moved(self) -> bool:
         """Return whether the driver counts something else than at the last look; false where it does not say."""
@@ -303,13 +322,15 @@ class CudaLedger:
         state: State,
         turn: Turn | None = None,
         *,
-        in_pass: bool = False,
+        activations: str | None = None,
         of_processes: bool = True,
     ) -> None:
+        since_ns = self._unchanged.since_ns(state.moves)
         with spans.automatic_span(MEMORY_EDGE) as sampled:
+            sampled.set(unchanged_ns=max(0, sampled.start_ns - since_ns))
             if turn is not None:
                 sampled.set(turn=turn.value)
-            rows = self.rows(device, state, is_boundary=turn is None, in_pass=in_pass)
+            rows = self.rows(device, state, is_boundary=turn is None, activations=activations)
             for name, size in rows.items():
                 spans.counter(name, size)
             spans.counter("resident_bytes", self._process.resident_bytes())
@@ -375,14 +396,14 @@ class CudaLedger:
             sampled.set(held_bytes={str(pid): size for pid, size in by_pid.items()})
         sampled.set(cpu_ns=dict(_cpu_ns(known.by_pid)))
 
-    def rows(self, device: OwnCard, state: State, *, is_boundary: bool = True, in_pass: bool = False) -> Rows:
+    def rows(self, device: OwnCard, state: State, *, is_boundary: bool = True, activations: str | None = None) -> Rows:
         """Return the bytes of every owner in this process, in the state that it is in.
 
         Args:
             device: Which it uses.
             state: That it is in.
             is_boundary: Whether a phase begins or ends, so that no forward waits for its backward.
-            in_pass: Whether one is under way, or does.
+            activations: While one is under way, or does, who owns what it leaves.
         """
         torch = state.torch
         pools, graphs = self._in_pools(device, torch.reserved_bytes)
@@ -395,7 +416,7 @@ class CudaLedger:
         if self.engine is not None and not self.trains():
             engine_bytes = nameless_bytes
         unnamed_bytes = nameless_bytes - engine_bytes
-        self._settle_activations(unnamed_bytes, is_boundary=is_boundary, in_pass=in_pass)
+        self._settle_activations(unnamed_bytes, is_boundary=is_boundary, owner=activations)
         rows |= state.engine or {}
         rows |= {
             **self.activations,
@@ -425,25 +446,21 @@ class CudaLedger:
         self._on_host |= {owner for name, owner in owners.items() if rows[name]}
         return {name: size for name, size in rows.items() if name not in owners or owners[name] in self._on_host}
 
-    def _settle_activations(self, unnamed_bytes: int, *, is_boundary: bool, in_pass: bool) -> None:
+    def _settle_activations(self, unnamed_bytes: int, *, is_boundary: bool, owner: str | None = None) -> None:
         """Set what of the bytes that have no name are activations.
 
-        In a pass it is what has come since it began. Elsewhere it is what of that is still there, such as logits that
-        the program keeps; at a boundary it is nothing.
+        In a pass, which has an owner, it is what has come since it began. Elsewhere it is what of that is still there,
+        such as logits that the program keeps; at a boundary it is nothing.
         """
         self._unnamed_bytes = unnamed_bytes
         new_bytes = 0 if is_boundary else max(0, unnamed_bytes - self._quiet_bytes)
-        if in_pass:
-            row = f"{ROLES.acting_owner('activations')}_bytes"
+        if owner is not None:
+            row = f"{owner}_bytes"
             self.activations = dict.fromkeys((*self.activations, row), 0) | {row: new_bytes}
             return
         for row, size in self.activations.items():
             self.activations[row] = min(size, new_bytes)
         self._quiet_bytes = unnamed_bytes - sum(self.activations.values())
-
-    def growth(self, owner: str) -> Growth:
-        """Give an owner what this process grows outside of torch's allocator meanwhile, less what others are given."""
-        return Growth(self, owner)
 
     def ownerless_bytes(self) -> int | None:
         """Return what this process holds outside of torch's allocator and in no row; None where it cannot be told."""
@@ -453,6 +470,7 @@ class CudaLedger:
 
     def give(self, owner: str, size_bytes: int) -> None:
         """Add to a row that torch's allocator does not know of."""
+        self.outside_moves += 1
         self._outside[owner] = self._outside.get(owner, 0) + size_bytes
 
     def free_bytes(self) -> int | None:
@@ -531,23 +549,6 @@ class CudaLedger:
         if what not in self._unavailable and spans.current() is not None:
             self._unavailable.add(what)
             lifecycle.unavailable(what, reason)
-
-
-class Growth:
-    """What a process grows outside of torch's allocator between entering and leaving this."""
-
-    def __init__(self, ledger: CudaLedger, owner: str) -> None:
-        self._ledger, self._owner = ledger, owner
-        self._before_bytes: int | None = None
-
-    def __enter__(self) -> Growth:
-        self._before_bytes = self._ledger.ownerless_bytes()
-        return self
-
-    def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
-        after_bytes = self._ledger.ownerless_bytes()
-        if self._before_bytes is not None and after_bytes is not None:
-            self._ledger.give(self._owner, max(0, after_bytes - self._before_bytes))
 
 
 def on_card(rows: Rows) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from rltrace.hooks import boundaries
@@ -17,11 +17,13 @@ from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import Function, Hook, PatchSet, wrap_function
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.memory.cards import open_device, open_engines_card
-from rltrace.instrument.memory.cuda_ledger import CudaLedger, Growth
+from rltrace.instrument.memory.cuda_ledger import NCCL, CudaLedger
+from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.sharded_models import MODELS
-from rltrace.instrument.memory.turn_hooks import Loading, name_turns
+from rltrace.instrument.memory.turn_hooks import loading, name_turns
 from rltrace.instrument.memory.turns import Turns, beating
 from rltrace.instrument.memory.uncaught_errors import watch_uncaught
+from rltrace.instrument.memory.work import WORK
 
 PROCESS_GROUP = "torch.distributed.distributed_c10d:ProcessGroup"
 
@@ -74,45 +76,35 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: O
     ledger.trains = lambda: MODELS.met
     patches.when_imported("torch.cuda", lambda _: boundaries.watch(ledger.reached))
     watch_uncaught(patches, ledger.out_of_memory)
-    name_turns(patches, turns, Loading(ledger))
+    name_turns(patches, turns, loading(ledger, turns.work))
     for method in COLLECTIVES:
-        patches.wrap(f"{PROCESS_GROUP}.{method}", FirstCollectives(ledger, turns).watch)
+        patches.wrap(f"{PROCESS_GROUP}.{method}", first_collectives(ledger, turns))
     # By which FSDP1 and DDP begin: several tensors at once, in C++, which calls none of the above.
-    patches.wrap("torch.distributed.utils:_sync_params_and_buffers", FirstCollectives(ledger, turns).watch)
-    eager = EagerConnections(ledger, on_device)
+    patches.wrap("torch.distributed.utils:_sync_params_and_buffers", first_collectives(ledger, turns))
+    eager, split = eager_connections(ledger, on_device), Growth(ledger, NCCL, splits)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
-    splits = Splits(ledger)
-    patches.around(f"{PROCESS_GROUP}.split_group", splits.begin, splits.end)
+    patches.around(f"{PROCESS_GROUP}.split_group", split.begin, split.end)
 
 
-class Growing:
-    """Each call gives an owner what the process grows meanwhile outside of torch's allocator."""
+def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, Hook], Function]:
+    """Return a wrapper of a collective: the first call in each group makes its communicator and its channels.
 
-    def __init__(self, ledger: CudaLedger, owner: str) -> None:
-        self._ledger, self._owner = ledger, owner
+    Every later call is a beat and no more, for a step has seven hundred of them.
+    """
+    known: set[str] = set()
+    beat = beating(turns)
 
-    def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Growth | None:
-        """Look before the call."""
-        return self._ledger.growth(self._owner).__enter__()
+    def connects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether the call is about GPUs: one of the host's tensors needs no communicator of theirs."""
+        if not any(map(is_on_gpu, (*args[1:], *kwargs.values()))):
+            return False
+        known.add(args[0].group_name)
+        return True
 
-    def end(self, growth: Growth | None, _result: Any, _error: BaseException | None) -> None:
-        """Look after the call."""
-        if growth is not None:
-            growth.__exit__()
+    growth = Growth(ledger, NCCL, connects)
 
-
-class FirstCollectives(Growing):
-    """The first call in each group, which makes its communicator and its channels."""
-
-    def __init__(self, ledger: CudaLedger, turns: Turns) -> None:
-        super().__init__(ledger, "nccl")
-        self._turns = turns
-        self._known: set[str] = set()
-
-    def watch(self, original: Function, hook: Hook) -> Function:
-        """Wrap a collective; every later call is a beat and no more, for a step has seven hundred of them."""
-        known, watched = self._known, wrap_function(original, hook, self.begin, self.end)
-        beat = beating(self._turns)
+    def watch(original: Function, hook: Hook) -> Function:
+        watched = wrap_function(original, hook, growth.begin, growth.end)
 
         @functools.wraps(original)
         def collective(*args: Any, **kwargs: Any) -> Any:
@@ -125,43 +117,32 @@ class FirstCollectives(Growing):
 
         return collective
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Growth | None:
-        """Look before; one of the host's tensors needs no communicator of GPUs."""
-        if not any(map(is_on_gpu, (*args[1:], *kwargs.values()))):
-            return None
-        self._known.add(args[0].group_name)
-        return super().begin(args, kwargs)
+    return watch
 
 
-class EagerConnections(Growing):
-    """Communicators that are made at once and not by a first collective: of a group that is bound to a device.
+def eager_connections(ledger: CudaLedger, on_device: OnDevice) -> Growth:
+    """Return what watches communicators that are made at once, not by a first collective: of a group bound to a device.
 
     `init_process_group` and `new_group` end in this call (torch 2.6 to 2.13), and in 2.6 `split_group`.
     """
 
-    def __init__(self, ledger: CudaLedger, on_device: OnDevice) -> None:
-        super().__init__(ledger, "nccl")
-        self._on_device = on_device
-
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Look before; a process that has no context yet gets it first."""
+    def connects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether the device is a GPU; a process that has no context yet gets it before anybody looks."""
         device = argument("device", 1, args, kwargs)
         if device is None or device.type != "cuda":
-            return None
-        with nullcontext() if self._ledger.in_use else self._on_device(device):
-            return super().begin(args, kwargs)
+            return False
+        if not ledger.in_use:
+            with on_device(device):
+                ledger.device(is_sure=True)
+        return True
+
+    return Growth(ledger, NCCL, connects)
 
 
-class Splits(Growing):
-    """Communicators that are split from another one, which later releases do in C++ (2.9 to 2.13)."""
-
-    def __init__(self, ledger: CudaLedger) -> None:
-        super().__init__(ledger, "nccl")
-
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Look before, if the other one is of GPUs."""
-        device = getattr(args[0], "bound_device_id", None)
-        return super().begin(args, kwargs) if device is not None and device.type == "cuda" else None
+def splits(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """Tell whether a communicator is split from one of GPUs, which later releases do in C++ (2.9 to 2.13)."""
+    device = getattr(args[0], "bound_device_id", None)
+    return device is not None and device.type == "cuda"
 
 
 def is_on_gpu(value: Any) -> bool:
@@ -174,5 +155,5 @@ def is_on_gpu(value: Any) -> bool:
 LEDGER = CudaLedger(open_device, open_engines_card)
 """The one of this process."""
 
-TURNS = Turns(LEDGER)
+TURNS = Turns(LEDGER, WORK)
 """Where it is looked at between boundaries."""

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rltrace.instrument.memory.sharded_models import ACTOR, CRITIC, MODELS, REF, REWARD
+from rltrace.instrument.memory.sharded_models import MODELS
+from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, REWARD
 
 OF_TRAINERS: Mapping[str, str] = {
     "model": ACTOR,

@@ -43,6 +43,8 @@ class Pools:
         self._bytes_by_tag = bytes_by_tag
         self.addresses = addresses
         self._free_bytes, self._out_of_memory, self._copies = free_bytes, out_of_memory, copies
+        self.moves = 0
+        """How often any of their memory has come or gone."""
         self._asleep: set[str] = set()
         self._arrived: dict[str, int] = {}
         """Bytes that a wake-up under way, or one that failed, has mapped, by tag."""
@@ -57,12 +59,14 @@ class Pools:
             if ((held := self._held_bytes(tag, size)) or tag not in self._asleep) and (tags is None or tag in tags)
         }
         host_bytes = sum(size for tag, size in going.items() if tag in kept)
+        self.moves += 1
         opened = spans.automatic_span("cumem.unmap", bytes=sum(going.values()), host_bytes=host_bytes, tags=going)
         return opened.__enter__(), set(going)
 
     def end_unmap(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Close the span; the pools that it named sleep now."""
         opened, going = token
+        self.moves += 1
         if error is None:
             self._asleep |= going
             self._arrived = {tag: size for tag, size in self._arrived.items() if tag not in going}
@@ -79,6 +83,7 @@ class Pools:
     def end_map(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Close the span; the pools that it named are awake now."""
         opened, coming, free_bytes = token
+        self.moves += 1
         if error is None:
             self._asleep -= set(coming)
         elif self._out_of_memory is not None:
@@ -105,6 +110,7 @@ class Pools:
 
     def arrived(self, tag: str, size_bytes: int) -> None:
         """Note that a segment has memory behind it again, in the middle of a wake-up."""
+        self.moves += 1
         if tag in self._arrived:
             self._arrived[tag] += size_bytes
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from rltrace.events import MEMORY_EDGE, OUT_OF_MEMORY
 from rltrace.host import memory
 from rltrace.host.interruption import own_failure
+from rltrace.instrument.memory.unchanged import Unchanged
 from rltrace.record import spans
 
 Rows = dict[str, int]
@@ -31,6 +32,8 @@ class Asked(NamedTuple):
     heap: memory.Heap
     in_heap: Rows
     """The owners' part of it."""
+    mapped: Rows
+    """What owners had in mappings of their own."""
     loose_bytes: int
     """Pages that were not of an owner's mapping when the heaps' pages were counted."""
     cpu_ns: int
@@ -56,6 +59,7 @@ class ProcessLedger:
         self._frozen: _Frozen | None = None
         self._asked: Asked | None = None
         self._sampled_cpu_ns = 0
+        self._unchanged = Unchanged()
         self._kernel_bytes = 0
         self._errors = memory.MemoryErrors()
         self._shared: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
@@ -108,6 +112,7 @@ class ProcessLedger:
                 self.activation_bytes = self.unnamed_heap_bytes() - before_forward
             for name, value in self.rows().items():
                 spans.counter(name, value)
+            sampled.set(unchanged_ns=max(0, sampled.start_ns - self._unchanged.since_ns(self._asked)))
             spans.counter("resident_bytes", self._process.resident_bytes())
             self._sampled_cpu_ns = time.process_time_ns()
             if self.on_cpu:
@@ -119,7 +124,6 @@ class ProcessLedger:
         sampled.set(
             totals={str(pid): total for pid, total in totals.items()},
             cpu_ns={str(pid): memory.cpu_ns(pid) for pid in totals},
-            age_ns=0 if self._asked is None else self._sampled_cpu_ns - self._asked.cpu_ns,
         )
 
     def unnamed_heap_bytes(self) -> int:
@@ -175,8 +179,9 @@ class ProcessLedger:
         elif asked.in_heap != in_heap or cpu_ns - asked.cpu_ns > SAME_CPU_NS:
             heap, loose_bytes = memory.heap(asked.heap.present_bytes), asked.loose_bytes
         else:
-            return asked
-        self._asked = Asked(heap, in_heap, loose_bytes, time.process_time_ns())
+            self._asked = asked._replace(mapped=mapped)
+            return self._asked
+        self._asked = Asked(heap, in_heap, mapped, loose_bytes, time.process_time_ns())
         return self._asked
 
     def totals(self) -> dict[int, int]:

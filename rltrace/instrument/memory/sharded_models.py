@@ -17,6 +17,7 @@ from rltrace.events import HOST_BYTES, PINNED_BYTES
 from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import After, Function, Hook, PatchSet, wrap_function
 from rltrace.host import memory
+from rltrace.instrument.memory.work import ACTOR, REF, WORK, Work, trained_subject
 from rltrace.instrument.torch.fsdp1 import WRAPPER
 from rltrace.instrument.torch.fsdp2 import PACKAGE, groups_of
 
@@ -27,10 +28,6 @@ MOST_KEPT = 64
 """States of all groups: a step goes through fewer than ten."""
 
 
-ACTOR, REF, CRITIC, REWARD = "actor", "ref", "critic", "reward"
-"""A model can belong to one of these; the owners of its bytes begin with that word."""
-
-
 class Roles:
     """Whose parameters are: of whom a framework's hook said so where they were made, else the actor's or the ref's.
 
@@ -38,11 +35,13 @@ class Roles:
     Before there is one, those that can be trained are the actor's; once they are trained they stay so.
     """
 
-    def __init__(self) -> None:
-        self.acting: str | None = None
-        """The owner of the models that are made and used now, where a framework's hook says so."""
+    def __init__(self, work: Work) -> None:
+        """Args:
+        work: Says to whom the models and optimizers belong that are made now.
+        """
+        self.work = work
         self._named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        """Optimizers and holders of parameters that were made while somebody was acting."""
+        """Optimizers and holders of parameters that were made while somebody was worked for."""
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.met = 0
         """How many optimizers were met: while that is the same, no parameter changes its owner."""
@@ -52,18 +51,13 @@ class Roles:
         """Meet an optimizer; the owner of its parameters is asked when it is used."""
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
-            self.name(optimizer, self.acting)
+            self.name(optimizer, self.work.subject)
             self.met += 1
 
     def name(self, made: Any, subject: str | None) -> None:
         """Set the owner of an optimizer or of a holder of parameters, where it is known."""
         if made is not None and subject is not None:
             self._named[made] = subject
-
-    def act(self, subject: str | None) -> str | None:
-        """Let what is made from here on belong to this one, activations too; return who acted before."""
-        before, self.acting = self.acting, subject
-        return before
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that there are."""
@@ -78,10 +72,6 @@ class Roles:
     def states_owner(self, optimizer: Any) -> str:
         """Return the owner of an optimizer's states."""
         return f"{trained_subject(self._named.get(optimizer))}.optimizer"
-
-    def acting_owner(self, what: str) -> str:
-        """Return the owner of what comes into being now: `activations` of a forward, or `optimizer`."""
-        return f"{trained_subject(self.acting)}.{what}"
 
     def _is_trained(self, params: Params) -> bool:
         holder = params.holder()
@@ -99,22 +89,17 @@ class Roles:
         return is_trained
 
 
-ROLES = Roles()
-"""The one of this process."""
-
-
-def trained_subject(subject: str | None) -> str:
-    """Return who has the rows that only a trained model has: those of the ref, or a reward's, would be the actor's."""
-    return ACTOR if subject in (None, REF, REWARD) else str(subject)
-
-
 class Models:
     """The models of a process and their optimizers.
 
     Called, it gives the bytes of parameters, gradients and optimizer states by owner.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Roles) -> None:
+        """Args:
+        roles: Says whose they are.
+        """
+        self.roles = roles
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         """States and modules: several instrumentations tell of each."""
         self._units: list[Unit] = []
@@ -131,22 +116,22 @@ class Models:
     @property
     def met(self) -> bool:
         """Whether any model was met."""
-        return bool(self._units or self._wrapped or ROLES.met)
+        return bool(self._units or self._wrapped or self.roles.met)
 
     def meet_state(self, state: Any) -> None:
         """Meet an FSDP2 state; its parameters are in groups that are made after it."""
         if self._is_new(state):
-            self._units.append(Unit(state, fsdp2_params, lambda state: state._modules))
+            self._units.append(Unit(state, fsdp2_params, lambda state: state._modules, self.roles))
 
     def meet_fsdp1(self, module: Any) -> None:
         """Meet a module that FSDP1 wraps."""
         if self._is_new(module):
-            self._units.append(Unit(module, fsdp1_params, lambda module: [module]))
+            self._units.append(Unit(module, fsdp1_params, lambda module: [module], self.roles))
 
     def meet_ddp(self, wrapper: Any) -> None:
         """Meet a module that DDP wraps, with its frozen parameters."""
         if self._is_new(wrapper):
-            self._add_whole(wrapper.module, ROLES.acting)
+            self._add_whole(wrapper.module, self.roles.work.subject)
 
     def meet_named(self, module: Any, subject: str) -> None:
         """Meet a module of which somebody says whose it is; the first one who does is right."""
@@ -159,7 +144,7 @@ class Models:
     def _add_whole(self, module: Any, subject: str | None) -> None:
         if all(known() is not module for known in self._wrapped):
             self._wrapped.append(weakref.ref(module))
-        ROLES.name(module, subject)
+        self.roles.name(module, subject)
 
     def watch_named(self, on_root: Callable[[NamedRoot], None]) -> Callable[[], None]:
         """Call this with every module that is named, and with those that were; return what undoes it."""
@@ -177,8 +162,8 @@ class Models:
         """Return the owners, each with the tensors that are its own now."""
         for subject, params in self._groups():
             yield from by_owner(subject, params)
-        for optimizer in ROLES.optimizers():
-            yield ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer)
+        for optimizer in self.roles.optimizers():
+            yield self.roles.states_owner(optimizer), memory.optimizer_tensors(optimizer)
 
     def modules(self) -> list[Any]:
         """Return the modules that compute in their forwards: the sharded ones, what DDP wraps, and what has a name.
@@ -201,19 +186,19 @@ class Models:
         groups = self._groups()
         marks = tuple([params.mark() for _, params in groups])
         rows = dict(self._rows.get(marks) or self._count(groups, marks))
-        for optimizer in ROLES.optimizers():
+        for optimizer in self.roles.optimizers():
             add(rows, self._state_rows(optimizer))
         return rows
 
     def _groups(self) -> list[tuple[str, Params]]:
         """Return the owner of each group of parameters, looked up again when that may have changed."""
-        held = sum(len(group["params"]) for optimizer in ROLES.optimizers() for group in optimizer.param_groups)
-        key = len(self._units), len(self._wrapped), len(self._roots), ROLES.met, held
-        if self._known[0] != key or not ROLES.met:
+        held = sum(len(group["params"]) for optimizer in self.roles.optimizers() for group in optimizer.param_groups)
+        key = len(self._units), len(self._wrapped), len(self._roots), self.roles.met, held
+        if self._known[0] != key or not self.roles.met:
             sharded = [params for unit in self._units for params in unit.params()]
             groups = [*sharded, *plain_params(sharded, self._holders())]
             self._name(sharded)
-            self._known = key, [(ROLES.subject_of(params), params) for params in groups]
+            self._known = key, [(self.roles.subject_of(params), params) for params in groups]
             self._rows.clear()
         return self._known[1]
 
@@ -223,7 +208,7 @@ class Models:
             roots = list(self._roots.items())
             named = {id(parameter): root.subject for module, root in roots for parameter in module.parameters()}
             for params in sharded:
-                ROLES.name(
+                self.roles.name(
                     params.holder(), next((named[id(one)] for one in params.trained() if id(one) in named), None)
                 )
 
@@ -232,7 +217,7 @@ class Models:
         for wrapped in self._wrapped:
             if (module := wrapped()) is not None:
                 yield module, list(module.parameters())
-        for optimizer in ROLES.optimizers():
+        for optimizer in self.roles.optimizers():
             yield optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def _count(self, groups: list[tuple[str, Params]], marks: Any) -> Rows:
@@ -252,12 +237,12 @@ class Models:
         key = len(optimizer.state), 0 if first is None else first.data_ptr()
         known = self._states.get(optimizer)
         if known is None or known[0] != key:
-            known = key, by_place(ROLES.states_owner(optimizer), memory.optimizer_tensors(optimizer))
+            known = key, by_place(self.roles.states_owner(optimizer), memory.optimizer_tensors(optimizer))
             self._states[optimizer] = known
         return known[1]
 
 
-MODELS = Models()
+MODELS = Models(Roles(WORK))
 """The one of this process."""
 
 
@@ -286,7 +271,7 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
     for target, meet in (
         (f"{WRAPPER}.__init__", MODELS.meet_fsdp1),
         ("torch.nn.parallel.distributed:DistributedDataParallel.__init__", MODELS.meet_ddp),
-        ("torch.optim.optimizer:Optimizer.__init__", ROLES.meet_optimizer),
+        ("torch.optim.optimizer:Optimizer.__init__", MODELS.roles.meet_optimizer),
     ):
         patches.around(target, keep_self, when_made(meet))
 
@@ -320,13 +305,17 @@ def when_made(meet: Callable[[Any], None]) -> After:
 
 
 class Unit:
-    """Modules that are sharded together, the groups of their parameters, and their owner if somebody acts now."""
+    """Modules that are sharded together, the groups of their parameters, and their owner if it is known as they are."""
 
     def __init__(
-        self, holder: Any, params_of: Callable[[Any], list[Params]], modules_of: Callable[[Any], Iterable[Any]]
+        self,
+        holder: Any,
+        params_of: Callable[[Any], list[Params]],
+        modules_of: Callable[[Any], Iterable[Any]],
+        roles: Roles,
     ) -> None:
         self._holder, self._params_of, self._modules_of = weakref.ref(holder), params_of, modules_of
-        self._subject = ROLES.acting
+        self._roles, self._subject = roles, roles.work.subject
         self._params: list[Params] = []
 
     def params(self) -> list[Params]:
@@ -337,7 +326,7 @@ class Unit:
         if not self._params:
             self._params = self._params_of(holder)
             for params in self._params:
-                ROLES.name(params.holder(), self._subject)
+                self._roles.name(params.holder(), self._subject)
         return self._params
 
     def modules(self) -> Iterable[Any]:

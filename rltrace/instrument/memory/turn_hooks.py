@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import Counter
 from typing import Any
 
 from rltrace.events import Turn
 from rltrace.hooks.patching import Hook, PatchSet, nothing_before
-from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger, Growth
-from rltrace.instrument.memory.sharded_models import ROLES, watch_models
+from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger
+from rltrace.instrument.memory.growth import Growth
+from rltrace.instrument.memory.sharded_models import watch_models
 from rltrace.instrument.memory.turns import Turns, at, beating
+from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.optim import watch_optimizer_steps
-from rltrace.record import spans
 
 TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
 
 
-def name_turns(patches: PatchSet, turns: Turns, loading: Loading) -> None:
+def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     """Name the hooks on forwards, backwards, optimizers, moves of modules and the allocator's cache."""
     watch_models(patches, functools.partial(watch_forwards, turns, loading))
     passes = Backwards(turns, loading)
@@ -43,56 +45,57 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Loading) -> None:
     patches.around("torch.nn.modules.module:Module._apply", moves.begin, moves.end)
 
 
-class Loading:
-    """The first calls of each kind, in which CUDA loads the kernels that they launch: they stay with the context."""
+FIRST_CALLS = 3
+"""Of each kind: the second one has kernels of its own, for it finds state that the first one left."""
 
-    CALLS = 3
-    """The second one has kernels of its own, for it finds state that the first one left."""
 
-    def __init__(self, ledger: CudaLedger) -> None:
-        self._ledger = ledger
-        self._calls: dict[Any, int] = {}
+def loading(ledger: CudaLedger, work: Work) -> Growth:
+    """Return what watches the first calls of each kind, in which CUDA loads the kernels that they launch.
 
-    def span(self, kind: str, /, **args: Any) -> Growth | spans.NoSpan:
-        """Return what to enter and leave around a call; its kind is told by the arguments and the model's owner."""
-        if not self._ledger.in_use:
-            return spans.NoSpan()
-        key = kind, ROLES.acting, *args.items()
-        self._calls[key] = self._calls.get(key, 0) + 1
-        return self._ledger.growth(CONTEXT) if self._calls[key] <= self.CALLS else spans.NoSpan()
+    These stay with the context. A call's kind is what `begin` is told of it, and whose model it is about.
+    """
+    calls: Counter[Any] = Counter()
+
+    def is_first(*kind: Any) -> bool:
+        if not ledger.in_use:
+            return False
+        calls[work.subject, kind] += 1
+        return calls[work.subject, kind] <= FIRST_CALLS
+
+    return Growth(ledger, CONTEXT, is_first)
 
 
 class Backwards:
     """Looks around each backward: behind the one, activations are gone and gradients are there."""
 
-    def __init__(self, turns: Turns, loading: Loading) -> None:
+    def __init__(self, turns: Turns, loading: Growth) -> None:
         self._turns, self._loading = turns, loading
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """Look before the call."""
         self._turns.begin_backward()
-        return self._loading.span("backward").__enter__()
+        return self._loading.begin("backward")
 
-    def end(self, opened: Any, _result: Any, _error: BaseException | None) -> None:
+    def end(self, before_bytes: int | None, _result: Any, _error: BaseException | None) -> None:
         """Look after it."""
-        opened.__exit__(None)
+        self._loading.end(before_bytes)
         self._turns.end_backward()
 
 
 class OptimizerStep:
     """A step of an optimizer, looked at from both sides."""
 
-    def __init__(self, turns: Turns, loading: Loading, kind: str, /, **args: Any) -> None:
-        self._turns = turns
-        self._loaded = loading.span(kind, **args)
+    def __init__(self, turns: Turns, loading: Growth, kind: str, /, **args: Any) -> None:
+        self._turns, self._loading = turns, loading
+        self._kind = kind, *args.items()
 
     def __enter__(self) -> OptimizerStep:
         self._turns.reached(Turn.OPTIMIZER_BEGIN)
-        self._loaded.__enter__()
+        self._before_bytes = self._loading.begin(*self._kind)
         return self
 
     def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
-        self._loaded.__exit__(None)
+        self._loading.end(self._before_bytes)
         self._turns.reached(Turn.OPTIMIZER_END)
 
 
@@ -116,7 +119,7 @@ class ModuleMoves:
             self._turns.reached(Turn.MOVED)
 
 
-def watch_forwards(turns: Turns, loading: Loading, state: Any, hook: Hook) -> None:
+def watch_forwards(turns: Turns, loading: Growth, state: Any, hook: Hook) -> None:
     """Look around the forwards of the module that is the root of its model; the others' are beats.
 
     Which one is the root shows in its first forward.
@@ -135,10 +138,10 @@ def watch_forwards(turns: Turns, loading: Loading, state: Any, hook: Hook) -> No
     def begin(*_: Any) -> Any:
         has_gradients = is_grad_enabled()
         turns.begin_forward(has_gradients=has_gradients)
-        return loading.span("forward", gradients=has_gradients).__enter__()  # with gradients to come: other kernels
+        return loading.begin("forward", has_gradients)  # with gradients to come: other kernels
 
-    def end(token: Any, *_: Any) -> None:
-        token.__exit__(None)
+    def end(before_bytes: int | None, *_: Any) -> None:
+        loading.end(before_bytes)
         turns.end_forward(has_gradients=is_grad_enabled())
 
     def before(_module: Any, _args: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from rltrace.events import Turn
 from rltrace.host.clock import now_ns
+from rltrace.instrument.memory.work import Work
 
 NEVER_IN_PASS = (Turn.OPTIMIZER_BEGIN, Turn.ZERO_GRAD)
 
@@ -25,8 +26,8 @@ NEVER_IN_PASS = (Turn.OPTIMIZER_BEGIN, Turn.ZERO_GRAD)
 class Ledger(Protocol):
     """The ledger that is looked at."""
 
-    def look(self, turn: Turn, *, in_pass: bool) -> None:
-        """Sample all owners and the total."""
+    def look(self, turn: Turn, *, activations: str | None) -> None:
+        """Sample all owners and the total; in a pass with the owner of its activations."""
 
     def settle(self) -> None:
         """Count what was allocated since the last look as something other than activations."""
@@ -66,8 +67,12 @@ class Turns:
     """The budget of beats. One takes 10 µs, or 80 on a busy host. In a forward after other work each layer asks; in a
     series of forwards one layer in a few does."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, work: Work) -> None:
+        """Args:
+        ledger: Of this process.
+        work: Says whose passes these are.
+        """
+        self._ledger, self.work = ledger, work
         self._passes = Budget(self.SHARE, self.BURST_NS)
         self._looks = Budget(self.SHARE, self.BURST_NS)
         self._beats = Budget(self.BEAT_SHARE, self.BEAT_BURST_NS)
@@ -150,7 +155,7 @@ class Turns:
         began_ns = now_ns()
         in_pass = self._is_passing or self._is_inferring
         self._has_looked |= in_pass
-        self._ledger.look(turn, in_pass=in_pass)
+        self._ledger.look(turn, activations=self.work.owner_of("activations") if in_pass else None)
         budget.spend(now_ns() - began_ns)
 
 

@@ -21,6 +21,7 @@ from rltrace.host.clock import now_ns
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.memory.cuda_ledger import GRAPHS
 from rltrace.instrument.memory.cuda_memory import LEDGER
+from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.sglang.control import MODEL_RUNNER, ControlRequests
 from rltrace.instrument.torch.devices import on_cpu, on_gpu
 from rltrace.record import lifecycle, spans
@@ -127,21 +128,23 @@ class StartupPhase:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._graphs = Growth(LEDGER, GRAPHS) if name == "rollout.capture" else None
+        """Torch's allocator knows only a part of CUDA graphs."""
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        """Open the phase, and tell of its boundary; torch's allocator knows only a part of CUDA graphs."""
+        """Open the phase, and tell of its boundary."""
         LEDGER.rest_is_context()
         boundaries.reached(boundaries.Boundary((self._name,), is_end=False))
-        growth = LEDGER.growth(GRAPHS).__enter__() if self._name == "rollout.capture" else None
-        return growth, spans.phase(self._name).__enter__()
+        before_bytes = None if self._graphs is None else self._graphs.begin()
+        return before_bytes, spans.phase(self._name).__enter__()
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Close the span."""
-        growth, opened = token
+        before_bytes, opened = token
         end_span(opened, None, error)
         # One look of either kind: what is sampled at the boundary shall not be old.
-        if growth is not None:
-            growth.__exit__()
+        if self._graphs is not None:
+            self._graphs.end(before_bytes)
         else:
             LEDGER.rest_is_context()
         boundaries.reached(boundaries.Boundary((self._name,), error=error))

@@ -12,9 +12,10 @@ from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
 from rltrace.host import memory
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.memory.cuda_ledger import CONTEXT, Growth
+from rltrace.instrument.memory.cuda_ledger import CONTEXT
 from rltrace.instrument.memory.cuda_memory import LEDGER
-from rltrace.instrument.memory.sharded_models import ACTOR, CRITIC, REF, ROLES
+from rltrace.instrument.memory.growth import Growth
+from rltrace.instrument.memory.work import ACTOR, CRITIC, REF, WORK
 from rltrace.instrument.torch import cuda_time
 from rltrace.instrument.torch.devices import device_of
 from rltrace.record import lifecycle, spans
@@ -78,17 +79,21 @@ def says(data: Any, key: str) -> bool:
 # ---- start-up ---------------------------------------------------------------------------------------------------
 
 
-def begin_startup(name: str) -> tuple[Any, Growth]:
-    """Open a phase of the start-up: what its process grows in it outside of torch's allocator are kernels."""
-    growth = LEDGER.growth(CONTEXT).__enter__()
-    return spans.phase(name).__enter__(), growth
+KERNELS = Growth(LEDGER, CONTEXT)
+"""What a process grows by while a model is made, outside of torch's allocator, are kernels."""
 
 
-def end_startup(opened: tuple[Any, Growth], result: Any, error: BaseException | None) -> None:
+def begin_startup(name: str) -> tuple[Any, int | None]:
+    """Open a phase of the start-up."""
+    before_bytes = KERNELS.begin()
+    return spans.phase(name).__enter__(), before_bytes
+
+
+def end_startup(opened: tuple[Any, int | None], result: Any, error: BaseException | None) -> None:
     """Close the span."""
-    span, growth = opened
+    span, before_bytes = opened
     end_span(span, result, error)
-    growth.__exit__()
+    KERNELS.end(before_bytes)
 
 
 def build_model(patches: PatchSet, target: str) -> None:
@@ -105,11 +110,11 @@ def build_critic(patches: PatchSet, target: str) -> None:
     """Hook what builds the model of a worker that has only a critic."""
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return begin_startup("critic.build"), ROLES.act(CRITIC)
+        return begin_startup("critic.build"), WORK.begin(CRITIC)
 
     def end(token: Any, result: Any, error: BaseException | None) -> None:
         opened, before = token
-        ROLES.act(before)
+        WORK.end(before)
         end_startup(opened, result, error)
 
     patches.around(target, begin, end, ("critic.build",))
@@ -150,12 +155,12 @@ def make_engine(patches: PatchSet, target: str, subject_of: SubjectOf = subject_
     """Hook what makes an engine's model and optimizer: they belong to the engine's owner."""
 
     def begin(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return LEDGER.growth(CONTEXT).__enter__(), ROLES.act(subject_of(args[0]))
+        return KERNELS.begin(), WORK.begin(subject_of(args[0]))
 
     def end(token: Any, _result: Any, _error: BaseException | None) -> None:
-        growth, before = token
-        ROLES.act(before)
-        growth.__exit__()
+        before_bytes, before = token
+        WORK.end(before)
+        KERNELS.end(before_bytes)
 
     patches.around(target, begin, end)
 
@@ -175,14 +180,14 @@ class CriticsTurn:
             return None
         known = batch_args(*args, **kwargs)
         boundaries.reached(boundaries.Boundary((self._phase,), is_end=False))
-        return spans.automatic_span(self._phase, **known).__enter__(), ROLES.act(CRITIC)
+        return spans.automatic_span(self._phase, **known).__enter__(), WORK.begin(CRITIC)
 
     def end(self, turn: tuple[Any, str | None] | None, result: Any, error: BaseException | None) -> None:
         """End the turn: activations belong to the previous owner again."""
         if turn is None:
             return
         opened, before = turn
-        ROLES.act(before)
+        WORK.end(before)
         try:
             end_span(opened, result, error)
         finally:

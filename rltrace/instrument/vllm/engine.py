@@ -18,7 +18,8 @@ from rltrace.hooks.request_spans import Lanes, Requests
 from rltrace.host import memory
 from rltrace.host.clock import now_ns
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, GRAPHS
-from rltrace.instrument.memory.cuda_memory import LEDGER, TURNS, Growing
+from rltrace.instrument.memory.cuda_memory import LEDGER, TURNS
+from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.pools import Pools
 from rltrace.instrument.memory.sharded_models import by_place
 from rltrace.instrument.memory.turns import beating
@@ -67,7 +68,7 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     patches.around(f"{runner}.initialize_kv_cache", keep_self, meet_kv_cache)
     for target in (f"{WORKER}.execute_model", f"{runner}._dummy_run"):  # which profiling and capture run
         patches.around(target, nothing_before, beating(TURNS))
-    graphs = Growing(LEDGER, GRAPHS)
+    graphs = Growth(LEDGER, GRAPHS)
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
 
 
@@ -155,14 +156,14 @@ def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
 
 def phase(name: str, pools: Pools) -> tuple[Any, Any]:
     """Return the `before` and the `after` of a start-up phase, in which kernels are loaded too."""
+    kernels = Growth(LEDGER, CONTEXT)
 
     def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        growth = LEDGER.growth(CONTEXT).__enter__()
-        return growth, spans.phase(name).__enter__()
+        return kernels.begin(), spans.phase(name).__enter__()
 
     def end(token: Any, _result: Any, error: BaseException | None) -> None:
-        growth, opened = token
-        growth.__exit__()
+        before_bytes, opened = token
+        kernels.end(before_bytes)
         opened.set(**{f"{tag}_bytes": size for tag, size in bytes_by_tag().items()})
         end_span(opened, None, error)
         pools.sample()

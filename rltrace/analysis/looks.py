@@ -1,0 +1,53 @@
+"""What a process read when it looked at its memory: the arguments of its `memory.edge` spans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltrace.analysis.observations import Seen
+from rltrace.events import Span
+
+DRIVER_RESERVED = "driver.reserved"
+
+CONSISTENT_NS = 5_000_000
+"""Samples of one moment lie at most this far apart."""
+
+GRANULE_BYTES = 2 << 20
+"""In which a driver gives memory away."""
+
+
+def looks(seen: Seen) -> list[Span]:
+    """Return the times when a process measured what it owns, in the order in which they ended."""
+    return sorted((edge for edge in seen.edges if edge.end_ns is not None), key=end_ns_of)
+
+
+def end_ns_of(span: Span) -> int:
+    """Return when a span ended that has."""
+    assert span.end_ns is not None
+    return span.end_ns
+
+
+def totals_of(look: Span) -> dict[str, float]:
+    """Return the totals that were read then; none where nobody read any."""
+    return by_name(look, "totals")
+
+
+def is_of_gpu(look: Span) -> bool:
+    """Return whether the totals are a GPU's driver's."""
+    return DRIVER_RESERVED in totals_of(look)
+
+
+def used_bytes(look: Span) -> float:
+    """Return what a GPU's driver counted; NaN where nobody asked, or of a host, of which a total tells little."""
+    return float(totals_of(look).get("used", "nan"))
+
+
+def of_process(look: Span, name: str, pid: str) -> float:
+    """Return what an argument says of a process; NaN where it says nothing."""
+    return float(by_name(look, name).get(pid, "nan"))
+
+
+def by_name(look: Span, name: str) -> dict[str, Any]:
+    """Return an argument that is a dictionary; an empty one where it is another, or not there."""
+    values = look.args.get(name)
+    return values if isinstance(values, dict) else {}
