@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from rltrace.events import BACKWARD
 from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
+from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.record import spans
 
 TARGET = "torch:autograd.backward"
 """`Tensor.backward` calls this. It is named from torch, whose dynamo is complete only when torch is imported."""
-NAME = "autograd.backward"
+NAME = BACKWARD
 
 
 class TorchAutograd:
@@ -26,12 +28,22 @@ class TorchAutograd:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""
-        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,))
+        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end), (NAME,))
 
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span; a backward within another one, as of a layer that is computed again, has none."""
-    return None if is_in_backward() else spans.automatic_span(NAME).__enter__()
+    if is_in_backward():
+        return None
+    BETWEEN.begins()
+    return spans.automatic_span(NAME).__enter__()
+
+
+def end(opened: Any, result: Any, error: BaseException | None) -> None:
+    """Close the span."""
+    end_span(opened, result, error)
+    if opened is not None:
+        BETWEEN.ends()
 
 
 def is_in_backward() -> bool:
