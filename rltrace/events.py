@@ -56,6 +56,11 @@ class Span(msgspec.Struct, gc=False):
         """Whether this span partitions its rank's step."""
         return self.name in PHASES or self.args.get("phase") is True
 
+    @property
+    def is_inferred(self) -> bool:
+        """Whether a reader made this step or phase, of what ran: nobody marked it."""
+        return self.is_automatic and self.args.get("inferred") is True
+
 
 class Counter(msgspec.Struct):
     """A sampled value; the unit is the end of its name (`allocated_bytes`)."""

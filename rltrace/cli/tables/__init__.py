@@ -55,6 +55,7 @@ from rltrace.cli.tables.problems import clock_line, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.requests import request_line, request_table
 from rltrace.cli.tables.spans import FEW, MOST_OPEN, collection_line, hook_span_table, open_span_table, own_span_table
+from rltrace.cli.tables.inferred import inferred_line, inferred_table
 from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER
@@ -136,6 +137,8 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
     sleeps = sleep_line(summary.sleeps) if summary.sleeps else None
     if steps is not None or sleeps is not None:
         yield Text(" · ").join(filter(None, [steps, sleeps]))
+    if (line := inferred_line(summary)) is not None:
+        yield line
     if (line := idle_line(summary)) is not None:
         yield line
     if summary.gpu_work:
@@ -179,6 +182,11 @@ def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 def _steps(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     own = by_lane(summary.steps)
     yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "") for lane, steps in own.items())
+
+
+def _inferred(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.inferred:
+        yield inferred_table(summary)
 
 
 def _phases_by_step(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -315,6 +323,7 @@ SECTIONS = (
     Section("", _seconds, FIRST),
     Section("each rank and its idle time", _all_seconds, ALL, lambda summary: summary.phases),
     Section("each step", _steps, ALL, lambda summary: summary.steps),
+    Section("what was inferred", _inferred, ALL, lambda summary: summary.inferred),
     Section("phases by step", _phases_by_step, ALL, has_phases_by_step),
     Section("", _fullest, FIRST),
     Section("", _your_spans, BOTH),
