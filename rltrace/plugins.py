@@ -15,6 +15,7 @@ INSTRUMENTATIONS = {
     "torch_optim": "rltrace.instrument.torch.optim:TorchOptim",
     "torch_autograd": "rltrace.instrument.torch.autograd:TorchAutograd",
     "torch_models": "rltrace.instrument.torch.models:TorchModels",
+    "torch_collectives": "rltrace.instrument.torch.collectives:TorchCollectives",
     "transformers": "rltrace.instrument.transformers:Transformers",
     "cuda_time": "rltrace.instrument.torch.cuda_time:CudaTime",
     "cuda_memory": "rltrace.instrument.memory.cuda_memory:CudaMemory",

@@ -34,7 +34,13 @@ LEARNS = (BACKWARD, OPTIMIZER_STEP)
 SEEN = frozenset({GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, LOAD_WEIGHTS, HOST_WORK})
 MARKS = frozenset({STEP, *STEP_PHASES}) - MEMORY_MOVES
 """What a hook makes that knows a trainer; those of engines make sleeps and wake-ups, whoever calls them."""
-ROLLOUT, OLD, REF, UPDATE, SYNC = "rollout.generate", "actor.old_log_prob", "ref.log_prob", "actor.update", "weight_sync"
+ROLLOUT, OLD, REF, UPDATE, SYNC = (
+    "rollout.generate",
+    "actor.old_log_prob",
+    "ref.log_prob",
+    "actor.update",
+    "weight_sync",
+)
 VALUES, REWARD = "critic.values", "reward"
 REWARD_MODELS = ("ForSequenceClassification", "Reward")
 """What is in the names of classes of models that score."""
@@ -121,8 +127,8 @@ def infer(
     for name, start_ns, end_ns, why in _phases(pieces, steps, work):
         is_open = any(piece.span.end_ns is None and start_ns <= piece.start_ns <= end_ns for piece in pieces)
         for begin_ns, until_ns in _outside(start_ns, end_ns, own):
-            if until_ns - begin_ns >= LEAST_NS:
-                ended_ns = None if is_open and until_ns == end_ns else until_ns
+            ended_ns = None if is_open and until_ns == end_ns else until_ns
+            if ended_ns is None or ended_ns - begin_ns >= LEAST_NS:
                 yield _span(found[0], name, begin_ns, ended_ns, {"inferred": True, "reason": why})
 
 
@@ -146,7 +152,8 @@ def _pieces(found: Sequence[Span], last_ns: int) -> tuple[list[Piece], list[Span
         if span.name == FORWARD and inside.has_one(span):
             continue
         label, reason = _label(span, learned, acting)
-        pieces.append(Piece(span.start_ns, last_ns if span.end_ns is None else span.end_ns, span, label, reason))
+        end_ns = last_ns + 1 if span.end_ns is None else span.end_ns  # it may be the last of what was recorded
+        pieces.append(Piece(span.start_ns, end_ns, span, label, reason))
     return _decoded(pieces), work
 
 
@@ -162,11 +169,12 @@ class _Inside:
         while self._at < len(self._spans) and self._spans[self._at].start_ns < span.start_ns:
             self._at += 1
         following = self._spans[self._at].start_ns if self._at < len(self._spans) else 1 << 62
-        return span.end_ns is not None and following < span.end_ns
+        return bool(span.end_ns is not None and following < span.end_ns)
 
 
 def _learned(ran: Iterable[Span]) -> set[object]:
-    """Return the models that optimizers hold; if these hold none that is known, as DeepSpeed's, those with gradients."""
+    """Return the models that optimizers hold; where these hold none that is known, as in DeepSpeed, those with
+    gradients."""
     held: set[object] = set()
     with_gradient: set[object] = set()
     for span in ran:
@@ -328,9 +336,7 @@ def _update(window: Sequence[Piece]) -> tuple[int, int] | None:
     """Return from when to when a model learned; None if no backward was made."""
     ends = [piece.end_ns for piece in window if piece.span.name == OPTIMIZER_STEP]
     ends = ends or [piece.end_ns for piece in window if piece.span.name == BACKWARD]
-    starts = (
-        piece.start_ns for piece in window if piece.span.name == BACKWARD or piece.span.args.get("gradient")
-    )
+    starts = (piece.start_ns for piece in window if piece.span.name == BACKWARD or piece.span.args.get("gradient"))
     start_ns = next(starts, None)
     return (start_ns, max(ends)) if ends and start_ns is not None and start_ns < max(ends) else None
 

@@ -28,6 +28,7 @@ from rltrace.cli.tables.fit import WIDTH, console, visible_figures
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
 from rltrace.cli.tables.idle import idle_line, idle_tables
+from rltrace.cli.tables.inferred import inferred_line, inferred_table
 from rltrace.cli.tables.memory import (
     allocation_line,
     allocation_table,
@@ -55,7 +56,6 @@ from rltrace.cli.tables.problems import clock_line, problems
 from rltrace.cli.tables.processes import bare_line, process_line, process_tree, sample_table
 from rltrace.cli.tables.requests import request_line, request_table
 from rltrace.cli.tables.spans import FEW, MOST_OPEN, collection_line, hook_span_table, open_span_table, own_span_table
-from rltrace.cli.tables.inferred import inferred_line, inferred_table
 from rltrace.cli.tables.steps import by_lane, of_processes, process_table, step_line, step_table
 from rltrace.cli.tables.sync import in_steady, sleep_line, sleep_table, sync_line, sync_table
 from rltrace.events import SAMPLER

@@ -23,9 +23,7 @@ def _covered(summary: Summary) -> str:
     coverage = summary.steady.coverage if summary.steady is not None else None
     if coverage is None:
         return ""
-    return (
-        f"; of a step {coverage.phases:.0%} is in phases, {coverage.unlabelled:.0%} unlabelled, {coverage.idle:.0%} idle"
-    )
+    return f"; of a step {coverage.phases:.0%} is in phases, {coverage.unlabelled:.0%} unlabelled, {coverage.idle:.0%} idle"
 
 
 def inferred_table(summary: Summary) -> RenderableType:

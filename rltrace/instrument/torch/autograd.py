@@ -11,7 +11,6 @@ from typing import Any
 
 from rltrace.events import BACKWARD
 from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
-from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.record import spans
 
@@ -28,22 +27,12 @@ class TorchAutograd:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""
-        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end), (NAME,))
+        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,))
 
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Open the span; a backward within another one, as of a layer that is computed again, has none."""
-    if is_in_backward():
-        return None
-    BETWEEN.begins()
-    return spans.automatic_span(NAME).__enter__()
-
-
-def end(opened: Any, result: Any, error: BaseException | None) -> None:
-    """Close the span."""
-    end_span(opened, result, error)
-    if opened is not None:
-        BETWEEN.ends()
+    return None if is_in_backward() else spans.automatic_span(NAME).__enter__()
 
 
 def is_in_backward() -> bool:

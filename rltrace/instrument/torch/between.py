@@ -54,15 +54,16 @@ class Between:
         known = {"output_ns": max(0, self._output_until_ns - began_ns)} if self._output_until_ns else {}
         spans.automatic_span_at(HOST_WORK, began_ns, began_ns + cpu_ns, gap_ns=gap_ns, **known)
 
-    def ends(self, output: Any = None) -> None:
+    def ends(self, output: Any = None, *, has_gradient: bool = False) -> None:
         """A piece of work is over.
 
         Args:
-            output: A tensor that it made, as long as which is kept something is computed from it.
+            output: A tensor that it made: as long as the program keeps it, something is computed from it.
+            has_gradient: A backward follows, and all in front of that is a part of the same phase.
         """
         with self._lock:
             self._under_way = max(0, self._under_way - 1)
-            if self._under_way:
+            if self._under_way or has_gradient:
                 return
             self._ended_ns, self._cpu_ns, self._output_until_ns = now_ns(), process_time_ns(), 0
         self._output = None if output is None else weakref.ref(output, self._dropped)

@@ -194,8 +194,8 @@ def _left(hook: Hook, leave: Function, opened: Any, result: Any, error: BaseExce
 
 def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: Hook) -> Any:
     """Open the span; a module without parameters has none, nor one that is called again for its backward."""
-    number = MODELS.number(module)
-    if not number or is_in_backward():
+    number = 0 if is_in_backward() else MODELS.number(module)
+    if not number:
         return None
     hook.row.fired()
     BETWEEN.begins()
@@ -210,14 +210,17 @@ def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
     if has_gradient:
         opened.args = {"gradient": True}
     opened.__exit__(None if error is None else type(error), error)
-    BETWEEN.ends(None if has_gradient else output)
+    BETWEEN.ends(output, has_gradient=has_gradient)
 
 
 def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """Return the first two sizes of what a model is called with: the sequences of a language model and their length."""
+    """Return the first two sizes of what a model is called with: the sequences of a language model and their length.
+
+    While a model is traced or exported its sizes are symbols, and to ask for their values would bind it to these.
+    """
     given = args[0] if args else kwargs.get("input_ids")
-    shape = getattr(given, "shape", ())
-    return int(shape[0]) if len(shape) > 0 else 0, int(shape[1]) if len(shape) > 1 else 0
+    sizes = (*getattr(given, "shape", ())[:2], 0, 0)
+    return (sizes[0], sizes[1]) if sizes[0].__class__ is int and sizes[1].__class__ is int else (0, 0)
 
 
 def tensor_in(result: Any) -> Any:
