@@ -168,8 +168,9 @@ class _Inside:
         """Tell whether one begins in a span."""
         while self._at < len(self._spans) and self._spans[self._at].start_ns < span.start_ns:
             self._at += 1
-        following = self._spans[self._at].start_ns if self._at < len(self._spans) else 1 << 62
-        return bool(span.end_ns is not None and following < span.end_ns)
+        if span.end_ns is None or self._at == len(self._spans):
+            return False
+        return self._spans[self._at].start_ns < span.end_ns
 
 
 def _learned(ran: Iterable[Span]) -> set[object]:
@@ -206,19 +207,22 @@ def _label(span: Span, learned: set[object], acting: set[object]) -> tuple[str, 
 def _decoded(pieces: list[Piece]) -> list[Piece]:
     """Call forwards a generation if each has one token, or one more than the last: a loop that samples by hand."""
     decoded: list[Piece] = []
+    reason = "forwards without gradient, each of one token more"
     for run in _runs(pieces, lambda piece: (piece.label, piece.span.args.get("model"))):
-        is_decoding = run[0].span.name == FORWARD and run[0].label and _grows(run)
-        reason = "forwards without gradient, each of one token more"
-        decoded += [piece._replace(label=ROLLOUT, reason=reason) for piece in run] if is_decoding else run
+        grows = _grows(run) if run[0].span.name == FORWARD and run[0].label else []
+        if sum(grows) < LEAST_DECODED:
+            decoded += run
+            continue
+        for piece, of_generation in zip(run, grows, strict=True):
+            decoded.append(piece._replace(label=ROLLOUT, reason=reason) if of_generation else piece)
     return decoded
 
 
-def _grows(run: Sequence[Piece]) -> bool:
+def _grows(run: Sequence[Piece]) -> list[bool]:
+    """Tell of each forward whether it goes on where the last one ended, or the next one does with it."""
     lengths = [piece.span.args.get("columns", 0) for piece in run]
-    if len(lengths) < LEAST_DECODED:
-        return False
-    grown = sum(later == earlier + 1 or later == 1 for earlier, later in pairwise(lengths))
-    return grown >= 0.6 * (len(lengths) - 1)
+    goes_on = [later in (1, earlier + 1) for earlier, later in pairwise(lengths)]
+    return [before or after for before, after in zip([False, *goes_on], [*goes_on, False], strict=True)]
 
 
 _Item = TypeVar("_Item")

@@ -393,7 +393,11 @@ def test_first_screen_promises(recorded: dict[str, Recording], tmp_path: Path) -
     open_step = Written(tmp_path / "open").process("p", span("step", 0, None), span("reward", 1, None), role="driver")
     idle = Written(tmp_path / "idle").process("p", span("step", 0, 1), span("step", 1, 2), role="driver", ended_s=2)
     shipped = sorted((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
-    runs = [*recorded.values(), empty, open_step.read(), idle.read(), *map(Recording.open, shipped)]
+    learned = [span("autograd.backward", 0, 1), span("optimizer.step", 1, 2, number=1, models=[])]
+    hook = {"slot": 1, "instrumentation": "torch_optim", "target": "torch:step", "state": "installed", "fires": 1}
+    hook |= {"emits": ["autograd.backward", "optimizer.step"], "reason": None}
+    any_loop = Written(tmp_path / "loop").process("p", *learned, hooks=(hook,), ended_s=2).read()
+    runs = [*recorded.values(), empty, open_step.read(), idle.read(), any_loop, *map(Recording.open, shipped)]
     promised = set()
     for summary in map(summarize, runs):
         for section in tables.SECTIONS:

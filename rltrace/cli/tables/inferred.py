@@ -23,7 +23,8 @@ def _covered(summary: Summary) -> str:
     coverage = summary.steady.coverage if summary.steady is not None else None
     if coverage is None:
         return ""
-    return f"; of a step {coverage.phases:.0%} is in phases, {coverage.unlabelled:.0%} unlabelled, {coverage.idle:.0%} idle"
+    rest = f"{coverage.unlabelled:.0%} unlabelled, {coverage.idle:.0%} idle"
+    return f"; of a step {coverage.phases:.0%} is in phases, {rest}"
 
 
 def inferred_table(summary: Summary) -> RenderableType:

@@ -1,9 +1,9 @@
 """Collectives that a program calls itself, and the all-reduce of DDP's gradients.
 
 Read: torch 2.6 to 2.13, torch/distributed/distributed_c10d.py, torch/nn/parallel/distributed.py and
-torch/csrc/distributed/c10d/logger.cpp. DDP launches its buckets in C++, where no hook of Python is; a communication hook
-of ours would take the place of the program's. But DDP measures itself, in every tenth step first and in every hundredth
-later; on a CPU, where it costs no wait for a device, in every step.
+torch/csrc/distributed/c10d/logger.cpp. DDP launches its buckets in C++, where no hook of Python is; a communication
+hook of ours would take the place of the program's. But DDP measures itself: of a GPU in the first ten steps and in
+every hundredth later; on a CPU, where that waits for no device, we have it measure every one.
 """
 
 from __future__ import annotations
