@@ -56,6 +56,11 @@ class Span(msgspec.Struct, gc=False):
         """Whether this span partitions its rank's step."""
         return self.name in PHASES or self.args.get("phase") is True
 
+    @property
+    def is_inferred(self) -> bool:
+        """Whether a reader made this step or phase, of what ran: nobody marked it."""
+        return self.is_automatic and self.args.get("inferred") is True
+
 
 class Counter(msgspec.Struct):
     """A sampled value; the unit is the end of its name (`allocated_bytes`)."""
@@ -124,6 +129,15 @@ def asked_ids(engine_id: str) -> tuple[str, str]:
     behind the server's."""
     return engine_id, engine_id.rpartition("-")[0] or engine_id
 
+
+FORWARD, BACKWARD, OPTIMIZER_STEP = "model.forward", "autograd.backward", "optimizer.step"
+"""A forward of a whole model, called by the program and not by another module; a backward; a step of an optimizer."""
+GENERATE = "model.generate"
+"""A call that generates: of transformers, or of an engine in the program's process; `by` says whose."""
+LOAD_WEIGHTS = "model.load_weights"
+"""Weights are copied into a model, or into an engine in the program's process."""
+HOST_WORK = "host.work"
+"""Processor time of a process between two of these, in front of what it waited there."""
 
 INPUTS, LOG_PROBS, LOSS = "micro_batch.inputs", "micro_batch.log_probs", "micro_batch.loss"
 """Work around a model's forward: its inputs; log-probs of its logits, often with entropy; and the loss computed from

@@ -55,6 +55,7 @@ INSIDE = {
         "python_gc": set(),
         "ray": set(),
         "trl": {"memory"},
+        "transformers": {"torch"},
         "reference": {"torch", "memory"},
         "vllm": {"torch", "memory"},
         "sglang": {"torch", "memory", "torch_memory_saver"},

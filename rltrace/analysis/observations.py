@@ -183,6 +183,8 @@ class Seen:
         self.samples = 0
         self.steps: list[Span] = []
         self.phases: defaultdict[str, Intervalled] = defaultdict(Intervalled)
+        self.inferred: dict[tuple[str, str], None] = {}
+        """Names of steps and phases that were inferred, each with the reason."""
         self.stages: defaultdict[str, Intervalled] = defaultdict(Intervalled)
         self.device_spans: defaultdict[str, DeviceSpans] = defaultdict(DeviceSpans)
         """Spans by kind of work: their names after `gpu.`."""
@@ -307,6 +309,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
         if _is_exception(error) and event.name != STEP and event.name not in MEMORY_MOVES:
             _see_interval(seen.errors[event.thread, event.task, error, event.name], event, shift_ns)
             _see_message(seen.messages, event, error)
+        if event.is_inferred:
+            seen.inferred[event.name, str(event.args.get("reason"))] = None
         if event.name in _STAGES:
             _see_stage(seen.stages[event.name], event, shift_ns)
         elif event.is_phase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import combinations
 
 import msgspec
@@ -41,6 +41,8 @@ class Share(msgspec.Struct, frozen=True):
     """Seconds of all spans of the phase together."""
     share: float
     """Share of the step, 0 to 1."""
+    inferred: bool = False
+    """Whether the phase was inferred from what ran, and not marked."""
 
 
 class Overlap(msgspec.Struct, frozen=True):
@@ -124,6 +126,7 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     rank."""
     of_driver, computed = union(*driver_phases(seen).values()), computing(seen)
     acting = [process for process in seen.processes if process.phases]
+    inferred = {(process.lane, name) for process in seen.processes for name, _ in process.inferred}
     astray = {process.lane for process in acting if not seen.time_line.is_aligned(process.process)}
     found = []
     for lane, whole in lane_phases(seen).items():
@@ -136,7 +139,7 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
             inside = {name: rows[place] for name, rows in phases.items() if place in rows}
             row = _rank_step(
                 lane, place, own, inside, driver_of_window.get(place, EMPTY), computed_in.get(place, EMPTY),
-                clock_aligned=lane not in astray,
+                clock_aligned=lane not in astray, inferred={name for name in happened if (lane, name) in inferred},
             )  # fmt: skip
             found.append((place, row))
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
@@ -170,6 +173,7 @@ def _rank_step(
     computed: Intervals,
     *,
     clock_aligned: bool,
+    inferred: Set[str],
 ) -> RankStep:
     start_ns, end_ns = map(int, windows.windows[place])
     length_ns = end_ns - start_ns
@@ -187,7 +191,9 @@ def _rank_step(
         clock_aligned=clock_aligned,
         finished=windows.finished[place],
         steady=place in windows.steady,
-        phases={name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0) for name, ns in all_ns.items()},
+        phases={
+            name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0, name in inferred) for name, ns in all_ns.items()
+        },
         overlap_seconds=parts.overlap_ns / 1e9,
         overlaps=_overlaps(phases, parts.phases_ns) if parts.overlap_ns else [],
     )

@@ -8,7 +8,7 @@ from statistics import fmean, median
 import msgspec
 
 from rltrace.analysis.lanes import DRIVER_ROLE
-from rltrace.analysis.phases import RankStep, in_order
+from rltrace.analysis.phases import IDLE, UNLABELLED, RankStep, in_order
 from rltrace.analysis.steps import FIRST, Step, StepWindows
 
 
@@ -30,6 +30,18 @@ class PhaseSpread(Spread, frozen=True, kw_only=True):
 
     share: float
     """Share of the steps' time, 0 to 1."""
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """How much of a step is explained: shares of it, which are 1 together. Of the ranks, or of other processes without
+    any."""
+
+    phases: float
+    """In a phase, or waiting for the driver while that is in one."""
+    unlabelled: float
+    """In no phase, though the rank computed."""
+    idle: float
+    """In no phase, while nothing computed."""
 
 
 class LaneSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +73,8 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
     """Length of a step."""
     lanes: list[LaneSteps]
     """One item per rank; also the driver and other processes that have phases."""
+    coverage: Coverage | None
+    """How much of a step phases explain; None without any phase."""
 
 
 def steady(
@@ -79,14 +93,23 @@ def steady(
         return None
     apart = [own for own in having if FIRST not in own.steady and own.recorded[FIRST] and own.finished[FIRST]]
     counted = [step for step in steps if step.steady]
+    of_lanes = lanes([row for row in phases if row.steady])
     return Steady(
         steps=sorted({step.step for step in counted}),
         first_step=next((own.numbers[FIRST] for own in apart), None),
         has_first=not chosen and not apart and any(FIRST in own.steady for own in having),
         unfinished_steps=sum(not finished for own in windows.all() for finished in own.finished),
         seconds=spread([step.seconds for step in counted]),
-        lanes=lanes([row for row in phases if row.steady]),
+        lanes=of_lanes,
+        coverage=_coverage(together(of_lanes)),
     )
+
+
+def _coverage(shown: Sequence[LaneSteps]) -> Coverage | None:
+    if not shown:
+        return None
+    unlabelled, idle = (fmean(lane.phases[name].share for lane in shown) for name in (UNLABELLED, IDLE))
+    return Coverage(1.0 - unlabelled - idle, unlabelled, idle)
 
 
 def lanes(rows: Sequence[RankStep]) -> list[LaneSteps]:

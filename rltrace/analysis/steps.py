@@ -40,6 +40,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """False if recording was paused in it, so that only its length is known (`rltrace overhead` does that)."""
     steady: bool
     """Whether the step counts in `steady`."""
+    inferred: bool
+    """Whether nobody marked it: it was inferred from what ran. `inferred` of the summary says how."""
     reward_mean: float | None
     """Argument `reward_mean` of the span; without it, the driver's last sample of that name inside the step."""
     tokens: float | None
@@ -128,6 +130,7 @@ def _step(seen: Observations, windows: StepWindows, place: int) -> Step:
         error_message=_error_message(span),
         recorded=_is_recorded(span),
         steady=place in windows.steady,
+        inferred=span.is_inferred,
         reward_mean=numbers.pop(REWARD_MEAN, None),
         tokens=tokens,
         tokens_per_second=rate,

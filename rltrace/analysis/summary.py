@@ -17,7 +17,7 @@ from rltrace.analysis.machines import Machine, machines
 from rltrace.analysis.memory import DeviceMemory, OutOfMemory, device_memory, out_of_memory
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.open_spans import OpenSpan, open_spans
-from rltrace.analysis.phases import RankStep, rank_steps
+from rltrace.analysis.phases import RankStep, in_order, rank_steps
 from rltrace.analysis.processes import ProcessFigures, processes, signal_name
 from rltrace.analysis.requests import Requests, StepRequests, requests_by_step, steady_requests, ways
 from rltrace.analysis.samples import HostSamples, host_samples
@@ -27,6 +27,7 @@ from rltrace.analysis.steps import Step, StepWindows, steps
 from rltrace.analysis.transactions import Leak, Transaction, leaks, transactions
 from rltrace.analysis.untraced import Untraced, untraced
 from rltrace.analysis.weight_sync import RankSync, rank_syncs
+from rltrace.events import STEP
 from rltrace.read.recording import Recording
 
 VERSION = 2
@@ -114,6 +115,15 @@ class Unsealed(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that were written into them."""
 
 
+class Inferred(msgspec.Struct, frozen=True):
+    """A step or a phase that nobody marked."""
+
+    name: str
+    """`step`, or the phase."""
+    reason: str
+    """From what it was inferred."""
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """A Recording in figures."""
 
@@ -129,6 +139,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """One item per step and rank, the start-up first; also of the driver and of other processes that have phases."""
     steady: Steady | None
     """The steps to compare: those after the first, which also warms everything up. None while no step has ended."""
+    inferred: list[Inferred]
+    """Steps and phases that were inferred from what ran, in a run that marks no steps and whose trainer no hook knows:
+    one item per name and reason."""
     idle: list[IdleGap]
     """Where the idle time is: one item per lane and pair of phases around the gap."""
     own_spans: list[SpanFigures]
@@ -210,6 +223,7 @@ def summarize(recording: Recording) -> Summary:
         steps=all_steps,
         phases=phases,
         steady=steady(windows, all_steps, phases, chosen=recording.steps_are_chosen),
+        inferred=_inferred(seen),
         idle=idle_gaps(seen, windows),
         own_spans=own_spans(seen, windows),
         hook_spans=hook_spans(seen, windows),
@@ -260,6 +274,12 @@ def _run(seen: Observations, clock_domains: int) -> Run:
         machines=machines(seen.recording.processes),
         clock_domains=clock_domains,
     )
+
+
+def _inferred(seen: Observations) -> list[Inferred]:
+    found = dict.fromkeys(name_and_reason for process in seen.processes for name_and_reason in process.inferred)
+    order = {name: place for place, name in enumerate((STEP, *in_order(name for name, _ in found if name != STEP)))}
+    return [Inferred(name, reason) for name, reason in sorted(found, key=lambda item: order[item[0]])]
 
 
 def _is_complete(found: Sequence[ProcessFigures]) -> bool | None:

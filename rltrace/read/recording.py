@@ -26,7 +26,9 @@ from rltrace.read import alignment, archive, ending, engines, gate, unmarked
 from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
+from rltrace.read.inferred import can_infer, is_known, with_inferred
 from rltrace.read.records import records
+from rltrace.read.step_records import StepRecords
 from rltrace.read.window import Cut, inside
 from rltrace.record import checksum, manifest
 from rltrace.record.manifest import LINES
@@ -63,6 +65,7 @@ class Recording:
         """The manifest as `rltrace.record.manifest.create` wrote it, without fields that cannot be right."""
         self.limits = limits
         self._damaged_fields = damaged_fields
+        self._recorded_steps: bool | None = None
         self.steps_are_chosen = False
         """Whether it is a part of chosen steps: none of them is left out of a mean as warm-up."""
 
@@ -161,7 +164,15 @@ class Recording:
         of_engines = engines.places(process for process in found if process.is_identified)
         for process in found:
             process.of_engine = of_engines.get(process.key)
+            process.infers = can_infer(process.hooks) and not any(is_known(other.hooks) for other in found)
+            process.run_has_steps = self._has_steps
         return found
+
+    def _has_steps(self) -> bool:
+        """Return whether any process recorded a step; asked only where steps would be inferred."""
+        if self._recorded_steps is None:
+            self._recorded_steps = any(process.has_steps() for process in self._found)
+        return self._recorded_steps
 
     @cached_property
     def time_domain(self) -> Domain | None:
@@ -316,6 +327,10 @@ class Process:
         self.left_ns: int | None = None
         """When it left it, the last time."""
         self._own_pauses: list[tuple[int, int | None]] = []
+        self.infers = False
+        """Whether its steps and phases are inferred from what ran in it, because nothing in the run knows them."""
+        self.run_has_steps: Callable[[], bool] = lambda: False
+        """Whether the run recorded steps, of which none is inferred then."""
         self.of_engine: engines.Place | None = None
         """Which engine it belongs to, if it is an engine's process without a rank."""
         self.costs: dict[str, float] = {}
@@ -505,16 +520,28 @@ class Process:
         Yields:
             Spans where they end and samples where they were taken, in the order in which each thread wrote them;
             threads follow each other segment by segment. Spans that never ended come last, with `end_ns` None; those
-            among them that a pause cut off end where it began.
+            among them that a pause cut off end where it began. Behind all of them come the steps and phases that are
+            inferred from them, if nobody marks any.
         """
         self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
         self.unfit, self.unsealed = self._unfit_fields, {}
         events: Iterator[Event] = _EventReader(self, self._types).events()
         if self.mark is not None:
             events = map(self.mark, events)
+        if self.infers:
+            events = with_inferred(events, self.run_has_steps, is_over=self.end_ns is not None)
         if self.alignment is not None:
             events = map(self._aligned, events)
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
+
+    def has_steps(self) -> bool:
+        """Return whether it recorded a step itself, without decoding anything else."""
+        look = StepRecords(self.typed(STEP))
+        for path in sorted(self.folder.glob("*.seg")):
+            look.through(_content(path, self.limits))
+            if look.spans:
+                return True
+        return False
 
     def part(self, cut: Cut) -> Process:
         """Return the same process with some of its events; see `Recording.part`."""

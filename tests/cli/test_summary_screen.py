@@ -41,13 +41,12 @@ PLAIN = """
     import rltrace, torch
 
     net = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(net.parameters())
     for turn in range(3):
         with rltrace.span("tool.call"):
-            loss = net(torch.ones(2)).sum()
-        with rltrace.span("learn"):
-            loss.backward()
-            optimizer.step()
+            weights = dict(net.state_dict())
+        with rltrace.span("ask"):
+            net(torch.ones(2))
+            net.load_state_dict(weights)
 """
 SCREEN_LINES = 51
 WIDTHS = (80, 100, 140)
@@ -394,7 +393,11 @@ def test_first_screen_promises(recorded: dict[str, Recording], tmp_path: Path) -
     open_step = Written(tmp_path / "open").process("p", span("step", 0, None), span("reward", 1, None), role="driver")
     idle = Written(tmp_path / "idle").process("p", span("step", 0, 1), span("step", 1, 2), role="driver", ended_s=2)
     shipped = sorted((Path(__file__).parents[2] / "examples" / "recordings").glob("*.zip"))
-    runs = [*recorded.values(), empty, open_step.read(), idle.read(), *map(Recording.open, shipped)]
+    learned = [span("autograd.backward", 0, 1), span("optimizer.step", 1, 2, number=1, models=[])]
+    hook = {"slot": 1, "instrumentation": "torch_optim", "target": "torch:step", "state": "installed", "fires": 1}
+    hook |= {"emits": ["autograd.backward", "optimizer.step"], "reason": None}
+    any_loop = Written(tmp_path / "loop").process("p", *learned, hooks=(hook,), ended_s=2).read()
+    runs = [*recorded.values(), empty, open_step.read(), idle.read(), any_loop, *map(Recording.open, shipped)]
     promised = set()
     for summary in map(summarize, runs):
         for section in tables.SECTIONS:
@@ -425,13 +428,14 @@ def test_script_shows_its_spans(
     """A script without phases shows its spans and those of hooks on the first screen."""
     found = summarize(recorded["plain"])
     own, of_hooks = ({span.name: span.count for span in spans} for spans in (found.own_spans, found.hook_spans))
-    assert own == {"tool.call": 3, "learn": 3}
-    assert of_hooks == {"autograd.backward": 3, "optimizer.step": 3}
+    assert own == {"tool.call": 3, "ask": 3}
+    assert of_hooks.items() >= {"model.forward": 3, "model.load_weights": 3}.items()
+    of_hooks.pop("host.work", None)  # where it computed between two forwards
     lines = screen(recorded["plain"])
     for title, names in (("Your spans", own.keys()), ("Automatic spans", of_hooks.keys())):
         at = lines.index(title)
         assert " ".join(lines[at + 1].split()) == "span process times seconds mean longest of the run"
-        rows = [line.split() for line in lines[at + 3 : lines.index("", at)]]
+        rows = [line.split() for line in lines[at + 3 : lines.index("", at)] if not line.startswith("host.work")]
         assert {row[0] for row in rows} == names
         assert {row[2] for row in rows} == {"3"}
         assert all(row[-1].endswith("%") for row in rows)

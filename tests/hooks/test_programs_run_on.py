@@ -20,6 +20,8 @@ BUG = "ZeroDivisionError: a bug of ours"
 
 OUR_FRAME = re.compile(r'  File "[^"]*/rltrace/(?:hooks|host|record|instrument)/[\w/]+\.py", .*\n(?:    .*\n)*')
 
+CALL_FRAME = re.compile(r'  File "[^"]*/torch/nn/modules/module\.py", line \d+, in _wrapped_call_impl\n(?:    .*\n)*')
+
 
 def run(tmp_path: Path, program: str, *, traced: bool, broken: str = "") -> TracedRun:
     """Run a program as it is, or traced with its hooks broken at one place."""
@@ -57,10 +59,13 @@ def is_left_out(line: str) -> bool:
 
 
 def died_of(errors: str) -> str:
-    """The last traceback, and only that: Ray's daemons and gloo write what they like around it."""
+    """The last traceback, and only that: Ray's daemons and gloo write what they like around it.
+
+    Our `Module.__call__` does what torch's does, without its frame.
+    """
     lines = errors[errors.rindex("Traceback (most recent call last):") :].splitlines(keepends=True)
     end = next(at for at, line in enumerate(lines) if at and not line.startswith(" "))
-    return OUR_FRAME.sub("", "".join(lines[: end + 1]))
+    return CALL_FRAME.sub("", OUR_FRAME.sub("", "".join(lines[: end + 1])))
 
 
 def without_chance(text: str) -> str:

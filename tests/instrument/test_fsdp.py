@@ -10,7 +10,7 @@ from traced_runs import run_traced
 pytestmark = pytest.mark.run
 
 KINDS = ("fsdp2", "fsdp1", "fsdp1_flat")
-HOOKED = ("fsdp1", "fsdp2", "torch_optim", "torch_autograd", "python_gc")
+HOOKED = ("fsdp1", "fsdp2", "torch_optim", "torch_autograd", "torch_models", "torch_collectives", "python_gc")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -164,7 +164,8 @@ def test_flat_parameters_are_traced_as_original_ones_are(two_ranks):
 def test_an_optimizer_step_says_whose_it_is(two_ranks):
     for spans in ranks_of(two_ranks, "fsdp2"):
         steps = [span for span in spans if span.name == "optimizer.step"]
-        assert [span.args for span in steps] == [{"optimizer": "AdamW", "tensors": 11}] * 2
+        said = {"optimizer": "AdamW", "tensors": 11, "number": 1, "models": [1]}
+        assert [span.args for span in steps] == [said] * 2
 
 
 def test_training_is_the_same_with_and_without_the_hooks(two_ranks, tmp_path):

@@ -28,6 +28,7 @@ from rltrace.cli.tables.fit import WIDTH, console, visible_figures
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
 from rltrace.cli.tables.idle import idle_line, idle_tables
+from rltrace.cli.tables.inferred import inferred_line, inferred_table
 from rltrace.cli.tables.memory import (
     allocation_line,
     allocation_table,
@@ -136,6 +137,8 @@ def _lines(summary: Summary) -> Iterator[RenderableType]:
     sleeps = sleep_line(summary.sleeps) if summary.sleeps else None
     if steps is not None or sleeps is not None:
         yield Text(" · ").join(filter(None, [steps, sleeps]))
+    if (line := inferred_line(summary)) is not None:
+        yield line
     if (line := idle_line(summary)) is not None:
         yield line
     if summary.gpu_work:
@@ -179,6 +182,11 @@ def _all_seconds(summary: Summary, **_: bool) -> Iterator[RenderableType]:
 def _steps(summary: Summary, **_: bool) -> Iterator[RenderableType]:
     own = by_lane(summary.steps)
     yield from (step_table(steps, f" of {lane}" if len(own) > 1 else "") for lane, steps in own.items())
+
+
+def _inferred(summary: Summary, **_: bool) -> Iterator[RenderableType]:
+    if summary.inferred:
+        yield inferred_table(summary)
 
 
 def _phases_by_step(summary: Summary, **_: bool) -> Iterator[RenderableType]:
@@ -315,6 +323,7 @@ SECTIONS = (
     Section("", _seconds, FIRST),
     Section("each rank and its idle time", _all_seconds, ALL, lambda summary: summary.phases),
     Section("each step", _steps, ALL, lambda summary: summary.steps),
+    Section("what was inferred", _inferred, ALL, lambda summary: summary.inferred),
     Section("phases by step", _phases_by_step, ALL, has_phases_by_step),
     Section("", _fullest, FIRST),
     Section("", _your_spans, BOTH),

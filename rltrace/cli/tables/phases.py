@@ -103,6 +103,8 @@ def steady_title(summary: Summary, found: Steady | None) -> str:
         unfinished = sum(not row.finished for row in summary.phases if row.lane == summary.phases[0].lane)
         return f"Unfinished step{'' if unfinished == 1 else 's'} ({unfinished:,}): none has ended yet"
     numbers, excluded = figures.ranges(found.steps).replace("-", "–"), []
+    if any(step.inferred for step in summary.steps):
+        excluded.append("inferred")
     if found.first_step is not None:
         excluded.append(f"step {found.first_step} excluded as warm-up")
     elif found.has_first:

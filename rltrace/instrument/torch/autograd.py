@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from rltrace.events import BACKWARD
 from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.record import spans
 
 TARGET = "torch:autograd.backward"
 """`Tensor.backward` calls this. It is named from torch, whose dynamo is complete only when torch is imported."""
-NAME = "autograd.backward"
+NAME = BACKWARD
 
 
 class TorchAutograd:

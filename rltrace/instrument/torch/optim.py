@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from rltrace.events import OPTIMIZER_STEP
 from rltrace.hooks.patching import Hook, PatchSet
+from rltrace.instrument.torch.between import BETWEEN
+from rltrace.instrument.torch.models import Learned
 from rltrace.record import spans
 
 
@@ -19,18 +23,46 @@ class TorchOptim:
     def install(self, patches: PatchSet) -> None:
         """Register a hook before and one after every optimizer's step."""
         patches.use(
-            "torch.optim.optimizer:register_optimizer_step_pre_hook", watch_optimizer_steps, ("optimizer.step",)
+            "torch.optim.optimizer:register_optimizer_step_pre_hook",
+            functools.partial(watch_optimizer_steps, span=WorkSpan, identify=Learned()),
+            (OPTIMIZER_STEP,),
         )
 
 
+class WorkSpan:
+    """The span of a step, which ends what was between two pieces of work."""
+
+    def __init__(self, name: str, /, **args: Any) -> None:
+        self._span = spans.automatic_span(name, **args)
+
+    def __enter__(self) -> WorkSpan:
+        BETWEEN.begins()
+        self._span.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        self._span.__exit__(kind)
+        BETWEEN.ends()
+
+
+def nothing_more(_optimizer: Any) -> dict[str, Any]:
+    """Say no more of an optimizer than its class and how many tensors it has."""
+    return {}
+
+
 def watch_optimizer_steps(
-    hook: Hook, span: Callable[..., Any] = spans.automatic_span, *, outermost: bool = False
+    hook: Hook,
+    span: Callable[..., Any] = spans.automatic_span,
+    identify: Callable[[Any], dict[str, Any]] = nothing_more,
+    *,
+    outermost: bool = False,
 ) -> Callable[[], None]:
     """Make every optimizer's step a span, or what measures it on the device.
 
     Args:
-        hook: Of which the calls count.
+        hook: Whose calls are counted.
         span: Makes what is entered before the step and left behind it.
+        identify: What else it says of the optimizer.
         outermost: Enter it before all that are watched so far; who comes last leaves last in any case.
 
     Returns:
@@ -47,7 +79,8 @@ def watch_optimizer_steps(
             unfinished.__exit__(RuntimeError)
         optimizer = args[0]
         tensors = sum(len(group["params"]) for group in optimizer.param_groups)
-        steps.open = span("optimizer.step", optimizer=type(optimizer).__name__, tensors=tensors).__enter__()
+        said = {"optimizer": type(optimizer).__name__, "tensors": tensors, **identify(optimizer)}
+        steps.open = span(OPTIMIZER_STEP, **said).__enter__()
 
     def end(_token: Any, _result: Any, _error: BaseException | None) -> None:
         opened, steps.open = getattr(steps, "open", None), None

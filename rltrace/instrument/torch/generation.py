@@ -1,0 +1,54 @@
+"""`model.generate`: a call that generates, in the program's process, by whatever generates there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rltrace.events import GENERATE
+from rltrace.hooks.patching import end_span
+from rltrace.instrument.torch.between import BETWEEN
+from rltrace.instrument.torch.models import INSIDE, MODELS
+from rltrace.record import spans
+
+
+def begin_generation(by: str, module: Any = None, **said: Any) -> Any:
+    """Open the span of a call that generates.
+
+    Args:
+        by: Whose call it is.
+        module: The model that generates, whose forwards are a part of this; None if an engine has it.
+        **said: What is known of the call.
+
+    Returns:
+        What `end_generation` takes; None if the call is a part of another one that generates.
+    """
+    if INSIDE.generation:
+        return None
+    was_inside, INSIDE.model, INSIDE.generation = INSIDE.model, True, True
+    BETWEEN.begins()
+    model = {} if module is None else {"model": MODELS.number(module)}
+    return spans.automatic_span(GENERATE, by=by, **model, **said).__enter__(), was_inside
+
+
+def end_generation(opened: Any, error: BaseException | None, **said: Any) -> None:
+    """Close it, with what is known of it now."""
+    if opened is None:
+        return
+    span, INSIDE.model = opened
+    INSIDE.generation = False
+    if said:
+        span.set(**said)
+    end_span(span, None, error)
+    BETWEEN.ends()
+
+
+def begin_request(by: str, **said: Any) -> Any:
+    """Open the span of one of several calls that one thread makes at a time, as tasks do."""
+    BETWEEN.begins()
+    return spans.automatic_span(GENERATE, by=by, **said).__enter__()
+
+
+def end_request(opened: Any, _result: Any, error: BaseException | None) -> None:
+    """Close it."""
+    end_span(opened, None, error)
+    BETWEEN.ends()

@@ -1,0 +1,382 @@
+"""Steps and phases of a loop that marks none: inferred from what its process ran, when its events are read.
+
+A hook says what ran: `model.generate`, `model.forward` with a gradient or without, `autograd.backward`,
+`optimizer.step`, `model.load_weights`. From these follow the spans of a step and of its phases, each with `inferred`
+and with the `reason`. Nothing is inferred for a run that marks its steps, or whose trainer a hook knows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeVar
+
+from rltrace.events import (
+    BACKWARD,
+    FORWARD,
+    GENERATE,
+    HOST_WORK,
+    LOAD_WEIGHTS,
+    MEMORY_MOVES,
+    OPTIMIZER_STEP,
+    STEP,
+    STEP_PHASES,
+    Counter,
+    Span,
+)
+
+Event = Span | Counter
+Rows = list[tuple[int, int]]
+
+LEARNS = (BACKWARD, OPTIMIZER_STEP)
+SEEN = frozenset({GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, LOAD_WEIGHTS, HOST_WORK})
+MARKS = frozenset({STEP, *STEP_PHASES}) - MEMORY_MOVES
+"""What a hook makes that knows a trainer; those of engines make sleeps and wake-ups, whoever calls them."""
+ROLLOUT, OLD, REF, UPDATE, SYNC = (
+    "rollout.generate",
+    "actor.old_log_prob",
+    "ref.log_prob",
+    "actor.update",
+    "weight_sync",
+)
+VALUES, REWARD = "critic.values", "reward"
+REWARD_MODELS = ("ForSequenceClassification", "Reward")
+"""What is in the names of classes of models that score."""
+
+LEAST_DECODED = 4
+"""So many forwards in a row, each of one token more than the last, are a generation."""
+SLACK_NS = 1_000_000
+"""Between the end of a span and the moment from which the work behind it is counted."""
+LEAST_NS = 20_000
+"""A piece of a phase that is shorter is not worth showing: what a hook takes between two phases."""
+
+UPDATES = "from the first forward with gradient to the last optimizer step"
+BY_GENERATION = "from one generation to the next"
+BY_OPTIMIZER = "from one completed accumulation to the next"
+
+
+class Piece(NamedTuple):
+    """One thing that ran."""
+
+    start_ns: int
+    end_ns: int
+    span: Span
+    label: str = ""
+    """The phase that it belongs to, if it is alone."""
+    reason: str = ""
+
+
+def can_infer(hooks: Iterable[Mapping[str, Any]]) -> bool:
+    """Tell from a process's hooks whether one has seen anything that steps and phases follow from."""
+    return any(hook["fired"] and not SEEN.isdisjoint(hook.get("emits") or ()) for hook in hooks)
+
+
+def is_known(hooks: Iterable[Mapping[str, Any]]) -> bool:
+    """Tell from a process's hooks whether one of them makes its phases or its steps."""
+    return any(hook["fired"] and not MARKS.isdisjoint(hook.get("emits") or ()) for hook in hooks)
+
+
+def with_inferred(events: Iterator[Event], has_steps: Callable[[], bool], *, is_over: bool) -> Iterator[Event]:
+    """Yield the events of a process, and behind them its inferred steps and phases.
+
+    Args:
+        events: Of the process, on its own clock.
+        has_steps: Whether any process of the run has steps already; asked only if there is something to infer.
+        is_over: Whether the process has ended its part, so that its last step is over too.
+    """
+    found: list[Span] = []
+    own: Rows = []
+    knows_phases, last_ns = False, 0
+    for event in events:
+        if isinstance(event, Span):
+            last_ns = max(last_ns, event.start_ns, event.end_ns or 0)
+            if event.is_automatic:
+                if event.name in SEEN:
+                    found.append(event)
+                knows_phases |= event.name in MARKS
+            elif event.is_phase:
+                own.append((event.start_ns, event.end_ns or 1 << 62))
+        yield event
+    if found and not knows_phases:
+        yield from infer(found, _merged(own), last_ns, has_steps, is_over=is_over)
+
+
+def infer(
+    found: Sequence[Span], own: Rows, last_ns: int, has_steps: Callable[[], bool], *, is_over: bool = True
+) -> Iterator[Span]:
+    """Return the inferred spans.
+
+    Args:
+        found: What ran, in any order.
+        own: When the program was in phases that it marks itself, in order: there none is inferred.
+        last_ns: When the process last recorded a span.
+        has_steps: Whether the run has steps already.
+        is_over: Whether the process has ended its part.
+    """
+    pieces, work = _pieces(found, last_ns)
+    if not any(piece.label == ROLLOUT or piece.span.name in LEARNS for piece in pieces):
+        return
+    steps, reason = _steps(pieces, is_over=is_over)
+    if not has_steps():
+        for number, (start_ns, end_ns) in enumerate(steps):
+            is_open = number == len(steps) - 1 and not is_over
+            said = {"step": number, "inferred": True, "reason": reason}
+            yield _span(found[0], STEP, start_ns, None if is_open else end_ns, said)
+    for name, start_ns, end_ns, why in _phases(pieces, steps, work):
+        is_open = any(piece.span.end_ns is None and start_ns <= piece.start_ns <= end_ns for piece in pieces)
+        for begin_ns, until_ns in _outside(start_ns, end_ns, own):
+            ended_ns = None if is_open and until_ns == end_ns else until_ns
+            if ended_ns is None or ended_ns - begin_ns >= LEAST_NS:
+                yield _span(found[0], name, begin_ns, ended_ns, {"inferred": True, "reason": why})
+
+
+def _span(of: Span, name: str, start_ns: int, end_ns: int | None, args: dict[str, object]) -> Span:
+    return Span(name, of.thread, 0, start_ns, end_ns, args, lane=None, is_automatic=True)
+
+
+# ---- what ran ---------------------------------------------------------------------------------------------------
+
+
+def _pieces(found: Sequence[Span], last_ns: int) -> tuple[list[Piece], list[Span]]:
+    """Return what ran in the order in which it began, labelled, and the work between, in order too."""
+    work = sorted((span for span in found if span.name == HOST_WORK), key=lambda span: span.start_ns)
+    ran = sorted((span for span in found if span.name != HOST_WORK), key=lambda span: span.start_ns)
+    generations = [span for span in ran if span.name == GENERATE]
+    learned, acting = _learned(ran), {span.args.get("model") for span in generations}
+    pieces = []
+    inside = _Inside(generations)
+    for span in ran:
+        # A generation that a model's forward makes, as one behind DDP, is that and no forward.
+        if span.name == FORWARD and inside.has_one(span):
+            continue
+        label, reason = _label(span, learned, acting)
+        end_ns = last_ns + 1 if span.end_ns is None else span.end_ns  # it may be the last of what was recorded
+        pieces.append(Piece(span.start_ns, end_ns, span, label, reason))
+    return _decoded(pieces), work
+
+
+class _Inside:
+    """Which spans have another one in them, asked for in order."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+        self._at = 0
+
+    def has_one(self, span: Span) -> bool:
+        """Tell whether one begins in a span."""
+        while self._at < len(self._spans) and self._spans[self._at].start_ns < span.start_ns:
+            self._at += 1
+        if span.end_ns is None or self._at == len(self._spans):
+            return False
+        return self._spans[self._at].start_ns < span.end_ns
+
+
+def _learned(ran: Iterable[Span]) -> set[object]:
+    """Return the models that optimizers hold; where these hold none that is known, as in DeepSpeed, those with
+    gradients."""
+    held: set[object] = set()
+    with_gradient: set[object] = set()
+    for span in ran:
+        if span.name == OPTIMIZER_STEP:
+            held.update(span.args.get("models") or ())
+        elif span.name == FORWARD and span.args.get("gradient"):
+            with_gradient.add(span.args.get("model"))
+    return held or with_gradient
+
+
+def _label(span: Span, learned: set[object], acting: set[object]) -> tuple[str, str]:
+    model = span.args.get("model")
+    if span.name == GENERATE:
+        return ROLLOUT, f"{span.args.get('by')} generates"
+    if span.name == LOAD_WEIGHTS:
+        copies = span.args.get("by") != "torch" or (model in acting and model not in learned)
+        return (SYNC, "weights are copied into what generates") if copies else ("", "")
+    if span.name != FORWARD or span.args.get("gradient"):
+        return "", ""
+    if model not in learned:
+        if any(part in str(span.args.get("module")) for part in REWARD_MODELS):
+            return REWARD, "forwards without gradient of a model that scores"
+        return REF, "forwards without gradient of a model that no optimizer holds"
+    if acting & learned and model not in acting:
+        return VALUES, "forwards without gradient of a model that learns and does not generate"
+    return OLD, "forwards without gradient of the model that learns"
+
+
+def _decoded(pieces: list[Piece]) -> list[Piece]:
+    """Call forwards a generation if each has one token, or one more than the last: a loop that samples by hand."""
+    decoded: list[Piece] = []
+    reason = "forwards without gradient, each of one token more"
+    for run in _runs(pieces, lambda piece: (piece.label, piece.span.args.get("model"))):
+        grows = _grows(run) if run[0].span.name == FORWARD and run[0].label else []
+        if sum(grows) < LEAST_DECODED:
+            decoded += run
+            continue
+        for piece, of_generation in zip(run, grows, strict=True):
+            decoded.append(piece._replace(label=ROLLOUT, reason=reason) if of_generation else piece)
+    return decoded
+
+
+def _grows(run: Sequence[Piece]) -> list[bool]:
+    """Tell of each forward whether it goes on where the last one ended, or the next one does with it."""
+    lengths = [piece.span.args.get("columns", 0) for piece in run]
+    goes_on = [later in (1, earlier + 1) for earlier, later in pairwise(lengths)]
+    return [before or after for before, after in zip([False, *goes_on], [*goes_on, False], strict=True)]
+
+
+_Item = TypeVar("_Item")
+
+
+def _runs(items: Iterable[_Item], key: Callable[[_Item], object]) -> Iterator[list[_Item]]:
+    """Return what follows on one another and has the same key."""
+    run: list[_Item] = []
+    for item in items:
+        if run and key(run[0]) != key(item):
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
+
+
+# ---- steps ------------------------------------------------------------------------------------------------------
+
+
+def _steps(pieces: Sequence[Piece], *, is_over: bool) -> tuple[Rows, str]:
+    """Return from when to when each step went, and why; the last one may be under way."""
+    if not any(piece.span.name in LEARNS for piece in pieces):
+        return [], ""
+    if any(piece.label == ROLLOUT for piece in pieces):
+        return _by_generation(pieces, is_over=is_over), BY_GENERATION
+    steps, last_ns = _by_optimizer(pieces), max(piece.end_ns for piece in pieces)
+    if not is_over and steps and steps[-1][1] < last_ns:
+        steps.append((steps[-1][1], last_ns))
+    return steps, BY_OPTIMIZER
+
+
+def _by_generation(pieces: Sequence[Piece], *, is_over: bool) -> Rows:
+    starts: list[int] = []
+    has_learned = True
+    for piece in pieces:
+        if piece.label == ROLLOUT and has_learned:
+            starts.append(piece.start_ns)
+            has_learned = False
+        has_learned |= piece.span.name in LEARNS
+    last_ns = max(piece.end_ns for piece in pieces)
+    steps = list(pairwise([*starts, last_ns]))
+    return steps if has_learned or not is_over else steps[:-1]  # what was generated at last, to evaluate, is no step
+
+
+def _by_optimizer(pieces: Sequence[Piece]) -> Rows:
+    """Return steps that end where the optimizer that steps least has stepped; its steps without a backward between are
+    one, as DeepSpeed's, which are one for each group of parameters."""
+    accumulations: list[tuple[int, set[object]]] = []
+    is_new = True
+    for piece in pieces:
+        if piece.span.name == OPTIMIZER_STEP:
+            if is_new:
+                accumulations.append((piece.end_ns, set()))
+            accumulations[-1][1].add(piece.span.args.get("number"))
+            accumulations[-1] = piece.end_ns, accumulations[-1][1]
+        is_new = piece.span.name == BACKWARD or (is_new and piece.span.name != OPTIMIZER_STEP)
+    counts: dict[object, int] = {}
+    for _, numbers in accumulations:
+        for number in numbers:
+            counts[number] = counts.get(number, 0) + 1
+    if not counts:
+        return []
+    rarest = min(reversed(counts), key=lambda number: counts[number])  # of several, the one that came last
+    ends = [end_ns for end_ns, numbers in accumulations if rarest in numbers]
+    return list(pairwise([pieces[0].start_ns, *ends]))
+
+
+# ---- phases -----------------------------------------------------------------------------------------------------
+
+Phase = tuple[str, int, int, str]
+"""Name, from when to when, and why."""
+
+
+def _phases(pieces: Sequence[Piece], steps: Rows, work: Sequence[Span]) -> Iterator[Phase]:
+    """Return the phases of the steps, and of what was before and behind them."""
+    cuts = sorted({start_ns for start_ns, _ in steps} | {end_ns for _, end_ns in steps})
+    window: list[Piece] = []
+    at = 0
+    for piece in pieces:
+        while at < len(cuts) and piece.start_ns >= cuts[at]:
+            yield from _of_window(window, work)
+            window, at = [], at + 1
+        window.append(piece)
+    yield from _of_window(window, work)
+
+
+def _of_window(window: Sequence[Piece], work: Sequence[Span]) -> Iterator[Phase]:
+    """Return the phases of a step, one behind the other: what learns is one, with all that runs meanwhile."""
+    update = _update(window)
+    begin_ns, until_ns = update or (0, 0)
+    alone = [
+        piece
+        for piece in window
+        if (piece.label or piece.span.name != LOAD_WEIGHTS) and not begin_ns <= piece.start_ns < until_ns
+    ]
+    runs = [run for run in _runs(alone, lambda piece: (piece.label, piece.start_ns < begin_ns)) if run[0].label]
+    found = [_of_run(run, work) for run in runs]
+    if update is not None:
+        found.append((UPDATE, begin_ns, until_ns, UPDATES))
+    found.sort(key=lambda phase: phase[1])
+    limits = [*(phase[1] for phase in found[1:]), 1 << 62]
+    for (name, start_ns, end_ns, why), limit_ns in zip(found, limits, strict=False):
+        yield name, start_ns, min(end_ns, limit_ns), why
+
+
+def _of_run(run: Sequence[Piece], work: Sequence[Span]) -> Phase:
+    first, end_ns = run[0], max(piece.end_ns for piece in run)
+    if first.span.name == FORWARD and first.label != ROLLOUT:
+        end_ns = _with_work(end_ns, work)
+    return first.label, first.start_ns, end_ns, first.reason
+
+
+def _update(window: Sequence[Piece]) -> tuple[int, int] | None:
+    """Return from when to when a model learned; None if no backward was made."""
+    ends = [piece.end_ns for piece in window if piece.span.name == OPTIMIZER_STEP]
+    ends = ends or [piece.end_ns for piece in window if piece.span.name == BACKWARD]
+    starts = (piece.start_ns for piece in window if piece.span.name == BACKWARD or piece.span.args.get("gradient"))
+    start_ns = next(starts, None)
+    return (start_ns, max(ends)) if ends and start_ns is not None and start_ns < max(ends) else None
+
+
+def _with_work(end_ns: int, work: Sequence[Span]) -> int:
+    """Return when what is computed from the last forward's output, as log-probs, is over: as long as the process
+    computes behind it, and keeps the output."""
+    at = bisect_left(work, end_ns, key=_start_ns)
+    if at == len(work) or work[at].start_ns > end_ns + SLACK_NS:
+        return end_ns
+    computed_ns, kept_ns = work[at].end_ns or end_ns, work[at].args.get("output_ns")
+    return computed_ns if kept_ns is None else min(computed_ns, work[at].start_ns + int(kept_ns))
+
+
+_start_ns = attrgetter("start_ns")
+
+
+def _merged(rows: Rows) -> Rows:
+    """Return rows in order, those that touch as one."""
+    merged: Rows = []
+    for begin_ns, end_ns in sorted(rows):
+        if merged and begin_ns <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end_ns, merged[-1][1])
+        else:
+            merged.append((begin_ns, end_ns))
+    return merged
+
+
+def _outside(start_ns: int, end_ns: int, own: Rows) -> Iterator[tuple[int, int]]:
+    """Return the parts of a phase in which the program marks none itself."""
+    at = max(0, bisect_left(own, (start_ns, 0)) - 1)
+    while at < len(own) and own[at][0] < end_ns:
+        if own[at][1] > start_ns:
+            if start_ns < own[at][0]:
+                yield start_ns, own[at][0]
+            start_ns = own[at][1]
+        at += 1
+    if start_ns < end_ns:
+        yield start_ns, end_ns

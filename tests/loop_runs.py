@@ -1,0 +1,97 @@
+"""Loops of `tests/programs/loops` under `rltrace exec`, and what their own timers say of the same steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from rltrace.analysis.summary import Summary, summarize
+from rltrace.read.recording import Recording
+
+LOOPS = Path(__file__).parent / "programs" / "loops"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+COMMANDS = {
+    "grpo_generate": (),
+    "fsdp2_torchrun": TORCHRUN,
+    "ddp_torchrun": TORCHRUN,
+    "accelerate_zero": (),
+    "asyncio_tools": (),
+}
+"""Each loop, and what Python is told in front of its file."""
+
+OTHER = ("wait.driver", "unlabelled", "idle")
+
+
+class LoopRun(NamedTuple):
+    """A run of a loop, and what two sides say of its steady steps: shares of a step."""
+
+    summary: Summary
+    recording: Recording
+    found: dict[str, float]
+    """Of its phases, `unlabelled` and `idle`, by rltrace; of rank 0, or of the only process."""
+    own: dict[str, float]
+    """Of its phases and `idle`, by the loop's own timers."""
+    steps: int
+    """Steps that the loop timed."""
+
+    @property
+    def differences(self) -> dict[str, float]:
+        """How far each phase and `idle` are from the loop's own timers, as shares of a step."""
+        return {name: self.found.get(name, 0.0) - share for name, share in self.own.items()}
+
+
+def run_loop(folder: Path, loop: str, python: Path = Path(sys.executable), **variables: str) -> LoopRun:
+    """Run one to its end."""
+    timers, out = folder / "timers.json", folder / "recording"
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
+    exec_ = [python, "-m", "rltrace", "exec", "--out", out, "--", python, *COMMANDS[loop], LOOPS / f"{loop}.py"]
+    done = subprocess.run(
+        list(map(str, exec_)),
+        env={**inherited, "OMP_NUM_THREADS": "1", "OWN_TIMERS": str(timers), **variables},
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "rltrace: the hook" not in done.stderr, done.stderr[-4000:]
+    recording = Recording.open(out)
+    summary = summarize(recording)
+    own, steps = _own_shares(json.loads(timers.read_text()))
+    return LoopRun(summary, recording, _shares(summary), own, steps)
+
+
+def _shares(summary: Summary) -> dict[str, float]:
+    assert summary.steady is not None
+    lanes = [lane for lane in summary.steady.lanes if lane.rank in (0, None)]
+    (lane,) = [lane for lane in lanes if any(name not in OTHER for name in lane.phases)]
+    return {name: part.share for name, part in lane.phases.items()}
+
+
+def _own_shares(times: list[tuple[str, int, int]]) -> tuple[dict[str, float], int]:
+    """Return the share of each part in the steps after the first."""
+    steps = [(start, end) for name, start, end in times if name == "step"]
+    whole = fmean(end - start for start, end in steps[1:])
+    parts: dict[str, float] = {}
+    for name, start, end in times:
+        if name != "step" and start >= steps[1][0]:
+            parts[name] = parts.get(name, 0.0) + (end - start) / (len(steps) - 1) / whole
+    return parts, len(steps)
+
+
+def table(loop: str, run: LoopRun) -> str:
+    """Return the rows of one loop in Markdown: by rltrace, by its own timers, the difference."""
+    names = [*(name for name in run.own if name != "idle"), "idle", "unlabelled"]
+    rows = []
+    for name in names:
+        own = f"{run.own[name]:.1%}" if name in run.own else ""
+        apart = f"{run.differences[name]:+.1%}" if name in run.own else ""
+        rows.append(f"| {loop} | `{name}` | {run.found.get(name, 0.0):.1%} | {own} | {apart} |")
+    return "\n".join(rows)
