@@ -6,7 +6,6 @@ Source read: torch 2.6 to 2.13, torch/autograd, torch/optim, torch/nn/modules/mo
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import Counter
 from typing import Any
 
@@ -19,6 +18,7 @@ from rltrace.instrument.memory.turns import Turns, at, beating
 from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.instrument.torch.fsdp2 import PACKAGE
+from rltrace.instrument.torch.models import FORWARD_WATCHERS
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 
 TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
@@ -26,7 +26,8 @@ TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
 
 def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
     """Name the hooks on forwards, backwards, optimizers, moves of modules and the allocator's cache."""
-    watch_models(patches, functools.partial(watch_forwards, turns, loading))
+    FORWARD_WATCHERS.append(Forwards(turns, loading))
+    watch_models(patches, functools.partial(beat_in_forwards, turns))
     passes = Backwards(turns, loading)
     patches.around("torch.autograd:backward", passes.begin, passes.end)
     patches.around(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", nothing_before, beating(turns))
@@ -119,41 +120,35 @@ class ModuleMoves:
             self._turns.reached(Turn.MOVED)
 
 
-def watch_forwards(turns: Turns, loading: Growth, state: Any, hook: Hook) -> None:
-    """Look around the forwards of the module that is the root of its model; the others' are beats.
+class Forwards:
+    """Looks around each forward of a whole model."""
 
-    Which one is the root shows in its first forward.
-    """
-    from torch import is_grad_enabled
+    def __init__(self, turns: Turns, loading: Growth) -> None:
+        self._turns, self._loading = turns, loading
 
+    def begin_forward(self) -> int | None:
+        """Look before it."""
+        from torch import is_grad_enabled
+
+        has_gradients = is_grad_enabled()
+        self._turns.begin_forward(has_gradients=has_gradients)
+        return self._loading.begin("forward", has_gradients)  # with gradients to come: other kernels
+
+    def end_forward(self, before_bytes: int | None, /) -> None:
+        """Look behind it."""
+        from torch import is_grad_enabled
+
+        self._loading.end(before_bytes)
+        self._turns.end_forward(has_gradients=is_grad_enabled())
+
+
+def beat_in_forwards(turns: Turns, state: Any, hook: Hook) -> None:
+    """Make each forward of a module that FSDP2 shards a beat."""
     turns.beat()  # sharding it has moved it to the GPU
-    known = weakref.ref(state)
-    opened: list[Any] = []
     beat = beating(turns)
 
-    def is_root() -> bool:
-        root = known()
-        return root is not None and bool(root._is_root)
-
-    def begin(*_: Any) -> Any:
-        has_gradients = is_grad_enabled()
-        turns.begin_forward(has_gradients=has_gradients)
-        return loading.begin("forward", has_gradients)  # with gradients to come: other kernels
-
-    def end(before_bytes: int | None, *_: Any) -> None:
-        loading.end(before_bytes)
-        turns.end_forward(has_gradients=is_grad_enabled())
-
     def before(_module: Any, _args: Any) -> None:
-        if is_root():
-            opened[:] = [hook.enter(begin, (), {})]
-        else:
-            hook.leave(beat, None, None, None)
-
-    def after(_module: Any, _args: Any, _result: Any) -> None:
-        while opened:
-            hook.leave(end, opened.pop(), None, None)
+        hook.leave(beat, None, None, None)
 
     for module in state._modules:
         module.register_forward_pre_hook(outside_graphs(before))
-        module.register_forward_hook(outside_graphs(after))

@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from rltrace.events import FORWARD, LOAD_WEIGHTS
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span
@@ -43,7 +43,6 @@ class Models:
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.met = 0
         """How many modules there are; what was found out about all of them is old when this has grown."""
 
@@ -52,29 +51,33 @@ class Models:
         known = self._modules.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
-        number = self._number_of_parameters(module)
+        number = self._number_of(next(module.parameters(), None))
         self._modules[id(module)] = weakref.ref(module), number
         self.met += 1
         return number
 
-    def _number_of_parameters(self, module: Any) -> int:
-        first = next(module.parameters(), None)
+    def _number_of(self, first: Any) -> int:
+        """Return the number of the model with this first parameter.
+
+        It is looked up, not kept: torch swaps no tensor that has a weak reference, so `model.to` would fail.
+        """
         if first is None:
             return 0
-        known = self._parameters.get(id(first))
-        if known is not None and known[0]() is first:
-            return known[1]
-        number = 1 + max((number for _, number in self._parameters.values()), default=0)
-        self._parameters[id(first)] = weakref.ref(first), number
-        return number
+        for module, number in self._alive():
+            if number and next(module.parameters(), None) is first:
+                return number
+        return 1 + max((number for _, number in self._modules.values()), default=0)
+
+    def _alive(self) -> list[tuple[Any, int]]:
+        known = [(module(), number) for module, number in [*self._modules.values()]]
+        return [(module, number) for module, number in known if module is not None]
 
     def having(self, parameters: set[int]) -> list[int]:
         """Return the models that have one of these parameters, which are given by their ids."""
-        alive = [(module(), number) for module, number in [*self._modules.values()]]
         found = {
             number
-            for module, number in alive
-            if number and module is not None and any(id(parameter) in parameters for parameter in module.parameters())
+            for module, number in self._alive()
+            if number and any(id(parameter) in parameters for parameter in module.parameters())
         }
         return sorted(found)
 
@@ -116,6 +119,19 @@ class Inside(threading.local):
 
 
 INSIDE = Inside()
+
+
+class ForwardWatcher(Protocol):
+    """What looks at each forward of a whole model from both sides; what it takes is not the forward's time."""
+
+    def begin_forward(self) -> Any:
+        """Look before it; return what `end_forward` takes."""
+
+    def end_forward(self, token: Any, /) -> None:
+        """Look behind it."""
+
+
+FORWARD_WATCHERS: list[ForwardWatcher] = []
 
 _forward = spans.automatic_typed_span(FORWARD, model=int, module=str, rows=int, columns=int)
 MERGED = ("_compiled_call_impl", "_call_impl")
@@ -199,17 +215,21 @@ def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ho
         return None
     hook.row.fired()
     BETWEEN.begins()
+    tokens = [watcher.begin_forward() for watcher in FORWARD_WATCHERS]
     rows, columns = shape_of(args, kwargs)
-    return _forward(number, type(module).__name__, rows, columns).__enter__()
+    return _forward(number, type(module).__name__, rows, columns).__enter__(), tokens
 
 
 def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
     """Close the span: it says whether a backward may follow."""
+    span, tokens = opened
     output = None if error is not None else tensor_in(result)
     has_gradient = output is not None and output.requires_grad
     if has_gradient:
-        opened.args = {"gradient": True}
-    opened.__exit__(None if error is None else type(error), error)
+        span.args = {"gradient": True}
+    span.__exit__(None if error is None else type(error), error)
+    for watcher, token in zip(FORWARD_WATCHERS, tokens, strict=True):
+        watcher.end_forward(token)
     BETWEEN.ends(output, has_gradient=has_gradient)
 
 
