@@ -51,7 +51,8 @@ for n in range(4):
                 with gather(1000 + bucket, 2):
                     rltrace.flow(f"{n}.{bucket}", "out" if rank < 0 else "in")
         with spans.automatic_span("memory.edge") as edge:
-            edge.set(totals={pid: 5000}, cpu_ns={pid: 7}, age_ns=0)
+            stamp = {"unchanged_ns": 1000 * n, "others_bytes": 8} if rank % 2 else {"age_ns": 0}  # as older ones
+            edge.set(totals={pid: 5000}, cpu_ns={pid: 7}, **stamp)
         rltrace.counter("actor.params_bytes", 3000 + n)
         rltrace.counter("host.cpu_percent", 1.5)
         with rltrace.phase("rollout.generate", text="é", nested={"a": [1, None]}):

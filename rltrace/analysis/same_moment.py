@@ -79,9 +79,10 @@ class _Samples:
     def __init__(self, pid: str, looks: Sequence[Span], readings: Sequence[Span]) -> None:
         self._at_ns = np.array([end_ns_of(look) for look in looks], np.float64)
         began_ns = np.array([look.start_ns for look in looks], np.float64)
-        self._starts_ns = began_ns - np.array([float(look.args[STAMP]) for look in looks])
+        since_ns = began_ns - np.array([float(look.args[STAMP]) for look in looks])
+        self._starts_ns = np.maximum.accumulate(since_ns)  # looks of several threads may overlap
         next_ns = np.append(self._starts_ns[1:], np.inf)
-        is_last = next_ns > began_ns  # of those between which nothing has changed
+        is_last = next_ns > self._at_ns  # of those between which nothing has changed
         self._ends_ns = np.where(is_last, self._at_ns, np.inf)
         self._ends_ns = np.minimum.accumulate(self._ends_ns[::-1])[::-1]
         self._ends_ns = np.maximum(self._ends_ns, np.minimum(_idle_until_ns(pid, looks, readings), next_ns))
@@ -114,6 +115,8 @@ class _Samples:
 
     def bytes_at(self, times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what the process held of the card at some instants; NaN where nobody knows."""
+        if not len(self._starts_ns):
+            return np.full(len(times_ns), np.nan)
         index = np.searchsorted(self._starts_ns, times_ns, side="right") - 1
         return np.where((index >= 0) & (times_ns <= self._ends_ns[index]), self._bytes[index], np.nan)
 

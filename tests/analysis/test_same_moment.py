@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 from recordings import Written, sample, span
+from rltrace_exporters.perfetto_devices import DeviceCounters
 
 from rltrace.analysis.ledger import Ledger, ledgers
 from rltrace.analysis.observations import Observations
+from rltrace.events import Counter, Span
+from rltrace.read.recording import Recording
 
 MIB = 1 << 20
 WORKER, ENGINE, OTHER = 1, 2, 3
@@ -165,3 +168,20 @@ def test_hidden_move(tmp_path: Path) -> None:
     found = read(tmp_path / "run", looked, said)
     assert found.is_consistent.all()
     assert (found.row("unaccounted") / MIB).tolist() == [0, 1000]
+
+
+def test_timeline_has_the_same_moments(tmp_path: Path) -> None:
+    """The export keeps what the rule needs of each sample, its beginning and its stamp too."""
+    looked = worker().looks(2, 10, used_mib=80)
+    found = read(tmp_path / "run", looked, engine().looks(1, 50).looks(3, 70, since_s=2.0045))
+    recording = Recording.open(tmp_path / "run")
+    counters = DeviceCounters(recording.processes)
+    for process in recording.processes:
+        for event in process.events():
+            if isinstance(event, Counter):
+                counters.add(process, event.name, event.ts_ns, event.value)
+            elif isinstance(event, Span):
+                counters.add_edge(process, event, 0)
+    ((_, totals),) = counters.devices()
+    drawn = [total.value / MIB for total in totals if total.name == "unaccounted_bytes"]
+    assert drawn == (found.row("unaccounted") / MIB).tolist() == [0]
