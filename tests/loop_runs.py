@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,10 @@ COMMANDS = {
 """Each loop, and what Python is told in front of its file."""
 
 OTHER = ("wait.driver", "unlabelled", "idle")
+
+
+SECONDS = 400
+"""DeepSpeed compiles what it needs in its first run, which takes minutes."""
 
 
 class LoopRun(NamedTuple):
@@ -58,7 +63,7 @@ def run_loop(folder: Path, loop: str, python: Path = Path(sys.executable), **var
         check=False,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "rltrace: the hook" not in done.stderr, done.stderr[-4000:]
@@ -66,6 +71,15 @@ def run_loop(folder: Path, loop: str, python: Path = Path(sys.executable), **var
     summary = summarize(recording)
     own, steps = _own_shares(json.loads(timers.read_text()))
     return LoopRun(summary, recording, _shares(summary), own, steps)
+
+
+def one_rank(stage: int) -> dict[str, str]:
+    """Return the environment of a single rank of DeepSpeed on a CPU, by its stage of ZeRO."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    of_launcher = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0"}
+    return {**of_launcher, "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu", "ZERO_STAGE": str(stage)}
 
 
 def _shares(summary: Summary) -> dict[str, float]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rltrace.events import MEMORY_MOVES, PHASES
+from rltrace.events import MEMORY_MOVES, PHASES, STEP_PHASES
 
 NAMES = PHASES | MEMORY_MOVES
 """The beginning and the end of a span with one of these names is a boundary."""
+
+
+OF_STEPS = frozenset(STEP_PHASES) - MEMORY_MOVES
 
 
 class Boundary(NamedTuple):
@@ -49,7 +52,23 @@ def watch(watcher: Watcher, *, is_last: bool = False) -> Callable[[], None]:
     return lambda: WATCHERS.remove(watcher)
 
 
+_told = False
+"""Whether a hook that knows a trainer, or the program itself, has told of a phase of a step."""
+
+
 def reached(boundary: Boundary) -> None:
     """Tell every watcher. Those that may take their time are told first before a span, and last behind it."""
+    global _told
+    _told = _told or boundary.is_own or not OF_STEPS.isdisjoint(boundary.names)
+    inferred(boundary)
+
+
+def are_told() -> bool:
+    """Return whether phases of a step are told, so that none has to be inferred."""
+    return _told
+
+
+def inferred(boundary: Boundary) -> None:
+    """Tell every watcher of a boundary that nobody has marked."""
     for watcher in WATCHERS if boundary.is_end else reversed(WATCHERS):
         watcher(boundary)

@@ -346,13 +346,13 @@ def _update(window: Sequence[Piece]) -> tuple[int, int] | None:
 
 
 def _with_work(end_ns: int, work: Sequence[Span]) -> int:
-    """Return when what is computed from the last forward's output, as log-probs, is over: as long as the process
-    computes behind it, and keeps the output."""
+    """Return when what is computed from the last forward's output, as log-probs, is over: when the program drops it;
+    where it keeps it, as long as the process computes."""
     at = bisect_left(work, end_ns, key=_start_ns)
     if at == len(work) or work[at].start_ns > end_ns + SLACK_NS:
         return end_ns
-    computed_ns, kept_ns = work[at].end_ns or end_ns, work[at].args.get("output_ns")
-    return computed_ns if kept_ns is None else min(computed_ns, work[at].start_ns + int(kept_ns))
+    kept_ns = work[at].args.get("output_ns")
+    return max(end_ns, (work[at].end_ns or end_ns) if kept_ns is None else work[at].start_ns + int(kept_ns))
 
 
 _start_ns = attrgetter("start_ns")

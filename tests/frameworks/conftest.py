@@ -36,6 +36,12 @@ def trl_environment() -> Path:
 
 
 @pytest.fixture(scope="session")
+def deepspeed_environment() -> Path:
+    """A virtual environment with accelerate and DeepSpeed."""
+    return made("deepspeed")
+
+
+@pytest.fixture(scope="session")
 def sources() -> Path:
     """The Python sources of releases, each in a folder `<package>-<version>`."""
     return made("sources")

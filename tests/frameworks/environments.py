@@ -26,9 +26,14 @@ REQUIREMENTS = {
     "vllm": ["--no-deps", "--requirement", str(HERE / "vllm.txt")],
     # Its lock is of what it imports on a CPU: in full it is CUDA's, and says so of torch too.
     "sglang": ["--no-deps", "--requirement", str(HERE / "sglang.txt")],
+    # DeepSpeed comes as source alone, which imports torch to be built; its kernels are compiled when they are needed.
+    "deepspeed": ["--no-build-isolation", "accelerate==1.15.0", "deepspeed==0.19.8"],
     "trl": ["--constraint", str(ROOT / "constraints.txt"), "trl==1.16.0", "peft==0.21.2", "torch_memory_saver==0.0.10"],
 }
 """What pip installs into each environment, besides us and pytest."""
+
+BUILT_WITH = {"deepspeed": ["--constraint", str(ROOT / "constraints.txt"), "torch", "setuptools<81", "wheel"]}
+"""What has to be there before that."""
 
 RELEASES = {
     "vllm": [
@@ -62,6 +67,8 @@ def make_environment(folder: Path, requirements: Iterable[str]) -> None:
     print(f"making {folder}", flush=True)
     venv.create(folder, with_pip=True, clear=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if folder.name in BUILT_WITH:
+        subprocess.run([*pip, *BUILT_WITH[folder.name]], check=True)
     subprocess.run([*pip, *requirements], check=True)
     subprocess.run([*pip, "pytest", "pytest-timeout", "--editable", str(ROOT)], check=True)
     done.touch()

@@ -5,6 +5,8 @@ The one with accelerate and DeepSpeed is in `tests/frameworks`, where these are 
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 from loop_runs import COMMANDS, LoopRun, run_loop
 from traced_runs import run_traced
@@ -168,3 +170,40 @@ def test_only_whole_models_have_a_forward(tmp_path) -> None:
     ]
     assert ("OptimizedModule", 5, True, None) in said
     assert {span.args["model"] for span in forwards} == {1}
+
+
+BOUNDARIES = """
+    import torch
+    from rltrace.hooks import boundaries
+
+    told = []
+    boundaries.watch(lambda boundary: told.append((*boundary.names, "end" if boundary.is_end else "begin")))
+    actor, ref = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
+    with torch.no_grad():
+        for model in (actor, actor, ref):
+            model(torch.ones(1, 4))
+    for _ in range(2):
+        loss = actor(torch.ones(1, 4)).sum()
+        with torch.no_grad():
+            ref(torch.ones(1, 4))
+        loss.backward()
+    optimizer.step()
+    print(told)
+    del told[:]
+    import rltrace
+    with rltrace.phase("reward"):
+        pass
+    actor(torch.ones(1, 4)).sum().backward()
+    print(told)
+"""
+
+
+def test_memory_is_looked_at_where_phases_seem_to_begin(tmp_path) -> None:
+    """Who watches memory is told of phases while they run, until the program tells of its own."""
+    run = run_traced(tmp_path, BOUNDARIES, RLTRACE_DISABLE="cuda_memory,allocations")
+    assert run.returncode == 0, run.err
+    inferred, own = map(ast.literal_eval, run.out.splitlines())
+    log_probs = [("actor.old_log_prob", "begin"), ("actor.old_log_prob", "end")]
+    assert inferred == [*log_probs, *log_probs, ("actor.update", "begin"), ("actor.update", "end")]
+    assert own == [("reward", "begin"), ("reward", "end")]

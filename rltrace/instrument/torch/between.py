@@ -35,6 +35,11 @@ class Between:
         self._ended_ns = self._cpu_ns = self._output_until_ns = 0
         self._output: Any = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is under way."""
+        return self._under_way == 0
+
     def begins(self) -> None:
         """Say what was between the last piece of work and the one that begins now."""
         with self._lock:

@@ -7,6 +7,7 @@ from typing import Any
 from rltrace.events import GENERATE
 from rltrace.hooks.patching import end_span
 from rltrace.instrument.torch.between import BETWEEN
+from rltrace.instrument.torch.loop_boundaries import BOUNDARIES, GENERATION
 from rltrace.instrument.torch.models import INSIDE, MODELS
 from rltrace.record import spans
 
@@ -25,6 +26,7 @@ def begin_generation(by: str, module: Any = None, **said: Any) -> Any:
     if INSIDE.generation:
         return None
     was_inside, INSIDE.model, INSIDE.generation = INSIDE.model, True, True
+    BOUNDARIES.begins(GENERATION)
     BETWEEN.begins()
     model = {} if module is None else {"model": MODELS.number(module)}
     return spans.automatic_span(GENERATE, by=by, **model, **said).__enter__(), was_inside
@@ -40,10 +42,13 @@ def end_generation(opened: Any, error: BaseException | None, **said: Any) -> Non
         span.set(**said)
     end_span(span, None, error)
     BETWEEN.ends()
+    if BETWEEN.is_over:
+        BOUNDARIES.ends()
 
 
 def begin_request(by: str, **said: Any) -> Any:
     """Open the span of one of several calls that one thread makes at a time, as tasks do."""
+    BOUNDARIES.begins(GENERATION)
     BETWEEN.begins()
     return spans.automatic_span(GENERATE, by=by, **said).__enter__()
 

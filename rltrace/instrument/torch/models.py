@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from rltrace.events import FORWARD, LOAD_WEIGHTS
+from rltrace.hooks.boundaries import WATCHERS
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.autograd import is_in_backward
 from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
+from rltrace.instrument.torch.loop_boundaries import BOUNDARIES, LOG_PROBS, UPDATE
 from rltrace.record import spans
 
 
@@ -214,10 +216,19 @@ def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ho
     if not number:
         return None
     hook.row.fired()
+    if WATCHERS:
+        begin_phase(number)
     BETWEEN.begins()
     tokens = [watcher.begin_forward() for watcher in FORWARD_WATCHERS]
     rows, columns = shape_of(args, kwargs)
     return _forward(number, type(module).__name__, rows, columns).__enter__(), tokens
+
+
+def begin_phase(number: int) -> None:
+    """Tell of the phase that seems to begin with a forward."""
+    from torch import is_grad_enabled
+
+    BOUNDARIES.begins(*((UPDATE,) if is_grad_enabled() else (LOG_PROBS, number)))
 
 
 def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from rltrace.events import OPTIMIZER_STEP
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.instrument.torch.between import BETWEEN
+from rltrace.instrument.torch.loop_boundaries import BOUNDARIES
 from rltrace.instrument.torch.models import Learned
 from rltrace.record import spans
 
@@ -43,6 +44,7 @@ class WorkSpan:
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self._span.__exit__(kind)
         BETWEEN.ends()
+        BOUNDARIES.ends()
 
 
 def nothing_more(_optimizer: Any) -> dict[str, Any]:
