@@ -1,6 +1,8 @@
-"""The two tables of what can be plugged in. Adding an instrumentation or an exporter is one file and one line here.
+"""The three tables of what can be plugged in. Adding an instrumentation, an exporter or a finding is one file and one
+line here.
 
-Other distributions add theirs by the entry-point groups `rltrace.instrumentations` and `rltrace.exporters`.
+Other distributions add theirs by the entry-point groups `rltrace.instrumentations`, `rltrace.exporters` and
+`rltrace.findings`.
 """
 
 from __future__ import annotations
@@ -39,6 +41,15 @@ EXPORTERS = {
 }
 """Name -> "module:Class"."""
 
+FINDINGS = {
+    "wide_weights": "rltrace.analysis.findings.wide_weights:judge",
+    "garbage_collection": "rltrace.analysis.findings.garbage_collection:judge",
+    "uneven_engines": "rltrace.analysis.findings.uneven_engines:judge",
+    "rollout_tail": "rltrace.analysis.findings.rollout_tail:judge",
+    "slow_rank": "rltrace.analysis.findings.slow_rank:judge",
+}
+"""Name -> "module:function" of a `Run` of rltrace/analysis/findings."""
+
 
 def instrumentations() -> dict[str, str]:
     """Return our instrumentations and those of other distributions, name -> "module:Class"."""
@@ -48,6 +59,11 @@ def instrumentations() -> dict[str, str]:
 def exporters() -> dict[str, str]:
     """Return our exporters and those of other distributions, name -> "module:Class"."""
     return EXPORTERS | _entry_points("rltrace.exporters")
+
+
+def findings() -> dict[str, str]:
+    """Return our findings and those of other distributions, name -> "module:function"."""
+    return FINDINGS | _entry_points("rltrace.findings")
 
 
 def load(reference: str) -> Any:

@@ -96,10 +96,10 @@ class DeviceSpans(Intervalled):
 
 
 class Passed(Intervalled):
-    """Spans of one name that requests pass on their way to an engine, as columns: 32 bytes per span, 48 of an
+    """Spans of one name that requests pass on their way to an engine, as columns: 32 bytes per span, 56 of an
     engine's."""
 
-    __slots__ = ("keys", "places", "queued_ns", "stems")
+    __slots__ = ("keys", "places", "queued_ns", "stems", "tokens")
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,6 +111,8 @@ class Passed(Intervalled):
         """The id of an engine's request, without what the engine has put behind it."""
         self.queued_ns = array("q")
         """How long an engine's request waited there; -1 if nobody said so."""
+        self.tokens = array("q")
+        """How many tokens an engine made for it; -1 if nobody said so."""
 
 
 class Samples:
@@ -401,6 +403,7 @@ def _see_passed(seen: Seen, span: Span, shift_ns: int) -> None:
     if span.name == REQUEST:
         kept.stems.append(hash(asked_ids(key)[1]))
         kept.queued_ns.append(int(args.get("queued_ns", -1)))
+        kept.tokens.append(int(args.get("tokens", -1)))
 
 
 def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:

@@ -360,7 +360,7 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),
     **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
     STEP: {"step": whole(-(2**63), 2**63 - 1)},
-    REQUEST: {"queued_ns": number},
+    REQUEST: {"queued_ns": number, "tokens": number},
     MEMORY_EDGE: {
         "totals": by_name(number),
         "free_bytes": number,
