@@ -132,6 +132,18 @@ class Run:
             raise UnjudgeableError("no weight sync was recorded in a steady step")
         return found
 
+    def spans_named(self, *names: str) -> Intervals:
+        """Return all spans of some names, whoever made them."""
+        kept = [
+            spans
+            for process in self.seen.processes
+            for of in (process.own_spans, process.automatic_spans)
+            for (name, _), spans in of.items()
+            if name in names
+        ]
+        kept += [process.phases[name] for name in names for process in self.seen.processes if name in process.phases]
+        return np.concatenate([EMPTY, *(spans.rows(self.seen.end_ns) for spans in kept)])
+
     def moment(self, place: int, rank: int | None = None) -> Moment:
         """Return a steady step, by its place, as what to look at."""
         start_ns, end_ns = self.steps[place].tolist()
@@ -151,6 +163,7 @@ class Run:
         facts: Iterable[str],
         *,
         per_step: Sequence[float] | PerStep | None = None,
+        mean: float | None = None,
         once: float | None = None,
         when: When = "step",
         size_bytes: float | None = None,
@@ -170,6 +183,7 @@ class Run:
             title: One sentence.
             facts: What it rests on, in words.
             per_step: What it costs in each steady step, in seconds.
+            mean: What it costs in a steady step where only the mean is known.
             once: What it costs the run once.
             when: When it is paid.
             size_bytes: The bytes that it is about.
@@ -183,7 +197,7 @@ class Run:
             moment: Where it shows; the step that it costs most if it is left out.
         """
         values = [] if per_step is None else [float(value) for value in per_step]
-        price = fmean(values) if values else None
+        price = fmean(values) if values else mean
         interval = interval_of(values)
         numbers = [number for number, value in zip(self.numbers, values, strict=True) if value > 0] if values else []
         if moment is None and values:

@@ -7,6 +7,7 @@ the collectives.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError, interval_of
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.findings.uneven_engines import GENERATE, balanced, has_uneven_work
+from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
 from rltrace.analysis.lanes import Lane
@@ -24,15 +25,21 @@ from rltrace.analysis.phases import in_order
 NAME = "slow_rank"
 
 ALWAYS = 0.8
-"""Share of the steps in which a rank must be the slowest to be called always the same. Of two ranks that are alike one
-is so in 5 of 5 steps by chance in 6 % of the cases, and of eight in none that counts."""
+"""Share of the steps in which a rank must be the slowest to be called always the same: of two ranks that are alike, one
+is so in 8 of 10 steps or more by chance in 11 % of the cases, and the interval must be above 0 besides."""
 
 FEWEST_STEPS = 3
 """Fewer steps say nothing about always."""
 
-LEAST_IN_TURNS = 0.1
-"""Share of the phase by which the slowest must be slower if it is another one in each step: the slowest of several is
-always slower than the others, and steps on shared hosts differ by 5 to 10 % (docs/measurements/index.md)."""
+NOISE = 0.1
+"""Steps on shared hosts differ by 5 to 10 % from one to the next (docs/measurements/index.md). Someone is the slowest
+in each step, and of 4 ranks with such noise he is 10 % behind their mean (the expected largest of 4 normal values)."""
+
+OVER_NOISE = 1.5
+"""By what factor a slowest rank that changes must exceed that."""
+
+LEAST_SHARE_IN_TURNS = 0.02
+"""Share of a step that it must cost, too: short phases differ by more than long ones do."""
 
 SETTINGS = (
     Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
@@ -41,13 +48,14 @@ SETTINGS = (
 
 
 class Slowness(NamedTuple):
-    """Of one phase, by how much each rank is behind the median of the others, of shape (ranks, steps), in seconds."""
+    """How slow each rank is in one phase, of shape (ranks, steps), in seconds."""
 
     phase: str
     lanes: list[Lane]
-    behind: NDArray[np.float64]
+    took: NDArray[np.float64]
+    """What it took, its lateness included; where ranks wait for one another, how much less it waited."""
     late: NDArray[np.float64]
-    """The part of it that passed before the rank began."""
+    """By how much it began later than the others, through its own fault."""
     waited: NDArray[np.float64] | None
     """Seconds in collectives, if these tell who is behind."""
     mean_seconds: float
@@ -64,57 +72,69 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _of_phase(run: Run, name: str) -> Iterator[Finding]:
-    if name == GENERATE and _has_uneven_work(run):
+    balance = _balance(run) if name == GENERATE else None
+    if balance is not None and has_uneven_work(balance):
         return  # another finding has that
     slow = slowness(run, name)
     if slow is None:
         return
-    slowest = slow.behind.argmax(axis=0)
-    times = np.bincount(slowest, minlength=len(slow.lanes))
-    always = int(times.argmax())
-    steps = len(run.steps)
-    of_always = np.maximum(slow.behind[always], 0)
-    interval = interval_of(slow.behind[always].tolist())
-    is_same = steps >= FEWEST_STEPS and times[always] >= ALWAYS * steps
-    is_always = is_same and interval is not None and interval.least > 0
-    price = of_always if is_always else np.maximum(slow.behind.max(axis=0), 0)
-    if not is_always and price.mean() < LEAST_IN_TURNS * slow.mean_seconds:
+    times = np.bincount(slow.took.argmax(axis=0), minlength=len(slow.lanes))
+    most = int(times.argmax())
+    behind = _behind(slow.took)[most]
+    interval = interval_of(behind.tolist())
+    is_same = len(run.steps) >= FEWEST_STEPS and times[most] >= ALWAYS * len(run.steps)
+    if is_same and interval is not None and interval.least > 0:
+        title = f"{slow.lanes[most].name} {{how}} in {name} in {times[most]} of {len(run.steps)} steps: {{by}}"
+        yield _finding(run, slow, np.maximum(behind, 0), [most], times, title, balance)
         return
-    yield _finding(run, slow, price, [always] if is_always else np.flatnonzero(times).tolist(), times.tolist())
+    apart = slow.took.max(axis=0) - slow.took.mean(axis=0)
+    least = NOISE * OVER_NOISE * max(_largest_of(len(slow.lanes)) / _largest_of(4), 1)
+    if apart.mean() >= least * slow.mean_seconds and apart.mean() >= LEAST_SHARE_IN_TURNS * run.step_seconds.mean():
+        title = f"In {name} one rank {{how}} ({_counted(slow, times.tolist())} of {len(run.steps)} steps): {{by}}"
+        yield _finding(run, slow, apart, np.flatnonzero(times).tolist(), times, title, balance)
+
+
+def _largest_of(many: int) -> float:
+    """Return the expected largest of some normal values of deviation 1 (Blom, 1958)."""
+    return NormalDist().inv_cdf((many - 0.375) / (many + 0.25))
 
 
 def _finding(
-    run: Run, slow: Slowness, price: NDArray[np.float64], who: list[int], times: list[int]
-) -> Finding:  # fmt: skip
-    steps = len(run.steps)
+    run: Run,
+    slow: Slowness,
+    price: NDArray[np.float64],
+    who: list[int],
+    times: NDArray[np.intp],
+    title: str,
+    balance: Balance | None,
+) -> Finding:
     worst = int(price.argmax())
-    culprit = who[0] if len(who) == 1 else int(slow.behind[:, worst].argmax())
+    culprit = who[0] if len(who) == 1 else int(slow.took[:, worst].argmax())
     lane = slow.lanes[culprit]
-    late = float(np.maximum(slow.late[culprit] if len(who) == 1 else slow.late[culprit, worst], 0).mean())
-    is_late = late >= float(price[worst] if len(who) > 1 else price.mean()) / 2
-    how = "begins late" if is_late else "is slow"
-    by = (
-        f"{price.mean():.2f} s behind the others" if slow.waited is None else f"others wait {price.mean():.2f} s for it"
-    )
-    title = f"{lane.name} {how} in {slow.phase} in {times[culprit]} of {steps} steps: {by}"
-    if len(who) > 1:
-        title = f"In {slow.phase} one rank {how}, another in each step: {by.replace('for it', 'for one')}"
-    facts = [f"slowest: {_counted(slow, times)} of {steps} steps; {late:.3f} s of it pass before the phase begins"]
+    late = float(slow.late[culprit].mean() if len(who) == 1 else slow.late[culprit, worst])
+    how = "begins late" if late >= (price.mean() if len(who) == 1 else price[worst]) / 2 else "is slow"
+    by = f"it is done {price.mean():.2f} s after the {'others' if 'one rank' not in title else 'mean rank'}"
+    if slow.waited is not None:
+        by = f"the others wait {price.mean():.2f} s for it"
+    facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps; it begins {late:.3f} s late"]
     if slow.waited is not None:
         waits = slow.waited[:, worst]
         facts.append(
             f"all ranks take as long, because each waits for all in the collectives; step {run.numbers[worst]}: "
             f"{lane.name} is {waits[culprit]:.3f} s in them, the median rank {np.median(waits):.3f} s"
         )
+    if balance is not None:
+        work = balance.work
+        facts.append(f"the work is even: {work.min():,.0f} to {work.max():,.0f} {balance.unit} an engine and step")
     return run.finding(
         NAME,
-        title,
+        title.format(how=how, by=by),
         facts,
         per_step=price,
         less_because="with this rank as fast as the others, the second slowest is waited for",
         basis="measured" if slow.waited is None else "modelled",
         figures={"late_seconds": late, "phase_seconds": slow.mean_seconds},
-        ranks=[lane.rank] if lane.rank is not None and len(who) == 1 else _ranks(slow, who),
+        ranks=_ranks(slow, who),
         phases=[slow.phase],
         settings=SETTINGS,
         moment=run.moment(worst, lane.rank),
@@ -130,11 +150,11 @@ def _counted(slow: Slowness, times: list[int]) -> str:
     return ", ".join(f"{slow.lanes[at].name} in {times[at]}" for at in most if times[at])
 
 
-def _has_uneven_work(run: Run) -> bool:
+def _balance(run: Run) -> Balance | None:
     try:
-        return has_uneven_work(balanced(engine_requests(run), len(run.steps)))
+        return balanced(engine_requests(run), len(run.steps))
     except UnjudgeableError:
-        return False
+        return None
 
 
 def slowness(run: Run, name: str) -> Slowness | None:
@@ -146,18 +166,23 @@ def slowness(run: Run, name: str) -> Slowness | None:
     if len(lanes) < 2:
         return None
     # Who begins no later than the others was not late, however long it had waited for them.
-    late = np.minimum(_behind(_of(spans, "late")), np.maximum(_behind(_of(spans, "begins")), 0))
-    own = _behind(_of(spans, "seconds")) + np.maximum(late, 0)
-    mean_seconds = float(np.mean([span.seconds for span in spans]))
+    late = np.maximum(np.minimum(_behind(_of(spans, "late")), _behind(_of(spans, "begins"))), 0)
+    took = _of(spans, "seconds") + late
+    mean_seconds = float(_of(spans, "seconds").mean())
     collectives = [_collectives(run, lane) for lane in lanes]
     if all(map(len, collectives)):
         rows = [cut(union(of), run.phases[lane][name])[0] for of, lane in zip(collectives, lanes, strict=True)]
         waited = np.array([run.seconds_in(of) for of in rows])
-        before = _behind(_of(spans, "before"))  # who came late from another phase is known there
-        coupled = _behind(-waited) - np.maximum(before, 0)
-        if waited.any() and coupled.max(axis=0).mean() > own.max(axis=0).mean():
+        # Who waits less because he came late from another phase is told there.
+        inherited = np.minimum(np.maximum(_behind(_of(spans, "before")), 0), np.maximum(_behind(-waited), 0))
+        coupled = -waited - inherited
+        if waited.any(axis=1).all() and _apart(coupled) > _apart(took):
             return Slowness(name, lanes, coupled, late, waited, mean_seconds)
-    return Slowness(name, lanes, own, late, None, mean_seconds)
+    return Slowness(name, lanes, took, late, None, mean_seconds)
+
+
+def _apart(took: NDArray[np.float64]) -> float:
+    return float((took.max(axis=0) - took.mean(axis=0)).mean())
 
 
 class _Spans:
