@@ -14,7 +14,7 @@ TAIL = 0.05
 """The share of requests that end last, which people quote (vLLM's and SGLang's benchmarks print p95 and p99)."""
 
 LEAST_REQUESTS = 20
-"""So many requests in a step have one in the last 5 %."""
+"""So many requests of an engine have one in the last 5 %."""
 
 LEAST_SHARE = 2 * TAIL
 """Share of the rollout that the tail must take: requests that end evenly over it would take half of that."""
@@ -27,20 +27,23 @@ SETTINGS = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price the time from which on only the slowest 5 % of a step's requests run."""
+    """Price the time from which on only the slowest 5 % run in the engine that ends last.
+
+    The others of that engine count, and not those of all engines: that an engine is behind the others is told apart.
+    """
     requests = engine_requests(run)
     tails, wholes, slowest = [], [], []
     for place in range(len(run.steps)):
-        here = requests.of_step(place)
-        if len(here.ends) < LEAST_REQUESTS:
-            raise UnjudgeableError(
-                f"step {run.numbers[place]} has {len(here.ends)} requests, fewer than {LEAST_REQUESTS}"
-            )
-        most_ns = int(np.quantile(here.ends, 1 - TAIL, method="lower"))
-        last = int(here.ends.argmax())
-        tails.append((int(here.ends[last]) - most_ns) / 1e9)
-        wholes.append((int(here.ends[last]) - int(here.starts.min())) / 1e9)
-        slowest.append((requests.engines[here.engine[last]], int(here.tokens[last])))
+        of_step = requests.of_step(place)
+        if not len(of_step.ends):
+            raise UnjudgeableError(f"step {run.numbers[place]} has no requests")
+        last = int(of_step.ends.argmax())
+        ends = of_step.ends[of_step.engine == of_step.engine[last]]
+        if len(ends) < LEAST_REQUESTS:
+            raise UnjudgeableError(f"an engine has {len(ends)} requests in a step, of {LEAST_REQUESTS} that it takes")
+        tails.append((int(ends.max()) - int(np.quantile(ends, 1 - TAIL, method="lower"))) / 1e9)
+        wholes.append((int(ends.max()) - int(of_step.starts.min())) / 1e9)
+        slowest.append((of_step.engines[of_step.engine[last]], int(of_step.tokens[last])))
     tail, whole = np.array(tails), np.array(wholes)
     if tail.mean() < LEAST_SHARE * whole.mean():
         return []

@@ -14,8 +14,8 @@ from rltrace.analysis.findings.run import Run
 NAME = "uneven_engines"
 GENERATE = "rollout.generate"
 
-LEAST_SURPLUS = 0.1
-"""How much more than the mean the busiest engine must have: equal steps on one host differ by 5 to 10 %
+LEAST_SURPLUS = 0.05
+"""By what share of the mean the busiest engine must have more: equal steps on one host differ by 5 to 10 %
 (docs/measurements/index.md), so that less could not be told from noise."""
 
 SETTINGS = (
