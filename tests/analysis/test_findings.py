@@ -35,8 +35,8 @@ def planted(folder: Path, name: str, plant: Plant, **run: Any) -> Finding:
 def has_price(finding: Finding, seconds: float) -> None:
     """Its price is what was planted, and so says its interval."""
     assert finding.seconds_per_step == pytest.approx(seconds, rel=CLOSE)
-    assert finding.interval is not None
-    assert finding.interval.least <= finding.seconds_per_step <= finding.interval.most
+    interval = finding.interval_seconds
+    assert interval is not None and interval.least <= finding.seconds_per_step <= interval.most
     assert finding.bound_seconds is not None and finding.bound_seconds >= finding.seconds_per_step * 0.999
 
 
@@ -320,7 +320,7 @@ def test_checkpoint(tmp_path: Path) -> None:
 def test_first_step(tmp_path: Path) -> None:
     """What the first step takes longer comes once, and after what each step pays."""
     finding = planted(tmp_path, "first_step", lambda run: setattr(run, "first", 20.0))
-    assert finding.seconds_once == pytest.approx(20, rel=CLOSE) and finding.seconds_per_step is None
+    assert finding.once_seconds == pytest.approx(20, rel=CLOSE) and finding.seconds_per_step is None
     assert "actor.update by 20" in " ".join(finding.evidence.facts)
 
 
@@ -331,7 +331,7 @@ def test_startup(tmp_path: Path) -> None:
     written.process("d", *steps, role="driver", ended_s=90)
     written.process("w", span("actor.shard", 5, 55), role="worker", rank=0, ended_s=90)
     (finding,) = [one for one in why(analyse(written.read())).findings if one.id == "startup"]
-    assert finding.seconds_once == 60 and finding.evidence.phases == ["actor.shard"]
+    assert finding.once_seconds == 60 and finding.evidence.phases == ["actor.shard"]
 
 
 # ---------------------------------------------------------------- memory
@@ -414,3 +414,9 @@ def test_shipped_recording_of_verl() -> None:
         one for one in why(analyse(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))).findings if one.id == "slow_rank"
     ]
     assert {tuple(one.evidence.phases) for one in slow} == {("rollout.generate",), ("ref.log_prob",)}
+
+
+def test_documented() -> None:
+    """Each finding has a row in docs/findings.md."""
+    page = (RECORDINGS.parents[1] / "docs" / "findings.md").read_text()
+    assert [name for name in plugins.FINDINGS if f"\n| `{name}` |" not in page] == []

@@ -78,7 +78,7 @@ def why(analysed: Analysed) -> Why:
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
     """Return findings by what they cost: each step, then once, then bytes."""
-    return sorted(found, key=lambda one: (-(one.seconds_per_step or 0), -(one.seconds_once or 0), -(one.bytes or 0)))
+    return sorted(found, key=lambda one: (-(one.seconds_per_step or 0), -(one.once_seconds or 0), -(one.bytes or 0)))
 
 
 def _is_worth_telling(one: Finding) -> bool:

@@ -84,13 +84,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the finding, as in the table of findings."""
     title: str
     """The finding in one sentence."""
-    when: When
+    when: str
     """`step` for what every step pays; `first_step` and `startup` for what the run pays once."""
     seconds_per_step: float | None
     """What it costs in a steady step, a mean over them; None if it costs no seconds that can be told, or comes once."""
-    interval: Interval | None
+    interval_seconds: Interval | None
     """The 95 % interval of these seconds over the steps; None for fewer than two steps."""
-    seconds_once: float | None
+    once_seconds: float | None
     """What it costs the run once; None if every step pays."""
     bytes: int | None
     """Bytes that it is about: moved too often in a step, or held for nothing."""
@@ -100,7 +100,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The most that the change could gain: a step, or once if the run pays once."""
     less_because: str
     """Why the gain may be less."""
-    confidence: Confidence
+    confidence: str
     """`high`: spans have these seconds, and the interval is above 0. `medium`: one of the two. `low`: neither."""
     evidence: Evidence
     """What it rests on."""

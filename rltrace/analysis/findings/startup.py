@@ -47,7 +47,7 @@ def judge(run: Run) -> list[Finding]:
             once=seconds,
             when="startup",
             less_because="a model has to be loaded in any case",
-            figures=dict(longest),
+            figures={f"{name}_seconds": length for name, length in longest},
             phases=[name for name, length in longest if length and name not in CALLED],
             settings=SETTINGS,
             moment=Moment(

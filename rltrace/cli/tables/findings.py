@@ -67,21 +67,23 @@ def _cost(finding: Finding) -> str:
     """Write what it costs in short."""
     if finding.seconds_per_step is not None:
         return f"{figures.with_unit(figures.seconds(finding.seconds_per_step))} ({finding.share:.1%})"
-    if finding.seconds_once is not None:
-        return f"{figures.with_unit(figures.seconds(finding.seconds_once))} once"
+    if finding.once_seconds is not None:
+        return f"{figures.with_unit(figures.seconds(finding.once_seconds))} once"
     return "" if finding.bytes is None else figures.size(finding.bytes)
 
 
 def _price(finding: Finding) -> str:
     size = "" if finding.bytes is None else f"{figures.size(finding.bytes)}"
     if finding.seconds_per_step is not None:
-        between = f", 95 % interval {_written(finding.interval)}" if finding.interval is not None else ""
+        between = (
+            f", 95 % interval {_written(finding.interval_seconds)}" if finding.interval_seconds is not None else ""
+        )
         price = (
             f"{figures.with_unit(figures.seconds(finding.seconds_per_step))} of a step ({finding.share:.1%}{between})"
         )
         return f"{price} · {size}" if size else price
-    if finding.seconds_once is not None:
-        return f"{figures.with_unit(figures.seconds(finding.seconds_once))}, once" + (f" · {size}" if size else "")
+    if finding.once_seconds is not None:
+        return f"{figures.with_unit(figures.seconds(finding.once_seconds))}, once" + (f" · {size}" if size else "")
     return size
 
 
