@@ -79,6 +79,14 @@ def test_slow_rank_in_turns(tmp_path: Path) -> None:
     assert finding.evidence.ranks == [0, 1, 2, 3] and finding.evidence.phases == ["actor.update"]
 
 
+def test_two_ranks_in_turns_are_noise(tmp_path: Path) -> None:
+    """Of two ranks that are slow in turns nothing is said, for noise does the same."""
+    run = PlantedRun(tmp_path / "run", ranks=2, steps=21)
+    for rank in range(2):
+        run.longer["actor.update", rank] = lambda step, rank=rank: 1.5 if step % 2 == rank else 0.0
+    assert not run.found("slow_rank")
+
+
 @pytest.mark.parametrize("ranks", [4, 32])
 def test_culprit_waits_least(tmp_path: Path, ranks: int) -> None:
     """Where collectives make all ranks equally slow, the culprit is the one that waits least in them."""

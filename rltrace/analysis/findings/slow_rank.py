@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError, interval_of
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work
+from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work, surplus_of
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
 from rltrace.analysis.lanes import Lane
@@ -37,6 +37,9 @@ in each step, and of 4 ranks with such noise he is 10 % behind their mean (the e
 
 OVER_NOISE = 1.5
 """By what factor a slowest rank that changes must exceed that."""
+
+FEWEST_RANKS_IN_TURNS = 3
+"""Of two ranks one is always the slower one, and that it is the other one next time is what noise does, too."""
 
 LEAST_SHARE_IN_TURNS = 0.02
 """Share of a step that it must cost, too: short phases differ by more than long ones do."""
@@ -87,6 +90,8 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
         title = f"{slow.lanes[most].name} {{how}} in {name} in {times[most]} of {len(run.steps)} steps: {{by}}"
         yield _finding(run, slow, np.maximum(behind, 0), [most], times, title, balance)
         return
+    if len(slow.lanes) < FEWEST_RANKS_IN_TURNS:
+        return
     apart = slow.took.max(axis=0) - slow.took.mean(axis=0)
     least = NOISE * OVER_NOISE * max(_largest_of(len(slow.lanes)) / _largest_of(4), 1)
     if apart.mean() >= least * slow.mean_seconds and apart.mean() >= LEAST_SHARE_IN_TURNS * run.step_seconds.mean():
@@ -124,8 +129,8 @@ def _finding(
             f"{lane.name} is {waits[culprit]:.3f} s in them, the median rank {np.median(waits):.3f} s"
         )
     if balance is not None:
-        work = balance.work
-        facts.append(f"the work is even: {work.min():,.0f} to {work.max():,.0f} {balance.unit} an engine and step")
+        most = 1 + float(surplus_of(balance).mean())
+        facts.append(f"the work is even: the busiest engine of a step has {most:.2f} times the mean {balance.unit}")
     return run.finding(
         NAME,
         title.format(how=how, by=by),
