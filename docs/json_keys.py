@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rltrace.analysis.difference import Difference
+from rltrace.analysis.findings import Why
 from rltrace.analysis.listing import ListedRun
 from rltrace.analysis.summary import Summary
 
@@ -23,8 +24,8 @@ HEAD = """\
 
 # Keys of the JSON
 
-`rltrace summary --json` prints one [Summary](#summary), `rltrace diff --json` one [Difference](#difference), and
-`rltrace ls --json` a list of [ListedRun](#listedrun).
+`rltrace summary --json` prints one [Summary](#summary), `rltrace why --json` one [Why](#why), `rltrace diff --json` one
+[Difference](#difference), and `rltrace ls --json` a list of [ListedRun](#listedrun).
 
 ```sh
 rltrace summary --json > summary.json
@@ -54,7 +55,8 @@ Struct = type[msgspec.Struct]
 
 def page() -> str:
     """The whole page."""
-    sections = {struct: paths for root in (Summary, Difference, ListedRun) for struct, paths in found(root).items()}
+    roots = (Summary, Why, Difference, ListedRun)
+    sections = {struct: paths for root in roots for struct, paths in found(root).items()}
     for struct, paths in found(Summary).items():
         sections[struct] = list(dict.fromkeys(paths + sections[struct]))
     return HEAD + "".join(section(struct, paths) for struct, paths in sections.items())
@@ -164,7 +166,7 @@ def prose(struct: Struct, text: str) -> str:
 
 
 def _link(struct: Struct, name: re.Match[str]) -> str:
-    known = {found_struct.__name__ for root in (Summary, Difference, ListedRun) for found_struct in found(root)}
+    known = {found_struct.__name__ for root in (Summary, Why, Difference, ListedRun) for found_struct in found(root)}
     return f"[{name[1]}](#{name[1].lower()})" if name[1] in known else name[0]
 
 

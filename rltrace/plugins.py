@@ -1,6 +1,8 @@
-"""The two tables of what can be plugged in. Adding an instrumentation or an exporter is one file and one line here.
+"""The three tables of what can be plugged in. Adding an instrumentation, an exporter or a finding is one file and one
+line here.
 
-Other distributions add theirs by the entry-point groups `rltrace.instrumentations` and `rltrace.exporters`.
+Other distributions add theirs by the entry-point groups `rltrace.instrumentations`, `rltrace.exporters` and
+`rltrace.findings`.
 """
 
 from __future__ import annotations
@@ -44,6 +46,35 @@ EXPORTERS = {
 }
 """Name -> "module:Class"."""
 
+FINDINGS = {
+    "wide_weights": "rltrace.analysis.findings.wide_weights:judge",
+    "garbage_collection": "rltrace.analysis.findings.garbage_collection:judge",
+    "uneven_engines": "rltrace.analysis.findings.uneven_engines:judge",
+    "rollout_tail": "rltrace.analysis.findings.rollout_tail:judge",
+    "slow_rank": "rltrace.analysis.findings.slow_rank:judge",
+    "offloaded_layers": "rltrace.analysis.findings.offloaded_layers:judge",
+    "small_micro_batches": "rltrace.analysis.findings.small_micro_batches:judge",
+    "exposed_collectives": "rltrace.analysis.findings.exposed_collectives:judge",
+    "sender_waits": "rltrace.analysis.findings.sender_waits:judge",
+    "one_by_one": "rltrace.analysis.findings.one_by_one:judge",
+    "sync_in_no_stage": "rltrace.analysis.findings.sync_in_no_stage:judge",
+    "requests_outside": "rltrace.analysis.findings.requests_outside:judge",
+    "slow_tools": "rltrace.analysis.findings.slow_tools:judge",
+    "driver_phases": "rltrace.analysis.findings.driver_phases:judge",
+    "between_phases": "rltrace.analysis.findings.between_phases:judge",
+    "slow_steps": "rltrace.analysis.findings.slow_steps:judge",
+    "checkpoints_and_validation": "rltrace.analysis.findings.occasional:judge",
+    "first_step": "rltrace.analysis.findings.first_step:judge",
+    "startup": "rltrace.analysis.findings.startup:judge",
+    "kv_cache": "rltrace.analysis.findings.kv_cache:judge",
+    "nearly_full": "rltrace.analysis.findings.nearly_full:judge",
+    "memory_grows": "rltrace.analysis.findings.memory_grows:judge",
+    "sleep_leaves": "rltrace.analysis.findings.sleep_leaves:judge",
+    "allocator_cache": "rltrace.analysis.findings.allocator_cache:judge",
+    "busy_processors": "rltrace.analysis.findings.busy_processors:judge",
+}
+"""Name -> "module:function" of a `Run` of rltrace/analysis/findings."""
+
 
 def instrumentations() -> dict[str, str]:
     """Return our instrumentations and those of other distributions, name -> "module:Class"."""
@@ -53,6 +84,11 @@ def instrumentations() -> dict[str, str]:
 def exporters() -> dict[str, str]:
     """Return our exporters and those of other distributions, name -> "module:Class"."""
     return EXPORTERS | _entry_points("rltrace.exporters")
+
+
+def findings() -> dict[str, str]:
+    """Return our findings and those of other distributions, name -> "module:function"."""
+    return FINDINGS | _entry_points("rltrace.findings")
 
 
 def load(reference: str) -> Any:

@@ -19,6 +19,7 @@ from rltrace.events import (
     ALLOCATIONS_KEPT,
     ALLOCATIONS_RESERVED,
     DEVICE_TIME,
+    ENGINE_STEP,
     KERNEL,
     MEMORY_EDGE,
     MEMORY_MOVES,
@@ -96,10 +97,10 @@ class DeviceSpans(Intervalled):
 
 
 class Passed(Intervalled):
-    """Spans of one name that requests pass on their way to an engine, as columns: 32 bytes per span, 48 of an
+    """Spans of one name that requests pass on their way to an engine, as columns: 32 bytes per span, 56 of an
     engine's."""
 
-    __slots__ = ("keys", "places", "queued_ns", "stems")
+    __slots__ = ("keys", "places", "queued_ns", "stems", "tokens")
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,6 +112,24 @@ class Passed(Intervalled):
         """The id of an engine's request, without what the engine has put behind it."""
         self.queued_ns = array("q")
         """How long an engine's request waited there; -1 if nobody said so."""
+        self.tokens = array("q")
+        """How many tokens an engine made for it; -1 if nobody said so."""
+
+
+class EngineSteps(Intervalled):
+    """Steps of an engine, as columns: 48 bytes per span."""
+
+    __slots__ = ("kv_usage", "preempted", "running", "waiting")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = array("i")
+        self.waiting = array("i")
+        """Requests that were computed, and that waited; -1 if nobody said so."""
+        self.preempted = array("i")
+        """Requests that lost their KV cache in the step."""
+        self.kv_usage = array("d")
+        """Share of the KV cache that was taken, 0 to 1; -1 if nobody said so."""
 
 
 class Samples:
@@ -221,6 +240,8 @@ class Seen:
         """All other spans that the program made itself."""
         self.automatic_spans: defaultdict[SpanName, Intervalled] = defaultdict(Intervalled)
         """All other spans that hooks made."""
+        self.engine_steps = EngineSteps()
+        """Those among the automatic spans that are an engine's steps."""
         self.passed: defaultdict[str, Passed] = defaultdict(Passed)
         """Those that join a request's way, by name: its own ones, and Ray's where a server is asked for tokens."""
 
@@ -325,6 +346,8 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             _see_interval(spans[event.name, None if method is None else str(method)], event, shift_ns)
             if event.name in _ON_THE_WAY:
                 _see_passed(seen, event, shift_ns)
+            elif event.name == ENGINE_STEP:
+                _see_engine_step(seen.engine_steps, event, shift_ns)
     if shift_ns:
         _shift(seen, shift_ns)
     seen.sort_samples()
@@ -405,6 +428,16 @@ def _see_passed(seen: Seen, span: Span, shift_ns: int) -> None:
     if span.name == REQUEST:
         kept.stems.append(hash(asked_ids(key)[1]))
         kept.queued_ns.append(int(args.get("queued_ns", -1)))
+        kept.tokens.append(int(args.get("tokens", -1)))
+
+
+def _see_engine_step(kept: EngineSteps, span: Span, shift_ns: int) -> None:
+    _see_interval(kept, span, shift_ns)
+    args = span.args
+    kept.running.append(int(args.get("running", -1)))
+    kept.waiting.append(int(args.get("waiting", -1)))
+    kept.preempted.append(int(args.get("preempted", 0)))
+    kept.kv_usage.append(float(args.get("kv_usage", -1)))
 
 
 def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:

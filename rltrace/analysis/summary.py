@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -206,8 +207,21 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Whether every process ended its part in good order; None if nobody saw how the others ended."""
 
 
+class Analysed(NamedTuple):
+    """A Recording that was read once, with its figures."""
+
+    seen: Observations
+    windows: StepWindows
+    summary: Summary
+
+
 def summarize(recording: Recording) -> Summary:
     """Read a Recording once and compute its figures; it may be live, dead, empty, or of any program."""
+    return analyse(recording).summary
+
+
+def analyse(recording: Recording) -> Analysed:
+    """Do the same, and return what the figures were computed from, too."""
     seen = Observations(recording)
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)
@@ -216,7 +230,7 @@ def summarize(recording: Recording) -> Summary:
         phases = [row for row in phases if row.step is not None]  # the start-up is not in it
     of_requests = ways(seen)
     of_processes = processes(seen)
-    return Summary(
+    summary = Summary(
         version=VERSION,
         run=_run(seen, len(measured)),
         clocks=measured,
@@ -255,6 +269,7 @@ def summarize(recording: Recording) -> Summary:
         lost_events=recording.lost_events,
         complete=_is_complete(of_processes) if not recording.unidentified else False,
     )
+    return Analysed(seen, windows, summary)
 
 
 def _run(seen: Observations, clock_domains: int) -> Run:

@@ -34,6 +34,7 @@ from rltrace.cli.run import run
 from rltrace.cli.runs import drop_output
 from rltrace.cli.summary import summary
 from rltrace.cli.view import view
+from rltrace.cli.why import why
 from rltrace.errors import OutputError, RltraceError
 from rltrace.record.announcement import complain
 
@@ -97,7 +98,7 @@ def main() -> None:
 
 PURPOSES = {
     "Run": (exec_, run, doctor),
-    "See": (summary, view, ls),
+    "See": (summary, why, view, ls),
     "Compare": (diff, overhead),
     "Data": (export, collect),
 }

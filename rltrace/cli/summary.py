@@ -22,17 +22,18 @@ def summary(
 ) -> None:
     """Show RUN in figures.
 
-    It shows what is wrong, then where the seconds and the bytes of a step went. Figures of a step are means over all
-    steps after the first, which is excluded as warm-up. RUN is the folder of a Recording or an archive of it, by
-    default the newest in ./rltrace-runs; the run may be over, still running, or dead.
+    It shows what is wrong, what costs most, and where the seconds and the bytes of a step went. Figures of a step are
+    means over all steps after the first, which is excluded as warm-up. RUN is the folder of a Recording or an archive
+    of it, by default the newest in ./rltrace-runs; the run may be over, still running, or dead.
     """
-    from rltrace.analysis import summarize
     from rltrace.analysis.selected import selected
+    from rltrace.analysis.summary import analyse
 
-    found = summarize(selected(open_run(run, limits), Selection(steps, ranks)))
+    found = analyse(selected(open_run(run, limits), Selection(steps, ranks)))
     if as_json:
-        echo_json(found)
+        echo_json(found.summary)
         return
+    from rltrace.analysis.findings import why
     from rltrace.cli.tables import console, show
 
-    show(found, console(), whole=whole)
+    show(found.summary, console(), whole=whole, why=why(found))

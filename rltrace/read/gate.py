@@ -16,6 +16,7 @@ import msgspec
 from rltrace.events import (
     ALLOCATIONS_KEPT,
     DEVICE_TIME,
+    ENGINE_STEP,
     MEMORY_EDGE,
     MEMORY_MOVES,
     OUT_OF_MEMORY,
@@ -353,6 +354,7 @@ def _tags(value: Any) -> Any:
     return many(text)(value) if isinstance(value, list) else maybe(by_name(number))(value)
 
 
+_count = whole(-1, 2**31 - 1)
 _SIZES: dict[str, Check] = {"bytes": number, "tensors": number}
 _OF_DEVICE: dict[str, Check] = dict.fromkeys(("bytes", "ranks", "queued_ns", "error_ns", "behind_host_ns"), number)
 
@@ -360,7 +362,8 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),
     **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
     STEP: {"step": whole(-(2**63), 2**63 - 1)},
-    REQUEST: {"queued_ns": number},
+    REQUEST: {"queued_ns": number, "tokens": number},
+    ENGINE_STEP: {"running": _count, "waiting": _count, "preempted": _count, "kv_usage": number},
     MEMORY_EDGE: {
         "totals": by_name(number),
         "free_bytes": number,

@@ -20,7 +20,7 @@ def test_page_is_up_to_date() -> None:
     assert made.count("\n| `") > 200
 
 
-UNITS = ("seconds", "bytes", "bytes_per_second", "ppm", "share")
+UNITS = ("seconds", "seconds_per_step", "bytes", "bytes_per_second", "ppm", "share")
 WITHOUT_UNIT = {"phases", "unlabelled", "idle"}  # of `coverage`, whose parts are shares
 WITHOUT_UNIT |= {"count", "mean", "least", "most", "ratio", "reward_mean", "tokens", "tokens_per_second"}
 """Counts, ratios, and what a program or a sampler has named itself."""

@@ -18,12 +18,14 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.fates import fates, having
+from rltrace.analysis.findings import Why
 from rltrace.analysis.idle import FIRST_STEP, RUN, STARTUP, STEADY_STEP
 from rltrace.analysis.processes import ProcessFigures
 from rltrace.analysis.requests import Requests
 from rltrace.analysis.steady import Spread
 from rltrace.analysis.summary import Run, Summary
 from rltrace.cli.tables import figures
+from rltrace.cli.tables.findings import largest
 from rltrace.cli.tables.fit import WIDTH, console, visible_figures
 from rltrace.cli.tables.gpu_work import gpu_work_line, gpu_work_missed_lines, gpu_work_table
 from rltrace.cli.tables.hooks import hook_lines, hook_table, not_applicable_lines
@@ -68,20 +70,27 @@ COMMAND_LETTERS = 60
 UNMARKED_PHASES = '`with rltrace.phase("reward")` inside of a step shows where its seconds go'
 
 
-def show(summary: Summary, screen: Console, *, whole: bool = False) -> None:
+def show(summary: Summary, screen: Console, *, whole: bool = False, why: Why | None = None) -> None:
     """Print a Recording's figures.
 
     Args:
         summary: Figures of the Recording.
         screen: Where to print.
         whole: Print everything; otherwise what answers the first questions, with equal ranks as one.
+        why: What costs most, which comes before the figures.
     """
     summary = visible_figures(summary)
+    costs = largest(why) if why is not None else None
     screen.print(header(summary.run, summary, whole=whole))
-    for section in SECTIONS:
-        for drawn in section.draw(summary, whole=whole) if section.screens in (BOTH, ALL if whole else FIRST) else ():
-            screen.print()
-            screen.print(drawn)
+    for drawn in (*_drawn(WRONG, summary, whole), *([costs] if costs else []), *_drawn(SECTIONS, summary, whole)):
+        screen.print()
+        screen.print(drawn)
+
+
+def _drawn(sections: Iterable[Section], summary: Summary, whole: bool) -> Iterator[RenderableType]:
+    for section in sections:
+        if section.screens in (BOTH, ALL if whole else FIRST):
+            yield from section.draw(summary, whole=whole)
 
 
 def _wrong(summary: Summary, *, whole: bool) -> Iterator[RenderableType]:
@@ -317,9 +326,13 @@ class Section(NamedTuple):
     """Of a section with a name: whether there is anything to draw, told without drawing it."""
 
 
-SECTIONS = (
+WRONG = (
     Section("", _wrong, BOTH),
     Section("", _open_spans, BOTH),
+)
+"""What must be known before any figure; what costs most comes next."""
+
+SECTIONS = (
     Section("", _seconds, FIRST),
     Section("each rank and its idle time", _all_seconds, ALL, lambda summary: summary.phases),
     Section("each step", _steps, ALL, lambda summary: summary.steps),

@@ -1,0 +1,85 @@
+"""What bounds a step, what it costs, and what to change: one file per finding.
+
+In: a Recording's figures and its spans (`run.py`). Out: findings in the order of their price, and what could not be
+judged. `finding.py` has what a finding says, and how a price gets its interval and its confidence. Which findings there
+are is a table in `rltrace/plugins.py`.
+
+To add a finding, write a file with a function from a `Run` to a list of `Finding`, which raises `UnjudgeableError`
+where the Recording lacks what it needs, and name it in that table. Every threshold says where it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rltrace import plugins
+from rltrace.analysis.findings.finding import Finding, UnjudgeableError, Unjudged
+from rltrace.analysis.findings.run import Run
+from rltrace.analysis.summary import Analysed
+
+__all__ = ["LEAST_SHARE", "Why", "why"]
+
+VERSION = 1
+"""Version of the JSON: it is raised when a key is removed or changes its meaning, not for a new key."""
+
+LEAST_SHARE = 0.005
+"""Share of a step below which a price is not told: it is the most that recording may cost (docs/measurements), so that
+a lower one may be our own."""
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds the steps of a Recording."""
+
+    version: int
+    """Version of this format. It is raised when a key goes or changes its meaning; a new key does not raise it."""
+    path: str
+    """The Recording that was judged."""
+    steps: list[int]
+    """Numbers of the steady steps, which prices are means over; empty if no step has ended."""
+    step_seconds: float | None
+    """Mean length of these; None if there are none."""
+    findings: list[Finding]
+    """What every step pays comes first, by its seconds; then what the run pays once; then what costs bytes only."""
+    nothing: list[str]
+    """Ids of those that were judged, and of which nothing was found that is worth 0.5 % of a step."""
+    unjudged: list[Unjudged]
+    """What could not be judged, and why."""
+
+
+def why(analysed: Analysed) -> Why:
+    """Return what bounds the steps of a Recording, and what could not be judged."""
+    run = Run(*analysed)
+    found: list[Finding] = []
+    nothing: list[str] = []
+    unjudged: list[Unjudged] = []
+    for name, reference in plugins.findings().items():
+        try:
+            priced = [one for one in plugins.load(reference)(run) if _is_worth_telling(one)]
+        except UnjudgeableError as lacking:
+            unjudged.append(Unjudged(name, str(lacking)))
+        except Exception as error:  # one of another distribution must not take the others along
+            unjudged.append(Unjudged(name, f"it failed: {type(error).__name__}: {error}"))
+        else:
+            found += priced
+            nothing += [] if priced else [name]
+    steady = analysed.summary.steady
+    return Why(
+        version=VERSION,
+        path=analysed.summary.run.path,
+        steps=[] if steady is None else steady.steps,
+        step_seconds=None if steady is None else steady.seconds.mean_seconds,
+        findings=in_order(found),
+        nothing=nothing,
+        unjudged=unjudged,
+    )
+
+
+def in_order(found: Iterable[Finding]) -> list[Finding]:
+    """Return findings by what they cost: each step, then once, then bytes."""
+    return sorted(found, key=lambda one: (-(one.seconds_per_step or 0), -(one.once_seconds or 0), -(one.bytes or 0)))
+
+
+def _is_worth_telling(one: Finding) -> bool:
+    return one.share is None or one.share >= LEAST_SHARE

@@ -1,0 +1,42 @@
+"""Collectives run while their GPU computes nothing."""
+
+from __future__ import annotations
+
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.run import Run
+from rltrace.analysis.gpu_work import COLLECTIVES
+
+NAME = "exposed_collectives"
+
+SETTINGS = (
+    Setting("PyTorch", "fully_shard(reshard_after_forward=False), or set_modules_to_forward_prefetch"),
+    Setting("verl", "actor_rollout_ref.actor.fsdp_config.forward_prefetch=True"),
+)
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price what is exposed for certain, on the rank that has least: what others have more is a wait for a rank."""
+    if not run.summary.gpu_work:
+        raise UnjudgeableError("no GPU was timed")
+    whole = [row for row in run.summary.gpu_work if row.work == COLLECTIVES and row.phase is None]
+    known = [row for row in whole if row.least_exposed_seconds is not None]
+    if not known:
+        missing = "layers were not timed (RLTRACE_CUDA_TIME=layers)" if whole else "no collective of FSDP was timed"
+        raise UnjudgeableError(f"{missing}, so what runs beside a collective is unknown")
+    least = min(known, key=lambda row: row.least_exposed_seconds or 0.0)
+    seconds, most = least.least_exposed_seconds or 0.0, least.most_exposed_seconds or 0.0
+    return [
+        run.finding(
+            NAME,
+            f"For {seconds:.2f} s of a step a GPU does nothing but exchange shards",
+            [
+                f"{least.lane}, which waits least: {least.seconds:.2f} s of collectives, of which {seconds:.2f} to "
+                f"{most:.2f} s are exposed"
+            ],
+            mean=seconds,
+            bound=most,
+            less_because="the first gather and the last reduce-scatter of a pass have nothing beside them",
+            ranks=[] if least.rank is None else [least.rank],
+            settings=SETTINGS,
+        )
+    ]

@@ -1,0 +1,88 @@
+"""The KV cache is too small for the requests, or far too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.findings.capacity import gpus
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.run import PerStep, Run
+from rltrace.analysis.observations import EngineSteps
+
+NAME = "kv_cache"
+KV_CACHE = "rollout.kv_cache"
+GENERATE = "rollout.generate"
+
+FULL = 0.95
+"""Share that is taken from which on requests wait for room: blocks are whole ones, so that the rest fits nobody (vLLM's
+`KVCacheManager`)."""
+
+FAR_TOO_LARGE = 0.25
+"""Of a cache that is never fuller than this, half can go, and twice as much is still there as was needed."""
+
+HIGHER, FEWER = Setting("vLLM", "gpu_memory_utilization: higher"), Setting("vLLM", "max_num_seqs: lower")
+LOWER = Setting("vLLM", "gpu_memory_utilization: lower; the room is for larger micro-batches, or a model that stays")
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price the time in which requests wait for room; of a cache that is far too large tell the bytes."""
+    kept = [process.engine_steps for process in run.seen.processes if process.engine_steps.starts]
+    inside = [run.step_of(np.array(steps.starts, np.int64)) >= 0 for steps in kept]
+    usage = _joined([np.array(steps.kv_usage) for steps in kept], inside)
+    if not (usage >= 0).any():
+        raise UnjudgeableError("no engine said in a steady step how full its KV cache is")
+    preempted = int(_joined([np.array(steps.preempted) for steps in kept], inside).sum())
+    most = float(usage.max())
+    waiting = np.max([_waiting(run, steps) for steps in kept], axis=0)
+    if preempted or (most >= FULL and waiting.any()):
+        return [_too_small(run, waiting, preempted, most)]
+    return list(_too_large(run, most))
+
+
+def _joined(columns: list[NDArray[np.float64]], inside: list[NDArray[np.bool_]]) -> NDArray[np.float64]:
+    chosen = [column[where] for column, where in zip(columns, inside, strict=True)]
+    return np.concatenate([np.empty(0), *chosen])
+
+
+def _waiting(run: Run, steps: EngineSteps) -> PerStep:
+    """Return how long requests of an engine waited for room in its KV cache."""
+    waits = (np.array(steps.waiting) > 0) & (np.array(steps.kv_usage) >= FULL)
+    return run.seconds_in(steps.rows(run.seen.end_ns)[waits | (np.array(steps.preempted) > 0)])
+
+
+def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Finding:
+    """Without a preemption nothing is computed twice, so that the time is only a bound of what more room may gain."""
+    lost = f"{preempted} were preempted and computed again" if preempted else "none was preempted"
+    return run.finding(
+        NAME,
+        f"Requests wait for room in the KV cache for {waiting.mean():.2f} s of a step; {lost}",
+        [f"at most {most:.0%} of it is taken, in the engine in which they wait longest"],
+        per_step=waiting if preempted else None,
+        bound=float(waiting.mean()),
+        less_because="the engine computes others meanwhile: what is lost is the work of the preempted ones",
+        basis="modelled",
+        figures={"preempted": float(preempted), "most_usage": most},
+        phases=[GENERATE],
+        settings=[HIGHER, FEWER],
+    )
+
+
+def _too_large(run: Run, most: float) -> Iterator[Finding]:
+    held = [device.owner_peaks[KV_CACHE].bytes for device in gpus(run) if KV_CACHE in device.owner_peaks]
+    size = max(held, default=0)
+    if most >= FAR_TOO_LARGE or not size:
+        return
+    spare = size * (1 - 2 * most)
+    yield run.finding(
+        NAME,
+        f"The KV cache is never more than {most:.1%} full: {spare / 1e9:.1f} of {size / 1e9:.1f} GB a card are spare",
+        ["twice of what was taken at most stays"],
+        size_bytes=spare,
+        less_because="",
+        figures={"most_usage": most, "kv_cache_bytes": float(size)},
+        phases=[GENERATE],
+        settings=[LOWER],
+    )

@@ -1,0 +1,109 @@
+"""A model's layers lie in host memory and come over PCIe once per micro-batch, although the card may have room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rltrace.analysis.findings.capacity import least_free_in
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.run import PerStep, Run
+from rltrace.analysis.gpu_work import FORWARD
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import values_at
+
+NAME = "offloaded_layers"
+
+
+class Pass(NamedTuple):
+    """A phase that runs a model forward, and one that does the same with a model that lies on the card."""
+
+    owner: str
+    phase: str
+    alike: str | None
+    setting: Setting
+
+
+PASSES = (
+    Pass(
+        "ref.params", "ref.log_prob", "actor.old_log_prob",
+        Setting("verl", "actor_rollout_ref.ref.fsdp_config.param_offload=False"),
+    ),
+    Pass(
+        "actor.params", "actor.update", None,
+        Setting("verl", "actor_rollout_ref.actor.fsdp_config.param_offload=False"),
+    ),
+    Pass("critic.params", "critic.update", None, Setting("verl", "critic.model.fsdp_config.param_offload=False")),
+)  # fmt: skip
+LARGER = Setting(
+    "verl", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu: larger ones bring the layers over less often"
+)
+
+
+def judge(run: Run) -> list[Finding]:
+    """Compare a pass over offloaded layers with the same pass over layers on the card."""
+    if not any(process.on_host for process in run.seen.processes):
+        raise UnjudgeableError("no process said what its models have in host memory beside a GPU")
+    return [found for one in PASSES for found in _of_pass(run, one)]
+
+
+def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
+    on_host = {lane: size for lane in run.ranks if (size := _bytes_on_host(run, lane, one))}
+    times = [row.count for row in run.summary.gpu_work if row.work == FORWARD and row.phase == one.phase]
+    if not on_host:
+        return
+    if not times:
+        raise UnjudgeableError(
+            f"the GPU's forwards in {one.phase} were not timed, so how often it needs its layers is unknown"
+        )
+    size_bytes, crossings = sum(on_host.values()) / len(on_host), sum(times) / len(times)
+    longer = _longer(run, one)
+    free_bytes = least_free_in(run, one.phase)
+    facts = [
+        f"{size_bytes / 1e9:.1f} GB a rank are in host memory in {one.phase}, which goes forward {crossings:.0f} times"
+    ]
+    if longer is not None:
+        facts.append(
+            f"it takes {longer.mean():.2f} s longer than {one.alike}, which does the same with a model on the card"
+        )
+    if free_bytes is not None:
+        room = "has room for it" if free_bytes >= size_bytes else "has no room for it"
+        facts.append(f"the fullest card has {free_bytes / 1e9:.1f} GB free then, and {room}")
+    yield run.finding(
+        NAME,
+        f"The {one.owner.partition('.')[0]}'s layers lie in host memory and cross PCIe {crossings:.0f} times in "
+        f"{one.phase} of each step: {size_bytes * crossings / 1e9:.0f} GB a rank",
+        facts,
+        per_step=longer,
+        size_bytes=size_bytes * crossings,
+        less_because="on the card the layers take the room of something else, such as KV cache",
+        basis="modelled",
+        figures={"host_bytes": size_bytes, "crossings": crossings},
+        phases=[one.phase],
+        settings=[one.setting, LARGER],
+    )
+
+
+def _bytes_on_host(run: Run, lane: Lane, one: Pass) -> float:
+    """Return what of the model is in host memory while the phase begins; 0 if it is fetched before."""
+    where = run.phases[lane].get(one.phase)
+    if where is None:
+        return 0.0
+    begins_ns = where[run.step_of(where[:, 0]) >= 0, 0]
+    found = [
+        float(np.median(values_at(process.on_host[one.owner], begins_ns + 1)))
+        for process in run.members[lane]
+        if one.owner in process.on_host and len(begins_ns)
+    ]
+    return sum(found)
+
+
+def _longer(run: Run, one: Pass) -> PerStep | None:
+    """Return how much longer the phase takes than the other one, in the mean of the ranks; None without that."""
+    here, there = run.phase_seconds(one.phase), run.phase_seconds(one.alike) if one.alike else {}
+    if not there:
+        return None
+    longer = np.mean(list(here.values()), axis=0) - np.mean(list(there.values()), axis=0)
+    return np.asarray(np.maximum(longer, 0))

@@ -1,0 +1,69 @@
+"""The last requests of a rollout run alone, while the engines are nearly empty."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rltrace.analysis.findings.engine_requests import engine_requests
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.run import Run
+
+NAME = "rollout_tail"
+
+TAIL = 0.05
+"""The share of requests that end last, which people quote (vLLM's and SGLang's benchmarks print p95 and p99)."""
+
+LEAST_REQUESTS = 20
+"""So many requests of an engine have one in the last 5 %."""
+
+LEAST_SHARE = 2 * TAIL
+"""Share of the rollout that the tail must take: requests that end evenly over it would take half of that."""
+
+SETTINGS = (
+    Setting("verl", "data.max_response_length: a lower limit cuts the tail"),
+    Setting("verl", "actor_rollout_ref.rollout.n and data.gen_batch_size: oversample, and go on without the slowest"),
+    Setting("your program", "an asynchronous rollout keeps the engine busy with the next batch"),
+)
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price the time from which on only the slowest 5 % run in the engine that ends last.
+
+    The others of that engine count, and not those of all engines: that an engine is behind the others is told apart.
+    """
+    requests = engine_requests(run)
+    tails, wholes, slowest = [], [], []
+    for place in range(len(run.steps)):
+        of_step = requests.of_step(place)
+        if not len(of_step.ends):
+            raise UnjudgeableError(f"step {run.numbers[place]} has no requests")
+        last = int(of_step.ends.argmax())
+        ends = of_step.ends[of_step.engine == of_step.engine[last]]
+        if len(ends) < LEAST_REQUESTS:
+            raise UnjudgeableError(f"an engine has {len(ends)} requests in a step, of {LEAST_REQUESTS} that it takes")
+        tails.append((int(ends.max()) - int(np.quantile(ends, 1 - TAIL, method="lower"))) / 1e9)
+        wholes.append((int(ends.max()) - int(of_step.starts.min())) / 1e9)
+        slowest.append((of_step.engines[of_step.engine[last]], int(of_step.tokens[last])))
+    tail, whole = np.array(tails), np.array(wholes)
+    if tail.mean() < LEAST_SHARE * whole.mean():
+        return []
+    worst = int(tail.argmax())
+    engine, tokens = slowest[worst]
+    ranks = sorted({lane.rank for lane, _ in slowest if lane.rank is not None})
+    return [
+        run.finding(
+            NAME,
+            f"The slowest 5 % of the requests run alone for {tail.mean():.2f} s of a rollout of {whole.mean():.2f} s",
+            [
+                f"without the slowest 5 % the rollout would have taken {(whole - tail).mean():.2f} s",
+                f"step {run.numbers[worst]}: the last request ends {tail[worst]:.2f} s after 95 % of them, in "
+                f"{engine.name}" + (f", with {tokens:,} tokens" if tokens >= 0 else ""),
+            ],
+            per_step=tail,
+            less_because="samples that are cut or left out are missing from the batch, which changes what is learned",
+            figures={"rollout_seconds": float(whole.mean())},
+            ranks=ranks,
+            phases=["rollout.generate"],
+            settings=SETTINGS,
+        )
+    ]

@@ -1,0 +1,232 @@
+"""What findings are computed from: a Recording's figures, and its spans cut into the steady steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.computing import computing
+from rltrace.analysis.findings.finding import (
+    Basis,
+    Evidence,
+    Finding,
+    Moment,
+    Setting,
+    UnjudgeableError,
+    When,
+    confidence_of,
+    interval_of,
+)
+from rltrace.analysis.intervals import EMPTY, Intervals, cut, total_ns, union
+from rltrace.analysis.lanes import Lane, order
+from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.phases import driver_phases, lane_phases
+from rltrace.analysis.steps import StepWindows
+from rltrace.analysis.summary import Summary
+from rltrace.analysis.weight_sync import RankSync
+
+PerStep = NDArray[np.float64]
+"""One number for each steady step."""
+
+
+class Run:
+    """A Recording as findings see it; `steps` are the steady ones."""
+
+    def __init__(self, seen: Observations, windows: StepWindows, summary: Summary) -> None:
+        self.seen = seen
+        self.windows = windows
+        self.summary = summary
+
+    @cached_property
+    def steps(self) -> Intervals:
+        """When the steady steps were.
+
+        Raises:
+            UnjudgeableError: no step has ended.
+        """
+        if not self.windows.spans:
+            raise UnjudgeableError('no step is marked; `with rltrace.span("step", step=n)` marks one')
+        if not self.windows.steady:
+            raise UnjudgeableError("no step has ended")
+        return self.windows.windows[self.windows.steady]
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The number of each."""
+        return [number for at in self.windows.steady if (number := self.windows.numbers[at]) is not None]
+
+    @cached_property
+    def step_seconds(self) -> PerStep:
+        """The length of each."""
+        return (self.steps[:, 1] - self.steps[:, 0]) / 1e9
+
+    def seconds_in(self, *rows: Intervals) -> PerStep:
+        """Return how much of each step some intervals cover; what overlaps counts once."""
+        pieces, step, _ = cut(union(*rows), self.steps)
+        return np.bincount(step, pieces[:, 1] - pieces[:, 0], len(self.steps)) / 1e9
+
+    def step_of(self, at_ns: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the place of the step that each instant is in; -1 if it is in none."""
+        at = np.searchsorted(self.steps[:, 0], at_ns, side="right") - 1
+        return np.where((at >= 0) & (at_ns < self.steps[at, 1]), at, -1)
+
+    @cached_property
+    def phases(self) -> dict[Lane, dict[str, Intervals]]:
+        """When each lane was in each of its phases, for lanes whose steps these are."""
+        return {lane: of for lane, of in lane_phases(self.seen).items() if self.windows.of(lane) is self.windows}
+
+    @cached_property
+    def driver_phases(self) -> dict[str, Intervals]:
+        """When the driver was in each of its own."""
+        return driver_phases(self.seen)
+
+    @cached_property
+    def computing(self) -> dict[Lane, Intervals]:
+        """When each rank computed."""
+        return computing(self.seen)
+
+    @cached_property
+    def ranks(self) -> list[Lane]:
+        """The ranks that have phases."""
+        return [lane for lane in self.phases if lane.rank is not None]
+
+    @cached_property
+    def members(self) -> dict[Lane, list[Seen]]:
+        """The processes of each lane; the driver is first, then ranks by number."""
+        found: dict[Lane, list[Seen]] = {}
+        for process in self.seen.processes:
+            found.setdefault(process.lane, []).append(process)
+        return {lane: found[lane] for lane in sorted(found, key=order)}
+
+    def phase_seconds(self, name: str) -> dict[Lane, PerStep]:
+        """Return the seconds of a phase in each step, by rank; ranks without it are left out."""
+        return {lane: self.seconds_in(self.phases[lane][name]) for lane in self.ranks if name in self.phases[lane]}
+
+    def records(self, span: str) -> bool:
+        """Return whether a hook of the run would have recorded spans of a name."""
+        return any(span in hook.emits and hook.processes.get("installed") for hook in self.summary.hooks)
+
+    def most_in(self, lane: Lane, rows: Intervals) -> list[str]:
+        """Return the phase of a lane that has most of some intervals in the steady steps; none if no phase has any."""
+        inside = cut(rows, self.steps)[0]
+        of_lane = {name: total_ns(cut(inside, where)[0]) for name, where in self.phases.get(lane, {}).items()}
+        most = max(of_lane, key=lambda name: of_lane[name], default=None)
+        return [] if most is None or not of_lane[most] else [most]
+
+    def steady_syncs(self) -> dict[int, list[RankSync]]:
+        """Return the weight syncs of each steady step, by the step's number.
+
+        Raises:
+            UnjudgeableError: there is none.
+        """
+        numbers = set(self.numbers) if len(self.steps) else set()
+        found: dict[int, list[RankSync]] = {}
+        for sync in self.summary.weight_sync:
+            if sync.step is not None and sync.step in numbers:
+                found.setdefault(sync.step, []).append(sync)
+        if not found:
+            raise UnjudgeableError("no weight sync was recorded in a steady step")
+        return found
+
+    def spans_named(self, *names: str) -> Intervals:
+        """Return all spans of some names, whoever made them."""
+        kept = [
+            spans
+            for process in self.seen.processes
+            for of in (process.own_spans, process.automatic_spans)
+            for (name, _), spans in of.items()
+            if name in names
+        ]
+        kept += [process.phases[name] for name in names for process in self.seen.processes if name in process.phases]
+        return np.concatenate([EMPTY, *(spans.rows(self.seen.end_ns) for spans in kept)])
+
+    def moment(self, place: int, rank: int | None = None) -> Moment:
+        """Return a steady step, by its place, as what to look at."""
+        start_ns, end_ns = self.steps[place].tolist()
+        of_rank = "" if rank is None else f" --ranks {rank}"
+        return Moment(
+            step=self.numbers[place],
+            rank=rank,
+            start_seconds=(start_ns - self.seen.start_ns) / 1e9,
+            end_seconds=(end_ns - self.seen.start_ns) / 1e9,
+            command=f"rltrace view {self.summary.run.path} --steps {self.numbers[place]}{of_rank}",
+        )
+
+    def finding(
+        self,
+        name: str,
+        title: str,
+        facts: Iterable[str],
+        *,
+        per_step: Sequence[float] | PerStep | None = None,
+        mean: float | None = None,
+        once: float | None = None,
+        when: When = "step",
+        size_bytes: float | None = None,
+        bound: float | None = None,
+        less_because: str,
+        basis: Basis = "measured",
+        figures: Mapping[str, float] | None = None,
+        ranks: Sequence[int] = (),
+        phases: Sequence[str] = (),
+        settings: Sequence[Setting] = (),
+        moment: Moment | None = None,
+    ) -> Finding:
+        """Return a finding with the mean of its price, the price's interval, its share, and how far to trust it.
+
+        Args:
+            name: Its id.
+            title: One sentence.
+            facts: What it rests on, in words.
+            per_step: What it costs in each steady step, in seconds.
+            mean: What it costs in a steady step where only the mean is known.
+            once: What it costs the run once.
+            when: When it is paid.
+            size_bytes: The bytes that it is about.
+            bound: The most to gain; the price if it is left out.
+            less_because: Why the gain may be less.
+            basis: Whether spans have the seconds themselves.
+            figures: What it rests on, by name.
+            ranks: Ranks that it is about.
+            phases: Phases that it is about.
+            settings: What to change.
+            moment: Where it shows; the step that it costs most if it is left out.
+        """
+        values = [] if per_step is None else [float(value) for value in per_step]
+        price = fmean(values) if values else mean
+        interval = interval_of(values)
+        numbers = [number for number, value in zip(self.numbers, values, strict=True) if value > 0] if values else []
+        if moment is None and values:
+            moment = self.moment(int(np.argmax(values)), ranks[0] if len(ranks) == 1 else None)
+        return Finding(
+            id=name,
+            title=title,
+            when=when,
+            seconds_per_step=price,
+            interval_seconds=interval,
+            once_seconds=once,
+            bytes=None if size_bytes is None else int(size_bytes),
+            share=None if price is None else price / float(self.step_seconds.mean()),
+            bound_seconds=bound if bound is not None else price if price is not None else once,
+            less_because=less_because,
+            confidence=confidence_of(basis, interval),
+            evidence=Evidence(
+                facts=list(facts),
+                figures=dict(figures or {}),
+                ranks=list(ranks),
+                phases=list(phases),
+                steps=numbers,
+                moment=moment,
+            ),
+            settings=list(settings),
+        )
+
+
+def rows_of(processes: Iterable[Seen], name: str, run: Run) -> Intervals:
+    """Return the automatic spans of one name of some processes."""
+    found = [process.automatic_spans[name, None] for process in processes if (name, None) in process.automatic_spans]
+    return np.concatenate([kept.rows(run.seen.end_ns) for kept in found]) if found else EMPTY

@@ -1,0 +1,248 @@
+"""One rank makes the others wait: it begins late or computes slowly, and is always the same or changes.
+
+Where ranks exchange shards all the time, all of them take equally long, and the culprit is the one that waits least in
+the collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.findings.engine_requests import engine_requests
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError, interval_of
+from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work, surplus_of
+from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
+from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.phases import in_order
+
+NAME = "slow_rank"
+
+ALWAYS = 0.8
+"""Share of the steps in which a rank must be the slowest to be called always the same: of two ranks that are alike, one
+is so in 8 of 10 steps or more by chance in 11 % of the cases, and the interval must be above 0 besides."""
+
+FEWEST_STEPS = 3
+"""Fewer steps say nothing about always."""
+
+NOISE = 0.1
+"""Steps on shared hosts differ by 5 to 10 % from one to the next (docs/measurements/index.md). Someone is the slowest
+in each step, and of 4 ranks with such noise he is 10 % behind their mean (the expected largest of 4 normal values)."""
+
+OVER_NOISE = 1.5
+"""By what factor a slowest rank that changes must exceed that."""
+
+FEWEST_RANKS_IN_TURNS = 3
+"""Of two ranks one is always the slower one, and that it is the other one next time is what noise does, too."""
+
+LEAST_SHARE_IN_TURNS = 0.02
+"""Share of a step that it must cost, too: short phases differ by more than long ones do."""
+
+SETTINGS = (
+    Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
+    Setting("verl", "trainer.balance_batch=True and actor_rollout_ref.actor.use_dynamic_bsz=True: even tokens"),
+)
+
+
+class Slowness(NamedTuple):
+    """How slow each rank is in one phase, of shape (ranks, steps), in seconds."""
+
+    phase: str
+    lanes: list[Lane]
+    took: NDArray[np.float64]
+    """What it took, its lateness included; where ranks wait for one another, how much less it waited."""
+    late: NDArray[np.float64]
+    """By how much it began later than the others, through its own fault."""
+    waited: NDArray[np.float64] | None
+    """Seconds in collectives, if these tell who is behind."""
+    mean_seconds: float
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price in each phase how far the slowest rank is behind the median of the others."""
+    if len(run.ranks) < 2:
+        raise UnjudgeableError("there is one rank at most")
+    if not len(run.steps):
+        return []
+    names = in_order(name for lane in run.ranks for name in run.phases[lane])
+    return [found for name in names for found in _of_phase(run, name)]
+
+
+def _of_phase(run: Run, name: str) -> Iterator[Finding]:
+    balance = _balance(run) if name == GENERATE else None
+    if balance is not None and has_uneven_work(balance):
+        return  # another finding has that
+    slow = slowness(run, name)
+    if slow is None:
+        return
+    times = np.bincount(slow.took.argmax(axis=0), minlength=len(slow.lanes))
+    most = int(times.argmax())
+    behind = _behind(slow.took)[most]
+    interval = interval_of(behind.tolist())
+    is_same = len(run.steps) >= FEWEST_STEPS and times[most] >= ALWAYS * len(run.steps)
+    if is_same and interval is not None and interval.least > 0:
+        title = f"{slow.lanes[most].name} {{how}} in {name} in {times[most]} of {len(run.steps)} steps: {{by}}"
+        yield _finding(run, slow, np.maximum(behind, 0), [most], times, title, balance)
+        return
+    if len(slow.lanes) < FEWEST_RANKS_IN_TURNS:
+        return
+    apart = slow.took.max(axis=0) - slow.took.mean(axis=0)
+    least = NOISE * OVER_NOISE * max(_largest_of(len(slow.lanes)) / _largest_of(4), 1)
+    if apart.mean() >= least * slow.mean_seconds and apart.mean() >= LEAST_SHARE_IN_TURNS * run.step_seconds.mean():
+        title = f"In {name} one rank {{how}} ({_counted(slow, times.tolist())} of {len(run.steps)} steps): {{by}}"
+        yield _finding(run, slow, apart, np.flatnonzero(times).tolist(), times, title, balance)
+
+
+def _largest_of(many: int) -> float:
+    """Return the expected largest of some normal values of deviation 1 (Blom, 1958)."""
+    return NormalDist().inv_cdf((many - 0.375) / (many + 0.25))
+
+
+def _finding(
+    run: Run,
+    slow: Slowness,
+    price: NDArray[np.float64],
+    who: list[int],
+    times: NDArray[np.intp],
+    title: str,
+    balance: Balance | None,
+) -> Finding:
+    worst = int(price.argmax())
+    culprit = who[0] if len(who) == 1 else int(slow.took[:, worst].argmax())
+    lane = slow.lanes[culprit]
+    late = float(slow.late[culprit].mean() if len(who) == 1 else slow.late[culprit, worst])
+    how = "begins late" if late >= (price.mean() if len(who) == 1 else price[worst]) / 2 else "is slow"
+    by = f"it is done {price.mean():.2f} s after the {'others' if 'one rank' not in title else 'mean rank'}"
+    if slow.waited is not None:
+        by = f"the others wait {price.mean():.2f} s for it"
+    facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps; it begins {late:.3f} s late"]
+    if slow.waited is not None:
+        waits = slow.waited[:, worst]
+        facts.append(
+            f"all ranks take as long, because each waits for all in the collectives; step {run.numbers[worst]}: "
+            f"{lane.name} is {waits[culprit]:.3f} s in them, the median rank {np.median(waits):.3f} s"
+        )
+    if balance is not None:
+        most = 1 + float(surplus_of(balance).mean())
+        facts.append(f"the work is even: the busiest engine of a step has {most:.2f} times the mean {balance.unit}")
+    return run.finding(
+        NAME,
+        title.format(how=how, by=by),
+        facts,
+        per_step=price,
+        less_because="with this rank as fast as the others, the second slowest is waited for",
+        basis="measured" if slow.waited is None else "modelled",
+        figures={"late_seconds": late, "phase_seconds": slow.mean_seconds},
+        ranks=_ranks(slow, who),
+        phases=[slow.phase],
+        settings=SETTINGS,
+        moment=run.moment(worst, lane.rank),
+    )
+
+
+def _ranks(slow: Slowness, who: list[int]) -> list[int]:
+    return [rank for at in who if (rank := slow.lanes[at].rank) is not None]
+
+
+def _counted(slow: Slowness, times: list[int]) -> str:
+    most = sorted(range(len(times)), key=lambda at: -times[at])[:3]
+    return ", ".join(f"{slow.lanes[at].name} in {times[at]}" for at in most if times[at])
+
+
+def _balance(run: Run) -> Balance | None:
+    try:
+        return balanced(engine_requests(run), len(run.steps))
+    except UnjudgeableError:
+        return None
+
+
+def slowness(run: Run, name: str) -> Slowness | None:
+    """Return who is behind in a phase; None if fewer than two ranks have it in every step."""
+    lanes = [lane for lane in run.ranks if name in run.phases[lane]]
+    spans = [_Spans(run, lane, name) for lane in lanes]
+    whole = [at for at, span in enumerate(spans) if span.seconds.all()]
+    lanes, spans = [lanes[at] for at in whole], [spans[at] for at in whole]
+    if len(lanes) < 2:
+        return None
+    # Who begins no later than the others was not late, however long it had waited for them.
+    late = np.maximum(np.minimum(_behind(_of(spans, "late")), _behind(_of(spans, "begins"))), 0)
+    took = _of(spans, "seconds") + late
+    mean_seconds = float(_of(spans, "seconds").mean())
+    collectives = [_collectives(run, lane) for lane in lanes]
+    if all(map(len, collectives)):
+        rows = [cut(union(of), run.phases[lane][name])[0] for of, lane in zip(collectives, lanes, strict=True)]
+        waited = np.array([run.seconds_in(of) for of in rows])
+        # Who waits less because he came late from another phase is told there.
+        inherited = np.minimum(np.maximum(_behind(_of(spans, "before")), 0), np.maximum(_behind(-waited), 0))
+        coupled = -waited - inherited
+        if waited.any(axis=1).all() and _apart(coupled) > _apart(took):
+            return Slowness(name, lanes, coupled, late, waited, mean_seconds)
+    return Slowness(name, lanes, took, late, None, mean_seconds)
+
+
+def _apart(took: NDArray[np.float64]) -> float:
+    return float((took.max(axis=0) - took.mean(axis=0)).mean())
+
+
+class _Spans:
+    """A phase of one rank in each step."""
+
+    def __init__(self, run: Run, lane: Lane, name: str) -> None:
+        rows = run.phases[lane][name]
+        self.seconds = run.seconds_in(rows)
+        others = [of for other, of in run.phases[lane].items() if other != name]
+        ends_ns = np.sort(np.concatenate([np.zeros(1, np.int64), *(of[:, 1] for of in others)]))
+        pieces, step, _ = cut(rows, run.steps)
+        begins_ns = run.steps[:, 1].copy()
+        np.minimum.at(begins_ns, step, pieces[:, 0])
+        ended_ns = ends_ns[np.searchsorted(ends_ns, begins_ns, side="right") - 1]
+        ended_ns = np.maximum(ended_ns, run.steps[:, 0])
+        self.before = (ended_ns - run.steps[:, 0]) / 1e9
+        """From the beginning of the step to the end of the phase before."""
+        self.begins = (begins_ns - run.steps[:, 0]) / 1e9
+        """From the beginning of the step to that of the phase."""
+        self.late = (begins_ns - ended_ns) / 1e9
+        """From the end of the phase before to the beginning of this one."""
+
+
+def _of(spans: list[_Spans], name: str) -> NDArray[np.float64]:
+    return np.array([getattr(span, name) for span in spans])
+
+
+def _behind(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how much more each rank has than the median of the others."""
+    ranks = len(seconds)
+    in_order = np.sort(seconds, axis=0)
+    place = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
+    low, high = (ranks - 2) // 2, (ranks - 1) // 2  # of the ranks - 1 others
+    # Without the value at `place`, the value at `at` is the next one from that place on.
+    without = [np.take_along_axis(in_order, np.where(place <= at, at + 1, at), axis=0) for at in (low, high)]
+    return seconds - (without[0] + without[1]) / 2
+
+
+def _collectives(run: Run, lane: Lane) -> Intervals:
+    """Return when a rank was in collectives: on its GPU's streams if these were timed, else in its calls.
+
+    On a GPU a call returns at once, so that its length says nothing.
+    """
+    on_gpu = [kept.rows(run.seen.end_ns) for process in run.members[lane] for name, kept in process.device_spans.items()
+              if name in GATHERS_AND_SCATTERS]  # fmt: skip
+    if on_gpu or not _is_cpu(lane):
+        return np.concatenate(on_gpu) if on_gpu else EMPTY
+    calls = [
+        kept.rows(run.seen.end_ns)
+        for process in run.members[lane]
+        for (name, _), kept in process.automatic_spans.items()
+        if name in GATHERS_AND_SCATTERS
+    ]
+    return np.concatenate(calls) if calls else EMPTY
+
+
+def _is_cpu(lane: Lane) -> bool:
+    return lane.device is None or lane.device.startswith("cpu")

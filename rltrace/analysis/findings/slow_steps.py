@@ -1,0 +1,83 @@
+"""Single steps take much longer than the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.run import Run
+
+NAME = "slow_steps"
+
+FEWEST = 5
+"""Steps; of fewer no one can be called an exception."""
+
+OVER_NOISE = 0.2
+"""By what share of the median a step must be longer: twice the 10 % by which steps differ on shared hosts
+(docs/measurements/index.md)."""
+
+DEVIATIONS = 5
+"""By how many deviations, too, told by the median absolute deviation times 1.4826 (Leys et al., 2013, take 2.5 to 3;
+of thousands of steps some are so far off by chance)."""
+
+NAMED = 10
+"""How many steps are named."""
+
+SETTINGS = (Setting("your program", "look at this step beside its neighbours in the timeline"),)
+
+
+class _Most(NamedTuple):
+    """A phase of a lane, and how much longer than in the median step it took."""
+
+    seconds: float
+    phase: str
+    lane: str
+    rank: int | None
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price what exceptional steps take beyond the median step."""
+    if len(run.steps) < FEWEST:
+        raise UnjudgeableError(
+            f"{len(run.steps)} steady steps are too few to call one an exception: {FEWEST} are needed"
+        )
+    median = float(np.median(run.step_seconds))
+    over = run.step_seconds - median
+    is_slow = over > max(OVER_NOISE * median, DEVIATIONS * 1.4826 * float(np.median(np.abs(over))))
+    if not is_slow.any():
+        return []
+    price = np.where(is_slow, over, 0.0)
+    worst, many = int(price.argmax()), int(is_slow.sum())
+    most = _most(run, worst)
+    which = f"Step {run.numbers[worst]} takes" if many == 1 else f"{many} of {len(run.steps)} steps take"
+    where = f", most in {most.phase} of {most.lane}" if most is not None else ""
+    return [
+        run.finding(
+            NAME,
+            f"{which} {over[is_slow].mean():.2f} s longer than the median step{where}",
+            [
+                f"median {median:.2f} s; step {run.numbers[worst]}: {run.step_seconds[worst]:.2f} s"
+                + (f", of which {most.seconds:.2f} s more than usual in {most.phase}" if most is not None else ""),
+                "slow: step " + ", ".join(str(run.numbers[at]) for at in np.flatnonzero(is_slow)[:NAMED].tolist()),
+            ],
+            per_step=price,
+            less_because="what happens now and then may be needed, such as a checkpoint",
+            ranks=[] if most is None or most.rank is None else [most.rank],
+            phases=[] if most is None else [most.phase],
+            settings=SETTINGS,
+        )
+    ]
+
+
+def _most(run: Run, place: int) -> _Most | None:
+    """Return the phase that this step has most more of than the median step."""
+    found = [
+        _Most(float(seconds[place] - np.median(seconds)), name, lane.name, lane.rank)
+        for lane, phases in run.phases.items()
+        for name, rows in phases.items()
+        for seconds in [run.seconds_in(rows)]
+    ]
+    most = max(found, key=lambda one: one.seconds, default=None)
+    return most if most is not None and most.seconds > 0 else None

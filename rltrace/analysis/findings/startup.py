@@ -1,0 +1,61 @@
+"""What happens before the first step takes a notable part of the run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
+from rltrace.analysis.findings.first_step import LEAST_SHARE
+from rltrace.analysis.findings.run import Run
+from rltrace.analysis.phases import IDLE, UNLABELLED
+
+NAME = "startup"
+
+SAID = 4
+"""How many parts are named."""
+
+CALLED = {IDLE: "no phase (processes start, imports)", UNLABELLED: "no phase, computing (imports, loading)"}
+
+SETTINGS = (
+    Setting("your cluster", "checkpoints and Python packages on a local disk; processes that start at the same time"),
+    Setting("vLLM", "enforce_eager=True, or fewer cudagraph_capture_sizes, if rollout.capture is among the parts"),
+)
+
+
+def judge(run: Run) -> list[Finding]:
+    """Say what the time before the first step goes to, in the mean of the ranks."""
+    if not run.windows.spans:
+        raise UnjudgeableError('no step is marked; `with rltrace.span("step", step=n)` marks one')
+    if run.seen.recording.steps_are_chosen:
+        raise UnjudgeableError("steps were chosen, and the start-up is not among them")
+    rows = [row for row in run.summary.phases if row.step is None and row.rank is not None]
+    begin_ns, end_ns = run.windows.windows[0].tolist()
+    seconds = (end_ns - begin_ns) / 1e9
+    if seconds < LEAST_SHARE * run.summary.run.seconds:
+        return []
+    parts = defaultdict[str, float](float)
+    for row in rows:
+        for name, share in row.phases.items():
+            parts[name] += share.seconds / len(rows)
+    longest = sorted(parts.items(), key=lambda item: -item[1])[:SAID]
+    said = [f"{CALLED.get(name, name)} {length:.1f} s" for name, length in longest if length]
+    return [
+        run.finding(
+            NAME,
+            f"{seconds:.0f} s pass before the first step" + (f"; most in {said[0]}" if said else ""),
+            [f"mean of {len(rows)} ranks: {', '.join(said)}"] if said else [],
+            once=seconds,
+            when="startup",
+            less_because="a model has to be loaded in any case",
+            figures={f"{name}_seconds": length for name, length in longest},
+            phases=[name for name, length in longest if length and name not in CALLED],
+            settings=SETTINGS,
+            moment=Moment(
+                step=None,
+                rank=None,
+                start_seconds=0.0,
+                end_seconds=seconds,
+                command=f"rltrace view {run.summary.run.path} --time :{seconds:.0f}",
+            ),
+        )
+    ]

@@ -1,0 +1,33 @@
+"""A part of the weight sync is in none of its stages."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.syncs import length, slowest
+
+NAME = "sync_in_no_stage"
+
+SETTINGS = (Setting("your program", "look into this phase with py-spy or torch.profiler, in one step"),)
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price the time of a sync in which no stage is open."""
+    syncs = run.steady_syncs()
+    if not any(sync.stages for of_step in syncs.values() for sync in of_step):
+        raise UnjudgeableError("the weight sync was recorded without its stages")
+    price = slowest(syncs, lambda sync: sync.rest_seconds)
+    return [
+        run.finding(
+            NAME,
+            f"{fmean(price):.2f} s of a weight sync of {length(syncs):.2f} s are in none of its stages",
+            ["neither gathered, nor packed, sent, waited for or loaded: copies into buckets, waits for the GPU, calls"],
+            per_step=price,
+            less_because="part of it is work that has no span",
+            basis="modelled",
+            phases=["weight_sync"],
+            settings=SETTINGS,
+        )
+    ]

@@ -1,0 +1,26 @@
+"""The weight syncs of the steady steps, by what their slowest rank takes; findings about the sync share this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+
+from rltrace.analysis.weight_sync import RankSync
+
+Syncs = dict[int, list[RankSync]]
+"""By step, one item per rank."""
+
+
+def slowest(syncs: Syncs, of: Callable[[RankSync], float]) -> list[float]:
+    """Return a figure of the rank that has most of it, in each step."""
+    return [max(map(of, of_step)) for of_step in syncs.values()]
+
+
+def length(syncs: Syncs) -> float:
+    """Return the mean length of a sync, of its slowest rank."""
+    return fmean(slowest(syncs, lambda sync: sync.seconds))
+
+
+def seconds_of(stage: str) -> Callable[[RankSync], float]:
+    """Return what gives the seconds of a stage; 0 for a sync without it."""
+    return lambda sync: sync.stages[stage].seconds if stage in sync.stages else 0.0

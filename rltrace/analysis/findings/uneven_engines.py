@@ -1,0 +1,98 @@
+"""Engines get uneven numbers of prompts or tokens, and those that are done first wait."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.analysis.findings.engine_requests import EngineRequests, engine_requests
+from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.run import Run
+
+NAME = "uneven_engines"
+GENERATE = "rollout.generate"
+
+LEAST_SURPLUS = 0.05
+"""By what share of the mean the busiest engine must have more: equal steps on one host differ by 5 to 10 %
+(docs/measurements/index.md), so that less could not be told from noise."""
+
+SETTINGS = (
+    Setting("verl", "actor_rollout_ref.rollout.agent.num_workers: fewer workers, if each balances alone"),
+    Setting("your program", "send the next request to the engine with the fewest open tokens"),
+)
+
+
+class Balance(NamedTuple):
+    """Work and time of each engine in each steady step, of shape (steps, engines)."""
+
+    work: NDArray[np.float64]
+    unit: str
+    seconds: NDArray[np.float64]
+    """From the first request of all to the last end in this engine; 0 if it had none."""
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price by how much the slowest engine outlasts the mean, if it has more work than they."""
+    requests = engine_requests(run)
+    if len(requests.engines) < 2:
+        raise UnjudgeableError("there is one engine, and nothing to balance")
+    balance = balanced(requests, len(run.steps))
+    surplus = surplus_of(balance)
+    late = balance.seconds.max(axis=1) - balance.seconds.mean(axis=1)
+    if not has_uneven_work(balance):
+        return []
+    busiest = np.bincount(balance.seconds.argmax(axis=1), minlength=len(requests.engines))
+    slowest = [requests.engines[at] for at in np.flatnonzero(busiest)]
+    worst = int(late.argmax())
+    names, ranks = [lane.name for lane in slowest], [lane.rank for lane in slowest if lane.rank is not None]
+    work, seconds = balance.work[worst], balance.seconds[worst]
+    return [
+        run.finding(
+            NAME,
+            f"Engines share the {balance.unit} unevenly: the last one is done {late.mean():.2f} s after the mean, "
+            f"with {1 + surplus.mean():.2f} times its {balance.unit}",
+            [
+                f"step {run.numbers[worst]}: {work.min():,.0f} to {work.max():,.0f} {balance.unit} an engine, done "
+                f"after {seconds.min():.2f} to {seconds.max():.2f} s",
+                f"last to end: {_said(names, busiest[busiest > 0].tolist(), len(run.steps))}",
+            ],
+            per_step=late,
+            less_because="twice the sequences take less than twice as long, and lengths are not known before",
+            figures={"most_over_mean": 1 + float(surplus.mean())},
+            ranks=ranks,
+            phases=[GENERATE],
+            settings=SETTINGS,
+        )
+    ]
+
+
+def _said(names: list[str], times: list[int], steps: int) -> str:
+    pairs = sorted(zip(times, names, strict=True), reverse=True)[:3]
+    return ", ".join(f"{name} in {many} of {steps} steps" for many, name in pairs)
+
+
+def balanced(requests: EngineRequests, steps: int) -> Balance:
+    """Return the work and the time of each engine in each step; in tokens where every request says how many."""
+    shape = (steps, len(requests.engines))
+    at = requests.step * shape[1] + requests.engine
+    has_tokens = bool((requests.tokens >= 0).all())
+    work = np.bincount(at, requests.tokens if has_tokens else None, shape[0] * shape[1]).astype(np.float64)
+    first, last = np.full(steps, np.iinfo(np.int64).max), np.zeros(shape[0] * shape[1], np.int64)
+    np.minimum.at(first, requests.step, requests.starts)
+    np.maximum.at(last, at, requests.ends)
+    seconds = np.maximum(last.reshape(shape) - first[:, None], 0) / 1e9
+    return Balance(work.reshape(shape), "tokens" if has_tokens else "requests", seconds)
+
+
+def surplus_of(balance: Balance) -> NDArray[np.float64]:
+    """Return in each step by what share of the mean the busiest engine has more work."""
+    return np.asarray(balance.work.max(axis=1) / np.maximum(balance.work.mean(axis=1), 1) - 1)
+
+
+def has_uneven_work(balance: Balance) -> bool:
+    """Return whether the work is uneven, and whoever has more takes longer."""
+    slowest = balance.seconds.argmax(axis=1)
+    works_more = balance.work[np.arange(len(slowest)), slowest] >= balance.work.mean(axis=1)
+    return bool(surplus_of(balance).mean() >= LEAST_SURPLUS and works_more.mean() > 0.5)

@@ -1,0 +1,430 @@
+"""Each finding is found where its fault is planted, with its rank, its phase and its price, and not without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted_runs import CARD_BYTES, STEP_SECONDS, PlantedRun
+from recordings import Written, sample, span
+
+from rltrace import plugins
+from rltrace.analysis.findings import why
+from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
+from rltrace.analysis.summary import analyse
+from rltrace.read.recording import Recording
+
+RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
+CLOSE = 0.2
+"""How far a price may be from what was planted, as a share of it."""
+
+Plant = Callable[[PlantedRun], None]
+
+
+def planted(folder: Path, name: str, plant: Plant, **run: Any) -> Finding:
+    """The finding of a fault; the same run without the fault must not have it."""
+    assert not PlantedRun(folder / "well", **run).found(name)
+    faulty = PlantedRun(folder / "faulty", **run)
+    plant(faulty)
+    (finding,) = faulty.found(name)
+    return finding
+
+
+def has_price(finding: Finding, seconds: float) -> None:
+    """Its price is what was planted, and so says its interval."""
+    assert finding.seconds_per_step == pytest.approx(seconds, rel=CLOSE)
+    interval = finding.interval_seconds
+    assert interval is not None and interval.least <= finding.seconds_per_step <= interval.most
+    assert finding.bound_seconds is not None and finding.bound_seconds >= finding.seconds_per_step * 0.999
+
+
+# ---------------------------------------------------------------- a rank
+
+
+TWO_PERCENT = 0.02 * STEP_SECONDS
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_always_the_same_slow_rank(tmp_path: Path, ranks: int) -> None:
+    """A rank that takes 2 % of a step longer in a phase is named, with the phase."""
+
+    def plant(run: PlantedRun) -> None:
+        run.longer["actor.update", 1] = lambda step: TWO_PERCENT
+
+    finding = planted(tmp_path, "slow_rank", plant, ranks=ranks)
+    has_price(finding, TWO_PERCENT)
+    assert (finding.evidence.ranks, finding.evidence.phases) == ([1], ["actor.update"])
+    assert finding.confidence == "high" and "is slow" in finding.title
+
+
+def test_rank_that_begins_late(tmp_path: Path) -> None:
+    """A rank that begins a phase late is told from one that computes slowly."""
+    finding = planted(tmp_path, "slow_rank", lambda run: run.late.update({("ref.log_prob", 2): TWO_PERCENT}))
+    has_price(finding, TWO_PERCENT)
+    assert (finding.evidence.ranks, finding.evidence.phases) == ([2], ["ref.log_prob"])
+    assert "begins late" in finding.title
+
+
+def test_slow_rank_in_turns(tmp_path: Path) -> None:
+    """Another rank in each step is priced by how far it is behind the mean."""
+
+    def plant(run: PlantedRun) -> None:
+        for rank in range(4):
+            run.longer["actor.update", rank] = lambda step, rank=rank: 1.0 if step % 4 == rank else 0.0
+
+    finding = planted(tmp_path, "slow_rank", plant)
+    has_price(finding, 0.75)
+    assert finding.evidence.ranks == [0, 1, 2, 3] and finding.evidence.phases == ["actor.update"]
+
+
+def test_two_ranks_in_turns_are_noise(tmp_path: Path) -> None:
+    """Of two ranks that are slow in turns nothing is said, for noise does the same."""
+    run = PlantedRun(tmp_path / "run", ranks=2, steps=21)
+    for rank in range(2):
+        run.longer["actor.update", rank] = lambda step, rank=rank: 1.5 if step % 2 == rank else 0.0
+    assert not run.found("slow_rank")
+
+
+@pytest.mark.parametrize("ranks", [4, 32])
+def test_culprit_waits_least(tmp_path: Path, ranks: int) -> None:
+    """Where collectives make all ranks equally slow, the culprit is the one that waits least in them."""
+
+    def collectives(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
+        waits = 0.5 + (0 if rank == 3 and run.late.get(("fault", 3)) else TWO_PERCENT) + 0.001 * (rank % 2)
+        parts = [begin + (end - begin) * part / 10 for part in range(10)]
+        return [record for at in parts for record in [span("gpu.fsdp.all_gather", at, at + waits / 10)]]
+
+    def plant(run: PlantedRun) -> None:
+        run.late["fault", 3] = 1.0
+
+    def made(run: PlantedRun) -> PlantedRun:
+        run.more["actor.update"] = collectives
+        return run
+
+    assert not made(PlantedRun(tmp_path / "well", ranks=ranks)).found("slow_rank")
+    faulty = made(PlantedRun(tmp_path / "faulty", ranks=ranks))
+    plant(faulty)
+    (finding,) = faulty.found("slow_rank")
+    has_price(finding, TWO_PERCENT)
+    assert (finding.evidence.ranks, finding.evidence.phases) == ([3], ["actor.update"])
+    assert "others wait" in finding.title
+
+
+# ---------------------------------------------------------------- the rollout
+
+
+def test_uneven_engines(tmp_path: Path) -> None:
+    """An engine with more requests than the mean is priced by how much it outlasts the mean."""
+
+    def plant(run: PlantedRun) -> None:
+        run.work = [0.9, 0.9, 1.3, 0.9]
+
+    finding = planted(tmp_path, "uneven_engines", plant)
+    has_price(finding, 0.9)
+    assert finding.evidence.ranks == [2] and finding.evidence.phases == ["rollout.generate"]
+
+
+def test_uneven_engines_are_no_slow_rank(tmp_path: Path) -> None:
+    """An engine that is slow for its work is no slow rank; one with even work is."""
+    uneven = PlantedRun(tmp_path / "uneven")
+    uneven.work = [0.9, 0.9, 1.3, 0.9]
+    assert not uneven.found("slow_rank")
+    slow = PlantedRun(tmp_path / "slow")
+    slow.longer["rollout.generate", 2] = lambda step: 0.5
+    judged = slow.judge()
+    assert [finding.id for finding in judged.findings if finding.seconds_per_step] == ["slow_rank"]
+    assert "the work is even" in " ".join(judged.findings[0].evidence.facts)
+
+
+def test_rollout_tail(tmp_path: Path) -> None:
+    """The slowest 5 % are priced from the end of the others on."""
+    finding = planted(tmp_path, "rollout_tail", lambda run: setattr(run, "tail", 1.5))
+    has_price(finding, 1.5)
+    assert finding.evidence.phases == ["rollout.generate"]
+
+
+def test_requests_wait_outside(tmp_path: Path) -> None:
+    """The time in which agents wait for an engine that has nothing is priced."""
+
+    def agents(wait: float) -> Callable[[PlantedRun, int, float, float], list[Any]]:
+        return lambda run, step, begin, end: [
+            span("agent_loop.request", begin - wait, end, request_id=f"agent-{step}"),
+        ]
+
+    well, faulty = PlantedRun(tmp_path / "well"), PlantedRun(tmp_path / "faulty")
+    well.elsewhere, faulty.elsewhere = agents(0.01), agents(0.3)
+    faulty.gap["rollout.generate"] = 0.3
+    assert not well.found("requests_outside")
+    (finding,) = faulty.found("requests_outside")
+    has_price(finding, 0.3)
+
+
+def test_slow_tools(tmp_path: Path) -> None:
+    """A tool that runs while no request is in an engine is priced; beside requests it costs nothing."""
+
+    def tools(seconds: float) -> Callable[[PlantedRun, int, float, float], list[Any]]:
+        return lambda run, step, begin, end: [span("agent_loop.tool_call", begin - seconds, end - 1, tool="python")]
+
+    well, faulty = PlantedRun(tmp_path / "well"), PlantedRun(tmp_path / "faulty")
+    well.elsewhere, faulty.elsewhere = tools(0), tools(0.4)
+    faulty.gap["rollout.generate"] = 0.4
+    assert not well.found("slow_tools")
+    (finding,) = faulty.found("slow_tools")
+    has_price(finding, 0.4)
+
+
+def engine_steps(usage: float, waiting: int, preempted: int) -> Callable[..., list[Any]]:
+    """Ten engine steps; in the first four, requests wait."""
+
+    def steps(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
+        length = (end - begin) / 10
+        return [
+            span(
+                "engine.step", begin + at * length, begin + (at + 1) * length, running=8, kv_usage=usage,
+                waiting=waiting if at < 4 else 0, preempted=preempted if at < 4 else 0,
+            )
+            for at in range(10)
+        ]  # fmt: skip
+
+    return steps
+
+
+def test_kv_cache_too_small(tmp_path: Path) -> None:
+    """Preempted requests are priced by the time in which requests wait; without one that time is a bound only."""
+    well, faulty, full = (PlantedRun(tmp_path / name) for name in ("well", "faulty", "full"))
+    well.engine_more, faulty.engine_more = engine_steps(0.6, 3, 0), engine_steps(1.0, 3, 2)
+    full.engine_more = engine_steps(1.0, 3, 0)
+    assert not well.found("kv_cache")
+    (finding,) = faulty.found("kv_cache")
+    has_price(finding, 1.2)
+    (bounded,) = full.found("kv_cache")
+    assert bounded.seconds_per_step is None and bounded.bound_seconds == pytest.approx(1.2, rel=CLOSE)
+
+
+# ---------------------------------------------------------------- the weight sync
+
+
+def test_wide_weights(tmp_path: Path) -> None:
+    """Weights that are sent in twice the bytes that the engine holds cost half of the stages that move them."""
+
+    def plant(run: PlantedRun) -> None:
+        run.sent_bytes *= 2
+        run.stages = {"gather": 0.3, "send": 0.3, "load": 0.4}
+
+    finding = planted(tmp_path, "wide_weights", plant)
+    has_price(finding, 0.5)
+    assert finding.bytes == pytest.approx(16e9) and finding.evidence.phases == ["weight_sync"]
+    assert finding.settings[0].program == "verl"
+
+
+def test_engine_of_two_ranks_is_not_wide(tmp_path: Path) -> None:
+    """An engine that spreads its weights over two ranks gets twice what each of them holds."""
+    written = Written(tmp_path / "run")
+    steps = [span("step", 10 * n, 10 * n + 9, step=n) for n in range(4)]
+    written.process("d", *steps, role="driver", ended_s=50)
+    for rank in range(2):
+        device = {"host": "here", "uuid": f"GPU-{rank}"}
+        syncs = [span("weight_sync", 10 * n + 1, 10 * n + 3) for n in range(4)]
+        syncs += [span("weight_sync.send", 10 * n + 1, 10 * n + 2.5, bytes=4 * 10**9) for n in range(4)]
+        engine = [sample("rollout.weights_bytes", 0.5, 2 * 10**9)]
+        engine += [span("rollout.request", 10 * n + 4, 10 * n + 5, request_id=str(n)) for n in range(4) if rank == 0]
+        written.process(f"w{rank}", *syncs, role="worker", rank=rank, device=device, ended_s=50)
+        written.process(f"e{rank}", *engine, role="engine", rank=rank, device=device, ended_s=50)
+    judged = why(analyse(written.read()))
+    assert "wide_weights" in judged.nothing
+
+
+def test_sender_waits(tmp_path: Path) -> None:
+    """The stage in which the sender waits is priced."""
+
+    def plant(run: PlantedRun) -> None:
+        run.stages = {"gather": 0.3, "send": 0.2, "wait": TWO_PERCENT, "load": 0.3}
+
+    assert "sender_waits" in [one.id for one in PlantedRun(tmp_path / "well").judge().unjudged]
+    faulty = PlantedRun(tmp_path / "faulty")
+    plant(faulty)
+    (finding,) = faulty.found("sender_waits")
+    has_price(finding, TWO_PERCENT)
+
+
+def test_gathered_one_by_one(tmp_path: Path) -> None:
+    """As many gathers as tensors are priced; a few are not."""
+
+    def plant(run: PlantedRun) -> None:
+        run.gathers = 400
+        run.stages = {"gather": TWO_PERCENT, "send": 0.4, "load": 0.3}
+
+    has_price(planted(tmp_path, "one_by_one", plant), TWO_PERCENT)
+
+
+def test_sync_in_no_stage(tmp_path: Path) -> None:
+    """What of a sync is in no stage is priced."""
+
+    def plant(run: PlantedRun) -> None:
+        for rank in range(run.ranks):
+            run.longer["weight_sync", rank] = lambda step: 0.4
+
+    has_price(planted(tmp_path, "sync_in_no_stage", plant), 0.4)
+
+
+# ---------------------------------------------------------------- the driver, and Python
+
+
+def test_garbage_collection(tmp_path: Path) -> None:
+    """Collections of one worker are priced, with its rank and the phase that they are in."""
+
+    def collect(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
+        return [span("python.gc", begin + 1, begin + 1 + TWO_PERCENT)] if rank == 3 else []
+
+    finding = planted(tmp_path, "garbage_collection", lambda run: run.more.update({"actor.update": collect}))
+    has_price(finding, TWO_PERCENT)
+    assert (finding.evidence.ranks, finding.evidence.phases) == ([3], ["actor.update"])
+
+
+def test_driver_phases(tmp_path: Path) -> None:
+    """A reward that the ranks wait for is priced."""
+    finding = planted(
+        tmp_path, "driver_phases", lambda run: run.longer.update({("reward", -1): lambda step: TWO_PERCENT})
+    )
+    has_price(finding, TWO_PERCENT + 0.02)
+    assert finding.evidence.phases == ["reward"]
+
+
+def test_between_phases(tmp_path: Path) -> None:
+    """What the driver does between two phases is priced, and the phases are named."""
+    finding = planted(tmp_path, "between_phases", lambda run: run.gap.update({"actor.update": TWO_PERCENT}))
+    has_price(finding, TWO_PERCENT)
+    assert "ref.log_prob → actor.update" in finding.title
+
+
+# ---------------------------------------------------------------- steps
+
+
+def test_slow_step(tmp_path: Path) -> None:
+    """One slow step is named, with its phase and its rank."""
+
+    def plant(run: PlantedRun) -> None:
+        run.longer["actor.update", 2] = lambda step: 8.0 if step == 5 else 0.0
+
+    finding = planted(tmp_path, "slow_steps", plant)
+    has_price(finding, 1.0)  # 8 s in one of eight
+    assert finding.evidence.steps == [5] and finding.evidence.ranks == [2]
+    assert finding.evidence.moment is not None and finding.evidence.moment.step == 5
+
+
+def test_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint in some steps is priced over all of them."""
+
+    def save(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
+        return [span("save_checkpoint", end - 2, end)] if step in (3, 7) and rank == 0 else []
+
+    finding = planted(tmp_path, "checkpoints_and_validation", lambda run: run.more.update({"actor.update": save}))
+    assert finding.seconds_per_step == pytest.approx(0.5, rel=CLOSE)
+    assert finding.evidence.steps == [3, 7]
+
+
+def test_first_step(tmp_path: Path) -> None:
+    """What the first step takes longer comes once, and after what each step pays."""
+    finding = planted(tmp_path, "first_step", lambda run: setattr(run, "first", 20.0))
+    assert finding.once_seconds == pytest.approx(20, rel=CLOSE) and finding.seconds_per_step is None
+    assert "actor.update by 20" in " ".join(finding.evidence.facts)
+
+
+def test_startup(tmp_path: Path) -> None:
+    """A start-up that takes a notable part of the run is told, with what it goes to."""
+    written = Written(tmp_path / "run")
+    steps = [span("step", 60 + 10 * n, 69 + 10 * n, step=n) for n in range(3)]
+    written.process("d", *steps, role="driver", ended_s=90)
+    written.process("w", span("actor.shard", 5, 55), role="worker", rank=0, ended_s=90)
+    (finding,) = [one for one in why(analyse(written.read())).findings if one.id == "startup"]
+    assert finding.once_seconds == 60 and finding.evidence.phases == ["actor.shard"]
+
+
+# ---------------------------------------------------------------- memory
+
+
+def on_a_card(folder: Path, *, steps: int = 5, **bytes_: float) -> Written:
+    """A rank that holds some bytes of a card in each step's update; the card's own totals say what is free."""
+    written = Written(folder)
+    spans, held = [], sum(bytes_.values())
+    for n in range(steps):
+        begin = 10.0 * n
+        spans += [span("step", begin, begin + 9, step=n), span("actor.update", begin + 2, begin + 8)]
+        for at in (begin + 2, begin + 8):
+            spans += [sample(f"{owner.replace('__', '.')}_bytes", at - 0.0005, size) for owner, size in bytes_.items()]
+            totals = {"used": held + 10**9, "driver.reserved": 0}
+            spans.append(span("memory.edge", at - 0.001, at, totals=totals, free_bytes=CARD_BYTES - held - 10**9))
+    device = {"host": "here", "uuid": "GPU-7"}
+    written.process("w", *spans, role="worker", rank=7, device=device, pid=3, ended_s=10.0 * steps)
+    return written
+
+
+def test_nearly_full_card(tmp_path: Path) -> None:
+    """A card with less than a twentieth left is named, with the phase; one with room is not."""
+    assert "nearly_full" in why(analyse(on_a_card(tmp_path / "room", actor__params=40e9).read())).nothing
+    judged = why(analyse(on_a_card(tmp_path / "full", actor__params=77e9).read()))
+    (finding,) = [one for one in judged.findings if one.id == "nearly_full"]
+    assert finding.bytes == pytest.approx(2e9, rel=CLOSE)
+    assert finding.evidence.ranks == [7] and finding.evidence.phases == ["actor.update"]
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def test_well_run_has_no_finding(tmp_path: Path) -> None:
+    """A run without a fault has nothing to report that a step pays, and says what it could not judge, and why."""
+    judged = PlantedRun(tmp_path / "run").judge()
+    assert [finding.id for finding in judged.findings if finding.seconds_per_step] == []
+    assert all(one.reason for one in judged.unjudged)
+    told = {one.id for one in judged.findings} | set(judged.nothing) | {one.id for one in judged.unjudged}
+    assert told == set(plugins.FINDINGS)
+
+
+@pytest.mark.parametrize("records", [[], [span("work", 0, 1)], [span("step", 0, 5, step=0)], [span("step", 0, None)]])
+def test_little_is_enough(tmp_path: Path, records: list[Any]) -> None:
+    """Nothing fails without steps, ranks or GPUs: what cannot be judged says what it needs."""
+    judged = why(analyse(Written(tmp_path / "run").process("p", *records, role="worker", ended_s=9).read()))
+    assert not [one for one in judged.unjudged if "it failed" in one.reason]
+    assert len(judged.unjudged) + len(judged.nothing) >= len(plugins.FINDINGS) - 1
+
+
+def test_findings_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding that fails is told as not judged, and takes no other along."""
+    monkeypatch.setitem(plugins.FINDINGS, "broken", "operator:add")
+    judged = PlantedRun(tmp_path / "run").judge()
+    (broken,) = [one for one in judged.unjudged if one.id == "broken"]
+    assert broken.reason.startswith("it failed: TypeError")
+    assert "slow_rank" in judged.nothing
+
+
+def test_interval_of_some_steps() -> None:
+    """The interval is Student's, and one step has none."""
+    assert interval_of([1.0]) is None
+    interval = interval_of([1.0, 2.0, 3.0])
+    assert interval is not None
+    assert (interval.least, interval.most) == (0.0, pytest.approx(2 + 4.303 / 3**0.5))
+    assert [confidence_of("measured", interval), confidence_of("modelled", None)] == ["medium", "low"]
+
+
+def test_shipped_recording_of_verl() -> None:
+    """What people read out of verl's run by hand is said unaided, with the figures of docs/measurements/verl_8b.md."""
+    found = {one.id: one for one in why(analyse(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))).findings}
+    assert found["wide_weights"].title == "Each rank sends 32.8 GB of weights where the engine holds 16.6"
+    assert found["garbage_collection"].share == pytest.approx(0.011, abs=0.0005)
+    assert found["offloaded_layers"].evidence.figures["crossings"] == 8
+    assert found["offloaded_layers"].seconds_per_step == pytest.approx(2.013 - 1.147, abs=0.002)
+    assert found["first_step"].title.endswith("24.8 s of them idle before rollout.generate")
+    assert "ray.deserialize" in " ".join(found["first_step"].evidence.facts)
+    assert "400 gathers for 399 tensors" in found["one_by_one"].evidence.facts[0]
+    slow = [
+        one for one in why(analyse(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))).findings if one.id == "slow_rank"
+    ]
+    assert {tuple(one.evidence.phases) for one in slow} == {("rollout.generate",), ("ref.log_prob",)}
+
+
+def test_documented() -> None:
+    """Each finding has a row in docs/findings.md."""
+    page = (RECORDINGS.parents[1] / "docs" / "findings.md").read_text()
+    assert [name for name in plugins.FINDINGS if f"\n| `{name}` |" not in page] == []

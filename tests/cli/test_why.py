@@ -1,0 +1,70 @@
+"""`rltrace why` on the screen and as JSON, and the lines with which the summary opens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from planted_runs import PlantedRun
+from recordings import Written, span
+
+from rltrace.cli import main
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="rltrace")
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose rank 1 is slow in the update."""
+    folder = tmp_path_factory.mktemp("slow") / "run"
+    run = PlantedRun(folder)
+    run.longer["actor.update", 1] = lambda step: 0.5
+    run.write()
+    return folder
+
+
+def test_screen_has_every_part(slow: Path) -> None:
+    """A finding has a price with its interval, a bound, a setting, why it may be less, and where to look."""
+    done = call("why", slow)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stdout.split())
+    assert "1. rank 1 is slow in actor.update in 8 of 8 steps" in said
+    for part in (
+        "95 % interval",
+        "to gain",
+        "confidence high",
+        "change (your cluster)",
+        "may gain less:",
+        "Not judged",
+    ):
+        assert part in said
+    assert f"see: rltrace view {slow} --steps" in said
+
+
+def test_json_has_the_keys(slow: Path) -> None:
+    """The JSON has what programs read of each finding."""
+    found: dict[str, Any] = json.loads(call("why", slow, "--json").stdout)
+    first = found["findings"][0]
+    keys = {"id", "title", "seconds_per_step", "bytes", "share", "confidence", "evidence", "settings", "bound_seconds"}
+    assert keys <= first.keys()
+    assert first["id"] == "slow_rank" and first["evidence"]["ranks"] == [1]
+
+
+def test_summary_opens_with_the_largest(slow: Path) -> None:
+    """The summary names what costs most before it shows where the seconds went."""
+    lines = call("summary", slow).stdout.splitlines()
+    (told,) = [at for at, line in enumerate(lines) if "rank 1 is slow in actor.update" in line]
+    assert told < next(at for at, line in enumerate(lines) if line.startswith("Mean step"))
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    """A Recording with nothing to report says so, and what it could not judge, with reasons."""
+    Written(tmp_path / "run").process("p", span("work", 0, 1), role="worker", ended_s=2)
+    done = call("why", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert "Nothing was found" in done.stdout and "no step is marked" in done.stdout
