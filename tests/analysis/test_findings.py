@@ -13,6 +13,7 @@ from recordings import Written, sample, span
 from rltrace import plugins
 from rltrace.analysis.findings import why
 from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
+from rltrace.analysis.findings.lengths import as_text, between_as_text
 from rltrace.analysis.summary import analyse
 from rltrace.read.recording import Recording
 
@@ -406,6 +407,20 @@ def test_interval_of_some_steps() -> None:
     assert interval is not None
     assert (interval.least, interval.most) == (0.0, pytest.approx(2 + 4.303 / 3**0.5))
     assert [confidence_of("measured", interval), confidence_of("modelled", None)] == ["medium", "low"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(0, "0 s"), (2e-6, "2 µs"), (0.0055, "5.5 ms"), (0.0996, "0.10 s"), (24.84, "24.8 s"), (1234, "1,234 s")],
+)  # fmt: skip
+def test_lengths_keep_digits(seconds: float, written: str) -> None:
+    """No length is rounded to nothing, and none has digits that say nothing."""
+    assert as_text(seconds) == written
+
+
+def test_ranges_have_one_unit() -> None:
+    """Both ends of a range are in the unit of the longer one."""
+    assert [between_as_text(0.009, 0.016), between_as_text(0.05, 0.51)] == ["9.0-16 ms", "0.05-0.51 s"]
 
 
 def test_shipped_recording_of_verl() -> None:

@@ -19,7 +19,7 @@ from rltrace.analysis.findings.finding import Finding, UnjudgeableError, Unjudge
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.summary import Analysed
 
-__all__ = ["LEAST_SHARE", "Why", "why"]
+__all__ = ["LEAST_SHARE", "NOTABLE_SHARE", "Why", "notable", "why"]
 
 VERSION = 1
 """Version of the JSON: it is raised when a key is removed or changes its meaning, not for a new key."""
@@ -27,6 +27,11 @@ VERSION = 1
 LEAST_SHARE = 0.005
 """Share of a step below which a price is not told: it is the most that recording may cost (docs/measurements), so that
 a lower one may be our own."""
+
+
+NOTABLE_SHARE = 0.01
+"""Share of a step from which on a summary opens with a finding: recording itself cost 1.0 % of a step where its
+bookkeeping was read (docs/measurements/cost_8b.md), so that what costs less is no answer to what bounds a step."""
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +79,11 @@ def why(analysed: Analysed) -> Why:
         nothing=nothing,
         unjudged=unjudged,
     )
+
+
+def notable(found: Why) -> list[Finding]:
+    """Return those that a summary opens with: what costs less of a step than `NOTABLE_SHARE` is left to `why`."""
+    return [one for one in found.findings if one.share is None or one.share >= NOTABLE_SHARE]
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run, rows_of
 from rltrace.analysis.memory import CACHED
 from rltrace.events import EMPTY_CACHE, WAKE_UPS
@@ -40,7 +41,7 @@ def _emptied(run: Run) -> Iterator[Finding]:
     where = run.most_in(most, by_lane[most])
     yield run.finding(
         NAME,
-        f"Emptying torch's cache takes {price.mean():.2f} s of a step" + (f", in {where[0]}" if where else ""),
+        f"Emptying torch's cache takes {as_text(price.mean())} of a step" + (f", in {where[0]}" if where else ""),
         [f"most on {most.name}; to map the memory again where it is needed next is not in these seconds"],
         per_step=price,
         less_because="an engine beside the trainer needs the memory, and gets it in no other way",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.idle import STEADY_STEP
 from rltrace.analysis.intervals import Intervals, outside, union
@@ -41,7 +42,7 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"For {price.mean():.2f} s of a step nothing computes between two phases{most}",
+            f"For {as_text(price.mean())} of a step nothing computes between two phases{most}",
             gaps[1:],
             per_step=price,
             less_because="calls and copies of a batch take some time in any case",
@@ -81,5 +82,5 @@ def _named(run: Run, lanes: set[str]) -> list[str]:
 
 def _gap(key: Between, seconds: float, names: dict[str, float]) -> str:
     longest = sorted(names.items(), key=lambda item: -item[1])[:MEANWHILE]
-    said = ", ".join(f"{name} {length:.3f} s" for name, length in longest if length >= LEAST_SECONDS)
-    return f"{key[0] or 'step begins'} → {key[1] or 'step ends'} {seconds:.3f} s" + (f" ({said})" if said else "")
+    said = ", ".join(f"{name} {as_text(length)}" for name, length in longest if length >= LEAST_SECONDS)
+    return f"{key[0] or 'step begins'} → {key[1] or 'step ends'} {as_text(seconds)}" + (f" ({said})" if said else "")

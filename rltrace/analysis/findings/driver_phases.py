@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.intervals import union
 from rltrace.events import DRIVER_PHASES
@@ -29,8 +30,8 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"All ranks wait for the driver's {most} for {alone[most].mean():.2f} s of a step",
-            [", ".join(f"{name}: {seconds.mean():.3f} s of a step" for name, seconds in alone.items())],
+            f"All ranks wait for the driver's {most} for {as_text(alone[most].mean())} of a step",
+            [", ".join(f"{name}: {as_text(seconds.mean())} of a step" for name, seconds in alone.items())],
             per_step=run.seconds_in(*run.driver_phases.values(), ranks) - busy,
             less_because="what needs the rewards cannot begin before they are there",
             phases=[most],

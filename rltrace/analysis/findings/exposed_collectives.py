@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text, between_as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.gpu_work import COLLECTIVES
 
@@ -28,10 +29,10 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"For {seconds:.2f} s of a step a GPU does nothing but exchange shards",
+            f"For {as_text(seconds)} of a step a GPU does nothing but exchange shards",
             [
-                f"{least.lane}, which waits least: {least.seconds:.2f} s of collectives, of which {seconds:.2f} to "
-                f"{most:.2f} s are exposed"
+                f"{least.lane}, which waits least: {as_text(least.seconds)} of collectives, of which "
+                f"{between_as_text(seconds, most)} are exposed"
             ],
             mean=seconds,
             bound=most,

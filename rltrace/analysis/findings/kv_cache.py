@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.findings.capacity import gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.observations import EngineSteps
 
@@ -58,7 +59,7 @@ def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Findi
     lost = f"{preempted} were preempted and computed again" if preempted else "none was preempted"
     return run.finding(
         NAME,
-        f"Requests wait for room in the KV cache for {waiting.mean():.2f} s of a step; {lost}",
+        f"Requests wait for room in the KV cache for {as_text(waiting.mean())} of a step; {lost}",
         [f"at most {most:.0%} of it is taken, in the engine in which they wait longest"],
         per_step=waiting if preempted else None,
         bound=float(waiting.mean()),

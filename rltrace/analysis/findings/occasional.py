@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rltrace.analysis.findings.finding import Finding, Setting
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 
 NAME = "checkpoints_and_validation"
@@ -45,8 +46,8 @@ def _of(run: Run, one: Occasion) -> Iterator[Finding]:
     if having.any():
         yield run.finding(
             NAME,
-            f"A {one.what} takes {price[having].mean():.1f} s in {having.sum()} of {len(run.steps)} steps",
-            [f"{price.mean():.2f} s of a step in the mean"],
+            f"A {one.what} takes {as_text(price[having].mean())} in {having.sum()} of {len(run.steps)} steps",
+            [f"{as_text(price.mean())} of a step in the mean"],
             per_step=price,
             less_because="with fewer of them more is lost when a run dies, or it is known later how it goes",
             settings=one.settings,

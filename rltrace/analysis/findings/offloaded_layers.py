@@ -9,6 +9,7 @@ import numpy as np
 
 from rltrace.analysis.findings.capacity import least_free_in
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.gpu_work import FORWARD
 from rltrace.analysis.lanes import Lane
@@ -66,7 +67,7 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
     ]
     if longer is not None:
         facts.append(
-            f"it takes {longer.mean():.2f} s longer than {one.alike}, which does the same with a model on the card"
+            f"it takes {as_text(longer.mean())} longer than {one.alike}, which does the same with a model on the card"
         )
     if free_bytes is not None:
         room = "has room for it" if free_bytes >= size_bytes else "has no room for it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import seconds_of, slowest
 from rltrace.analysis.weight_sync import GATHER
@@ -36,7 +37,7 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"The weight sync gathers {gathers} parameters one at a time, in {fmean(price):.2f} s",
+            f"The weight sync gathers {gathers} parameters one at a time, in {as_text(fmean(price))}",
             [f"{gathers} gathers for {some.tensors} tensors" + (f", at {rate:.0f} GB/s" if rate else "")],
             per_step=price,
             less_because="the bytes have to be gathered in any case. Fewer gathers save latency: a sync of 16 GB took "

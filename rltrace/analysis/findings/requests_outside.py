@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.intervals import EMPTY, Intervals
 from rltrace.analysis.requests import IN_ENGINE
@@ -38,13 +39,12 @@ def judge(run: Run) -> list[Finding]:
     share = max((sum(s.share for n, s in r.stages.items() if n not in IN_ENGINE) for r in joined), default=0.0)
     longest = sorted(outside.items(), key=lambda item: -item[1])[:3]
     facts = [f"a request spends {share:.0%} of its time outside of the engine"]
-    facts += (
-        ["mean of a request: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in longest)] if longest else []
-    )
+    if longest:
+        facts.append("mean of a request: " + ", ".join(f"{name} {as_text(seconds)}" for name, seconds in longest))
     return [
         run.finding(
             NAME,
-            f"For {alone.mean():.2f} s of a step requests are under way and none is in an engine",
+            f"For {as_text(alone.mean())} of a step requests are under way and none is in an engine",
             facts,
             per_step=alone,
             bound=float((share * run.seconds_in(outer)).mean()) if share else None,

@@ -6,6 +6,7 @@ import numpy as np
 
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 
 NAME = "rollout_tail"
@@ -53,10 +54,11 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"The slowest 5 % of the requests run alone for {tail.mean():.2f} s of a rollout of {whole.mean():.2f} s",
+            f"The slowest 5 % of the requests run alone for {as_text(tail.mean())} of a rollout of "
+            f"{as_text(whole.mean())}",
             [
-                f"without the slowest 5 % the rollout would have taken {(whole - tail).mean():.2f} s",
-                f"step {run.numbers[worst]}: the last request ends {tail[worst]:.2f} s after 95 % of them, in "
+                f"without the slowest 5 % the rollout would have taken {as_text((whole - tail).mean())}",
+                f"step {run.numbers[worst]}: the last request ends {as_text(tail[worst])} after 95 % of them, in "
                 f"{engine.name}" + (f", with {tokens:,} tokens" if tokens >= 0 else ""),
             ],
             per_step=tail,

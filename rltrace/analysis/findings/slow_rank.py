@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError, interval_of
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work, surplus_of
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
@@ -43,6 +44,9 @@ FEWEST_RANKS_IN_TURNS = 3
 
 LEAST_SHARE_IN_TURNS = 0.02
 """Share of a step that it must cost, too: short phases differ by more than long ones do."""
+
+LATE_SECONDS = 0.001
+"""A call of Ray takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
 
 SETTINGS = (
     Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
@@ -118,15 +122,17 @@ def _finding(
     lane = slow.lanes[culprit]
     late = float(slow.late[culprit].mean() if len(who) == 1 else slow.late[culprit, worst])
     how = "begins late" if late >= (price.mean() if len(who) == 1 else price[worst]) / 2 else "is slow"
-    by = f"it is done {price.mean():.2f} s after the {'others' if 'one rank' not in title else 'mean rank'}"
+    by = f"it is done {as_text(price.mean())} after the {'others' if 'one rank' not in title else 'mean rank'}"
     if slow.waited is not None:
-        by = f"the others wait {price.mean():.2f} s for it"
-    facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps; it begins {late:.3f} s late"]
+        by = f"the others wait {as_text(price.mean())} for it"
+    facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps"]
+    if late >= LATE_SECONDS:
+        facts[0] += f"; it begins {as_text(late)} late"
     if slow.waited is not None:
         waits = slow.waited[:, worst]
         facts.append(
             f"all ranks take as long, because each waits for all in the collectives; step {run.numbers[worst]}: "
-            f"{lane.name} is {waits[culprit]:.3f} s in them, the median rank {np.median(waits):.3f} s"
+            f"{lane.name} is {as_text(waits[culprit])} in them, the median rank {as_text(np.median(waits))}"
         )
     if balance is not None:
         most = 1 + float(surplus_of(balance).mean())

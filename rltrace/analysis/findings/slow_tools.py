@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.intervals import EMPTY
 from rltrace.events import REQUEST
@@ -33,10 +34,10 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"For {price.mean():.2f} s of a step tools run while no request is in an engine",
+            f"For {as_text(price.mean())} of a step tools run while no request is in an engine",
             [
-                f"{len(seconds):,} calls: median {np.median(seconds):.2f} s, p95 {np.quantile(seconds, 0.95):.2f} s, "
-                f"longest {seconds.max():.2f} s"
+                f"{len(seconds):,} calls: median {as_text(np.median(seconds))}, p95 "
+                f"{as_text(np.quantile(seconds, 0.95))}, longest {as_text(seconds.max())}"
             ],
             per_step=price,
             less_because="with more trajectories the engine has work meanwhile, but not beside the last ones",

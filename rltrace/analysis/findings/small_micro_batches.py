@@ -8,6 +8,7 @@ import numpy as np
 
 from rltrace.analysis.findings.capacity import capacity_bytes, gpus, least_free_in
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.gpu_work import FORWARD, GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import cut, union
@@ -47,7 +48,7 @@ def _of_phase(run: Run, phase: str) -> Iterator[Finding]:
         f"{phase} has {times:.0f} micro-batches, each of which gathers all parameters, while {free_bytes / 1e9:.0f} GB "
         "of each card are free",
         [
-            f"gathers take {seconds.mean():.2f} s of a step on the rank that waits least for others",
+            f"gathers take {as_text(seconds.mean())} of a step on the rank that waits least for others",
             "half as many micro-batches have half as many gathers",
         ],
         per_step=seconds / 2,

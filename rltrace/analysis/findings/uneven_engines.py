@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rltrace.analysis.findings.engine_requests import EngineRequests, engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text, between_as_text
 from rltrace.analysis.findings.run import Run
 
 NAME = "uneven_engines"
@@ -51,11 +52,11 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"Engines share the {balance.unit} unevenly: the last one is done {late.mean():.2f} s after the mean, "
+            f"Engines share the {balance.unit} unevenly: the last one is done {as_text(late.mean())} after the mean, "
             f"with {1 + surplus.mean():.2f} times its {balance.unit}",
             [
                 f"step {run.numbers[worst]}: {work.min():,.0f} to {work.max():,.0f} {balance.unit} an engine, done "
-                f"after {seconds.min():.2f} to {seconds.max():.2f} s",
+                f"after {between_as_text(seconds.min(), seconds.max())}",
                 f"last to end: {_said(names, busiest[busiest > 0].tolist(), len(run.steps))}",
             ],
             per_step=late,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import EMPTY_CACHE, REQUEST
@@ -50,7 +51,7 @@ def judge(run: Run) -> list[Finding]:
             [
                 f"{ratio:.2f} times the bytes: {of_rank / 1e9:.1f} GB a rank and step are sent, "
                 f"{sum(held) / len(held) / 1e9:.1f} GB are held in the engine",
-                f"gather, send, wait and load take {fmean(stages) / surplus:.3f} s of a sync of {whole:.3f} s, "
+                f"gather, send, wait and load take {as_text(fmean(stages) / surplus)} of a sync of {as_text(whole)}, "
                 "on the slowest rank",
             ],
             per_step=stages,

@@ -1,0 +1,26 @@
+"""How a finding writes seconds: in the unit in which they have digits that mean something."""
+
+from __future__ import annotations
+
+
+def as_text(seconds: float) -> str:
+    """Write a length in seconds, or in milliseconds or microseconds where seconds would round it away."""
+    return between_as_text(seconds, seconds)
+
+
+def between_as_text(least: float, most: float) -> str:
+    """Write a range of lengths in the unit of the longer one; one length if both are written alike."""
+    if most >= 0.0995 or not most:
+        unit, scale, digits = "s", 1.0, 3
+    elif most >= 0.000995:
+        unit, scale, digits = "ms", 1e3, 2
+    else:
+        unit, scale, digits = "µs", 1e6, 1
+    ends = [_rounded(length * scale, digits) for length in (least, most)]
+    return f"{'-'.join(dict.fromkeys(ends))} {unit}"
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Write a number with so many digits, and all those before the point."""
+    before = next((len(str(whole)) for whole in (100, 10) if value >= whole * (1 - 0.5 / 10**digits)), 1)
+    return f"{value:,.{max(digits - before, 0) if value else 0}f}"
