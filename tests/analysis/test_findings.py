@@ -7,44 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_runs import CARD_BYTES, STEP_SECONDS, PlantedRun
+from planted_runs import CLOSE, TWO_PERCENT, PlantedRun, has_price, planted
 from recordings import Written, sample, span
 
 from rltrace import plugins
 from rltrace.analysis.findings import why
-from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
+from rltrace.analysis.findings.finding import confidence_of, interval_of
 from rltrace.analysis.findings.lengths import as_text, between_as_text
 from rltrace.analysis.summary import analyse
 from rltrace.read.recording import Recording
 
 RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
-CLOSE = 0.2
-"""How far a price may be from what was planted, as a share of it."""
-
-Plant = Callable[[PlantedRun], None]
-
-
-def planted(folder: Path, name: str, plant: Plant, **run: Any) -> Finding:
-    """The finding of a fault; the same run without the fault must not have it."""
-    assert not PlantedRun(folder / "well", **run).found(name)
-    faulty = PlantedRun(folder / "faulty", **run)
-    plant(faulty)
-    (finding,) = faulty.found(name)
-    return finding
-
-
-def has_price(finding: Finding, seconds: float) -> None:
-    """Its price is what was planted, and so says its interval."""
-    assert finding.seconds_per_step == pytest.approx(seconds, rel=CLOSE)
-    interval = finding.interval_seconds
-    assert interval is not None and interval.least <= finding.seconds_per_step <= interval.most
-    assert finding.bound_seconds is not None and finding.bound_seconds >= finding.seconds_per_step * 0.999
-
-
 # ---------------------------------------------------------------- a rank
-
-
-TWO_PERCENT = 0.02 * STEP_SECONDS
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 16])
@@ -341,34 +315,6 @@ def test_startup(tmp_path: Path) -> None:
     written.process("w", span("actor.shard", 5, 55), role="worker", rank=0, ended_s=90)
     (finding,) = [one for one in why(analyse(written.read())).findings if one.id == "startup"]
     assert finding.once_seconds == 60 and finding.evidence.phases == ["actor.shard"]
-
-
-# ---------------------------------------------------------------- memory
-
-
-def on_a_card(folder: Path, *, steps: int = 5, **bytes_: float) -> Written:
-    """A rank that holds some bytes of a card in each step's update; the card's own totals say what is free."""
-    written = Written(folder)
-    spans, held = [], sum(bytes_.values())
-    for n in range(steps):
-        begin = 10.0 * n
-        spans += [span("step", begin, begin + 9, step=n), span("actor.update", begin + 2, begin + 8)]
-        for at in (begin + 2, begin + 8):
-            spans += [sample(f"{owner.replace('__', '.')}_bytes", at - 0.0005, size) for owner, size in bytes_.items()]
-            totals = {"used": held + 10**9, "driver.reserved": 0}
-            spans.append(span("memory.edge", at - 0.001, at, totals=totals, free_bytes=CARD_BYTES - held - 10**9))
-    device = {"host": "here", "uuid": "GPU-7"}
-    written.process("w", *spans, role="worker", rank=7, device=device, pid=3, ended_s=10.0 * steps)
-    return written
-
-
-def test_nearly_full_card(tmp_path: Path) -> None:
-    """A card with less than a twentieth left is named, with the phase; one with room is not."""
-    assert "nearly_full" in why(analyse(on_a_card(tmp_path / "room", actor__params=40e9).read())).nothing
-    judged = why(analyse(on_a_card(tmp_path / "full", actor__params=77e9).read()))
-    (finding,) = [one for one in judged.findings if one.id == "nearly_full"]
-    assert finding.bytes == pytest.approx(2e9, rel=CLOSE)
-    assert finding.evidence.ranks == [7] and finding.evidence.phases == ["actor.update"]
 
 
 # ---------------------------------------------------------------- all of them

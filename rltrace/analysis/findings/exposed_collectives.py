@@ -25,11 +25,18 @@ def judge(run: Run) -> list[Finding]:
         missing = "layers were not timed (RLTRACE_CUDA_TIME=layers)" if whole else "no collective of FSDP was timed"
         raise UnjudgeableError(f"{missing}, so what runs beside a collective is unknown")
     least = min(known, key=lambda row: row.least_exposed_seconds or 0.0)
+    by_phase = {
+        row.phase: row.least_exposed_seconds or 0.0
+        for row in run.summary.gpu_work
+        if row.work == COLLECTIVES and row.lane == least.lane and row.phase is not None
+    }
+    where = max(by_phase, key=lambda name: by_phase[name], default=None)
     seconds, most = least.least_exposed_seconds or 0.0, least.most_exposed_seconds or 0.0
     return [
         run.finding(
             NAME,
-            f"For {as_text(seconds)} of a step a GPU does nothing but exchange shards",
+            f"For {as_text(seconds)} of a step a GPU does nothing but exchange shards"
+            + (f", most in {where}" if where else ""),
             [
                 f"{least.lane}, which waits least: {as_text(least.seconds)} of collectives, of which "
                 f"{between_as_text(seconds, most)} are exposed"
@@ -38,6 +45,7 @@ def judge(run: Run) -> list[Finding]:
             bound=most,
             less_because="the first gather and the last reduce-scatter of a pass have nothing beside them",
             ranks=[] if least.rank is None else [least.rank],
+            phases=[] if where is None else [where],
             settings=SETTINGS,
         )
     ]
