@@ -385,6 +385,15 @@ def test_shipped_recording_of_verl() -> None:
     assert {tuple(one.evidence.phases) for one in slow} == {("rollout.generate",), ("ref.log_prob",)}
 
 
+def test_shipped_recording_of_the_reference_run() -> None:
+    """What docs/measurements/8b.md says of the slow host is said unaided: its step waits for the workers' Python."""
+    judged = why(analyse(Recording.open(RECORDINGS / "qwen3_8b_4gpu.zip")))
+    (finding,) = [one for one in judged.findings if one.id == "launch_bound"]
+    assert finding.evidence.phases == ["actor.update", "actor.old_log_prob", "ref.log_prob"]
+    assert finding.seconds_per_step == pytest.approx(1.38, abs=0.01)
+    assert finding.evidence.facts[0].startswith("actor.update: a forward takes 0.24 s to launch and 0.23 s to run")
+
+
 def test_documented() -> None:
     """Each finding has a row in docs/findings.md."""
     page = (RECORDINGS.parents[1] / "docs" / "findings.md").read_text()

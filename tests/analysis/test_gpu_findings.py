@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from planted_runs import CLOSE, TWO_PERCENT, PlantedRun, has_price, look
-from recordings import sample, span
+from recordings import Written, sample, span
 
 from rltrace.analysis.findings import why
 from rltrace.analysis.findings.finding import Finding
@@ -71,6 +71,106 @@ def test_exposed_collectives(tmp_path: Path) -> None:
     assert (finding.evidence.ranks, finding.evidence.phases) == ([0], ["ref.log_prob"])
 
 
+def launched(run: PlantedRun, launch_share: float, busy_percent: float) -> Written:
+    """Forwards of the update that take a share of their GPU time to launch, on GPUs that are so busy in it.
+
+    Nobody samples them if they are not busy at all.
+    """
+
+    def records(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
+        length = (end - begin) / MICRO_BATCHES
+        found: list[Any] = []
+        launched_at = begin
+        for at in (begin + place * length for place in range(MICRO_BATCHES)):
+            host_begin = launched_at + 0.002 if launch_share < 1 else at
+            launched_at = host_begin + launch_share * length * 0.9
+            found += [
+                span("fsdp.forward", host_begin, launched_at),
+                span("fsdp.forward", host_begin, host_begin + 0.01),
+            ]
+            found.append(span("gpu.fsdp.forward", at + 0.001, at + length * 0.9 + 0.001, module=""))
+        busy.extend(sample(f"gpu.utilisation_percent/GPU-{rank}", begin + at, busy_percent) for at in (0.5, 1.5, 2.5))
+        return found
+
+    busy: list[Any] = []
+    run.more["actor.update"] = records
+    written = run.write()
+    return written.process("sampler", *busy, role="sampler", pid=9, ended_s=90) if busy_percent else written
+
+
+def found(written: Written, name: str) -> list[Finding]:
+    """The findings of one id."""
+    judged = why(analyse(written.read()))
+    assert name not in [one.id for one in judged.unjudged], judged.unjudged
+    return [one for one in judged.findings if one.id == name]
+
+
+def test_launch_bound(tmp_path: Path) -> None:
+    """Where a forward takes as long to launch as to run, the time in which no kernel runs is priced."""
+    assert not found(launched(PlantedRun(tmp_path / "well"), 0.3, 94), "launch_bound")
+    (finding,) = found(launched(PlantedRun(tmp_path / "faulty"), 1.0, 94), "launch_bound")
+    has_price(finding, 0.06 * 3.3)  # 2 % of a step
+    assert finding.evidence.phases == ["actor.update"]
+    assert "0.74 s to launch and 0.74 s to run" in finding.evidence.facts[0]
+
+
+def test_launch_bound_without_a_sampler(tmp_path: Path) -> None:
+    """Without samples of the GPUs' utilisation the finding has a bound and no price."""
+    (finding,) = found(launched(PlantedRun(tmp_path / "run"), 1.0, 0), "launch_bound")
+    assert finding.seconds_per_step is None and finding.bound_seconds == pytest.approx(3.3, rel=CLOSE)
+
+
+@pytest.mark.parametrize(("counter", "cause"), [("power_limited", "power limit"), ("heat_limited", "Heat")])
+def test_slow_clocks(tmp_path: Path, counter: str, cause: str) -> None:
+    """The clock that a GPU lacks while something holds it back is priced, with the rank and the phase."""
+
+    def clocked(folder: Path, megahertz: float) -> Written:
+        """Rank 2's clock in the update; it is 1,980 MHz elsewhere."""
+        run, samples = PlantedRun(folder), list[Any]()
+
+        def records(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
+            for at in (begin + 0.05 + 0.25 * n for n in range(12)):
+                samples.append(sample(f"gpu.sm_clock_megahertz/GPU-{rank}", at, megahertz if rank == 2 else 1980))
+                for name in ("power_limited", "heat_limited"):
+                    is_held = name == counter and rank == 2 and megahertz < 1980
+                    samples.append(sample(f"gpu.{name}/GPU-{rank}", at, is_held))
+            return []
+
+        run.more["actor.update"] = records
+        written = run.write()
+        return written.process("sampler", *samples, role="sampler", pid=9, ended_s=90)
+
+    assert not found(clocked(tmp_path / "well", 1980), "slow_clocks")
+    (finding,) = found(clocked(tmp_path / "faulty", 1485), "slow_clocks")
+    has_price(finding, 2.5)  # a quarter of the clock, in all samples
+    assert (finding.evidence.ranks, finding.evidence.phases) == ([2], ["actor.update"])
+    assert cause in finding.title and "1,485 of 1,980 MHz" in finding.title
+
+
+def test_uneven_batches(tmp_path: Path) -> None:
+    """A rank with more tokens than the others is told by what even ones would save, and is no slow rank."""
+
+    def batches(run: PlantedRun, tokens: list[int]) -> PlantedRun:
+        def records(run: PlantedRun, rank: int, step: int, begin: float, end: float) -> list[Any]:
+            length = (end - begin) / MICRO_BATCHES
+            starts = [begin + length * n for n in range(MICRO_BATCHES)]
+            return [span("model.forward", at, at + length / 3, rows=1, columns=tokens[rank]) for at in starts]
+
+        run.more["actor.update"] = records
+        return run
+
+    even, uneven = (PlantedRun(tmp_path / name) for name in ("even", "uneven"))
+    for run in (even, uneven):
+        for rank in range(run.ranks):
+            run.longer["actor.update", rank] = lambda step, rank=rank: 0.3 if rank == 1 else 0.0
+    (slow,) = [one for one in batches(even, [1000, 1030, 1000, 1000]).judge().findings if one.seconds_per_step]
+    assert (slow.id, slow.evidence.ranks) == ("slow_rank", [1])
+    (finding,) = [one for one in batches(uneven, [1000, 1100, 1000, 1000]).judge().findings if one.seconds_per_step]
+    assert finding.id == "uneven_batches"
+    has_price(finding, 3.6 * (1 - 1025 / 1100))
+    assert (finding.evidence.ranks, finding.evidence.phases) == ([1], ["actor.update"])
+
+
 def test_offloaded_layers(tmp_path: Path) -> None:
     """Layers in host memory are priced by how much longer the pass takes than the same pass of the actor."""
 
@@ -96,13 +196,11 @@ def test_offloaded_layers(tmp_path: Path) -> None:
 def test_busy_processors(tmp_path: Path) -> None:
     """A host whose processors are all in use in most of the steps is named, and one that is idle at times is not."""
 
-    def judged(folder: Path, percent: float) -> list[Finding]:
-        written = PlantedRun(folder).write()
+    def busy(folder: Path, percent: float) -> Written:
         samples = [sample("host.cpu_percent", at, percent) for at in range(1, 90)]
-        written.process("sampler", *samples, role="sampler", pid=9, ended_s=90)
-        return [one for one in why(analyse(written.read())).findings if one.id == "busy_processors"]
+        return PlantedRun(folder).write().process("sampler", *samples, role="sampler", pid=9, ended_s=90)
 
-    assert not judged(tmp_path / "well", 80)
-    (finding,) = judged(tmp_path / "faulty", 99)
+    assert not found(busy(tmp_path / "well", 80), "busy_processors")
+    (finding,) = found(busy(tmp_path / "faulty", 99), "busy_processors")
     assert finding.evidence.figures["saturated_share"] == 1
     assert finding.seconds_per_step is None and finding.bound_seconds == pytest.approx(10, rel=CLOSE)

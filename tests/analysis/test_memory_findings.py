@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_runs import CLOSE, TWO_PERCENT, PlantedRun, has_price, look, planted
+from planted_runs import CLOSE, HOOKS, TWO_PERCENT, PlantedRun, has_price, look, planted
 from recordings import Written, span
 
 from rltrace.analysis.findings import why
@@ -108,6 +108,27 @@ def test_cache_in_the_way(tmp_path: Path) -> None:
     (finding,) = found(faulty, "allocator_cache")
     holds(finding, 10e9, "rollout.wake_weights")
     assert "step 6" in finding.evidence.facts[0]
+
+
+def test_fragments_in_the_way(tmp_path: Path) -> None:
+    """What stays cached though the cache was emptied since the actor trained is told as fragments, and not as cache."""
+
+    def fragmented(folder: Path, size: float) -> Written:
+        written = colocated(folder, waking=lambda step: {"allocator__cached": size})
+        emptied = [span("allocator.empty_cache", 10 * n + 0.01, 10 * n + 0.03) for n in range(STEPS)]
+        device = {"host": "here", "uuid": "GPU-5"}
+        return written.process("t", *emptied, role="worker", rank=5, device=device, pid=5, ended_s=99, hooks=HOOKS)
+
+    cached = colocated(tmp_path / "cached", waking=lambda step: {"allocator__cached": 8e9})
+    assert not found(cached, "allocator_fragments")
+    assert not found(fragmented(tmp_path / "well", 1e9), "allocator_fragments")
+    assert not found(
+        colocated(tmp_path / "cache", waking=lambda step: {"allocator__cached": 8e9}), "allocator_fragments"
+    )
+    faulty = fragmented(tmp_path / "faulty", 8e9)
+    (finding,) = found(faulty, "allocator_fragments")
+    holds(finding, 8e9, "rollout.wake_weights")
+    assert not found(faulty, "allocator_cache")
 
 
 def test_emptying_the_cache(tmp_path: Path) -> None:

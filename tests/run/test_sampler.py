@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import psutil
+import pynvml
 import pytest
 from recordings import Written, sample
 
@@ -286,3 +287,29 @@ def test_busy_driver_is_asked_again() -> None:
     assert gpu._ask("gpu.used_bytes", gpu._memory) == []
     assert gpu.unavailable == {}
     assert dict(gpu._ask("gpu.used_bytes", gpu._memory))["gpu.used_bytes/GPU-1"] == 3
+
+
+@pytest.mark.parametrize(
+    ("reasons", "by_power", "by_heat"),
+    [
+        (pynvml.nvmlClocksThrottleReasonNone, 0, 0),
+        (pynvml.nvmlClocksThrottleReasonGpuIdle | pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting, 0, 0),
+        (pynvml.nvmlClocksThrottleReasonSwPowerCap, 1, 0),
+        (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown | pynvml.nvmlClocksThrottleReasonHwSlowdown, 1, 0),
+        (pynvml.nvmlClocksThrottleReasonSwThermalSlowdown, 0, 1),
+        (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap, 1, 1),
+    ],
+)
+def test_what_holds_a_clock_back(reasons: int, by_power: int, by_heat: int) -> None:
+    """NVML's reasons are told as power and as heat; an idle GPU and a chosen clock are neither."""
+    numbers = dict.fromkeys(("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", "NVML_CLOCK_SM"), 0)
+    said = SimpleNamespace(
+        **numbers,
+        NVMLError=BusyError,
+        nvmlDeviceGetUUID=lambda _: "GPU-1",
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: reasons,
+        nvmlDeviceGetClockInfo=lambda _handle, _kind: 1980,
+    )
+    gpu = nvml.Gpu(said, object())
+    assert gpu._clock() == {"gpu.sm_clock_megahertz": 1980}
+    assert gpu._limits() == {"gpu.power_limited": by_power, "gpu.heat_limited": by_heat}

@@ -17,6 +17,7 @@ from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError, interval_of
 from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.uneven_batches import is_uneven, tokens_of
 from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work, surplus_of
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
@@ -82,6 +83,9 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
     balance = _balance(run) if name == GENERATE else None
     if balance is not None and has_uneven_work(balance):
         return  # another finding has that
+    tokens = tokens_of(run, name)
+    if tokens is not None and is_uneven(tokens.waiting_share(len(run.steps))):
+        return  # and that
     slow = slowness(run, name)
     if slow is None:
         return
