@@ -44,7 +44,7 @@ HOOKS = (
     hook(1, "gc:callbacks", emits=["python.gc"]),
     hook(2, "torch:empty_cache", emits=["allocator.empty_cache"]),
     hook(3, "vllm:step", emits=["engine.step"]),
-    hook(4, "verl:request", emits=["agent_loop.request", "agent_loop.tool_call"]),
+    hook(4, "verl:request", emits=["agent_loop.request", "agent_loop.tool_call"], instrumentation="verl"),
     hook(5, "torch:fully_shard", emits=["fsdp.all_gather", "fsdp.forward"]),
     hook(6, "torch:Module.__call__", emits=["model.forward"]),
 )

@@ -11,7 +11,8 @@ from rltrace.events import DRIVER_PHASES
 NAME = "driver_phases"
 
 SETTINGS = (
-    Setting("verl", "reward.num_workers; in older releases reward_model.launch_reward_fn_async=True"),
+    Setting("verl", "reward.num_workers: more", since="0.7.0"),
+    Setting("verl", "reward_model.launch_reward_fn_async=True: beside the log-probs", until="0.7.0"),
     Setting("TRL", "GRPOTrainer(reward_funcs=...): asynchronous functions run side by side"),
     Setting("your program", "score each sample when it is done, while others are generated"),
 )

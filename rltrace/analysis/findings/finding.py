@@ -43,6 +43,10 @@ class Setting(msgspec.Struct, frozen=True):
     """Whose setting it is: verl, vLLM, TRL, PyTorch, your program."""
     change: str
     """Its name with the new value, or what to do."""
+    since: str | None = None
+    """The first release of the program that has it; None if all have."""
+    until: str | None = None
+    """The first release that no longer has it; None if all have."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):

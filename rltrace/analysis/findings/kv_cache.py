@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.findings.capacity import gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.lengths import as_text
+from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.observations import EngineSteps
 
@@ -24,8 +25,19 @@ FULL = 0.95
 FAR_TOO_LARGE = 0.25
 """Of a cache that is never fuller than this, half can go, and twice as much is still there as was needed."""
 
-HIGHER, FEWER = Setting("vLLM", "gpu_memory_utilization: higher"), Setting("vLLM", "max_num_seqs: lower")
-LOWER = Setting("vLLM", "gpu_memory_utilization: lower; the room is for larger micro-batches, or a model that stays")
+LARGER = (
+    Setting("vLLM", "gpu_memory_utilization: higher"),
+    Setting("vLLM", "max_num_seqs: lower"),
+    Setting("verl", "actor_rollout_ref.rollout.gpu_memory_utilization: higher"),
+    Setting("TRL", "GRPOConfig(vllm_gpu_memory_utilization=...): higher"),
+    Setting(EXAMPLE, "rollout.kv_cache_megabytes (embedded engine), rollout.gpu_memory_utilization (vLLM): higher"),
+)
+SMALLER = (
+    Setting("vLLM", "gpu_memory_utilization: lower; the room is for larger micro-batches, or a model that stays"),
+    Setting("verl", "actor_rollout_ref.rollout.gpu_memory_utilization: lower"),
+    Setting("TRL", "GRPOConfig(vllm_gpu_memory_utilization=...): lower"),
+    Setting(EXAMPLE, "rollout.gpu_memory_utilization: lower"),
+)
 
 
 def judge(run: Run) -> list[Finding]:
@@ -67,7 +79,7 @@ def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Findi
         basis="modelled",
         figures={"preempted": float(preempted), "most_usage": most},
         phases=[GENERATE],
-        settings=[HIGHER, FEWER],
+        settings=LARGER,
     )
 
 
@@ -85,5 +97,5 @@ def _too_large(run: Run, most: float) -> Iterator[Finding]:
         less_because="",
         figures={"most_usage": most, "kv_cache_bytes": float(size)},
         phases=[GENERATE],
-        settings=[LOWER],
+        settings=SMALLER,
     )

@@ -25,12 +25,20 @@ OCCASIONS = (
     Occasion(
         "checkpoint",
         ("trainer.save_checkpoint", "checkpoint.save", "checkpoint.load", "save_checkpoint", "checkpoint"),
-        (Setting("verl", "trainer.save_freq: larger"), Setting("PyTorch", "torch.distributed.checkpoint.async_save")),
+        (
+            Setting("verl", "trainer.save_freq: larger"),
+            Setting("TRL", "GRPOConfig(save_steps=...): larger"),
+            Setting("PyTorch", "torch.distributed.checkpoint.async_save"),
+        ),
     ),
     Occasion(
         "validation",
         ("trainer.validate", "validate", "validation", "evaluate", "evaluation"),
-        (Setting("verl", "trainer.test_freq: larger"), Setting("your program", "validate on fewer samples")),
+        (
+            Setting("verl", "trainer.test_freq: larger"),
+            Setting("TRL", "GRPOConfig(eval_steps=...): larger"),
+            Setting("your program", "validate on fewer samples"),
+        ),
     ),
 )
 

@@ -16,7 +16,9 @@ from rltrace.events import AGENT_REQUEST, REQUEST, SERVER_REQUEST
 NAME = "requests_outside"
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.rollout.agent.num_workers: more, if agent loops are the longest part"),
+    Setting(
+        "verl", "actor_rollout_ref.rollout.agent.num_workers: more, if agent loops are the longest part", since="0.5.0"
+    ),
     Setting("your program", "nothing that blocks in the event loops of agents and servers"),
 )
 

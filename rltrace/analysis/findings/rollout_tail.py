@@ -22,7 +22,8 @@ LEAST_SHARE = 2 * TAIL
 
 SETTINGS = (
     Setting("verl", "data.max_response_length: a lower limit cuts the tail"),
-    Setting("verl", "actor_rollout_ref.rollout.n and data.gen_batch_size: oversample, and go on without the slowest"),
+    Setting("TRL", "GRPOConfig(max_completion_length=...): a lower limit cuts the tail"),
+    Setting("your program", "oversample, and go on without the slowest"),
     Setting("your program", "an asynchronous rollout keeps the engine busy with the next batch"),
 )
 

@@ -21,6 +21,7 @@ from rltrace.analysis.findings.finding import (
     confidence_of,
     interval_of,
 )
+from rltrace.analysis.findings.programs import applicable, programs_of
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, total_ns, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations, Seen
@@ -105,6 +106,11 @@ class Run:
     def phase_seconds(self, name: str) -> dict[Lane, PerStep]:
         """Return the seconds of a phase in each step, by rank; ranks without it are left out."""
         return {lane: self.seconds_in(self.phases[lane][name]) for lane in self.ranks if name in self.phases[lane]}
+
+    @cached_property
+    def programs(self) -> set[str]:
+        """The programs whose hooks are in the run."""
+        return programs_of(self.summary.hooks)
 
     def records(self, span: str) -> bool:
         """Return whether a hook of the run would have recorded spans of a name."""
@@ -193,7 +199,7 @@ class Run:
             figures: What it rests on, by name.
             ranks: Ranks that it is about.
             phases: Phases that it is about.
-            settings: What to change.
+            settings: What to change; those of programs that are not in the run are left out.
             moment: Where it shows; the step that it costs most if it is left out.
         """
         values = [] if per_step is None else [float(value) for value in per_step]
@@ -222,7 +228,7 @@ class Run:
                 steps=numbers,
                 moment=moment,
             ),
-            settings=list(settings),
+            settings=applicable(settings, self.programs, self.summary.run.versions),
         )
 
 

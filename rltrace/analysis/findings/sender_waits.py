@@ -6,6 +6,7 @@ from statistics import fmean
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.lengths import as_text
+from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import length, seconds_of, slowest
 
@@ -13,7 +14,18 @@ NAME = "sender_waits"
 WAIT = "weight_sync.wait"
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes: larger buckets"),
+    Setting(
+        "verl",
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes: larger buckets",
+        since="0.7.0",
+    ),
+    Setting(
+        "verl",
+        "actor_rollout_ref.rollout.update_weights_bucket_megabytes: larger buckets",
+        since="0.5.0",
+        until="0.7.0",
+    ),
+    Setting(EXAMPLE, "rollout.bucket_megabytes: larger"),
     Setting("your program", "two buckets in turns: the sender fills one while the receiver empties the other"),
 )
 

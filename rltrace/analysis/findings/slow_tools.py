@@ -17,7 +17,11 @@ TOOLS = ("agent_loop.tool_call", "tool.call", "tool", "environment.step", "env.s
 
 SETTINGS = (
     Setting("your program", "more trajectories at once, and a time limit for each call"),
-    Setting("verl", "actor_rollout_ref.rollout.agent.num_workers: a call that blocks stops its worker's others"),
+    Setting(
+        "verl",
+        "actor_rollout_ref.rollout.agent.num_workers: a call that blocks stops its worker's others",
+        since="0.5.0",
+    ),
 )
 
 

@@ -20,7 +20,9 @@ LEAST_SURPLUS = 0.05
 (docs/measurements/index.md), so that less could not be told from noise."""
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.rollout.agent.num_workers: fewer workers, if each balances alone"),
+    Setting(
+        "verl", "actor_rollout_ref.rollout.agent.num_workers: fewer workers, if each balances alone", since="0.5.0"
+    ),
     Setting("your program", "send the next request to the engine with the fewest open tokens"),
 )
 

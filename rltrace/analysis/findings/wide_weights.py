@@ -20,7 +20,11 @@ NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", EMPTY_CACHE)
 """Stages whose length does not depend on the type."""
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16: the master weights are bf16 then, too"),
+    Setting(
+        "verl",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16: the master weights are bf16 then, too",
+        since="0.6.0",
+    ),
     Setting("your program", "cast each tensor to the engine's type before it is gathered and sent"),
 )
 
