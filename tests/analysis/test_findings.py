@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from planted_runs import CLOSE, TWO_PERCENT, PlantedRun, has_price, planted
 from recordings import Written, sample, span
 
 from rltrace import plugins
+from rltrace.analysis import findings
 from rltrace.analysis.findings import why
 from rltrace.analysis.findings.finding import confidence_of, interval_of
 from rltrace.analysis.findings.lengths import as_text, between_as_text
@@ -398,3 +402,24 @@ def test_documented() -> None:
     """Each finding has a row in docs/findings.md."""
     page = (RECORDINGS.parents[1] / "docs" / "findings.md").read_text()
     assert [name for name in plugins.FINDINGS if f"\n| `{name}` |" not in page] == []
+
+
+SOURCES = sorted(Path(findings.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.stem)
+def test_thresholds_say_where_they_come_from(file: Path) -> None:
+    """Each number that a finding is judged by has a docstring, and what that cites of the repository exists."""
+    text = file.read_text()
+    body = ast.parse(text).body
+    numbers = [
+        (node, behind)
+        for node, behind in pairwise([*body, ast.Pass()])
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.BinOp)
+        if isinstance(node.value, ast.BinOp) or isinstance(node.value.value, int | float)
+    ]
+    for node, behind in numbers:
+        assert isinstance(behind, ast.Expr), ast.unparse(node)
+    root = RECORDINGS.parents[1]
+    cited = re.findall(r"\b(?:docs|rltrace|examples)/[\w/]+\.(?:md|py|zip)", text)
+    assert [path for path in cited if not (root / path).exists()] == []

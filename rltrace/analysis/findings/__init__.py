@@ -25,8 +25,8 @@ VERSION = 1
 """Version of the JSON: it is raised when a key is removed or changes its meaning, not for a new key."""
 
 LEAST_SHARE = 0.005
-"""Share of a step below which a price is not told: it is the most that recording may cost (docs/measurements), so that
-a lower one may be our own."""
+"""Share of a step below which a price is not told: it is our goal for what recording costs
+(docs/measurements/cost_8b.md), so that a lower price may be our own."""
 
 
 NOTABLE_SHARE = 0.01

@@ -21,6 +21,7 @@ _T_95 = (
 )  # fmt: skip
 """Student's t for 95 %, two-sided, by degrees of freedom from 1 (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
 _NORMAL_95 = 1.960
+"""The same for many degrees of freedom (the last row of that table)."""
 
 
 class UnjudgeableError(Exception):

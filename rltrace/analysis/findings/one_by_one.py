@@ -13,8 +13,8 @@ from rltrace.analysis.weight_sync import GATHER
 NAME = "one_by_one"
 
 NEARLY_ONE = 1.1
-"""Tensors per gather below which parameters are gathered one at a time. verl 0.9.1 has 399 for 400 (docs/measurements/
-verl_8b.md), where tied ones and buffers make the difference; a sync by buckets has 429 for 31 (8b.md)."""
+"""Tensors per gather below which parameters are gathered one at a time. verl 0.9.1 has 399 for 400
+(examples/recordings/verl_8b_4gpu.zip); the reference run, which gathers by bucket, 429 for 31."""
 
 FEWEST_GATHERS = 32
 """With fewer, buckets are about as many as tensors whatever is done."""

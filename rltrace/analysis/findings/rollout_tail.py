@@ -12,7 +12,8 @@ from rltrace.analysis.findings.run import Run
 NAME = "rollout_tail"
 
 TAIL = 0.05
-"""The share of requests that end last, which people quote (vLLM's and SGLang's benchmarks print p95 and p99)."""
+"""The share of requests that end last. Latencies are quoted as p95 and p99; vLLM's benchmark prints p99 by default
+(0.26, vllm/benchmarks/serve.py), which an engine with fewer than 100 requests in a step does not have."""
 
 LEAST_REQUESTS = 20
 """So many requests of an engine have one in the last 5 %."""

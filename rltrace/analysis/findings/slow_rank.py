@@ -47,7 +47,7 @@ LEAST_SHARE_IN_TURNS = 0.02
 """Share of a step that it must cost, too: short phases differ by more than long ones do."""
 
 LATE_SECONDS = 0.001
-"""A call of Ray takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
+"""Ray's way to a worker takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
 
 SETTINGS = (
     Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
