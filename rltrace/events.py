@@ -323,10 +323,14 @@ GPU_CLOCK = "gpu.sm_clock_megahertz"
 POWER_LIMITED, HEAT_LIMITED = "gpu.power_limited", "gpu.heat_limited"
 """1 while NVML says that power, or heat, holds a GPU's clock back; else 0."""
 
+WAITED_FOR_PROCESSOR = "process.waited_for_processor_seconds"
+"""How long a process's main thread has been ready to run and had no processor, since it began."""
+
 SAMPLED = (
     "host.cpu_percent",
     "host.available_bytes",
     "process.cpu_percent",
+    WAITED_FOR_PROCESSOR,
     "process.resident_bytes",
     "process.pss_bytes",
     "process.uss_bytes",

@@ -16,8 +16,8 @@ from recordings import Written, sample, span
 from rltrace import plugins
 from rltrace.analysis import findings
 from rltrace.analysis.findings import why
+from rltrace.analysis.findings.amounts import as_text, between_as_text
 from rltrace.analysis.findings.finding import confidence_of, interval_of
-from rltrace.analysis.findings.lengths import as_text, between_as_text
 from rltrace.analysis.summary import analyse
 from rltrace.read.recording import Recording
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_runs import CLOSE, TWO_PERCENT, PlantedRun, has_price, look
+from planted_runs import CLOSE, STEP_SECONDS, TWO_PERCENT, PlantedRun, has_price, look
 from recordings import Written, sample, span
 
 from rltrace.analysis.findings import why
@@ -204,3 +204,38 @@ def test_busy_processors(tmp_path: Path) -> None:
     (finding,) = found(busy(tmp_path / "faulty", 99), "busy_processors")
     assert finding.evidence.figures["saturated_share"] == 1
     assert finding.seconds_per_step is None and finding.bound_seconds == pytest.approx(10, rel=CLOSE)
+
+
+def waiting(run: PlantedRun, waits_seconds: float, *, rank: int = 1) -> Written:
+    """A host on which the worker of a rank waits so long for a processor in each second of the run."""
+    name = f"process.waited_for_processor_seconds/w{rank}"
+    samples = [sample(name, at, waits_seconds * at / STEP_SECONDS) for at in range(100)]
+    samples += [sample("host.cpu_percent", at, 99) for at in range(100)]
+    return run.write().process("sampler", *samples, role="sampler", pid=9, ended_s=100)
+
+
+def test_waits_for_a_processor(tmp_path: Path) -> None:
+    """What a rank's main threads wait in a queue is priced, with the rank; a wait below what is told is not."""
+    assert not found(waiting(PlantedRun(tmp_path / "well"), 0.01), "busy_processors")
+    (finding,) = found(waiting(PlantedRun(tmp_path / "faulty"), TWO_PERCENT), "busy_processors")
+    has_price(finding, TWO_PERCENT)
+    assert finding.evidence.ranks == [1] and finding.confidence == "high"
+
+
+def test_waits_explain_ranks_in_turns(tmp_path: Path) -> None:
+    """A wait for processors explains ranks that are slow in turns, and neither one that always is nor a longer loss."""
+
+    def judged(folder: Path, slow: int | None, waits_seconds: float) -> list[Finding]:
+        """One rank is slow by a second in each step, the same or another one."""
+        run = PlantedRun(folder)
+        for rank in range(run.ranks):
+            run.longer["actor.update", rank] = lambda step, rank=rank: float(
+                rank == (step % 4 if slow is None else slow)
+            )
+        return [one for one in why(analyse(waiting(run, waits_seconds).read())).findings if one.seconds_per_step]
+
+    (finding,) = judged(tmp_path / "turns", None, 1.5)
+    assert finding.id == "busy_processors"
+    assert "explained by it: In actor.update one rank is slow" in finding.evidence.facts[-1]
+    assert [one.id for one in judged(tmp_path / "always", 2, 1.5)] == ["busy_processors", "slow_rank"]
+    assert [one.id for one in judged(tmp_path / "longer", None, 0.3)] == ["slow_rank", "busy_processors"]

@@ -23,6 +23,7 @@ from rltrace.host import nvml
 from rltrace.host.machine import machine
 from rltrace.read.recording import Process, Recording
 from rltrace.record import manifest
+from rltrace.run.host_usage import waited_for_processor_s
 
 CLI = "import sys; from rltrace.cli import main; main(sys.argv[1:])"
 HELD_BYTES = 200 << 20
@@ -313,3 +314,25 @@ def test_what_holds_a_clock_back(reasons: int, by_power: int, by_heat: int) -> N
     gpu = nvml.Gpu(said, object())
     assert gpu._clock() == {"gpu.sm_clock_megahertz": 1980}
     assert gpu._limits() == {"gpu.power_limited": by_power, "gpu.heat_limited": by_heat}
+
+
+SPIN = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+end = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    pass
+"""
+
+
+def test_wait_for_a_processor_is_counted() -> None:
+    """Of three processes on one processor each waits for it longer than it computes; one alone does not."""
+    processor = str(min(os.sched_getaffinity(0)))
+    words = [sys.executable, "-c", SPIN, processor, "1.5"]
+    spinning = [subprocess.Popen(words) for _ in range(3)]
+    time.sleep(1.2)
+    waited = [waited_for_processor_s(process.pid) for process in spinning]
+    for process in spinning:
+        process.wait()
+    assert all(seconds is not None and seconds > 0.3 for seconds in waited), waited
+    assert waited_for_processor_s(2**22 + 1) is None

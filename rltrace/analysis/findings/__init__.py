@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rltrace import plugins
+from rltrace.analysis.findings import busy_processors
 from rltrace.analysis.findings.finding import Finding, UnjudgeableError, Unjudged
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.summary import Analysed
@@ -75,7 +76,7 @@ def why(analysed: Analysed) -> Why:
         path=analysed.summary.run.path,
         steps=[] if steady is None else steady.steps,
         step_seconds=None if steady is None else steady.seconds.mean_seconds,
-        findings=in_order(found),
+        findings=in_order(busy_processors.absorb(found)),
         nothing=nothing,
         unjudged=unjudged,
     )

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run, rows_of
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.memory import CACHED, Boundary, DeviceMemory

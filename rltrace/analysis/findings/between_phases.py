@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.idle import STEADY_STEP
 from rltrace.analysis.intervals import Intervals, outside, union

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rltrace.analysis.findings.amounts import as_text, between_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text, between_as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.gpu_work import COLLECTIVES
 

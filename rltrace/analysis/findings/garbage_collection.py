@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import PerStep, Run, rows_of
 from rltrace.analysis.lanes import Lane
 from rltrace.events import COLLECTION, SAMPLER

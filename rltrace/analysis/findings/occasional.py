@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 
 NAME = "checkpoints_and_validation"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.intervals import EMPTY, Intervals
 from rltrace.analysis.requests import IN_ENGINE

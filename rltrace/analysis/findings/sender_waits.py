@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import length, seconds_of, slowest
@@ -44,7 +44,7 @@ def judge(run: Run) -> list[Finding]:
             NAME,
             f"The sender waits for the receiver for {as_text(fmean(price))} of a weight sync of "
             f"{as_text(length(syncs))}",
-            [f"{buckets} buckets of {bucket_bytes / 1e6:,.0f} MB in the mean; on the rank that waits longest"],
+            [f"{buckets} buckets of {bytes_as_text(bucket_bytes)} in the mean; on the rank that waits longest"],
             per_step=price,
             less_because="the receiver loads meanwhile, which has to be done; larger buckets take more of the card",
             figures={"buckets": float(buckets), "bucket_bytes": bucket_bytes},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.gpu_samples import GpuSamples, gpu_samples
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.intervals import cut
 from rltrace.analysis.lanes import Lane

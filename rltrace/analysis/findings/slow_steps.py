@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 
 NAME = "slow_steps"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
 from rltrace.analysis.findings.first_step import LEAST_SHARE
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.phases import IDLE, UNLABELLED
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.lengths import as_text
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import EMPTY_CACHE, REQUEST

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from rltrace.analysis.findings import LEAST_SHARE, NOTABLE_SHARE, Why, notable
+from rltrace.analysis.findings.amounts import as_text, between_as_text
 from rltrace.analysis.findings.finding import Finding
-from rltrace.analysis.findings.lengths import as_text, between_as_text
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import visible_figures
 

@@ -1,4 +1,4 @@
-"""How a finding writes seconds: in the unit in which they have digits that mean something."""
+"""How a finding writes seconds and bytes: in the unit in which they have digits that mean something."""
 
 from __future__ import annotations
 
@@ -24,3 +24,10 @@ def _rounded(value: float, digits: int) -> str:
     """Write a number with so many digits, and all those before the point."""
     before = next((len(str(whole)) for whole in (100, 10) if value >= whole * (1 - 0.5 / 10**digits)), 1)
     return f"{value:,.{max(digits - before, 0) if value else 0}f}"
+
+
+def bytes_as_text(size_bytes: float) -> str:
+    """Write a size in powers of 1,000, as rates and cards are."""
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, scale = next(((unit, scale) for unit, scale in units if abs(size_bytes) >= scale), ("bytes", 1.0))
+    return f"{size_bytes / scale:,.{1 if unit == 'GB' else 0}f} {unit}"
