@@ -71,12 +71,14 @@ def why(analysed: Analysed) -> Why:
             found += priced
             nothing += [] if priced else [name]
     steady = analysed.summary.steady
+    left = busy_processors.absorb(found)
+    nothing += sorted({one.id for one in found} - {one.id for one in left})
     return Why(
         version=VERSION,
         path=analysed.summary.run.path,
         steps=[] if steady is None else steady.steps,
         step_seconds=None if steady is None else steady.seconds.mean_seconds,
-        findings=in_order(busy_processors.absorb(found)),
+        findings=in_order(left),
         nothing=nothing,
         unjudged=unjudged,
     )
