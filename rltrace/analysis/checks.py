@@ -10,7 +10,7 @@ import msgspec
 from rltrace.analysis.budget import BYTES, SECONDS, SHARE, Amount, Budget
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.measures import Judged, Measure, UnmeasuredError, measure
-from rltrace.analysis.noise import Change, change
+from rltrace.analysis.noise import FEWEST_STEPS, Change, change
 from rltrace.analysis.summary import Summary
 
 VERSION = 1
@@ -183,12 +183,13 @@ def _judged(found: Change | None, share: float, before: int, after: int) -> tupl
     """Judge a change of steps; it is broken if it is larger than allowed, and no noise."""
     if found is None:
         return UNJUDGED, "cannot be compared: a step took no time"
-    typical = f"(a typical step {found.share:+.1%}), of at most {share:+.0%}"
+    said = f"(a typical step {found.share:+.1%}, the mean {found.mean_share:+.1%}), of at most {share:+.0%}"
     if found.least_share is None or found.visible_share is None:
-        return UNJUDGED, f"{typical}: {before} and {after} steps are too few to tell a change from noise; 5 are needed"
-    if found.share > share and found.is_slower:
-        return BROKEN, f"{typical}: surely more than {found.least_share:+.1%}"
-    return OK, f"{typical}; with these steps {found.visible_share:+.1%} would be seen"
+        few = f"{before} and {after} steps are too few to tell a change from noise; {FEWEST_STEPS} are needed"
+        return UNJUDGED, f"{said}: {few}"
+    if found.exceeds(share):
+        return BROKEN, f"{said}: surely more than {found.least_share:+.1%}"
+    return OK, f"{said}; with these steps {found.visible_share:+.1%} would be seen"
 
 
 def _explained(run: Judged, other: Judged) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from rltrace.analysis.findings import slow_rank, slow_steps
+from rltrace.analysis.findings import slow_rank, slow_steps, sync_in_no_stage
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import PerStep, Run
@@ -28,6 +28,8 @@ LEAST_SHARE = 0.5
 FEWEST_SAMPLES = 2
 """Of a clock that only grows, to say by how much it grew."""
 
+EXPLAINED = (slow_steps.NAME, sync_in_no_stage.NAME)
+
 SETTINGS = (
     Setting("your program", "OMP_NUM_THREADS, torch.set_num_threads: as many threads in all as processors"),
     Setting("your cluster", "more processors per GPU, or fewer workers beside the trainer"),
@@ -43,7 +45,8 @@ def judge(run: Run) -> list[Finding]:
 
 
 def absorb(found: Sequence[Finding]) -> list[Finding]:
-    """Return findings without those that a wait for processors explains: steps and ranks that are slow in turns.
+    """Return findings without those that a wait for processors explains: steps and ranks that are slow in turns, and
+    time of a sync in which nothing is open.
 
     A rank that is always the slowest is no such thing, nor is what costs more than the wait.
     """
@@ -57,8 +60,8 @@ def absorb(found: Sequence[Finding]) -> list[Finding]:
 
 
 def _is_explained(one: Finding, seconds: float) -> bool:
-    is_in_turns = one.id == slow_steps.NAME or (one.id == slow_rank.NAME and len(one.evidence.ranks) > 1)
-    return is_in_turns and (one.seconds_per_step or 0.0) <= seconds
+    is_in_turns = one.id == slow_rank.NAME and len(one.evidence.ranks) > 1
+    return (is_in_turns or one.id in EXPLAINED) and (one.seconds_per_step or 0.0) <= seconds
 
 
 def _of_host(run: Run, sampler: Seen) -> Iterator[Finding]:

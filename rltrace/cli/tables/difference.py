@@ -10,6 +10,7 @@ from rich.text import Text
 from rltrace.analysis.difference import LEAST_STEPS, Bytes, Difference, Seconds, Setting, Side, Totals, Work
 from rltrace.analysis.finding_changes import GONE, LESS, MORE, NEW, FindingChange
 from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.noise import FEWEST_STEPS
 from rltrace.analysis.steady import Spread
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, visible_figures, words
@@ -45,7 +46,8 @@ def verdict(found: Difference) -> Text:
     if change is None:
         return Text("Which is faster cannot be told: one has no step that is over", "yellow")
     if change.least_share is None or change.most_share is None or change.visible_share is None:
-        few = f"{len(found.a.steps)} and {len(found.b.steps)} steps are too few to tell that from noise: 5 are needed"
+        steps = f"{len(found.a.steps)} and {len(found.b.steps)} steps"
+        few = f"{steps} are too few to tell that from noise: {FEWEST_STEPS} are needed"
         return Text(f"A typical step of B takes {change.share:+.1%}; {few}", "yellow")
     said = f"a typical step takes {change.share:+.1%}, surely"
     if change.is_slower:
