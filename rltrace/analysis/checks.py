@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import fmean
 
 import msgspec
 
@@ -11,7 +10,9 @@ from rltrace.analysis.budget import BYTES, SECONDS, SHARE, Amount, Budget
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.measures import Judged, Measure, UnmeasuredError, measure
 from rltrace.analysis.noise import FEWEST_STEPS, Change, change
+from rltrace.analysis.phases import IDLE
 from rltrace.analysis.summary import Summary
+from rltrace.events import WAIT_DRIVER
 
 VERSION = 1
 """Version of the JSON, raised like that of `Summary`."""
@@ -21,6 +22,9 @@ COMPLETE = "complete"
 
 EXPLAINED = 3
 """How many phases are named that grew."""
+
+SLIGHT = 0.01
+"""Share of a step by which a phase must grow to be named."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,13 +197,25 @@ def _judged(found: Change | None, share: float, before: int, after: int) -> tupl
 
 
 def _explained(run: Judged, other: Judged) -> Iterator[str]:
-    """Say which phases grew most, and which findings are new."""
-    from rltrace.analysis.series import of_ranks, phase_seconds
-
-    before, after = (phase_seconds(of_ranks(judged.summary)) for judged in (other, run))
-    grown = {name: fmean(seconds) - fmean(before.get(name, [0.0])) for name, seconds in after.items()}
-    longest = sorted((item for item in grown.items() if item[1] > 0), key=lambda item: -item[1])[:EXPLAINED]
+    """Say which phases grew most, each on the rank where it grew most, and which findings are new."""
+    grown = _grown(run.summary, other.summary)
+    longest = sorted(grown.items(), key=lambda item: -item[1][0])[:EXPLAINED]
     if longest:
-        yield "longer: " + ", ".join(f"{name} by {as_text(seconds)}" for name, seconds in longest)
+        yield "longer: " + ", ".join(f"{name} by {as_text(seconds)} ({lane})" for name, (seconds, lane) in longest)
     known = {one.id for one in other.why.findings}
     yield from (f"new finding: {one.title}" for one in run.why.findings if one.id not in known)
+
+
+def _grown(run: Summary, other: Summary) -> dict[str, tuple[float, str]]:
+    """Return by how much phases are longer than in another run, on which lane most; waits are no phases here."""
+    if run.steady is None or other.steady is None:
+        return {}
+    before = {lane.lane: lane.phases for lane in other.steady.lanes}
+    most: dict[str, tuple[float, str]] = {}
+    for lane in run.steady.lanes:
+        for name, after in lane.phases.items():
+            old = before.get(lane.lane, {}).get(name)
+            seconds = after.mean_seconds - (0.0 if old is None else old.mean_seconds)
+            if name not in (IDLE, WAIT_DRIVER) and seconds >= SLIGHT * run.steady.seconds.mean_seconds:
+                most[name] = max(most.get(name, (0.0, "")), (seconds, lane.lane))
+    return most
