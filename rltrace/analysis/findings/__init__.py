@@ -16,6 +16,7 @@ import msgspec
 
 from rltrace import plugins
 from rltrace.analysis.findings import busy_processors
+from rltrace.analysis.findings.doubts import doubts
 from rltrace.analysis.findings.finding import Finding, UnjudgeableError, Unjudged
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.summary import Analysed
@@ -52,6 +53,9 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of those that were judged, and of which nothing was found that is worth 0.5 % of a step."""
     unjudged: list[Unjudged]
     """What could not be judged, and why."""
+    doubts: list[str]
+    """What makes all of it less certain: a run that goes on or died, lost parts, one step only, missing ranks, clocks
+    that were never compared. Empty if nothing does."""
 
 
 def why(analysed: Analysed) -> Why:
@@ -81,6 +85,7 @@ def why(analysed: Analysed) -> Why:
         findings=in_order(left),
         nothing=nothing,
         unjudged=unjudged,
+        doubts=doubts(run),
     )
 
 

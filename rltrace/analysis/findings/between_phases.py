@@ -37,6 +37,7 @@ def judge(run: Run) -> list[Finding]:
     lanes = run.ranks or [lane for lane in run.phases if not lane.is_driver] or list(run.phases)
     if not lanes:
         raise UnjudgeableError('no phase is marked; `with rltrace.phase("train")` marks one')
+    run.require_one_time()
     price = _price(run, lanes)
     gaps = _named(run, {lane.name for lane in lanes})
     most = f": most {gaps[0]}" if gaps else ""

@@ -24,6 +24,7 @@ def judge(run: Run) -> list[Finding]:
         raise UnjudgeableError("no rank has a phase")
     if not run.driver_phases:
         raise UnjudgeableError(f"the driver has no phase of its own ({', '.join(sorted(DRIVER_PHASES))})")
+    run.require_one_time()
     ranks = union(*(rows for lane in run.ranks for rows in run.phases[lane].values()))
     busy = run.seconds_in(ranks)
     alone = {name: run.seconds_in(rows, ranks) - busy for name, rows in run.driver_phases.items()}

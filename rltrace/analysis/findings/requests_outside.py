@@ -30,6 +30,7 @@ def judge(run: Run) -> list[Finding]:
     if not len(outer) or not len(inner):
         missing = "agent loops and servers" if not len(outer) else "engines"
         raise UnjudgeableError(f"no request was recorded by {missing}")
+    run.require_one_time()
     alone = run.seconds_in(outer, inner) - run.seconds_in(inner)
     joined = [requests for requests in run.summary.requests if requests.mean_seconds and requests.count]
     outside = {

@@ -35,6 +35,7 @@ def judge(run: Run) -> list[Finding]:
     The others of that engine count, and not those of all engines: that an engine is behind the others is told apart.
     """
     requests = engine_requests(run)
+    run.require_one_time()
     tails, wholes, slowest = [], [], []
     for place in range(len(run.steps)):
         of_step = requests.of_step(place)

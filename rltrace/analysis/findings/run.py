@@ -65,6 +65,25 @@ class Run:
         """The length of each."""
         return (self.steps[:, 1] - self.steps[:, 0]) / 1e9
 
+    @cached_property
+    def unaligned(self) -> list[str]:
+        """Hosts whose clock was never compared with that of the run, so that its error is unknown."""
+        return sorted({host for one in self.summary.clocks if not one.aligned for host in one.hosts})
+
+    def require_one_time(self) -> None:
+        """Check that times of different processes can be compared.
+
+        Raises:
+            UnjudgeableError: a clock was never compared with that of the run.
+        """
+        if self.unaligned:
+            raise UnjudgeableError(f"the clock of {', '.join(self.unaligned)} is not aligned (docs/hosts.md)")
+
+    @cached_property
+    def clock_bound_seconds(self) -> float:
+        """How far apart two times of different processes may really be when they look equal."""
+        return sum(sorted(one.bound_seconds or 0.0 for one in self.summary.clocks)[-2:])
+
     def seconds_in(self, *rows: Intervals) -> PerStep:
         """Return how much of each step some intervals cover; what overlaps counts once."""
         pieces, step, _ = cut(union(*rows), self.steps)

@@ -75,6 +75,7 @@ def judge(run: Run) -> list[Finding]:
         raise UnjudgeableError("there is one rank at most")
     if not len(run.steps):
         return []
+    run.require_one_time()
     names = in_order(name for lane in run.ranks for name in run.phases[lane])
     return [found for name in names for found in _of_phase(run, name)]
 
@@ -182,6 +183,7 @@ def slowness(run: Run, name: str) -> Slowness | None:
         return None
     # Who begins no later than the others was not late, however long it had waited for them.
     late = np.maximum(np.minimum(_behind(_of(spans, "late")), _behind(_of(spans, "begins"))), 0)
+    late = np.where(late > run.clock_bound_seconds, late, 0.0)
     took = _of(spans, "seconds") + late
     mean_seconds = float(_of(spans, "seconds").mean())
     collectives = [_collectives(run, lane) for lane in lanes]

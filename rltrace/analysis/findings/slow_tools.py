@@ -31,6 +31,7 @@ def judge(run: Run) -> list[Finding]:
     inside = rows[run.step_of(rows[:, 0]) >= 0]
     if not len(inside):
         raise UnjudgeableError(f"no call of a tool or an environment was recorded in a steady step ({TOOLS[1]})")
+    run.require_one_time()
     served = [process.passed[REQUEST] for process in run.seen.processes if REQUEST in process.passed]
     requests = np.concatenate([EMPTY, *(kept.rows(run.seen.end_ns) for kept in served)])
     price = run.seconds_in(inside, requests) - run.seconds_in(requests)

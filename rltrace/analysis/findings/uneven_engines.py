@@ -39,6 +39,7 @@ class Balance(NamedTuple):
 def judge(run: Run) -> list[Finding]:
     """Price by how much the slowest engine outlasts the mean, as far as the work that it has more explains that."""
     requests = engine_requests(run)
+    run.require_one_time()
     if len(requests.engines) < 2:
         raise UnjudgeableError("there is one engine, and nothing to balance")
     balance = balanced(requests, len(run.steps))

@@ -24,6 +24,8 @@ def show_findings(found: Why, screen: Console) -> None:
     """Print all findings, and what could not be judged."""
     found = visible_figures(found)
     screen.print(_heading(found))
+    for doubt in found.doubts:
+        screen.print(Text(f"Doubt: {doubt}", "yellow"))
     for place, finding in enumerate(found.findings, 1):
         screen.print()
         screen.print(Text(f"{place}. {finding.title}", "bold"))
