@@ -6,7 +6,7 @@ the collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -77,17 +77,18 @@ def judge(run: Run) -> list[Finding]:
         return []
     run.require_one_time()
     names = in_order(name for lane in run.ranks for name in run.phases[lane])
-    return [found for name in names for found in _of_phase(run, name)]
+    collectives = {lane: union(_collectives(run, lane)) for lane in run.ranks}
+    return [found for name in names for found in _of_phase(run, name, collectives)]
 
 
-def _of_phase(run: Run, name: str) -> Iterator[Finding]:
+def _of_phase(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Iterator[Finding]:
     balance = _balance(run) if name == GENERATE else None
     if balance is not None and has_uneven_work(balance):
         return  # another finding has that
     tokens = tokens_of(run, name)
     if tokens is not None and is_uneven(tokens.waiting_share(len(run.steps))):
         return  # and that
-    slow = slowness(run, name)
+    slow = slowness(run, name, collectives)
     if slow is None:
         return
     times = np.bincount(slow.took.argmax(axis=0), minlength=len(slow.lanes))
@@ -173,8 +174,14 @@ def _balance(run: Run) -> Balance | None:
         return None
 
 
-def slowness(run: Run, name: str) -> Slowness | None:
-    """Return who is behind in a phase; None if fewer than two ranks have it in every step."""
+def slowness(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Slowness | None:
+    """Return who is behind in a phase; None if fewer than two ranks have it in every step.
+
+    Args:
+        run: The run.
+        name: The phase.
+        collectives: When each rank was in collectives.
+    """
     lanes = [lane for lane in run.ranks if name in run.phases[lane]]
     spans = [_Spans(run, lane, name) for lane in lanes]
     whole = [at for at, span in enumerate(spans) if span.seconds.all()]
@@ -186,10 +193,8 @@ def slowness(run: Run, name: str) -> Slowness | None:
     late = np.where(late > run.clock_bound_seconds, late, 0.0)
     took = _of(spans, "seconds") + late
     mean_seconds = float(_of(spans, "seconds").mean())
-    collectives = [_collectives(run, lane) for lane in lanes]
-    if all(map(len, collectives)):
-        rows = [cut(union(of), run.phases[lane][name])[0] for of, lane in zip(collectives, lanes, strict=True)]
-        waited = np.array([run.seconds_in(of) for of in rows])
+    if all(len(collectives[lane]) for lane in lanes):
+        waited = np.array([run.seconds_in(cut(collectives[lane], run.phases[lane][name])[0]) for lane in lanes])
         # Who waits less because he came late from another phase is told there.
         inherited = np.minimum(np.maximum(_behind(_of(spans, "before")), 0), np.maximum(_behind(-waited), 0))
         coupled = -waited - inherited
