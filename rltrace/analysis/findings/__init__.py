@@ -16,6 +16,7 @@ import msgspec
 
 from rltrace import plugins
 from rltrace.analysis.findings import busy_processors
+from rltrace.analysis.findings.critical_path import CriticalPath, critical_path
 from rltrace.analysis.findings.doubts import doubts
 from rltrace.analysis.findings.finding import Finding, UnjudgeableError, Unjudged
 from rltrace.analysis.findings.run import Run
@@ -53,6 +54,10 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of those that were judged, and of which nothing was found that is worth 0.5 % of a step."""
     unjudged: list[Unjudged]
     """What could not be judged, and why."""
+    critical_path: CriticalPath | None
+    """What a step waited for, from its beginning to its end; None if that is not known."""
+    no_path: str | None
+    """Why the path is not known; None if it is."""
     doubts: list[str]
     """What makes all of it less certain: a run that goes on or died, lost parts, one step only, missing ranks, clocks
     that were never compared. Empty if nothing does."""
@@ -76,6 +81,7 @@ def why(analysed: Analysed) -> Why:
             nothing += [] if priced else [name]
     steady = analysed.summary.steady
     left = busy_processors.absorb(found)
+    path, no_path = _path(run)
     nothing += sorted({one.id for one in found} - {one.id for one in left})
     return Why(
         version=VERSION,
@@ -85,8 +91,18 @@ def why(analysed: Analysed) -> Why:
         findings=in_order(left),
         nothing=nothing,
         unjudged=unjudged,
+        critical_path=path,
+        no_path=no_path,
         doubts=doubts(run),
     )
+
+
+def _path(run: Run) -> tuple[CriticalPath | None, str | None]:
+    """Return the critical path, or why there is none."""
+    try:
+        return critical_path(run), None
+    except UnjudgeableError as lacking:
+        return None, str(lacking)
 
 
 def notable(found: Why) -> list[Finding]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.run import PerStep, Run
+from rltrace.analysis.lanes import Lane
 
 NAME = "rollout_tail"
 
@@ -29,10 +32,22 @@ SETTINGS = (
 )
 
 
-def judge(run: Run) -> list[Finding]:
-    """Price the time from which on only the slowest 5 % run in the engine that ends last.
+class Tails(NamedTuple):
+    """The end of each step's rollout, from which on only the slowest 5 % of the requests run."""
+
+    seconds: PerStep
+    rollout_seconds: PerStep
+    slowest: list[tuple[Lane, int]]
+    """The engine of the last request, and its tokens; -1 if nobody said how many."""
+
+
+def tails_of(run: Run) -> Tails:
+    """Return when only the slowest 5 % run in the engine that ends last.
 
     The others of that engine count, and not those of all engines: that an engine is behind the others is told apart.
+
+    Raises:
+        UnjudgeableError: a step has too few requests in an engine.
     """
     requests = engine_requests(run)
     run.require_one_time()
@@ -48,7 +63,12 @@ def judge(run: Run) -> list[Finding]:
         tails.append((int(ends.max()) - int(np.quantile(ends, 1 - TAIL, method="lower"))) / 1e9)
         wholes.append((int(ends.max()) - int(of_step.starts.min())) / 1e9)
         slowest.append((of_step.engines[of_step.engine[last]], int(of_step.tokens[last])))
-    tail, whole = np.array(tails), np.array(wholes)
+    return Tails(np.array(tails), np.array(wholes), slowest)
+
+
+def judge(run: Run) -> list[Finding]:
+    """Price the time from which on only the slowest 5 % run in the engine that ends last."""
+    tail, whole, slowest = tails_of(run)
     if tail.mean() < LEAST_SHARE * whole.mean():
         return []
     worst = int(tail.argmax())

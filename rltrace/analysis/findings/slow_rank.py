@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from statistics import NormalDist
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.uneven_batches import is_uneven, tokens_of
 from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work, surplus_of
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
-from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
+from rltrace.analysis.intervals import Intervals, cut, union
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.phases import in_order
 
@@ -77,18 +78,17 @@ def judge(run: Run) -> list[Finding]:
         return []
     run.require_one_time()
     names = in_order(name for lane in run.ranks for name in run.phases[lane])
-    collectives = {lane: union(_collectives(run, lane)) for lane in run.ranks}
-    return [found for name in names for found in _of_phase(run, name, collectives)]
+    return [found for name in names for found in _of_phase(run, name)]
 
 
-def _of_phase(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Iterator[Finding]:
+def _of_phase(run: Run, name: str) -> Iterator[Finding]:
     balance = _balance(run) if name == GENERATE else None
     if balance is not None and has_uneven_work(balance):
         return  # another finding has that
     tokens = tokens_of(run, name)
     if tokens is not None and is_uneven(tokens.waiting_share(len(run.steps))):
         return  # and that
-    slow = slowness(run, name, collectives)
+    slow = slowness_of(run).get(name)
     if slow is None:
         return
     times = np.bincount(slow.took.argmax(axis=0), minlength=len(slow.lanes))
@@ -174,6 +174,19 @@ def _balance(run: Run) -> Balance | None:
         return None
 
 
+_KNOWN: WeakKeyDictionary[Run, dict[str, Slowness]] = WeakKeyDictionary()
+
+
+def slowness_of(run: Run) -> dict[str, Slowness]:
+    """Return who is behind in each phase that two ranks have in every step, in the order of a step; computed once."""
+    if run not in _KNOWN:
+        names = in_order(name for lane in run.ranks for name in run.phases[lane])
+        collectives = {lane: collectives_of(run, lane) for lane in run.ranks}
+        found = {name: slowness(run, name, collectives) for name in names}
+        _KNOWN[run] = {name: slow for name, slow in found.items() if slow is not None}
+    return _KNOWN[run]
+
+
 def slowness(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Slowness | None:
     """Return who is behind in a phase; None if fewer than two ranks have it in every step.
 
@@ -243,7 +256,7 @@ def _behind(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     return seconds - (without[0] + without[1]) / 2
 
 
-def _collectives(run: Run, lane: Lane) -> Intervals:
+def collectives_of(run: Run, lane: Lane) -> Intervals:
     """Return when a rank was in collectives: on its GPU's streams if these were timed, else in its calls.
 
     On a GPU a call returns at once, so that its length says nothing.
@@ -251,14 +264,15 @@ def _collectives(run: Run, lane: Lane) -> Intervals:
     on_gpu = [kept.rows(run.seen.end_ns) for process in run.members[lane] for name, kept in process.device_spans.items()
               if name in GATHERS_AND_SCATTERS]  # fmt: skip
     if on_gpu or not _is_cpu(lane):
-        return np.concatenate(on_gpu) if on_gpu else EMPTY
-    calls = [
-        kept.rows(run.seen.end_ns)
-        for process in run.members[lane]
-        for (name, _), kept in process.automatic_spans.items()
-        if name in GATHERS_AND_SCATTERS
-    ]
-    return np.concatenate(calls) if calls else EMPTY
+        return union(*on_gpu)
+    return union(
+        *(
+            kept.rows(run.seen.end_ns)
+            for process in run.members[lane]
+            for (name, _), kept in process.automatic_spans.items()
+            if name in GATHERS_AND_SCATTERS
+        )
+    )
 
 
 def _is_cpu(lane: Lane) -> bool:

@@ -12,12 +12,15 @@ from rltrace.analysis.findings import LEAST_SHARE, NOTABLE_SHARE, Why, notable
 from rltrace.analysis.findings.amounts import as_text, between_as_text
 from rltrace.analysis.findings.finding import Finding
 from rltrace.cli.tables import figures
-from rltrace.cli.tables.fit import visible_figures
+from rltrace.cli.tables.fit import Figures, titled, visible_figures, words
 
 LARGEST = 3
 """How many the summary opens with."""
 
 MARGIN = 3
+
+SLIGHT = 0.001
+"""Share of a step below which a gap has no row of its own."""
 
 
 def show_findings(found: Why, screen: Console) -> None:
@@ -30,7 +33,7 @@ def show_findings(found: Why, screen: Console) -> None:
         screen.print()
         screen.print(Text(f"{place}. {finding.title}", "bold"))
         screen.print(Padding(Group(*_lines(finding)), (0, 0, 0, MARGIN)))
-    for drawn in _rest(found):
+    for drawn in (*_path(found), *_rest(found)):
         screen.print()
         screen.print(drawn)
 
@@ -97,6 +100,29 @@ def _price(finding: Finding) -> str:
 
 def _bound(finding: Finding) -> str:
     return "" if finding.bound_seconds is None else f"at most {as_text(finding.bound_seconds)} to gain"
+
+
+def _path(found: Why) -> Iterator[RenderableType]:
+    """Return what a step waits for, phase by phase; gaps that are slight are one row."""
+    path = found.critical_path
+    if path is None:
+        yield Text(f"What a step waits for is not known: {found.no_path}", "dim")
+        return
+    table = Figures(words("phase"), "seconds", "share", words("on"))
+    slight = 0.0
+    for part in path.parts:
+        if part.phase is None and part.share < SLIGHT:
+            slight += part.seconds
+            continue
+        name = part.phase or f"{part.after or 'its beginning'} → {part.before or 'its end'}"
+        who = ", ".join(f"{lane} in {times}" for lane, times in part.lanes.items())
+        table.add_row(name, figures.seconds(part.seconds), f"{part.share:.1%}", who)
+    if slight:
+        table.add_row("between phases, short", figures.seconds(slight), f"{slight / path.seconds:.1%}", "")
+    table.add_section()
+    table.add_row("step", figures.seconds(path.seconds), "", f"of {figures.count(len(path.steps), 'step')}")
+    bounds = [f"{one.what}: {as_text(one.bound_seconds)}" for one in path.what_ifs if one.bound_seconds]
+    yield titled("What a step waits for", table, f"at most less with {'; '.join(bounds)}" if bounds else "")
 
 
 def _rest(found: Why) -> Iterator[RenderableType]:
