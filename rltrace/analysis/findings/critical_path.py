@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.findings.finding import UnjudgeableError
 from rltrace.analysis.findings.rollout_tail import tails_of
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.findings.slow_rank import Slowness, slowness_of
+from rltrace.analysis.findings.slow_rank import Slowness, behind_others, slowness_of
 from rltrace.analysis.intervals import cut
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.phases import in_order
@@ -34,7 +34,7 @@ SYNC = "weight_sync"
 NAMED = 3
 """How many lanes are named."""
 
-MEDIAN = "the median one"
+MEDIAN = "the median of the others"
 
 
 class PathPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,10 +267,15 @@ def _shown(segment: _Segment, names: Sequence[str], from_ns: int) -> PathSegment
 def _what_ifs(run: Run, paths: Sequence[Sequence[_Segment]], slow: Mapping[str, Slowness]) -> Iterator[WhatIf]:
     """Yield bounds: what is on the path cannot save more than it is there, nor more than it is behind the others."""
     on_path = _on_path(paths)
-    behind = {name: np.minimum(_behind_median(found), on_path[name]) for name, found in slow.items() if name in on_path}
+    behind = {
+        name: np.minimum(behind_others(found.took).max(axis=0), on_path[name])
+        for name, found in slow.items()
+        if name in on_path
+    }
     if behind:
         yield WhatIf(
-            what=f"every rank as fast as {MEDIAN}", bound_seconds=float(sum(of.mean() for of in behind.values()))
+            what=f"the slowest rank of each phase as fast as {MEDIAN}",
+            bound_seconds=float(sum(of.mean() for of in behind.values())),
         )
         gains = defaultdict[str, float](float)
         for name, seconds in behind.items():
@@ -294,10 +299,6 @@ def _on_path(paths: Sequence[Sequence[_Segment]]) -> dict[str, NDArray[np.float6
             if segment.phase is not None:
                 found[segment.phase][place] += (segment.end_ns - segment.start_ns) / 1e9
     return dict(found)
-
-
-def _behind_median(slow: Slowness) -> NDArray[np.float64]:
-    return np.asarray(slow.took.max(axis=0) - np.median(slow.took, axis=0))
 
 
 def _slack(run: Run) -> Iterator[Slack]:

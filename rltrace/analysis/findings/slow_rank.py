@@ -93,7 +93,7 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
         return
     times = np.bincount(slow.took.argmax(axis=0), minlength=len(slow.lanes))
     most = int(times.argmax())
-    behind = _behind(slow.took)[most]
+    behind = behind_others(slow.took)[most]
     interval = interval_of(behind.tolist())
     is_same = len(run.steps) >= FEWEST_STEPS and times[most] >= ALWAYS * len(run.steps)
     if is_same and interval is not None and interval.least > 0:
@@ -202,14 +202,16 @@ def slowness(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Slow
     if len(lanes) < 2:
         return None
     # Who begins no later than the others was not late, however long it had waited for them.
-    late = np.maximum(np.minimum(_behind(_of(spans, "late")), _behind(_of(spans, "begins"))), 0)
+    late = np.maximum(np.minimum(behind_others(_of(spans, "late")), behind_others(_of(spans, "begins"))), 0)
     late = np.where(late > run.clock_bound_seconds, late, 0.0)
     took = _of(spans, "seconds") + late
     mean_seconds = float(_of(spans, "seconds").mean())
     if all(len(collectives[lane]) for lane in lanes):
         waited = np.array([run.seconds_in(cut(collectives[lane], run.phases[lane][name])[0]) for lane in lanes])
         # Who waits less because he came late from another phase is told there.
-        inherited = np.minimum(np.maximum(_behind(_of(spans, "before")), 0), np.maximum(_behind(-waited), 0))
+        inherited = np.minimum(
+            np.maximum(behind_others(_of(spans, "before")), 0), np.maximum(behind_others(-waited), 0)
+        )
         coupled = -waited - inherited
         if waited.any(axis=1).all() and _apart(coupled) > _apart(took):
             return Slowness(name, lanes, coupled, late, waited, mean_seconds)
@@ -245,7 +247,7 @@ def _of(spans: list[_Spans], name: str) -> NDArray[np.float64]:
     return np.array([getattr(span, name) for span in spans])
 
 
-def _behind(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def behind_others(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how much more each rank has than the median of the others."""
     ranks = len(seconds)
     in_order = np.sort(seconds, axis=0)
@@ -254,6 +256,10 @@ def _behind(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     # Without the value at `place`, the value at `at` is the next one from that place on.
     without = [np.take_along_axis(in_order, np.where(place <= at, at + 1, at), axis=0) for at in (low, high)]
     return seconds - (without[0] + without[1]) / 2
+
+
+CALLED_COLLECTIVES = "dist."
+"""How the spans of collectives begin that a program calls itself."""
 
 
 def collectives_of(run: Run, lane: Lane) -> Intervals:
@@ -270,7 +276,7 @@ def collectives_of(run: Run, lane: Lane) -> Intervals:
             kept.rows(run.seen.end_ns)
             for process in run.members[lane]
             for (name, _), kept in process.automatic_spans.items()
-            if name in GATHERS_AND_SCATTERS
+            if name in GATHERS_AND_SCATTERS or name.startswith(CALLED_COLLECTIVES)
         )
     )
 
