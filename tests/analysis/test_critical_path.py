@@ -84,8 +84,6 @@ def test_injected_delay(tmp_path: Path) -> None:
     assert bound(path, "rank 2 as fast") == pytest.approx(INJECTED, rel=CLOSE)
     gained = bound(path, "the slowest rank of each") - bound(well, "the slowest rank of each")
     assert gained == pytest.approx(INJECTED, rel=CLOSE)
-        well, "the slowest rank of each phase"
-    ) == pytest.approx(INJECTED, rel=CLOSE)
     (slack,) = [one for one in path.slack if one.phase == "actor.update"]
     assert slack.median_seconds == pytest.approx(INJECTED, rel=CLOSE) and slack.most_lane != "rank 2"
 
