@@ -52,6 +52,7 @@ FINDINGS = {
     "uneven_engines": "rltrace.analysis.findings.uneven_engines:judge",
     "uneven_batches": "rltrace.analysis.findings.uneven_batches:judge",
     "rollout_tail": "rltrace.analysis.findings.rollout_tail:judge",
+    "slow_host": "rltrace.analysis.findings.slow_host:judge",
     "slow_rank": "rltrace.analysis.findings.slow_rank:judge",
     "launch_bound": "rltrace.analysis.findings.launch_bound:judge",
     "slow_clocks": "rltrace.analysis.findings.slow_clocks:judge",

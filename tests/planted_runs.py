@@ -77,6 +77,7 @@ class PlantedRun:
         self.gathers = 1
         self.sent_bytes = WEIGHTS_BYTES
         self.device = "GPU" if gpu else "cpu"
+        self.ranks_of_a_host = ranks
         self.more: dict[str, Callable[[PlantedRun, int, int, float, float], list[Any]]] = {}
         """By phase, records of a worker in it: of the run, the rank, the step, and when the phase begins and ends."""
         self.engine_more: Callable[[PlantedRun, int, int, float, float], list[Any]] | None = None
@@ -108,7 +109,7 @@ class PlantedRun:
         written = Written(self._folder)
         written.process("driver", *self._driver, role="driver", pid=10, ended_s=now + 1, hooks=HOOKS)
         for rank in range(self.ranks):
-            device = {"host": "here", "uuid": f"{self.device}-{rank}"}
+            device = {"host": f"node-{rank // self.ranks_of_a_host}", "uuid": f"{self.device}-{rank}"}
             who: dict[str, Any] = {"rank": rank, "device": device, "ended_s": now + 1, "hooks": HOOKS}
             written.process(f"w{rank}", *self._workers[rank], role="worker", pid=100 + rank, **who)
             written.process(f"e{rank}", *self._engines[rank], role="engine", pid=200 + rank, **who)

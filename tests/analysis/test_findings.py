@@ -17,7 +17,7 @@ from rltrace import plugins
 from rltrace.analysis import findings
 from rltrace.analysis.findings import why
 from rltrace.analysis.findings.amounts import as_text, between_as_text
-from rltrace.analysis.findings.finding import confidence_of, interval_of
+from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
 from rltrace.analysis.summary import analyse
 from rltrace.read.recording import Recording
 
@@ -36,6 +36,25 @@ def test_always_the_same_slow_rank(tmp_path: Path, ranks: int) -> None:
     has_price(finding, TWO_PERCENT)
     assert (finding.evidence.ranks, finding.evidence.phases) == ([1], ["actor.update"])
     assert finding.confidence == "high" and "is slow" in finding.title
+
+
+def test_slow_host(tmp_path: Path) -> None:
+    """A host whose ranks all take longer is named with them, and none of them is called slow."""
+
+    def on_hosts(folder: Path, *slow: int) -> list[Finding]:
+        run = PlantedRun(folder, ranks=16)
+        run.ranks_of_a_host = 4
+        for rank in slow:
+            run.longer["actor.update", rank] = lambda step: 0.5
+        return [one for one in run.judge().findings if one.seconds_per_step]
+
+    assert on_hosts(tmp_path / "well") == []
+    (finding,) = on_hosts(tmp_path / "faulty", 8, 9, 10, 11)
+    has_price(finding, 0.5)
+    assert (finding.id, finding.evidence.ranks) == ("slow_host", [8, 9, 10, 11])
+    assert finding.title.startswith("Host node-2 is slow in actor.update in 8 of 8 steps")
+    (single,) = on_hosts(tmp_path / "single", 9)
+    assert (single.id, single.evidence.ranks) == ("slow_rank", [9])
 
 
 def test_rank_that_begins_late(tmp_path: Path) -> None:

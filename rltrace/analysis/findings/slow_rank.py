@@ -47,6 +47,9 @@ FEWEST_RANKS_IN_TURNS = 3
 LEAST_SHARE_IN_TURNS = 0.02
 """Share of a step that it must cost, too: short phases differ by more than long ones do."""
 
+FEWEST_RANKS_OF_A_HOST = 3
+"""Of two, the median is moved by either."""
+
 LATE_SECONDS = 0.001
 """Ray's way to a worker takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
 
@@ -89,7 +92,7 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
     if tokens is not None and is_uneven(tokens.waiting_share(len(run.steps))):
         return  # and that
     slow = slowness_of(run).get(name)
-    if slow is None:
+    if slow is None or slow_host_of(run, slow) is not None:
         return
     times = np.bincount(slow.took.argmax(axis=0), minlength=len(slow.lanes))
     most = int(times.argmax())
@@ -107,6 +110,35 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
     if apart.mean() >= least * slow.mean_seconds and apart.mean() >= LEAST_SHARE_IN_TURNS * run.step_seconds.mean():
         title = f"In {name} one rank {{how}} ({_counted(slow, times.tolist())} of {len(run.steps)} steps): {{by}}"
         yield _finding(run, slow, apart, np.flatnonzero(times).tolist(), times, title, balance)
+
+
+class SlowHost(NamedTuple):
+    """A host whose ranks are always behind those of the others in a phase."""
+
+    host: str
+    lanes: list[Lane]
+    behind: NDArray[np.float64]
+    """By how much its median rank is behind that of the median host, in each step."""
+    times: int
+    """In how many steps it is the slowest host."""
+
+
+def slow_host_of(run: Run, slow: Slowness) -> SlowHost | None:
+    """Return the host that is always the slowest in a phase; a single slow rank does not make its host slow."""
+    hosts = sorted({lane.host for lane in slow.lanes if lane.host is not None})
+    of_host = [[at for at, lane in enumerate(slow.lanes) if lane.host == host] for host in hosts]
+    if len(hosts) < 2 or min(map(len, of_host)) < FEWEST_RANKS_OF_A_HOST or len(run.steps) < FEWEST_STEPS:
+        return None
+    medians = np.array([np.median(slow.took[places], axis=0) for places in of_host])
+    times = np.bincount(medians.argmax(axis=0), minlength=len(hosts))
+    most = int(times.argmax())
+    behind = behind_others(medians)[most]
+    interval = interval_of(behind.tolist())
+    if times[most] < ALWAYS * len(run.steps) or interval is None or interval.least <= 0:
+        return None
+    if behind.mean() < LEAST_SHARE_IN_TURNS * run.step_seconds.mean():
+        return None
+    return SlowHost(hosts[most], [slow.lanes[at] for at in of_host[most]], np.maximum(behind, 0), int(times[most]))
 
 
 def _largest_of(many: int) -> float:
