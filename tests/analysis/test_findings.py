@@ -15,7 +15,7 @@ from recordings import Written, sample, span
 
 from rltrace import plugins
 from rltrace.analysis import findings
-from rltrace.analysis.findings import why
+from rltrace.analysis.findings import notable, why
 from rltrace.analysis.findings.amounts import as_text, between_as_text
 from rltrace.analysis.findings.finding import Finding, confidence_of, interval_of
 from rltrace.analysis.summary import analyse
@@ -310,6 +310,21 @@ def test_slow_step(tmp_path: Path) -> None:
     has_price(finding, 1.0)  # 8 s in one of eight
     assert finding.evidence.steps == [5] and finding.evidence.ranks == [2]
     assert finding.evidence.moment is not None and finding.evidence.moment.step == 5
+
+
+def test_one_slow_step_of_thousands(tmp_path: Path) -> None:
+    """One slow step of 2,000 costs the others nothing, and is told with its number and what the run paid."""
+    ends = [0.1 * (n + 1) + (0.5 if n >= 1234 else 0.0) for n in range(2000)]
+    begins = [0.0, *ends[:-1]]
+    steps = [span("step", begin, end, step=n) for n, (begin, end) in enumerate(zip(begins, ends, strict=True))]
+    phases = [span("train", begin, end, phase=True) for begin, end in zip(begins, ends, strict=True)]
+    written = Written(tmp_path / "run").process("w", *steps, *phases, role="worker", rank=0, ended_s=300)
+    judged = why(analyse(written.read()))
+    (finding,) = notable(judged)
+    assert finding.id == "slow_steps" and finding.title.startswith("Step 1234 takes 0.50 s longer")
+    assert finding.once_seconds == pytest.approx(0.5) and finding.seconds_per_step is None
+    assert finding.evidence.moment is not None and finding.evidence.moment.step == 1234
+    assert finding.evidence.steps == [1234]
 
 
 def test_checkpoint(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ Confidence = Literal["high", "medium", "low"]
 _CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
 Basis = Literal["measured", "modelled"]
 """Whether spans have the seconds themselves, or they follow from something else that was measured."""
-When = Literal["step", "first_step", "startup"]
+When = Literal["step", "some_steps", "first_step", "startup"]
 
 _T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -90,7 +90,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     """The finding in one sentence."""
     when: str
-    """`step` for what every step pays; `first_step` and `startup` for what the run pays once."""
+    """`step` for what every step pays; `some_steps`, `first_step` and `startup` for what the run pays once."""
     seconds_per_step: float | None
     """What it costs in a steady step, a mean over them; None if it costs no seconds that can be told, or comes once."""
     interval_seconds: Interval | None

@@ -200,6 +200,7 @@ class Run:
         phases: Sequence[str] = (),
         settings: Sequence[Setting] = (),
         moment: Moment | None = None,
+        steps: Sequence[int] | None = None,
     ) -> Finding:
         """Return a finding with the mean of its price, the price's interval, its share, and how far to trust it.
 
@@ -219,6 +220,7 @@ class Run:
             ranks: Ranks that it is about.
             phases: Phases that it is about.
             settings: What to change; those of programs that are not in the run are left out.
+            steps: Steps that it was seen in; those that it costs something if they are left out.
             moment: Where it shows; the step that it costs most if it is left out.
         """
         values = [] if per_step is None else [float(value) for value in per_step]
@@ -244,7 +246,7 @@ class Run:
                 figures=dict(figures or {}),
                 ranks=list(ranks),
                 phases=list(phases),
-                steps=numbers,
+                steps=numbers if steps is None else list(steps),
                 moment=moment,
             ),
             settings=applicable(settings, self.programs, self.summary.run.versions),

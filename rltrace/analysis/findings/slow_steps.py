@@ -23,6 +23,10 @@ DEVIATIONS = 5
 """By how many deviations, too, told by the median absolute deviation times 1.4826 (Leys et al., 2013, take 2.5 to 3;
 of thousands of steps some are so far off by chance)."""
 
+RARE = 0.005
+"""Share of a step in the mean below which they are told as what the run paid once: in thousands of steps a single one
+costs none of them anything, and yet somebody wants to know (the share is that of `LEAST_SHARE`)."""
+
 NAMED = 10
 """How many steps are named."""
 
@@ -54,6 +58,7 @@ def judge(run: Run) -> list[Finding]:
     most = _most(run, worst)
     which = f"Step {run.numbers[worst]} takes" if many == 1 else f"{many} of {len(run.steps)} steps take"
     where = f", most in {most.phase} of {most.lane}" if most is not None else ""
+    is_rare = price.mean() < RARE * run.step_seconds.mean()
     return [
         run.finding(
             NAME,
@@ -63,7 +68,11 @@ def judge(run: Run) -> list[Finding]:
                 + (f", of which {as_text(most.seconds)} more than usual in {most.phase}" if most is not None else ""),
                 "slow: step " + ", ".join(str(run.numbers[at]) for at in np.flatnonzero(is_slow)[:NAMED].tolist()),
             ],
-            per_step=price,
+            per_step=None if is_rare else price,
+            once=float(price.sum()) if is_rare else None,
+            when="some_steps" if is_rare else "step",
+            steps=[run.numbers[at] for at in np.flatnonzero(is_slow).tolist()],
+            moment=run.moment(worst, None if most is None else most.rank),
             less_because="what happens now and then may be needed, such as a checkpoint",
             ranks=[] if most is None or most.rank is None else [most.rank],
             phases=[] if most is None else [most.phase],
