@@ -251,6 +251,10 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
     return reasons
 
 
+CALLS_BY_CHOICE = ("model.", "dist.", "ddp.")
+"""Beginnings of the names of calls into libraries, which a program makes or does without: nobody misses those that it
+never makes."""
+
 UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""
 

@@ -403,6 +403,18 @@ def test_reused_pid_is_not_alive(tmp_path: Path) -> None:
     assert summarize(written.read()).processes[0].state == "died"
 
 
+def test_calls_by_choice_are_not_missed(tmp_path: Path) -> None:
+    """A hook on a call that a program makes or does without is not missed when it never fired."""
+    hooks = (
+        hook(1, "dist:all_gather", emits=["dist.all_gather"]),
+        hook(2, "fsdp:unshard", emits=["fsdp.unshard"]),
+        hook(3, "m:f"),
+    )
+    written = Written(tmp_path / "run").process("worker", hooks=hooks)
+    missed = {hook.target for hook in summarize(written.read()).hooks if hook.never_fired}
+    assert missed == {"fsdp:unshard", "m:f"}
+
+
 def test_hook_states(summary: Summary) -> None:
     """Hooks say what fired, what did not and what cannot."""
     hooks = {hook.target: hook for hook in summary.hooks}
