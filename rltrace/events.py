@@ -217,8 +217,10 @@ WEIGHT_SYNC_STAGES = (
     "weight_sync.map",
     "weight_sync.load",
     "weight_sync.verify",
+    "weight_sync.reset_cache",
 )
-"""Stages of one bucket, in the order in which its bytes pass them; adapters are merged before it."""
+"""Stages of one bucket, in the order in which its bytes pass them; adapters are merged before it, and behind the last
+one the engine forgets the prefixes that it cached with the old weights."""
 
 SYNC_STAGES = (EMPTY_CACHE, *WEIGHT_SYNC_STAGES)
 """All that a weight sync is divided into."""

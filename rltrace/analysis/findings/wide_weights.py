@@ -15,7 +15,7 @@ WEIGHTS = "rollout.weights"
 LEAST_RATIO = 1.5
 """Types differ by powers of two (IEEE 754, OCP FP8), and some tensors keep theirs, so the limit is between 1 and 2."""
 
-NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", EMPTY_CACHE)
+NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", "weight_sync.reset_cache", EMPTY_CACHE)
 """Stages whose length does not depend on the type."""
 
 SETTINGS = (

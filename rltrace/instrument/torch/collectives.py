@@ -9,6 +9,7 @@ every hundredth later; on a CPU, where that waits for no device, we have it meas
 from __future__ import annotations
 
 import functools
+import threading
 import time
 import weakref
 from typing import Any
@@ -54,15 +55,27 @@ class TorchCollectives:
         for function, (tensor, at, group, group_at) in COLLECTIVES.items():
             name = f"dist.{function}"
             begin = functools.partial(begin_collective, name, tensor, at, group, group_at)
-            patches.around(f"{C10D}:{function}", begin, end_span, (name,))
+            patches.around(f"{C10D}:{function}", begin, functools.partial(end_collective, name), (name,))
         times = BucketTimes()
         patches.around(f"{DDP}.forward", times.begin, times.read, (ALL_REDUCE,))
+
+
+class UnderWay(threading.local):
+    """The collectives that a thread is in. Below a mode, as of a default device, torch calls each a second time."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+
+UNDER_WAY = UnderWay()
 
 
 def begin_collective(
     name: str, tensor: str, at: int, group: str, group_at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Open the span; an asynchronous one is its launch."""
+    """Open the span, unless this call is one that torch makes of itself; an asynchronous one is its launch."""
+    if name in UNDER_WAY.names:
+        return None
     moved = argument(tensor, at, args, kwargs, None) if tensor else None
     ranks, ranks_of = _group(argument(group, group_at, args, kwargs, None))
     said: dict[str, Any] = {"ranks": ranks, "group": ranks_of}
@@ -71,7 +84,16 @@ def begin_collective(
         said["bytes"] = sum(one.numel() * one.element_size() for one in tensors)
     if kwargs.get("async_op"):
         said["async_op"] = True
-    return spans.automatic_span(name, **said).__enter__()
+    opened = spans.automatic_span(name, **said).__enter__()
+    UNDER_WAY.names.add(name)
+    return opened
+
+
+def end_collective(name: str, opened: Any, result: Any, error: BaseException | None) -> None:
+    """Close the span, if this call has one."""
+    if opened is not None:
+        UNDER_WAY.names.discard(name)
+        end_span(opened, result, error)
 
 
 _GROUPS: dict[int, tuple[weakref.ref[Any], tuple[int, str]]] = {}

@@ -92,6 +92,7 @@ def name_optional_hooks(patches: PatchSet, engine: ColocatedEngine) -> None:
     if importlib.util.find_spec("vllm") is not None:
         around = functools.partial(patches.around, at_boundaries=False)  # an engine that is not TRL's has no phases
         around(f"{LLM}.wake_up", engine.begin_wake, engine.end_wake, ("rollout.wake_weights", "rollout.wake_kv_cache"))
+        around(f"{LLM}.reset_prefix_cache", engine.begin_reset, engine.end_reset, ("weight_sync.reset_cache",))
         around(f"{LLM}.sleep", engine.begin_sleep, engine.end_sleep, ("rollout.sleep",))
     if importlib.util.find_spec("peft") is not None:
         for method in ("merge_adapter", "unmerge_adapter"):

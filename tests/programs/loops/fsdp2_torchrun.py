@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from own_timers import timed, write
+from own_timers import DEVICE, timed, write
 from sharded_layers import Layers, batch
 from torch.distributed.fsdp import fully_shard
 
@@ -12,7 +12,8 @@ STEPS = 5
 
 
 def main():
-    dist.init_process_group("gloo")
+    torch.set_default_device(DEVICE)
+    dist.init_process_group("gloo" if DEVICE == "cpu" else "nccl")
     torch.manual_seed(dist.get_rank())
     teacher, model = Layers().requires_grad_(False), Layers()
     for layer in model.layers:
@@ -32,6 +33,7 @@ def main():
                     loss = torch.nn.functional.kl_div(got, wanted[rows], log_target=True)
                     loss.backward()
                 optimizer.step()
+                loss.item()  # as one logs it
             optimizer.zero_grad()
             dist.all_reduce(loss.detach())
     write()
