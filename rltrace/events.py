@@ -253,6 +253,9 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
     return reasons
 
 
+REWARD_MODELS = ("ForSequenceClassification", "Reward")
+"""What is in the names of classes of models that score."""
+
 CALLS_BY_CHOICE = ("model.", "dist.", "ddp.")
 """Beginnings of the names of calls into libraries, which a program makes or does without: nobody misses those that it
 never makes."""

@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from rltrace.events import (
     BACKWARD,
+    DEVICE_TIME,
     FORWARD,
     GENERATE,
     HOST_WORK,
     LOAD_WEIGHTS,
     MEMORY_MOVES,
     OPTIMIZER_STEP,
+    REWARD_MODELS,
     STEP,
     STEP_PHASES,
     Counter,
@@ -31,7 +33,8 @@ Event = Span | Counter
 Rows = list[tuple[int, int]]
 
 LEARNS = (BACKWARD, OPTIMIZER_STEP)
-SEEN = frozenset({GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, LOAD_WEIGHTS, HOST_WORK})
+ON_GPU = f"{DEVICE_TIME}{OPTIMIZER_STEP}"
+SEEN = frozenset({GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, ON_GPU, LOAD_WEIGHTS, HOST_WORK})
 MARKS = frozenset({STEP, *STEP_PHASES}) - MEMORY_MOVES
 """What a hook makes that knows a trainer; those of engines make sleeps and wake-ups, whoever calls them."""
 ROLLOUT, OLD, REF, UPDATE, SYNC = (
@@ -42,8 +45,6 @@ ROLLOUT, OLD, REF, UPDATE, SYNC = (
     "weight_sync",
 )
 VALUES, REWARD = "critic.values", "reward"
-REWARD_MODELS = ("ForSequenceClassification", "Reward")
-"""What is in the names of classes of models that score."""
 
 LEAST_DECODED = 4
 """So many forwards in a row, each of one token more than the last, are a generation."""
@@ -142,7 +143,7 @@ def _span(of: Span, name: str, start_ns: int, end_ns: int | None, args: dict[str
 def _pieces(found: Sequence[Span], last_ns: int) -> tuple[list[Piece], list[Span]]:
     """Return what ran in the order in which it began, labelled, and the work between, in order too."""
     work = sorted((span for span in found if span.name == HOST_WORK), key=lambda span: span.start_ns)
-    ran = sorted((span for span in found if span.name != HOST_WORK), key=lambda span: span.start_ns)
+    ran = sorted((span for span in found if span.name not in (HOST_WORK, ON_GPU)), key=lambda span: span.start_ns)
     generations = [span for span in ran if span.name == GENERATE]
     learned, acting = _learned(ran), {span.args.get("model") for span in generations}
     pieces = []
@@ -154,7 +155,27 @@ def _pieces(found: Sequence[Span], last_ns: int) -> tuple[list[Piece], list[Span
         label, reason = _label(span, learned, acting)
         end_ns = last_ns + 1 if span.end_ns is None else span.end_ns  # it may be the last of what was recorded
         pieces.append(Piece(span.start_ns, end_ns, span, label, reason))
-    return _decoded(pieces), work
+    return _decoded(_until_computed(pieces, [span for span in found if span.name == ON_GPU])), work
+
+
+def _until_computed(pieces: list[Piece], on_gpu: Sequence[Span]) -> list[Piece]:
+    """Let a step of an optimizer last until the GPU is through with it, if nothing else was begun until then."""
+    if not on_gpu:
+        return pieces
+    launched = sorted((span.start_ns - int(span.args.get("behind_host_ns", 0)), span.end_ns or 0) for span in on_gpu)
+    limits_ns = [*(piece.start_ns for piece in pieces[1:]), 1 << 62]
+    return [
+        piece._replace(end_ns=max(piece.end_ns, min(limit_ns, _computed_ns(piece, launched))))
+        if piece.span.name == OPTIMIZER_STEP and piece.span.end_ns is not None
+        else piece
+        for piece, limit_ns in zip(pieces, limits_ns, strict=True)
+    ]
+
+
+def _computed_ns(piece: Piece, launched: Rows) -> int:
+    """Return when the GPU was through with what was launched in a piece; 0 if nothing was timed."""
+    inside = launched[bisect_left(launched, (piece.start_ns, 0)) : bisect_left(launched, (piece.end_ns, 0))]
+    return max((end_ns for _, end_ns in inside), default=0)
 
 
 class _Inside:

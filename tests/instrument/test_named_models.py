@@ -186,3 +186,55 @@ def test_a_model_that_fsdp_shards_keeps_its_name() -> None:
         [sys.executable, "-c", textwrap.dedent(SHARDED)], check=False, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+# ---- models of a loop that no hook knows ------------------------------------------------------------------------
+
+
+def test_models_of_a_plain_loop(models: Models) -> None:
+    """What an optimizer holds is the actor's, what none holds the ref's, and a model that scores has rewards."""
+
+    class RewardModel(torch.nn.Linear):
+        """Scores."""
+
+    actor, ref, scoring = model(2), model(3), RewardModel(WIDTH, WIDTH)
+    optimizer = torch.optim.AdamW(actor.parameters())
+    models.roles.meet_optimizer(optimizer)
+    for used in (actor, ref, scoring, ref):
+        models.meet_used(used, has_gradients=False)
+    named = {"actor.params": 2, "ref.params": 3, "reward.params": 1}
+    expected = {owner: layers * LAYER_BYTES for owner, layers in named.items()}
+    assert {owner: size for owner, size in held(models).items() if size} == expected
+    assert set(map(id, models.unwrapped())) == set(map(id, actor.parameters())), "where gradients come"
+    assert models.modules() == [], "nobody watches the forwards of what nobody named"
+
+
+def test_what_learns_is_the_actors(models: Models) -> None:
+    """A model that computes with gradients is the actor's, though its optimizer holds copies of its parameters."""
+    actor, ref = model(2), model(3)
+    copies = [torch.nn.Parameter(parameter.detach().double()) for parameter in actor.parameters()]
+    optimizer = torch.optim.AdamW(copies)
+    models.roles.meet_optimizer(optimizer)
+    for used in (actor, ref):
+        models.meet_used(used, has_gradients=False)
+    assert held(models)["ref.params"] == 5 * LAYER_BYTES, "nobody can tell yet"
+    models.meet_used(actor, has_gradients=True)
+    assert held(models)["ref.params"] == 3 * LAYER_BYTES
+    assert held(models)["actor.params"] == 2 * LAYER_BYTES + 2 * 2 * LAYER_BYTES
+
+
+def test_wrapped_model_is_met_once(models: Models) -> None:
+    """A wrapper's forward counts no parameter again; an engine's model is not met."""
+
+    class Wrapper(torch.nn.Module):
+        """As DDP."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = actor
+
+    actor = model(2)
+    engines = type("Engine", (torch.nn.Linear,), {"__module__": "vllm.model_executor.models.qwen3"})(WIDTH, WIDTH)
+    for used in (actor, Wrapper(), engines):
+        models.meet_used(used, has_gradients=False)
+    assert {owner: size for owner, size in held(models).items() if size} == {"actor.params": 2 * LAYER_BYTES}

@@ -1,8 +1,8 @@
 """The models of this process and their optimizers: which tensors are whose, and how many bytes on the GPU and the host.
 
-Models that FSDP shards, those that DDP wraps, those that a framework names (`named_models.py`), and what else an
-optimizer holds. A model that nobody shards, wraps, names or trains is not met: its bytes are `unattributed`. The
-samples at boundaries and the history of allocations ask here.
+Models that FSDP shards, those that DDP wraps, those that a framework names (`named_models.py`), what else an optimizer
+holds, and in a loop that no hook knows each model that computes. Any other is not met: its bytes are `unattributed`.
+The samples at boundaries and the history of allocations ask here.
 
 Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_param.py.
 """
@@ -13,16 +13,19 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rltrace.events import HOST_BYTES, PINNED_BYTES
+from rltrace.events import HOST_BYTES, PINNED_BYTES, REWARD_MODELS
 from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import After, Function, Hook, PatchSet, wrap_function
 from rltrace.host import memory
-from rltrace.instrument.memory.work import ACTOR, REF, WORK, Work, trained_subject
+from rltrace.instrument.memory.work import ACTOR, REF, REWARD, WORK, Work, trained_subject
 from rltrace.instrument.torch.fsdp1 import WRAPPER
 from rltrace.instrument.torch.fsdp2 import PACKAGE, groups_of
 
 Rows = dict[str, int]
 """The bytes by the name of the counter, such as `actor.params_bytes`."""
+
+ENGINES = ("vllm", "sglang")
+"""Packages whose models are an engine's: it has other owners."""
 
 MOST_KEPT = 64
 """States of all groups: a step goes through fewer than ten."""
@@ -58,6 +61,12 @@ class Roles:
         """Set the owner of an optimizer or of a holder of parameters, where it is known."""
         if made is not None and subject is not None:
             self._named[made] = subject
+
+    def learns(self, module: Any) -> None:
+        """Let a model be the actor's, unless somebody has said whose it is."""
+        if self._named.get(module) in (None, REWARD):
+            self._named[module] = ACTOR
+            self.met += 1
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that there are."""
@@ -102,9 +111,13 @@ class Models:
         self.roles = roles
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
         """States and modules: several instrumentations tell of each."""
+        self._learning: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Modules that have computed with gradients."""
         self._units: list[Unit] = []
         self._wrapped: list[weakref.ref[Any]] = []
         """The modules that DDP wraps, and those that somebody names."""
+        self._used: list[weakref.ref[Any]] = []
+        """Whole models that compute, wrapped or not."""
         self._roots: weakref.WeakKeyDictionary[Any, NamedRoot] = weakref.WeakKeyDictionary()
         """Of those that somebody names; kept here, for whoever watches them does not."""
         self._on_root: list[Callable[[NamedRoot], None]] = []
@@ -116,7 +129,7 @@ class Models:
     @property
     def met(self) -> bool:
         """Whether any model was met."""
-        return bool(self._units or self._wrapped or self.roles.met)
+        return bool(self._units or self._wrapped or self._used or self.roles.met)
 
     def meet_state(self, state: Any) -> None:
         """Meet an FSDP2 state; its parameters are in groups that are made after it."""
@@ -140,6 +153,22 @@ class Models:
             self._add_whole(module, subject)
             for on_root in self._on_root:
                 on_root(root)
+
+    def meet_used(self, module: Any, *, has_gradients: bool) -> None:
+        """Meet a whole model that computes in a loop that no hook knows.
+
+        It is the actor's once it has computed with gradients: DeepSpeed's optimizers hold copies of what learns. Else
+        it is a reward model by its class, or the optimizers decide.
+        """
+        if type(module).__module__.partition(".")[0] in ENGINES:
+            return
+        if self._is_new(module):
+            self._used.append(weakref.ref(module))
+            scores = any(part in type(module).__name__ for part in REWARD_MODELS)
+            self.roles.name(module, REWARD if scores else self.roles.work.subject)
+        if has_gradients and module not in self._learning and any(one.requires_grad for one in module.parameters()):
+            self._learning.add(module)
+            self.roles.learns(module)
 
     def _add_whole(self, module: Any, subject: str | None) -> None:
         if all(known() is not module for known in self._wrapped):
@@ -174,10 +203,15 @@ class Models:
         return [*(module for unit in self._units for module in unit.modules()), *self._wrapped_modules()]
 
     def unwrapped(self) -> list[Any]:
-        """Return the parameters that an optimizer holds and no module has that is sharded or wrapped by DDP."""
+        """Return the parameters that learn and that no module has that is sharded or wrapped by DDP."""
         wrapped = {id(module) for module in self._wrapped_modules()}
-        plain = [params for _, params in self._groups() if isinstance(params, PlainParams)]
-        return [one for params in plain if id(params.holder()) not in wrapped for one in params.trained()]
+        learning = [
+            params
+            for subject, params in self._groups()
+            if isinstance(params, PlainParams) and trained_subject(subject) == subject
+        ]
+        plain = [params for params in learning if id(params.holder()) not in wrapped]
+        return [one for params in plain for one in params.trained() if one.requires_grad]
 
     def _wrapped_modules(self) -> list[Any]:
         return [module for known in self._wrapped if (module := known()) is not None]
@@ -193,7 +227,7 @@ class Models:
     def _groups(self) -> list[tuple[str, Params]]:
         """Return the owner of each group of parameters, looked up again when that may have changed."""
         held = sum(len(group["params"]) for optimizer in self.roles.optimizers() for group in optimizer.param_groups)
-        key = len(self._units), len(self._wrapped), len(self._roots), self.roles.met, held
+        key = len(self._units), len(self._wrapped), len(self._used), len(self._roots), self.roles.met, held
         if self._known[0] != key or not self.roles.met:
             sharded = [params for unit in self._units for params in unit.params()]
             groups = [*sharded, *plain_params(sharded, self._holders())]
@@ -214,8 +248,8 @@ class Models:
 
     def _holders(self) -> Iterator[tuple[Any, list[Any]]]:
         """Return who may have parameters that are not sharded, and which these are."""
-        for wrapped in self._wrapped:
-            if (module := wrapped()) is not None:
+        for known in (*self._wrapped, *self._used):
+            if (module := known()) is not None:
                 yield module, list(module.parameters())
         for optimizer in self.roles.optimizers():
             yield optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]

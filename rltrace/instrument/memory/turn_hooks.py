@@ -10,10 +10,11 @@ from collections import Counter
 from typing import Any
 
 from rltrace.events import Turn
-from rltrace.hooks.patching import Hook, PatchSet, nothing_before
+from rltrace.hooks import boundaries
+from rltrace.hooks.patching import Hook, PatchSet, nothing_after, nothing_before
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger
 from rltrace.instrument.memory.growth import Growth
-from rltrace.instrument.memory.sharded_models import watch_models
+from rltrace.instrument.memory.sharded_models import MODELS, watch_models
 from rltrace.instrument.memory.turns import Turns, at, beating
 from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch.dynamo import outside_graphs
@@ -41,6 +42,7 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         patches.around(f"{module}:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
     for call in ("synchronize", "mem_get_info"):  # a program asks there too, after what took long
         patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
+    patches.around("torch._inductor.graph:GraphLowering.run", beating(turns), nothing_after)  # to compile takes seconds
     patches.around(f"{TRANSFORMERS}.from_pretrained", nothing_before, at(turns, Turn.MOVED))
     moves = ModuleMoves(turns)
     patches.around("torch.nn.modules.module:Module._apply", moves.begin, moves.end)
@@ -126,11 +128,13 @@ class Forwards:
     def __init__(self, turns: Turns, loading: Growth) -> None:
         self._turns, self._loading = turns, loading
 
-    def begin_forward(self) -> int | None:
+    def begin_forward(self, model: Any, /) -> int | None:
         """Look before it."""
         from torch import is_grad_enabled
 
         has_gradients = is_grad_enabled()
+        if not boundaries.are_told():  # else a trainer's hook has names for its models
+            MODELS.meet_used(model, has_gradients=has_gradients)
         self._turns.begin_forward(has_gradients=has_gradients)
         return self._loading.begin("forward", has_gradients)  # with gradients to come: other kernels
 
@@ -140,6 +144,10 @@ class Forwards:
 
         self._loading.end(before_bytes)
         self._turns.end_forward(has_gradients=is_grad_enabled())
+
+    def inside_forward(self) -> None:
+        """Ask whether it has grown: the first forward of a kind takes seconds, in which its kernels are loaded."""
+        self._turns.beat()
 
 
 def beat_in_forwards(turns: Turns, state: Any, hook: Hook) -> None:

@@ -11,7 +11,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rltrace.events import FORWARD, LOAD_WEIGHTS
 from rltrace.hooks.boundaries import WATCHERS
@@ -118,6 +118,8 @@ class Inside(threading.local):
     model = False
     """In a model, or in what calls models by itself, as a generation does."""
     generation = False
+    first = False
+    """In one of a model's first forwards, in which watchers are told of each module."""
 
 
 INSIDE = Inside()
@@ -126,16 +128,21 @@ INSIDE = Inside()
 class ForwardWatcher(Protocol):
     """What looks at each forward of a whole model from both sides; what it takes is not the forward's time."""
 
-    def begin_forward(self) -> Any:
+    def begin_forward(self, model: Any, /) -> Any:
         """Look before it; return what `end_forward` takes."""
 
     def end_forward(self, token: Any, /) -> None:
         """Look behind it."""
 
+    def inside_forward(self) -> None:
+        """Look inside of one of the first, if that is worth it: this is called in front of every module."""
+
 
 FORWARD_WATCHERS: list[ForwardWatcher] = []
 
 _forward = spans.automatic_typed_span(FORWARD, model=int, module=str, rows=int, columns=int)
+FIRST_FORWARDS = 3
+"""Of each model, with gradients and without: they take seconds, because kernels are compiled and loaded."""
 MERGED = ("_compiled_call_impl", "_call_impl")
 """All that torch's `Module.__call__` knows; where it is so, the wrapper does it too, which saves a call of each."""
 
@@ -146,13 +153,25 @@ def wrap_call(original: Function, hook: Hook) -> Function:
 
     inside, none_inside = INSIDE, _passes_on(original)
     enter, leave = outside_graphs(hook.timed(begin_forward)), outside_graphs(hook.timed(end_forward))
+    look = outside_graphs(hook.timed(inside_forward))
+
+    def in_first(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            look()
+        except own_failure() as error:
+            hook.failed(error)
+        return original(module, *args, **kwargs)
 
     def at_root(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if inside.first:
+            return in_first(module, args, kwargs)
         inside.model = True
         try:
             opened = None
             try:
                 opened = enter(module, args, kwargs, hook)
+                inside.first = opened is not None and opened.is_first
+                inside.model = not inside.first
             except own_failure() as error:
                 hook.failed(error)
             try:
@@ -163,11 +182,11 @@ def wrap_call(original: Function, hook: Hook) -> Function:
             _left(hook, leave, opened, result, None)
             return result
         finally:
-            inside.model = False
+            inside.model = inside.first = False
 
     call = none_inside(original, inside, hook, at_root)
     frames = torch._C._dynamo.eval_frame
-    for function in (call, at_root, _left):
+    for function in (call, at_root, in_first, _left):
         skip_frames(frames, function.__code__)
     call = functools.wraps(original)(call)
     # What dynamo reads in our place.
@@ -210,6 +229,33 @@ def _left(hook: Hook, leave: Function, opened: Any, result: Any, error: BaseExce
         hook.failed(failure)
 
 
+class Opened(NamedTuple):
+    """A forward that is under way."""
+
+    span: Any
+    tokens: list[Any]
+    """Of the watchers."""
+    is_first: bool
+
+
+class First:
+    """How many forwards of each model have begun, with gradients and without."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[int, bool], int] = {}
+
+    def met(self, number: int) -> bool:
+        """Count a forward of this model; return whether it is one of the first, if anybody watches."""
+        from torch import is_grad_enabled
+
+        key = number, is_grad_enabled()
+        begun = self._begun[key] = self._begun.get(key, 0) + 1
+        return begun <= FIRST_FORWARDS and bool(FORWARD_WATCHERS)
+
+
+FIRST = First()
+
+
 def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: Hook) -> Any:
     """Open the span; a module without parameters has none, nor one that is called again for its backward."""
     number = 0 if is_in_backward() else MODELS.number(module)
@@ -219,9 +265,9 @@ def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ho
     if WATCHERS:
         begin_phase(number)
     BETWEEN.begins()
-    tokens = [watcher.begin_forward() for watcher in FORWARD_WATCHERS]
+    tokens = [watcher.begin_forward(module) for watcher in FORWARD_WATCHERS]
     rows, columns = shape_of(args, kwargs)
-    return _forward(number, type(module).__name__, rows, columns).__enter__(), tokens
+    return Opened(_forward(number, type(module).__name__, rows, columns).__enter__(), tokens, FIRST.met(number))
 
 
 def begin_phase(number: int) -> None:
@@ -233,7 +279,7 @@ def begin_phase(number: int) -> None:
 
 def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
     """Close the span: it says whether a backward may follow."""
-    span, tokens = opened
+    span, tokens = opened.span, opened.tokens
     output = None if error is not None else tensor_in(result)
     has_gradient = output is not None and output.requires_grad
     if has_gradient:
@@ -242,6 +288,12 @@ def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
     for watcher, token in zip(FORWARD_WATCHERS, tokens, strict=True):
         watcher.end_forward(token)
     BETWEEN.ends(output, has_gradient=has_gradient)
+
+
+def inside_forward() -> None:
+    """Tell watchers that a model is being computed."""
+    for watcher in FORWARD_WATCHERS:
+        watcher.inside_forward()
 
 
 def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:

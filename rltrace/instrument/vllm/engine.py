@@ -68,6 +68,8 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     patches.around(f"{runner}.initialize_kv_cache", keep_self, meet_kv_cache)
     for target in (f"{WORKER}.execute_model", f"{runner}._dummy_run"):  # which profiling and capture run
         patches.around(target, nothing_before, beating(TURNS))
+    # Its parameters have been allocated, and are filled now.
+    patches.around("vllm.model_executor.models.utils:AutoWeightsLoader.load_weights", beating(TURNS), nothing_after)
     graphs = Growth(LEDGER, GRAPHS)
     patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
 

@@ -26,4 +26,4 @@ def loss_of(model, tokens):
 
 
 def batch():
-    return torch.randint(0, 256, (16, 65))
+    return torch.randint(0, 256, (16 * WIDTHS[DEVICE], 65))
