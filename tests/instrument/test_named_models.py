@@ -20,7 +20,7 @@ import rltrace
 from rltrace.analysis import summarize
 from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.memory import cuda_memory, named_models, sharded_models
+from rltrace.instrument.memory import cuda_memory, named_models, sharded_models, turn_hooks
 from rltrace.instrument.memory.cuda_ledger import CudaLedger
 from rltrace.instrument.memory.named_models import name_models
 from rltrace.instrument.memory.sharded_models import Models, Roles
@@ -207,6 +207,24 @@ def test_models_of_a_plain_loop(models: Models) -> None:
     assert {owner: size for owner, size in held(models).items() if size} == expected
     assert set(map(id, models.unwrapped())) == set(map(id, actor.parameters())), "where gradients come"
     assert models.modules() == [], "nobody watches the forwards of what nobody named"
+
+
+def test_model_put_aside_is_met(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ref on a GPU has its owner from `eval` on; a part of the actor that is frozen stays the actor's."""
+    monkeypatch.setattr(turn_hooks, "MODELS", models)
+    monkeypatch.setattr(turn_hooks.boundaries, "are_told", lambda: False)
+    actor, ref = model(2), model(3)
+    optimizer = torch.optim.AdamW(actor[1].parameters())
+    models.roles.meet_optimizer(optimizer)
+    for put_aside in (actor[0].requires_grad_(False), ref.eval()):
+        turn_hooks.meet_made(put_aside, None, None)
+    assert not held(models).get("ref.params"), "they are in the host's memory"
+    monkeypatch.setattr(turn_hooks, "is_on_gpu", lambda _module: True)
+    for put_aside in (actor[0], ref):
+        turn_hooks.meet_made(put_aside, None, None)
+    models.meet_used(actor, has_gradients=True)
+    assert held(models)["ref.params"] == 3 * LAYER_BYTES
+    assert held(models)["actor.params"] == 2 * LAYER_BYTES
 
 
 def test_what_learns_is_the_actors(models: Models) -> None:

@@ -246,7 +246,8 @@ def test_first_forwards_are_watched_inside(monkeypatch: pytest.MonkeyPatch) -> N
     """In a model's first forwards watchers are told of each module, later of the model alone."""
     told: list[str] = []
     watcher = SimpleNamespace(
-        begin_forward=lambda _model: told.append("model"),
+        meet=lambda _model: None,
+        begin_forward=lambda: told.append("model"),
         end_forward=lambda _token: None,
         inside_forward=lambda: told.append("module"),
     )

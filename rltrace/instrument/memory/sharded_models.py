@@ -248,9 +248,10 @@ class Models:
 
     def _holders(self) -> Iterator[tuple[Any, list[Any]]]:
         """Return who may have parameters that are not sharded, and which these are."""
-        for known in (*self._wrapped, *self._used):
-            if (module := known()) is not None:
-                yield module, list(module.parameters())
+        for module in self._wrapped_modules():
+            yield module, list(module.parameters())
+        used = [(module, list(module.parameters())) for known in self._used if (module := known()) is not None]
+        yield from sorted(used, key=lambda one: -len(one[1]))  # a whole model before a part that was put aside
         for optimizer in self.roles.optimizers():
             yield optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from rltrace.events import Turn
 from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import Hook, PatchSet, nothing_after, nothing_before
+from rltrace.host import memory
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger
 from rltrace.instrument.memory.growth import Growth
 from rltrace.instrument.memory.sharded_models import MODELS, watch_models
@@ -22,6 +24,7 @@ from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.models import FORWARD_WATCHERS
 from rltrace.instrument.torch.optim import watch_optimizer_steps
 
+MODULE = "torch.nn.modules.module:Module"
 TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
 
 
@@ -44,8 +47,10 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
     patches.around("torch._inductor.graph:GraphLowering.run", beating(turns), nothing_after)  # to compile takes seconds
     patches.around(f"{TRANSFORMERS}.from_pretrained", nothing_before, at(turns, Turn.MOVED))
+    for method in ("eval", "requires_grad_"):  # a ref is put aside so, before it is used
+        patches.around(f"{MODULE}.{method}", keep_self, meet_made)
     moves = ModuleMoves(turns)
-    patches.around("torch.nn.modules.module:Module._apply", moves.begin, moves.end)
+    patches.around(f"{MODULE}._apply", moves.begin, moves.end)
 
 
 FIRST_CALLS = 3
@@ -66,6 +71,18 @@ def loading(ledger: CudaLedger, work: Work) -> Growth:
         return calls[work.subject, kind] <= FIRST_CALLS
 
     return Growth(ledger, CONTEXT, is_first)
+
+
+def meet_made(module: Any, _result: Any, error: BaseException | None) -> None:
+    """Meet a model that is put aside on a GPU: the boundaries before its first forward count it too."""
+    if error is None and not boundaries.are_told() and is_on_gpu(module):
+        MODELS.meet_used(module, has_gradients=False)
+
+
+def is_on_gpu(module: Any) -> bool:
+    """Return whether a module's first parameter is a plain tensor on a GPU."""
+    first = next(module.parameters(), None)
+    return first is not None and first.is_cuda and memory.local(first) is first
 
 
 class Backwards:
@@ -128,13 +145,18 @@ class Forwards:
     def __init__(self, turns: Turns, loading: Growth) -> None:
         self._turns, self._loading = turns, loading
 
-    def begin_forward(self, model: Any, /) -> int | None:
+    def meet(self, model: Any, /) -> None:
+        """Meet the model, unless a trainer's hook has names for those that it knows."""
+        from torch import is_grad_enabled
+
+        if not boundaries.are_told():
+            MODELS.meet_used(model, has_gradients=is_grad_enabled())
+
+    def begin_forward(self) -> int | None:
         """Look before it."""
         from torch import is_grad_enabled
 
         has_gradients = is_grad_enabled()
-        if not boundaries.are_told():  # else a trainer's hook has names for its models
-            MODELS.meet_used(model, has_gradients=has_gradients)
         self._turns.begin_forward(has_gradients=has_gradients)
         return self._loading.begin("forward", has_gradients)  # with gradients to come: other kernels
 

@@ -128,7 +128,10 @@ INSIDE = Inside()
 class ForwardWatcher(Protocol):
     """What looks at each forward of a whole model from both sides; what it takes is not the forward's time."""
 
-    def begin_forward(self, model: Any, /) -> Any:
+    def meet(self, model: Any, /) -> None:
+        """Learn of the model, before the phase that may begin with its forward."""
+
+    def begin_forward(self) -> Any:
         """Look before it; return what `end_forward` takes."""
 
     def end_forward(self, token: Any, /) -> None:
@@ -262,10 +265,12 @@ def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ho
     if not number:
         return None
     hook.row.fired()
+    for watcher in FORWARD_WATCHERS:
+        watcher.meet(module)
     if WATCHERS:
         begin_phase(number)
     BETWEEN.begins()
-    tokens = [watcher.begin_forward(module) for watcher in FORWARD_WATCHERS]
+    tokens = [watcher.begin_forward() for watcher in FORWARD_WATCHERS]
     rows, columns = shape_of(args, kwargs)
     return Opened(_forward(number, type(module).__name__, rows, columns).__enter__(), tokens, FIRST.met(number))
 
