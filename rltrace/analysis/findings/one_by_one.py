@@ -6,7 +6,7 @@ from statistics import fmean
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.findings.syncs import seconds_of, slowest
+from rltrace.analysis.findings.syncs import per_step, seconds_of, slowest
 from rltrace.analysis.weight_sync import GATHER
 
 NAME = "one_by_one"
@@ -31,14 +31,14 @@ def judge(run: Run) -> list[Finding]:
     gathers = some.stages[GATHER].spans
     if gathers < FEWEST_GATHERS or some.tensors > NEARLY_ONE * gathers:
         return []
-    price = slowest(syncs, seconds_of(GATHER))
+    seconds = fmean(slowest(syncs, seconds_of(GATHER)))
     rate = some.stages[GATHER].gigabytes_per_second
     return [
         run.finding(
             NAME,
-            f"The weight sync gathers {gathers} parameters one at a time, in {fmean(price):.2f} s",
+            f"The weight sync gathers {gathers} parameters one at a time, in {seconds:.2f} s",
             [f"{gathers} gathers for {some.tensors} tensors" + (f", at {rate:.0f} GB/s" if rate else "")],
-            per_step=price,
+            per_step=per_step(run, syncs, seconds_of(GATHER)),
             less_because="the bytes have to be gathered in any case. Fewer gathers save latency: a sync of 16 GB took "
             "85 instead of 151 ms (docs/measurements/weight_sync.md)",
             basis="modelled",

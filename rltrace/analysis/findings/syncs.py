@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
+from rltrace.analysis.findings.run import Run
 from rltrace.analysis.weight_sync import RankSync
 
 Syncs = dict[int, list[RankSync]]
@@ -12,8 +13,13 @@ Syncs = dict[int, list[RankSync]]
 
 
 def slowest(syncs: Syncs, of: Callable[[RankSync], float]) -> list[float]:
-    """Return a figure of the rank that has most of it, in each step."""
+    """Return a figure of the rank that has most of it, for each sync."""
     return [max(map(of, of_step)) for of_step in syncs.values()]
+
+
+def per_step(run: Run, syncs: Syncs, of: Callable[[RankSync], float]) -> list[float]:
+    """Return the same for each steady step: 0 for a step without a sync, of which some runs have many."""
+    return [max(map(of, syncs.get(number, ())), default=0.0) for number in run.numbers]
 
 
 def length(syncs: Syncs) -> float:

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.syncs import length, per_step, slowest
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import EMPTY_CACHE, REQUEST
 
@@ -41,8 +42,7 @@ def judge(run: Run) -> list[Finding]:
         return []
     surplus = 1 - 1 / ratio
     of_rank = sent / len(held)
-    stages = [max(map(_by_bytes, of_step)) * surplus for of_step in syncs.values()]
-    whole = fmean(max(sync.seconds for sync in of_step) for of_step in syncs.values())
+    stages = per_step(run, syncs, lambda sync: _by_bytes(sync) * surplus)
     return [
         run.finding(
             NAME,
@@ -50,12 +50,12 @@ def judge(run: Run) -> list[Finding]:
             [
                 f"{ratio:.2f} times the bytes: {of_rank / 1e9:.1f} GB a rank and step are sent, "
                 f"{sum(held) / len(held) / 1e9:.1f} GB are held in the engine",
-                f"gather, send, wait and load take {fmean(stages) / surplus:.3f} s of a sync of {whole:.3f} s, "
-                "on the slowest rank",
+                f"gather, send, wait and load take {fmean(slowest(syncs, _by_bytes)):.3f} s of a sync of "
+                f"{length(syncs):.3f} s, on the slowest rank",
             ],
             per_step=stages,
             size_bytes=of_rank * surplus,
-            bound=surplus * whole,
+            bound=surplus * fmean(per_step(run, syncs, lambda sync: sync.seconds)),
             less_because="stages whose length is a launch or a call, and not bytes, stay as long",
             basis="modelled",
             figures={"sent_bytes": of_rank, "held_bytes": sum(held) / len(held), "ratio": ratio},
