@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import bytecode_tracer
 import pytest
+from bytecode_tracer import in_a_thread
 
 import rltrace
 from rltrace.events import Span
@@ -55,12 +55,6 @@ def no_collections() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-
-
-def in_a_thread(work: Callable[[], None]) -> None:
-    """Run it in a thread of its own: an error at the very end of an `except` clause stays the one that is handled."""
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work).result()
 
 
 class Loss:
