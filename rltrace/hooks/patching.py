@@ -165,23 +165,23 @@ class Hook:
             pass
 
     def enter(self, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `before`, and return the token for `leave`, or `_NOT_ENTERED`."""
+        """Run `before`, and return the token for `leave`, or `NOT_ENTERED`."""
         if not self.live:
-            return _NOT_ENTERED
+            return NOT_ENTERED
         newest = spans.newest
         try:
             self.row.fired()
             return before(args, kwargs)
         except own_failure() as error:
             self.failed(error)
-            return _NOT_ENTERED
+            return NOT_ENTERED
         except BaseException as interruption:
             spans.end_lost(newest, interruption)
             raise
 
     def leave(self, after: After, token: Any, result: Any, error: BaseException | None) -> None:
         """Run `after` if its `before` was run."""
-        if token is _NOT_ENTERED:
+        if token is NOT_ENTERED:
             return
         try:
             after(token, result, error)
@@ -192,22 +192,29 @@ class Hook:
             raise
 
     def leave_by_error(
-        self, after: After, token: Any, newest: Any, error: BaseException, *, is_leaving: bool, is_shown: bool = True
+        self,
+        after: After,
+        token: Any,
+        error: BaseException,
+        newest: Any = None,
+        *,
+        is_leaving: bool,
+        is_shown: bool = True,
     ) -> bool:
         """Do what is left of a call that an error ends: the program's, one of `after`, or one from outside.
 
         Args:
             after: Run if it has not begun yet.
-            token: What `before` returned; `_ENTERING` if it has not returned.
-            newest: `spans.newest` before that.
+            token: What `before` returned; `ENTERING` if it has not returned.
             error: What ends the call.
+            newest: `spans.newest` before `before`.
             is_leaving: Whether `after` has begun.
             is_shown: Whether the error is one for `after`, and does not only end a generator.
 
         Returns:
             Whether the error is ours, so that the call goes on.
         """
-        if token is _ENTERING:
+        if token is ENTERING:
             spans.end_lost(newest, error)
         elif not is_leaving:
             self.leave(after, token, None, error if is_shown else None)
@@ -233,9 +240,9 @@ class AwaitedImport(Hook):
             self.bind(state == "installed")
 
 
-_NOT_ENTERED = object()
+NOT_ENTERED = object()
 """The token of a call whose `before` was not run, or has failed."""
-_ENTERING = object()
+ENTERING = object()
 """The token of a call whose `before` has not returned yet."""
 
 
@@ -261,17 +268,17 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not hook.live:
             return original(*args, **kwargs)
-        token, is_leaving, newest = _ENTERING, False, spans.newest
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
             try:
                 hook.row.fired()
                 token = before(args, kwargs)
             except own_failure() as error:
-                token = _NOT_ENTERED
+                token = NOT_ENTERED
                 hook.failed(error)
             # Outside of the handler above: neither what the program raises nor sys.exc_info may know of our error.
             result = original(*args, **kwargs)
-            if token is _NOT_ENTERED:
+            if token is NOT_ENTERED:
                 return result
             # `@torch.no_grad() async def` is a plain function that returns a coroutine.
             if type(result) is CoroutineType:
@@ -281,7 +288,7 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
             return result
         except BaseException as error:
             try:
-                if hook.leave_by_error(after, token, newest, error, is_leaving=is_leaving):
+                if hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving):
                     return result
             except BaseException as interruption:
                 _end_token(token, interruption)
@@ -304,7 +311,7 @@ async def _finish_coroutine(coroutine: Any, hook: Hook, after: After, token: Any
         return result
     except BaseException as error:
         try:
-            if hook.leave_by_error(after, token, None, error, is_leaving=is_leaving):
+            if hook.leave_by_error(after, token, error, is_leaving=is_leaving):
                 return result
         except BaseException as interruption:
             _end_token(token, interruption)
@@ -317,7 +324,7 @@ def wrap_coroutine_function(original: Function, hook: Hook, before: Before, afte
 
     @functools.wraps(original)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        token, is_leaving, newest = _ENTERING, False, spans.newest
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
             token = hook.enter(before, args, kwargs)
             result = await original(*args, **kwargs)
@@ -326,7 +333,7 @@ def wrap_coroutine_function(original: Function, hook: Hook, before: Before, afte
             return result
         except BaseException as error:
             try:
-                hook.leave_by_error(after, token, newest, error, is_leaving=is_leaving)
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
             except BaseException as interruption:
                 _end_token(token, interruption)
                 raise
@@ -340,7 +347,7 @@ def wrap_generator_function(original: Function, hook: Hook, before: Before, afte
 
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        token, is_leaving, newest = _ENTERING, False, spans.newest
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
             token = hook.enter(before, args, kwargs)
             result = yield from original(*args, **kwargs)
@@ -350,7 +357,7 @@ def wrap_generator_function(original: Function, hook: Hook, before: Before, afte
         except BaseException as error:
             is_shown = not isinstance(error, GeneratorExit)
             try:
-                hook.leave_by_error(after, token, newest, error, is_leaving=is_leaving, is_shown=is_shown)
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
             except BaseException as interruption:
                 _end_token(token, interruption)
                 raise
@@ -367,7 +374,7 @@ def wrap_each_item(original: Function, hook: Hook, before: Before, after: After)
         inner = original(*args, **kwargs)
         resume, value = inner.send, None
         while True:
-            token, is_leaving, newest = _ENTERING, False, spans.newest
+            token, is_leaving, newest = ENTERING, False, spans.newest
             try:
                 token = hook.enter(before, args, kwargs)
                 try:
@@ -380,7 +387,7 @@ def wrap_each_item(original: Function, hook: Hook, before: Before, after: After)
                 hook.leave(after, token, item, None)
             except BaseException as error:
                 try:
-                    hook.leave_by_error(after, token, newest, error, is_leaving=is_leaving)
+                    hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
                 except BaseException as interruption:
                     _end_token(token, interruption)
                     raise
@@ -441,7 +448,7 @@ def wrap_async_generator_function(original: Function, hook: Hook, before: Before
 
     @functools.wraps(original)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        token, is_leaving, newest = _ENTERING, False, spans.newest
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
             token = hook.enter(before, args, kwargs)
             inner = original(*args, **kwargs)
@@ -466,7 +473,7 @@ def wrap_async_generator_function(original: Function, hook: Hook, before: Before
         except BaseException as error:
             is_shown = not isinstance(error, GeneratorExit)
             try:
-                hook.leave_by_error(after, token, newest, error, is_leaving=is_leaving, is_shown=is_shown)
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
             except BaseException as interruption:
                 _end_token(token, interruption)
                 raise

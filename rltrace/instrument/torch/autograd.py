@@ -53,19 +53,23 @@ def wrap_backward(original: Function, hook: Hook, before: Before, after: After) 
     timed_before, timed_after = hook.timed(before), hook.timed(after)
     enter = outside_graphs(lambda args, kwargs: hook.enter(timed_before, args, kwargs))
     leave = outside_graphs(lambda token, result, error: hook.leave(timed_after, token, result, error))
+    leave_by_error = outside_graphs(
+        lambda token, error, is_leaving: hook.leave_by_error(timed_after, token, error, is_leaving=is_leaving)
+    )
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not hook.live:
             return original(*args, **kwargs)
-        token = enter(args, kwargs)
+        token, is_leaving = enter(args, kwargs), False
         try:
             result = original(*args, **kwargs)
+            is_leaving = True
+            leave(token, result, None)
+            return result
         except BaseException as error:
-            leave(token, None, error)
+            leave_by_error(token, error, is_leaving)
             raise
-        leave(token, result, None)
-        return result
 
     function: Function = backward
     skip_frames(torch._C._dynamo.eval_frame, function.__code__)

@@ -6,9 +6,11 @@ the next one begins, the time in between is divided: so much of it the process c
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from time import process_time_ns
 from typing import Any
 
@@ -32,8 +34,9 @@ class Between:
         """Begin anew: a forked child has done no work, and its processor time begins at 0."""
         self._lock = threading.Lock()
         self._under_way = 0
-        self._ended_ns = self._cpu_ns = self._output_until_ns = 0
+        self._ended_ns = self._cpu_ns = 0
         self._output: Any = None
+        self._dropped_ns: list[int] = []
 
     @property
     def is_over(self) -> bool:
@@ -56,7 +59,7 @@ class Between:
         cpu_ns = min(process_time_ns() - self._cpu_ns, gap_ns)
         if cpu_ns <= LEAST_NS:
             return
-        known = {"output_ns": max(0, self._output_until_ns - began_ns)} if self._output_until_ns else {}
+        known = {"output_ns": max(0, self._dropped_ns[0] - began_ns)} if self._dropped_ns else {}
         spans.automatic_span_at(HOST_WORK, began_ns, began_ns + cpu_ns, gap_ns=gap_ns, **known)
 
     def ends(self, output: Any = None, *, has_gradient: bool = False) -> None:
@@ -70,12 +73,19 @@ class Between:
             self._under_way = max(0, self._under_way - 1)
             if self._under_way or has_gradient:
                 return
-            self._ended_ns, self._cpu_ns, self._output_until_ns = now_ns(), process_time_ns(), 0
-        self._output = None if output is None else weakref.ref(output, self._dropped)
+            self._ended_ns, self._cpu_ns, self._dropped_ns = now_ns(), process_time_ns(), []
+        self._output = None if output is None else weakref.ref(output, appends_time(self._dropped_ns))
 
-    def _dropped(self, output: Any) -> None:
-        if output is self._output:
-            self._output_until_ns = now_ns()
+
+def appends_time(times_ns: list[int]) -> Callable[[Any], Any]:
+    """Return a function, all in C, that appends the time to a list when it is called with one argument.
+
+    Python forgets what is raised in a callback of a weak reference. A bytecode of ours there might be the first since a
+    signal came, and what the program's handler raises would be lost.
+    """
+    return functools.partial(
+        next, map(times_ns.append, iter(now_ns, None))
+    )  # the argument is for the end, which is none
 
 
 BETWEEN = Between()

@@ -99,18 +99,21 @@ class BucketTimes:
     """What DDP says of its buckets' all-reduce in a backward, once the next forward has begun."""
 
     def __init__(self) -> None:
-        self._last: dict[int, int] = {}
-        """When the last all-reduce that was written began, by the id of the module."""
+        self._last: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """By the id of a module: the module, and when the last all-reduce that was written began."""
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """Have DDP on a CPU measure every step."""
         module = args[0]
-        if id(module) not in self._last:
-            self._last[id(module)] = 0
-            weakref.finalize(module, self._last.pop, id(module), None)
+        if self._last_of(module) is None:
+            self._last[id(module)] = weakref.ref(module), 0
             if module.device_type == "cpu":
                 module.reducer._set_ddp_runtime_logging_sample_rate(1)
         return module
+
+    def _last_of(self, module: Any) -> int | None:
+        known = self._last.get(id(module))
+        return known[1] if known is not None and known[0]() is module else None
 
     def read(self, module: Any, _result: Any, error: BaseException | None) -> None:
         """Write the span of the last backward's all-reduce, if DDP measured it."""
@@ -118,9 +121,9 @@ class BucketTimes:
             return
         found = module.logger._get_ddp_logging_data()
         start, end = (found.ints_map.get(f"backward_comm_time_{side}", 0) for side in ("start", "end"))
-        if not 0 < start < end or start == self._last.get(id(module)):
+        if not 0 < start < end or start == self._last_of(module):
             return
-        self._last[id(module)] = start
+        self._last[id(module)] = weakref.ref(module), start
         sizes = found.strs_map.get("rebuilt_bucket_sizes") or found.strs_map.get("bucket_sizes", "")
         buckets = [int(size) for size in sizes.split(",") if size.strip().isdigit()]
         behind_ns = now_ns() - time.time_ns()

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rltrace.hooks.arguments import argument, keep_self
 from rltrace.hooks.patching import Function, Hook, PatchSet
@@ -102,8 +102,7 @@ class Gathers:
 _all_gather = spans.automatic_typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
 
 
-@dataclass
-class FirstGather:
+class FirstGather(NamedTuple):
     """The first all-gather of a list of parameters, whose size is known when it is over."""
 
     span: Any

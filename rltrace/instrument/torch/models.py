@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from rltrace.events import FORWARD, LOAD_WEIGHTS
 from rltrace.hooks.boundaries import WATCHERS
-from rltrace.hooks.patching import Function, Hook, PatchSet, end_span
+from rltrace.hooks.patching import ENTERING, NOT_ENTERED, Function, Hook, PatchSet, end_span
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.autograd import is_in_backward
 from rltrace.instrument.torch.between import BETWEEN
@@ -145,29 +145,36 @@ def wrap_call(original: Function, hook: Hook) -> Function:
     import torch
 
     inside, none_inside = INSIDE, _passes_on(original)
-    enter, leave = outside_graphs(hook.timed(begin_forward)), outside_graphs(hook.timed(end_forward))
+    enter, after = outside_graphs(hook.timed(begin_forward)), hook.timed(end_forward)
+    leave = outside_graphs(lambda opened, result, error: hook.leave(after, opened, result, error))
+    leave_by_error = outside_graphs(
+        lambda opened, error, newest, is_leaving: hook.leave_by_error(
+            after, opened, error, newest, is_leaving=is_leaving
+        )
+    )
 
     def at_root(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inside.model = True
+        opened, is_leaving, newest = ENTERING, False, spans.newest
         try:
-            opened = None
             try:
                 opened = enter(module, args, kwargs, hook)
             except own_failure() as error:
+                opened = NOT_ENTERED
                 hook.failed(error)
-            try:
-                result = original(module, *args, **kwargs)
-            except BaseException as error:
-                _left(hook, leave, opened, None, error)
-                raise
-            _left(hook, leave, opened, result, None)
+            result = original(module, *args, **kwargs)
+            is_leaving = True
+            leave(opened, result, None)
             return result
+        except BaseException as error:
+            leave_by_error(opened, error, newest, is_leaving)
+            raise
         finally:
             inside.model = False
 
     call = none_inside(original, inside, hook, at_root)
     frames = torch._C._dynamo.eval_frame
-    for function in (call, at_root, _left):
+    for function in (call, at_root):
         skip_frames(frames, function.__code__)
     call = functools.wraps(original)(call)
     # What dynamo reads in our place.
@@ -201,20 +208,11 @@ def _around(original: Function, inside: Inside, hook: Hook, at_root: Function) -
     return __call__
 
 
-def _left(hook: Hook, leave: Function, opened: Any, result: Any, error: BaseException | None) -> None:
-    if opened is None:
-        return
-    try:
-        leave(opened, result, error)
-    except own_failure() as failure:
-        hook.failed(failure)
-
-
 def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: Hook) -> Any:
     """Open the span; a module without parameters has none, nor one that is called again for its backward."""
     number = 0 if is_in_backward() else MODELS.number(module)
     if not number:
-        return None
+        return NOT_ENTERED
     hook.row.fired()
     if WATCHERS:
         begin_phase(number)

@@ -11,6 +11,7 @@ from typing import Any
 from rltrace.hooks.patching import Function, Hook
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.dynamo import outside_graphs
+from rltrace.record import spans
 
 OpenForward = Callable[[str, bool], Any]
 """A function that opens what is around a forward of the module at a path, maybe one repeated for its backward."""
@@ -73,6 +74,7 @@ class Forwards:
             nonlocal known
             if not hook.live:
                 return
+            newest = spans.newest
             try:
                 if chosen is not None and not chosen(module):
                     return
@@ -84,6 +86,9 @@ class Forwards:
                     of_thread.stack.append((module, self._opens(known, in_backward() != -1)))
             except own_failure() as error:
                 hook.failed(error)
+            except BaseException as interruption:
+                spans.end_lost(newest, interruption)
+                raise
 
         def after(module: Any, _args: Any, _result: Any) -> None:
             if of_thread.stack:
