@@ -100,7 +100,7 @@ os._exit(1)
 """Twelve steps of 1.5 s, one after another, in a process that closes nothing."""
 
 
-def test_flipped_times_in_the_life_of_the_process(tmp_path: Path) -> None:
+def test_flipped_times_inside_the_life(tmp_path: Path) -> None:
     """A time that is wrong by seconds, in a segment without a checksum, costs its record and makes no step longer."""
     run = tmp_path / "run"
     manifest.create(run, owner=None, command=["python"], config={})
