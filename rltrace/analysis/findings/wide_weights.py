@@ -14,7 +14,8 @@ NAME = "wide_weights"
 WEIGHTS = "rollout.weights"
 
 LEAST_RATIO = 1.5
-"""Types differ by powers of two (IEEE 754, OCP FP8), and some tensors keep theirs, so the limit is between 1 and 2."""
+"""Widths of types differ by powers of two (IEEE 754, OCP FP8). Some tensors keep theirs, so the limit is between 1 and
+2."""
 
 NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", EMPTY_CACHE)
 """Stages whose length does not depend on the type."""
@@ -66,13 +67,13 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _by_bytes(sync: RankSync) -> float:
-    """Return the seconds of a sync in stages that take longer for more bytes."""
+    """Return the seconds of a sync in stages whose length depends on the bytes."""
     fixed = sum(sync.stages[name].seconds for name in NOT_BY_BYTES if name in sync.stages)
     return max(sync.seconds - sync.rest_seconds - fixed, 0.0)
 
 
 def _ranks_of_an_engine(run: Run, workers: int) -> float:
-    """Return over how many ranks one engine spreads its weights: of a tensor that is sent, each holds a part."""
+    """Return over how many ranks one engine spreads its weights; each of them holds a part of a tensor that is sent."""
     replicas = sum(REQUEST in process.passed for process in run.seen.processes)
     if not replicas:
         raise UnjudgeableError(

@@ -1,9 +1,11 @@
 """Collectives that a program calls itself, and the all-reduce of DDP's gradients.
 
-Read: torch 2.6 to 2.13, torch/distributed/distributed_c10d.py, torch/nn/parallel/distributed.py and
-torch/csrc/distributed/c10d/logger.cpp. DDP launches its buckets in C++, where no hook of Python is; a communication
-hook of ours would take the place of the program's. But DDP measures itself: of a GPU in the first ten steps and in
-every hundredth later; on a CPU, where that waits for no device, we have it measure every one.
+DDP launches its buckets in C++, where Python has no hook, and a communication hook of ours would replace the program's.
+But DDP measures itself. On a GPU it does so in the first ten steps, and then in every hundredth. On a CPU, where this
+waits for no device, we have it measure every step.
+
+Source read: torch 2.6 to 2.13, torch/distributed/distributed_c10d.py, torch/nn/parallel/distributed.py and
+torch/csrc/distributed/c10d/logger.cpp.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ COLLECTIVES = {
     "all_gather_object": ("", 0, "group", 2),
     "broadcast_object_list": ("", 0, "group", 2),
 }
-"""Each collective with the parameter whose bytes count, and its group's: names and places."""
+"""For each collective, the name and place of the parameter whose bytes count, and of its group."""
 
 
 class TorchCollectives:
@@ -62,7 +64,7 @@ class TorchCollectives:
 def begin_collective(
     name: str, tensor: str, at: int, group: str, group_at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Open the span; an asynchronous one is its launch."""
+    """Open the span. That of an asynchronous collective is its launch."""
     moved = argument(tensor, at, args, kwargs, None) if tensor else None
     ranks, ranks_of = _group(argument(group, group_at, args, kwargs, None))
     said: dict[str, Any] = {"ranks": ranks, "group": ranks_of}
@@ -96,7 +98,7 @@ def _name(group: Any) -> str:
 
 
 class BucketTimes:
-    """What DDP says of its buckets' all-reduce in a backward, once the next forward has begun."""
+    """Reads what DDP measured of its buckets' all-reduce in a backward, when the next forward has begun."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[weakref.ref[Any], int]] = {}

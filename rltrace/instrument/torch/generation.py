@@ -1,4 +1,4 @@
-"""`model.generate`: a call that generates, in the program's process, by whatever generates there."""
+"""`model.generate`: a call that generates in the program's process, with whatever engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def begin_generation(by: str, module: Any = None, **said: Any) -> Any:
     """Open the span of a call that generates.
 
     Args:
-        by: Whose call it is.
+        by: The library that generates.
         module: The model that generates, whose forwards are a part of this; None if an engine has it.
         **said: What is known of the call.
 
@@ -66,7 +66,7 @@ def end_generation(opened: Any, error: BaseException | None, **said: Any) -> Non
 
 
 def begin_request(by: str, **said: Any) -> Any:
-    """Open the span of one of several calls that one thread makes at a time, as tasks do."""
+    """Open the span of a call of which one thread has several at a time, as asyncio tasks do."""
     BOUNDARIES.begins(GENERATION)
     BETWEEN.begins()
     return spans.automatic_span(GENERATE, by=by, **said).__enter__()
