@@ -101,7 +101,7 @@ def _bytes_on_host(run: Run, lane: Lane, one: Pass) -> float:
 
 
 def _longer(run: Run, one: Pass) -> PerStep | None:
-    """Return how much longer the phase takes than the other one, in the mean of the ranks; None without that."""
+    """Return how much longer the phase takes than the other one, as a mean over the ranks; None without the other."""
     here, there = run.phase_seconds(one.phase), run.phase_seconds(one.alike) if one.alike else {}
     if not there:
         return None

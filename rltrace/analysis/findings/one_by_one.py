@@ -12,17 +12,17 @@ from rltrace.analysis.weight_sync import GATHER
 NAME = "one_by_one"
 
 NEARLY_ONE = 1.1
-"""Tensors per gather below which parameters are gathered one at a time. verl 0.9.1 has 399 for 400 (docs/measurements/
-verl_8b.md), where tied ones and buffers make the difference; a sync by buckets has 429 for 31 (8b.md)."""
+"""With fewer tensors per gather, parameters are gathered one at a time. verl 0.9.1 has 400 tensors in 399 gathers
+(docs/measurements/verl_8b.md), because of tied ones and buffers; a sync in buckets has 429 in 31 (8b.md)."""
 
 FEWEST_GATHERS = 32
-"""With fewer, buckets are about as many as tensors whatever is done."""
+"""With fewer gathers there are about as many buckets as tensors, whatever the program does."""
 
 SETTINGS = (Setting("your program", "gather all shards of a layer, or of a bucket, at once"),)
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price the gathers of a sync that has as many of them as tensors."""
+    """Price the gathers of a sync if there are as many as tensors."""
     syncs = run.steady_syncs()
     having = [sync for of_step in syncs.values() for sync in of_step if GATHER in sync.stages]
     if not having:

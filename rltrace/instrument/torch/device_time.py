@@ -223,7 +223,7 @@ class DeviceTimes:
             return Pair(name, args, self, queue, self._submitted, launched_ns, anchor, stream, event)
 
     def _look(self) -> bool:
-        """Do what is due: resolve what is done, and renew the anchor; return false, and count it, without one."""
+        """Resolve what is done and renew the anchor, if that is due; without an anchor count the pair, return false."""
         now_ns = self.now_ns()
         is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
         if is_anchor_due and self.device.is_capturing():
@@ -257,7 +257,7 @@ class DeviceTimes:
             self._count += 1
 
     def poll(self) -> int:
-        """Resolve what the device has done; returns how many pairs that were. Never waits for the device."""
+        """Resolve what the device has done, and return how many pairs that were. Never waits for the device."""
         with self._lock:
             return 0 if self.device.is_capturing() else self._poll()
 
@@ -267,14 +267,14 @@ class DeviceTimes:
             try:
                 self.poll()
                 self.missed.unfinished += self._count
-            except own_failure():  # an error of a device stays with it: it was told of where it came first
+            except own_failure():  # a device's error comes back at each call; it was told where it came first
                 self.missed.failed += self._count
             self._waiting, self._count = {}, 0
 
     def _poll(self) -> int:
         self._polled_ns = self.now_ns()
         fired = {stream: self._fired(pairs) for stream, pairs in self._waiting.items()}
-        # Taken after everything that it is to bound.
+        # It is taken after everything that it bounds.
         closing = self._new_anchor() if any(fired.values()) else None
         done = [] if closing is None else self._take(fired)
         if closing is not None:
@@ -351,7 +351,7 @@ class DeviceTimes:
             self._pool.append(anchor.event)
 
     def _new_anchor(self) -> Anchor | None:
-        """Return the narrowest of a few tries; None if the device did not answer, as one with full queues does not."""
+        """Return the narrowest of a few tries; None if the device did not answer, as one with full queues."""
         best: Anchor | None = None
         for _ in range(ANCHOR_TRIES):
             found = self._try_anchor()
