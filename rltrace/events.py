@@ -254,7 +254,7 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
 
 
 REWARD_MODELS = ("ForSequenceClassification", "Reward")
-"""What is in the names of classes of models that score."""
+"""A class of models that score has one of these in its name."""
 
 CALLS_BY_CHOICE = ("model.", "dist.", "ddp.")
 """Beginnings of the names of calls into libraries, which a program makes or does without: nobody misses those that it

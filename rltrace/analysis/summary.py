@@ -73,7 +73,8 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     misfit_records: int
     """Whole records that make no sense: a name that is no text, a value that is no number."""
     torn_records: int
-    """Records that the death of the process cut, that are damaged, or whose time lies outside of the process's life."""
+    """Records that the death of the process cut, that are damaged, or whose time lies outside of the process's life or
+    contradicts those of the records around them."""
     orphan_records: int
     """Ends of spans without a beginning, plus `stray_arrows`."""
     stray_arrows: int

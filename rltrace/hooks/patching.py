@@ -165,24 +165,65 @@ class Hook:
             pass
 
     def enter(self, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `before`, and return the token for `leave`, or `_NOT_ENTERED`."""
+        """Run `before`, and return the token for `leave`, or `NOT_ENTERED`."""
         if not self.live:
-            return _NOT_ENTERED
+            return NOT_ENTERED
+        newest = spans.newest
         try:
             self.row.fired()
             return before(args, kwargs)
         except own_failure() as error:
             self.failed(error)
-            return _NOT_ENTERED
+            return NOT_ENTERED
+        except BaseException as interruption:
+            spans.end_lost(newest, interruption)
+            raise
 
     def leave(self, after: After, token: Any, result: Any, error: BaseException | None) -> None:
         """Run `after` if its `before` was run."""
-        if token is _NOT_ENTERED:
+        if token is NOT_ENTERED:
             return
         try:
             after(token, result, error)
         except own_failure() as failure:
             self.failed(failure)
+        except BaseException as interruption:
+            _end_token(token, interruption)
+            raise
+
+    def leave_by_error(
+        self,
+        after: After,
+        token: Any,
+        error: BaseException,
+        newest: Any = None,
+        *,
+        is_leaving: bool,
+        is_shown: bool = True,
+    ) -> bool:
+        """Do what is left of a call that an error ends: the program's, one of `after`, or one from outside.
+
+        Args:
+            after: Run if it has not begun yet.
+            token: What `before` returned; `ENTERING` if it has not returned.
+            error: What ends the call.
+            newest: `spans.newest` before `before`.
+            is_leaving: Whether `after` has begun.
+            is_shown: Whether the error is one for `after`, and does not only end a generator.
+
+        Returns:
+            Whether the error is ours, so that the call goes on.
+        """
+        if token is ENTERING:
+            spans.end_lost(newest, error)
+        elif not is_leaving:
+            self.leave(after, token, None, error if is_shown else None)
+        elif own_failure():
+            self.failed(error)  # type: ignore[arg-type]
+            return True
+        else:
+            _end_token(token, error)
+        return False
 
 
 class AwaitedImport(Hook):
@@ -199,10 +240,24 @@ class AwaitedImport(Hook):
             self.bind(state == "installed")
 
 
-_NOT_ENTERED = object()
+NOT_ENTERED = object()
+"""The token of a call whose `before` was not run, or has failed."""
+ENTERING = object()
+"""The token of a call whose `before` has not returned yet."""
+
+
+def _end_token(token: Any, interruption: BaseException) -> None:
+    """End what an error from outside has kept `after` from ending: what in a token has `end_interrupted`."""
+    for part in token if isinstance(token, tuple) else (token,):
+        if hasattr(part, "end_interrupted"):
+            part.end_interrupted(interruption)
 
 
 # ---- wrappers, one per kind -------------------------------------------------------------------------------------
+#
+# An error from outside may come wherever Python calls something. A `with` is not safe from it: it may come before the
+# first statement of `__exit__`. So everything from `before` to `after` is in one `try`. Its handler knows from `token`
+# and `is_leaving` how far the call has got, and is in a `try` itself.
 
 
 def wrap_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
@@ -213,40 +268,55 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not hook.live:
             return original(*args, **kwargs)
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
-            hook.row.fired()
-            token = before(args, kwargs)
-        except own_failure() as error:
-            hook.failed(error)
-            token = _NOT_ENTERED
-        # Outside of the handler above: what the program raises, or asks of sys.exc_info, must not know of our error.
-        try:
+            try:
+                hook.row.fired()
+                token = before(args, kwargs)
+            except own_failure() as error:
+                token = NOT_ENTERED
+                hook.failed(error)
+            # Outside of the handler above: neither what the program raises nor sys.exc_info may know of our error.
             result = original(*args, **kwargs)
-        except BaseException as error:
-            hook.leave(after, token, None, error)
-            raise
-        if token is _NOT_ENTERED:
-            return result
-        # `@torch.no_grad() async def` is a plain function that returns a coroutine.
-        if type(result) is CoroutineType:
-            return _finish_coroutine(result, hook, after, token)
-        try:
+            if token is NOT_ENTERED:
+                return result
+            # `@torch.no_grad() async def` is a plain function that returns a coroutine.
+            if type(result) is CoroutineType:
+                return _finish_coroutine(result, hook, after, token)
+            is_leaving = True
             after(token, result, None)
-        except own_failure() as error:
-            hook.failed(error)
-        return result
+            return result
+        except BaseException as error:
+            try:
+                if hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving):
+                    return result
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
+            raise
 
     return call
 
 
 async def _finish_coroutine(coroutine: Any, hook: Hook, after: After, token: Any) -> Any:
+    """Await the coroutine that a plain function has returned, whose span is open already.
+
+    An error from outside that comes before the first statement, when it is awaited first, leaves that open.
+    """
+    is_leaving = False
     try:
         result = await coroutine
+        is_leaving = True
+        after(token, result, None)
+        return result
     except BaseException as error:
-        hook.leave(after, token, None, error)
+        try:
+            if hook.leave_by_error(after, token, error, is_leaving=is_leaving):
+                return result
+        except BaseException as interruption:
+            _end_token(token, interruption)
+            raise
         raise
-    hook.leave(after, token, result, None)
-    return result
 
 
 def wrap_coroutine_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
@@ -254,7 +324,20 @@ def wrap_coroutine_function(original: Function, hook: Hook, before: Before, afte
 
     @functools.wraps(original)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        return await _finish_coroutine(original(*args, **kwargs), hook, after, hook.enter(before, args, kwargs))
+        token, is_leaving, newest = ENTERING, False, spans.newest
+        try:
+            token = hook.enter(before, args, kwargs)
+            result = await original(*args, **kwargs)
+            is_leaving = True
+            hook.leave(after, token, result, None)
+            return result
+        except BaseException as error:
+            try:
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
+            raise
 
     return call
 
@@ -264,14 +347,21 @@ def wrap_generator_function(original: Function, hook: Hook, before: Before, afte
 
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        token = hook.enter(before, args, kwargs)
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
+            token = hook.enter(before, args, kwargs)
             result = yield from original(*args, **kwargs)
+            is_leaving = True
+            hook.leave(after, token, result, None)
+            return result
         except BaseException as error:
-            hook.leave(after, token, None, None if isinstance(error, GeneratorExit) else error)
+            is_shown = not isinstance(error, GeneratorExit)
+            try:
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
             raise
-        hook.leave(after, token, result, None)
-        return result
 
     return generate
 
@@ -284,16 +374,24 @@ def wrap_each_item(original: Function, hook: Hook, before: Before, after: After)
         inner = original(*args, **kwargs)
         resume, value = inner.send, None
         while True:
-            token = hook.enter(before, args, kwargs)
+            token, is_leaving, newest = ENTERING, False, spans.newest
             try:
-                item = resume(value)
-            except StopIteration as stop:
-                hook.leave(after, token, None, None)
-                return stop.value
+                token = hook.enter(before, args, kwargs)
+                try:
+                    item = resume(value)
+                except StopIteration as stop:
+                    is_leaving = True
+                    hook.leave(after, token, None, None)
+                    return stop.value
+                is_leaving = True
+                hook.leave(after, token, item, None)
             except BaseException as error:
-                hook.leave(after, token, None, error)
+                try:
+                    hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
+                except BaseException as interruption:
+                    _end_token(token, interruption)
+                    raise
                 raise
-            hook.leave(after, token, item, None)
             try:
                 resume, value = inner.send, (yield item)
             except GeneratorExit:
@@ -350,9 +448,10 @@ def wrap_async_generator_function(original: Function, hook: Hook, before: Before
 
     @functools.wraps(original)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        token = hook.enter(before, args, kwargs)
-        inner = original(*args, **kwargs)
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
+            token = hook.enter(before, args, kwargs)
+            inner = original(*args, **kwargs)
             # What `yield from` does, which asynchronous generators lack.
             step = inner.__anext__()
             while True:
@@ -369,10 +468,16 @@ def wrap_async_generator_function(original: Function, hook: Hook, before: Before
                     step = inner.athrow(thrown)
                 else:
                     step = inner.asend(sent)
+            is_leaving = True
+            hook.leave(after, token, None, None)
         except BaseException as error:
-            hook.leave(after, token, None, None if isinstance(error, GeneratorExit) else error)
+            is_shown = not isinstance(error, GeneratorExit)
+            try:
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
             raise
-        hook.leave(after, token, None, None)
 
     return generate
 

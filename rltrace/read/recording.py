@@ -12,7 +12,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType
@@ -22,7 +21,7 @@ from rltrace.errors import RecordingError
 from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import alignment, archive, ending, engines, gate, unmarked
+from rltrace.read import alignment, archive, ending, engines, gate, order, unmarked
 from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
@@ -818,7 +817,7 @@ class _EventReader:
 
     def _event(self, record: list[Any]) -> Event | None:
         """What a record makes; every reader takes, for the `true` at its end, whether a hook wrote it."""
-        unmarked = _unmarked(record)
+        unmarked = order.unmarked(record)
         read = self.readers.get((*map(type, unmarked),))
         return self._typed(*record) if read is None else read(*unmarked[:-1], unmarked is not record)
 
@@ -834,25 +833,36 @@ class _EventReader:
         except OSError:  # dropped by `max_bytes` a moment ago
             return iter(())
         if not self.process.check_segment(path.name, data):
-            first_ns, last_ns = self.process.life_ns
-            if last_ns == gate.MOST_NS and self.process.has_checksums:
-                last_ns = _last_ns(self._decoded(data, lambda: None), gate.MOST_NS)
-            self.first_ns = max(0, first_ns - gate.SLACK_NS)
-            self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
-        return self._decoded(data, self._damaged)
+            return self._sound_records(data)
+        return self._decoded(data)
 
-    def _decoded(self, data: bytes, report_damage: Callable[[], None]) -> Iterator[list[Any]]:
-        return records(data, self._makes_sense, report_damage, may_grow=self.process.is_alive)
+    def _sound_records(self, data: bytes) -> Iterator[list[Any]]:
+        """Yield the records of a segment that no checksum vouches for: those in the life of the process, in order."""
+        first_ns, last_ns = self.process.life_ns
+        decoded = self._decoded(data)
+        if self.process.has_checksums:
+            found = list(decoded)
+            if last_ns == gate.MOST_NS:
+                last_ns = order.last_ns(found, gate.MOST_NS)
+            sound = list(order.in_order(found))
+            self.process.torn += len(found) - len(sound)
+            decoded = iter(sound)
+        self.first_ns = max(0, first_ns - gate.SLACK_NS)
+        self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
+        return decoded
+
+    def _decoded(self, data: bytes) -> Iterator[list[Any]]:
+        return records(data, self._makes_sense, self._damaged, may_grow=self.process.is_alive)
 
     def _makes_sense(self, record: Any) -> bool:
         """Return whether a value after a damaged record is a record: its type exists, and its time is in its process's
         life."""
         if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
             return False
-        unmarked = _unmarked(record)
+        unmarked = order.unmarked(record)
         types = (*map(type, unmarked),)
         if types in self.readers:
-            times_ns = unmarked[_TIMES[types[0], len(types)]]
+            times_ns = unmarked[order.TIMES[types[0], len(types)]]
         elif record[0].__class__ is int and record[0] in self.types and types[-4:-1] in _TYPED:
             times_ns = record[-3:-2]
         else:
@@ -1015,42 +1025,9 @@ def _index(stack: list[Span], span: Span) -> int:
 _start_ns = attrgetter("start_ns")
 
 
-def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
-    """Return the latest time in a segment for which nobody knows when its process died.
-
-    Records are in order, so one that lies after both of those that follow it is damaged. The last one may be the end of
-    a span that took long, with nothing recorded in it. Finished spans were written some time after they ended.
-    """
-    times_ns: list[int] = []
-    finished_ns: list[int] = []
-    for record in map(_unmarked, records):
-        where = _TIMES.get((type(record[0]), len(record)))
-        for at_ns in record[where][-1:] if where else ():
-            if at_ns.__class__ is int:
-                (finished_ns if len(record) == 6 else times_ns).append(at_ns)
-    if not times_ns:
-        return otherwise
-    most_ns = sorted(times_ns[-3:])[len(times_ns[-3:]) // 2] + MOST_SILENCE_NS
-    behind_ns = [max(pair) + gate.SLACK_NS for pair in pairwise(times_ns[1:])] + 2 * [most_ns]
-    sound_ns = [at_ns for at_ns, limit_ns in zip(times_ns, behind_ns, strict=False) if at_ns <= limit_ns]
-    return max([*sound_ns, *(end_ns for end_ns in finished_ns if end_ns <= most_ns)], default=otherwise)
-
-
-MOST_SILENCE_NS = 3600 * 10**9
-"""How long a process that was killed while nobody watched may have been silent before its last record; a longer gap is
-damage."""
-
-
-def _unmarked(record: list[Any]) -> list[Any]:
-    """The record of a span as it is without the mark that a hook made it; any other record itself."""
-    return record[1:] if len(record) > 5 and record[0] == AUTOMATIC else record
-
-
 _ARGS = (dict, NoneType)
 _TYPED = ((int, int, dict), (int, int, NoneType))
 """What precedes the end of a typed span's beginning."""
-_TIMES = {(int, 3): slice(0), (int, 4): slice(2), (str, 4): slice(1, 2), (str, 5): slice(2, 3), (str, 6): slice(2, 4)}
-"""Where a record has its times, by the type of its first element and its length."""
 _NEW: dict[str, gate.Check] = {"": gate.text}
 """Checks for a name of which nothing is known yet."""
 _MOST = gate.MOST_BYTES

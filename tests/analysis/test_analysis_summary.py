@@ -231,8 +231,11 @@ def test_sync_rest_is_in_no_stage(tmp_path: Path) -> None:
     assert (without_phase.seconds, without_phase.rest_seconds) == (4, 2)
 
 
-def test_emptying_the_cache_is_a_stage_of_the_sync_around_it_alone(tmp_path: Path) -> None:
-    """The sync is interrupted by a wake-up; a cache that is emptied outside of it is no part of it."""
+def test_emptied_cache_is_a_stage_of_its_sync(tmp_path: Path) -> None:
+    """Emptying the cache inside of a sync is a stage of it.
+
+    The sync is interrupted by a wake-up; a cache that is emptied outside of it is no part of it.
+    """
     pieces = [span("weight_sync", 1, 3), span("rollout.wake_weights", 3, 4), span("weight_sync", 4, 8)]
     stages = [span("allocator.empty_cache", 1, 3), span("weight_sync.merge", 4, 5), span("weight_sync.load", 5, 8)]
     elsewhere = span("allocator.empty_cache", 8.5, 9.5)

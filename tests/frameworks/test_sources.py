@@ -197,7 +197,8 @@ def test_every_parameter_named_here_is_of_a_hook():
 
 
 @every_release
-def test_every_target_is_there_with_the_parameters_that_its_hook_reads(name, version, sources):
+def test_targets_have_their_parameters(name, version, sources):
+    """Each target of a hook exists, and has the parameters that the hook reads."""
     source = Source(sources / f"{INSTRUMENTATIONS[name]}-{version}")
     for target in targets(name):
         found = source.find(target)
@@ -209,7 +210,8 @@ def test_every_target_is_there_with_the_parameters_that_its_hook_reads(name, ver
 
 
 @every_release
-def test_every_attribute_that_a_hook_reads_is_there(name, version, sources):
+def test_attributes_exist(name, version, sources):
+    """Each attribute that a hook reads exists."""
     source = Source(sources / f"{INSTRUMENTATIONS[name]}-{version}")
     for owner, attributes in ATTRIBUTES[name].items():
         assert isinstance(source.find(owner), ast.ClassDef), f"{owner} is not in {source.folder.name}"
@@ -218,13 +220,15 @@ def test_every_attribute_that_a_hook_reads_is_there(name, version, sources):
 
 
 @every_release
-def test_the_release_is_one_that_the_instrumentation_says_it_knows(name, version, monkeypatch):
+def test_release_is_supported(name, version, monkeypatch):
+    """The release is one that the instrumentation supports."""
     monkeypatch.setattr("importlib.metadata.version", lambda _package: version)
     assert unmet_support(plugins.load(plugins.INSTRUMENTATIONS[name]).supports) is None
 
 
 @pytest.mark.parametrize("version", RELEASES["sglang"])
-def test_what_has_moved_in_sglang_is_where_its_hook_looks_for_it(version, sources):
+def test_moved_parts_of_sglang_are_found(version, sources):
+    """What SGLang has moved is where its hook looks for it."""
     source = Source(sources / f"sglang-{version}")
     runner = control.MODEL_RUNNER
     has_moved = source.find(f"{runner}:{control.UNWRAP}") is None
@@ -246,14 +250,16 @@ def test_what_has_moved_in_sglang_is_where_its_hook_looks_for_it(version, source
 
 
 @pytest.mark.parametrize("version", RELEASES["sglang"])
-def test_a_scheduler_of_sglang_is_told_what_its_name_is_made_of(version, sources):
+def test_sglang_scheduler_knows_its_name(version, sources):
+    """A scheduler of SGLang is given what its name is made of."""
     begins = Source(sources / f"sglang-{version}").find(f"{sglang.SCHEDULER}:run_scheduler_process")
     wanted = {"server_args", "gpu_id", "tp_rank", "pp_rank", "dp_rank"}
     assert wanted <= {argument.arg for argument in begins.args.args}
 
 
 @pytest.mark.parametrize("version", RELEASES["vllm"])
-def test_vllm_names_preempted_requests_or_gives_them_a_status(version, sources):
+def test_vllm_tells_preempted_requests(version, sources):
+    """vLLM names the requests that it preempts, or gives them a status."""
     source = Source(sources / f"vllm-{version}")
     named = source.has_attribute("vllm.v1.core.sched.output:SchedulerOutput", "preempted_req_ids")
     assert named == (tuple(map(int, version.split("."))) >= (0, 12))

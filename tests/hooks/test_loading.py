@@ -385,7 +385,8 @@ def test_one_line_traces_children(environment: installed.Environment, tmp_path: 
     (tmp_path / "one_line.py").write_text(ONE_LINE)
     done = environment.run(environment.python, "one_line.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "True torch_optim\n"), done.stderr
-    spans = ["actor.update", "autograd.backward", "mine", "optimizer.step", "reward", "step"]
+    spans = ["autograd.backward", "mine", "optimizer.step", "reward"]
+    spans += ["actor.update", "step"]  # inferred from these
     assert sorted(installed.span_names(tmp_path / "run")) == sorted(2 * spans)
 
 

@@ -76,8 +76,11 @@ def test_every_model_of_a_trainer_has_its_owner(models: Models) -> None:
     assert {owner: size for owner, size in rows.items() if size} == expected
 
 
-def test_a_model_that_is_named_twice_or_wrapped_counts_once(models: Models) -> None:
-    """The first name is right: a trainer that scores with its ref has one model."""
+def test_model_that_is_named_twice(models: Models) -> None:
+    """A model that is named twice, or wrapped, counts once.
+
+    The first name is right: a trainer that scores with its ref has one model.
+    """
     one = model(2)
     trainer = trainer_of(model=None, ref_model=one, reward_funcs=[one])
     for _ in range(2):
@@ -125,10 +128,11 @@ def ledger(gpu: Simulated, models: Models) -> Iterator[CudaLedger]:
     assert patches.undo() == []
 
 
-def test_what_a_forward_of_a_plain_model_leaves_is_seen_inside_the_update(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """Nobody wraps the policy; forwards without gradients leave nothing."""
+def test_plain_model_leaves_activations(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What a forward of a plain model leaves is seen inside of the update.
+
+    Nobody wraps the policy; forwards without gradients leave nothing.
+    """
     trainer = trainer_of(model=Model(gpu), ref_model=Model(gpu))
     name_models(trainer)
     rltrace.start(folder, role="worker", rank=0)

@@ -115,7 +115,7 @@ def test_sampling_by_hand_is_a_generation(tmp_path: Path) -> None:
     assert phases(found, 1) == {"rollout.generate": 6, "actor.update": 3}
 
 
-def test_log_probs_of_logits_belong_to_their_forward(tmp_path: Path) -> None:
+def test_log_probs_belong_to_their_forward(tmp_path: Path) -> None:
     """What the process computes behind a forward, as long as it keeps the output, is the same phase."""
     work = span("host.work", 5, 8, gap_ns=5 * 10**9, output_ns=2 * 10**9)
     found = read(tmp_path, generate(0, 4), forward(4, 5), work, learn(10))
@@ -139,7 +139,7 @@ def test_copies_into_what_generates_are_a_sync(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended_s", [100, None])
-def test_last_step_of_a_process_that_died_is_open(tmp_path: Path, ended_s: float | None) -> None:
+def test_last_step_of_a_dead_process_is_open(tmp_path: Path, ended_s: float | None) -> None:
     """The last step ends with its process's part; one that was killed in it leaves it open."""
     found = read(tmp_path, generate(0, 4), learn(4), generate(10, 14), learn(14), ended_s=ended_s)
     assert steps(found) == [(0, 10), (10, 17 if ended_s else None)]

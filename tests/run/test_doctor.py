@@ -235,7 +235,7 @@ def test_torchrun_names_its_python() -> None:
     assert Path(python[0]).resolve() == Path(sys.executable).resolve()
 
 
-def test_closed_start_up_hook_is_not_a_missing_rltrace(tmp_path: Path) -> None:
+def test_closed_start_up_hook_is_said(tmp_path: Path) -> None:
     """A Python whose start-up hook does not run is told from one without rltrace.
 
     By PYTHONPATH alone, another sitecustomize in front of ours is the only one that Python runs.

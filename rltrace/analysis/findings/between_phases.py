@@ -1,4 +1,4 @@
-"""Nothing computes between two phases: the driver works on a batch, data is loaded, calls are on their way."""
+"""Nothing computes between two phases: the driver prepares a batch, data is loaded, or calls are on their way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rltrace.events import REQUEST
 NAME = "between_phases"
 
 SHORT_NS = 10_000_000
-"""A gap that is shorter is a call's way through Ray, which takes 5 to 10 ms (docs/measurements/verl_8b.md)."""
+"""A shorter gap is a call's way through Ray, which takes 5 to 10 ms (docs/measurements/verl_8b.md)."""
 
 NAMED, MEANWHILE = 3, 2
 """How many gaps are named, and how many spans that were open in each."""
@@ -51,7 +51,7 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _price(run: Run, lanes: list[Lane]) -> PerStep:
-    """Return the seconds of all gaps that are no mere call."""
+    """Return the seconds of all gaps that are longer than a call."""
     requests = [
         process.passed[REQUEST].rows(run.seen.end_ns) for process in run.seen.processes if REQUEST in process.passed
     ]
@@ -63,7 +63,7 @@ def _price(run: Run, lanes: list[Lane]) -> PerStep:
 
 
 def _named(run: Run, lanes: set[str]) -> list[str]:
-    """Return the longest gaps, the mean of the lanes, each with what was open meanwhile."""
+    """Return the longest gaps, as means over the lanes, each with the spans that were open meanwhile."""
     seconds: dict[Between, float] = defaultdict(float)
     meanwhile: dict[Between, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for gap in run.summary.idle:

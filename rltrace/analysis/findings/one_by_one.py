@@ -6,23 +6,23 @@ from statistics import fmean
 
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.findings.syncs import seconds_of, slowest
+from rltrace.analysis.findings.syncs import per_step, seconds_of, slowest
 from rltrace.analysis.weight_sync import GATHER
 
 NAME = "one_by_one"
 
 NEARLY_ONE = 1.1
-"""Tensors per gather below which parameters are gathered one at a time. verl 0.9.1 has 399 for 400 (docs/measurements/
-verl_8b.md), where tied ones and buffers make the difference; a sync by buckets has 429 for 31 (8b.md)."""
+"""With fewer tensors per gather, parameters are gathered one at a time. verl 0.9.1 has 400 tensors in 399 gathers
+(docs/measurements/verl_8b.md), because of tied ones and buffers; a sync in buckets has 429 in 31 (8b.md)."""
 
 FEWEST_GATHERS = 32
-"""With fewer, buckets are about as many as tensors whatever is done."""
+"""With fewer gathers there are about as many buckets as tensors, whatever the program does."""
 
 SETTINGS = (Setting("your program", "gather all shards of a layer, or of a bucket, at once"),)
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price the gathers of a sync that has as many of them as tensors."""
+    """Price the gathers of a sync if there are as many as tensors."""
     syncs = run.steady_syncs()
     having = [sync for of_step in syncs.values() for sync in of_step if GATHER in sync.stages]
     if not having:
@@ -31,14 +31,14 @@ def judge(run: Run) -> list[Finding]:
     gathers = some.stages[GATHER].spans
     if gathers < FEWEST_GATHERS or some.tensors > NEARLY_ONE * gathers:
         return []
-    price = slowest(syncs, seconds_of(GATHER))
+    seconds = fmean(slowest(syncs, seconds_of(GATHER)))
     rate = some.stages[GATHER].gigabytes_per_second
     return [
         run.finding(
             NAME,
-            f"The weight sync gathers {gathers} parameters one at a time, in {fmean(price):.2f} s",
+            f"The weight sync gathers {gathers} parameters one at a time, in {seconds:.2f} s",
             [f"{gathers} gathers for {some.tensors} tensors" + (f", at {rate:.0f} GB/s" if rate else "")],
-            per_step=price,
+            per_step=per_step(run, syncs, seconds_of(GATHER)),
             less_because="the bytes have to be gathered in any case. Fewer gathers save latency: a sync of 16 GB took "
             "85 instead of 151 ms (docs/measurements/weight_sync.md)",
             basis="modelled",

@@ -11,13 +11,13 @@ from rltrace.analysis.findings.run import Run
 NAME = "rollout_tail"
 
 TAIL = 0.05
-"""The share of requests that end last, which people quote (vLLM's and SGLang's benchmarks print p95 and p99)."""
+"""The share of requests in the tail that people quote: vLLM's and SGLang's benchmarks print p95 and p99."""
 
 LEAST_REQUESTS = 20
-"""So many requests of an engine have one in the last 5 %."""
+"""An engine needs this many requests to have one in the last 5 %."""
 
 LEAST_SHARE = 2 * TAIL
-"""Share of the rollout that the tail must take: requests that end evenly over it would take half of that."""
+"""Share of the rollout that the tail must take. If requests ended evenly, it would take half of this."""
 
 SETTINGS = (
     Setting("verl", "data.max_response_length: a lower limit cuts the tail"),
@@ -27,9 +27,9 @@ SETTINGS = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price the time from which on only the slowest 5 % run in the engine that ends last.
+    """Price the time in which only the slowest 5 % of the requests run, in the engine that ends last.
 
-    The others of that engine count, and not those of all engines: that an engine is behind the others is told apart.
+    Only the requests of that engine are compared, because another finding tells that an engine is behind the others.
     """
     requests = engine_requests(run)
     tails, wholes, slowest = [], [], []

@@ -1,7 +1,7 @@
-"""One rank makes the others wait: it begins late or computes slowly, and is always the same or changes.
+"""One rank makes the others wait, because it begins late or computes slowly; it may always be the same rank or not.
 
-Where ranks exchange shards all the time, all of them take equally long, and the culprit is the one that waits least in
-the collectives.
+Where ranks exchange shards all the time, all of them take equally long. Then the culprit is the rank that waits least
+in the collectives.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from rltrace.analysis.phases import in_order
 NAME = "slow_rank"
 
 ALWAYS = 0.8
-"""Share of the steps in which a rank must be the slowest to be called always the same: of two ranks that are alike, one
-is so in 8 of 10 steps or more by chance in 11 % of the cases, and the interval must be above 0 besides."""
+"""Share of the steps in which one rank must be the slowest to count as always the same. Of two ranks that are alike,
+one is the slowest in 8 of 10 steps or more by chance in 11 % of the cases; the interval must be above 0 as well."""
 
 FEWEST_STEPS = 3
-"""Fewer steps say nothing about always."""
+"""With fewer steps nobody can say whether it is always the same rank."""
 
 NOISE = 0.1
-"""Steps on shared hosts differ by 5 to 10 % from one to the next (docs/measurements/index.md). Someone is the slowest
-in each step, and of 4 ranks with such noise he is 10 % behind their mean (the expected largest of 4 normal values)."""
+"""Steps on shared hosts differ by 5 to 10 % from one to the next (docs/measurements/index.md). Some rank is the slowest
+in each step, and of 4 ranks with such noise it is 10 % behind their mean (the expected largest of 4 normal values)."""
 
 OVER_NOISE = 1.5
-"""By what factor a slowest rank that changes must exceed that."""
+"""The factor by which the slowest rank must exceed that if it changes."""
 
 FEWEST_RANKS_IN_TURNS = 3
-"""Of two ranks one is always the slower one, and that it is the other one next time is what noise does, too."""
+"""Of two ranks one is always slower, and noise alone makes it the other one next time."""
 
 LEAST_SHARE_IN_TURNS = 0.02
-"""Share of a step that it must cost, too: short phases differ by more than long ones do."""
+"""The share of a step that it must cost as well: short phases differ by more than long ones."""
 
 SETTINGS = (
     Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
@@ -56,11 +56,11 @@ class Slowness(NamedTuple):
     phase: str
     lanes: list[Lane]
     took: NDArray[np.float64]
-    """What it took, its lateness included; where ranks wait for one another, how much less it waited."""
+    """How long the phase took, lateness included; where ranks wait for one another, how much less the rank waited."""
     late: NDArray[np.float64]
-    """By how much it began later than the others, through its own fault."""
+    """How much later than the others the rank began, by its own fault."""
     waited: NDArray[np.float64] | None
-    """Seconds in collectives, if these tell who is behind."""
+    """The seconds in collectives, if these tell which rank is behind."""
     mean_seconds: float
 
 
@@ -163,14 +163,14 @@ def _balance(run: Run) -> Balance | None:
 
 
 def slowness(run: Run, name: str) -> Slowness | None:
-    """Return who is behind in a phase; None if fewer than two ranks have it in every step."""
+    """Return how far each rank is behind in a phase; None unless two or more ranks have it in every step."""
     lanes = [lane for lane in run.ranks if name in run.phases[lane]]
     spans = [_Spans(run, lane, name) for lane in lanes]
     whole = [at for at, span in enumerate(spans) if span.seconds.all()]
     lanes, spans = [lanes[at] for at in whole], [spans[at] for at in whole]
     if len(lanes) < 2:
         return None
-    # Who begins no later than the others was not late, however long it had waited for them.
+    # A rank that begins no later than the others is not late, however long it had waited for them.
     late = np.maximum(np.minimum(_behind(_of(spans, "late")), _behind(_of(spans, "begins"))), 0)
     took = _of(spans, "seconds") + late
     mean_seconds = float(_of(spans, "seconds").mean())
@@ -178,7 +178,7 @@ def slowness(run: Run, name: str) -> Slowness | None:
     if all(map(len, collectives)):
         rows = [cut(union(of), run.phases[lane][name])[0] for of, lane in zip(collectives, lanes, strict=True)]
         waited = np.array([run.seconds_in(of) for of in rows])
-        # Who waits less because he came late from another phase is told there.
+        # A rank that waits less because it came late from another phase is told in that phase.
         inherited = np.minimum(np.maximum(_behind(_of(spans, "before")), 0), np.maximum(_behind(-waited), 0))
         coupled = -waited - inherited
         if waited.any(axis=1).all() and _apart(coupled) > _apart(took):
@@ -216,7 +216,7 @@ def _of(spans: list[_Spans], name: str) -> NDArray[np.float64]:
 
 
 def _behind(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much more each rank has than the median of the others."""
+    """Return for each rank how much more it has than the median of the others."""
     ranks = len(seconds)
     in_order = np.sort(seconds, axis=0)
     place = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
@@ -229,7 +229,7 @@ def _behind(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
 def _collectives(run: Run, lane: Lane) -> Intervals:
     """Return when a rank was in collectives: on its GPU's streams if these were timed, else in its calls.
 
-    On a GPU a call returns at once, so that its length says nothing.
+    On a GPU a call returns at once, so its length says nothing.
     """
     on_gpu = [kept.rows(run.seen.end_ns) for process in run.members[lane] for name, kept in process.device_spans.items()
               if name in GATHERS_AND_SCATTERS]  # fmt: skip

@@ -54,7 +54,7 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
 
 
 FIRST_CALLS = 3
-"""Of each kind: the second one has kernels of its own, for it finds state that the first one left."""
+"""How many calls of each kind are watched: the second one has kernels of its own, because the first one left state."""
 
 
 def loading(ledger: CudaLedger, work: Work) -> Growth:
@@ -86,7 +86,7 @@ def is_on_gpu(module: Any) -> bool:
 
 
 class Backwards:
-    """Looks around each backward: behind the one, activations are gone and gradients are there."""
+    """Looks before and after each backward, in which activations go and gradients come."""
 
     def __init__(self, turns: Turns, loading: Growth) -> None:
         self._turns, self._loading = turns, loading
@@ -120,18 +120,18 @@ class OptimizerStep:
 
 
 class ModuleMoves:
-    """Looks behind each call that moves, casts or makes the tensors of a whole module: `to`, `cuda`, `to_empty`."""
+    """Looks after each call that moves, casts or makes the tensors of a whole module: `to`, `cuda`, `to_empty`."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._depth = 0
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Go into a module: it calls the same of its children."""
+        """Enter a module, which calls the same method of its children."""
         self._depth += 1
 
     def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
-        """Come out of one."""
+        """Leave a module; look if it is the outermost one."""
         self._depth -= 1
         if self._depth:
             self._turns.beat()
@@ -140,7 +140,7 @@ class ModuleMoves:
 
 
 class Forwards:
-    """Looks around each forward of a whole model."""
+    """Looks before and after each forward of a whole model."""
 
     def __init__(self, turns: Turns, loading: Growth) -> None:
         self._turns, self._loading = turns, loading
@@ -161,7 +161,7 @@ class Forwards:
         return self._loading.begin("forward", has_gradients)  # with gradients to come: other kernels
 
     def end_forward(self, before_bytes: int | None, /) -> None:
-        """Look behind it."""
+        """Look after it."""
         from torch import is_grad_enabled
 
         self._loading.end(before_bytes)

@@ -1,9 +1,11 @@
 """Collectives that a program calls itself, and the all-reduce of DDP's gradients.
 
-Read: torch 2.6 to 2.13, torch/distributed/distributed_c10d.py, torch/nn/parallel/distributed.py and
-torch/csrc/distributed/c10d/logger.cpp. DDP launches its buckets in C++, where no hook of Python is; a communication
-hook of ours would take the place of the program's. But DDP measures itself: of a GPU in the first ten steps and in
-every hundredth later; on a CPU, where that waits for no device, we have it measure every one.
+DDP launches its buckets in C++, where Python has no hook, and a communication hook of ours would replace the program's.
+But DDP measures itself. On a GPU it does so in the first ten steps, and then in every hundredth. On a CPU, where this
+waits for no device, we have it measure every step.
+
+Source read: torch 2.6 to 2.13, torch/distributed/distributed_c10d.py, torch/nn/parallel/distributed.py and
+torch/csrc/distributed/c10d/logger.cpp.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ COLLECTIVES = {
     "all_gather_object": ("", 0, "group", 2),
     "broadcast_object_list": ("", 0, "group", 2),
 }
-"""Each collective with the parameter whose bytes count, and its group's: names and places."""
+"""For each collective, the name and place of the parameter whose bytes count, and of its group."""
 
 
 class TorchCollectives:
@@ -73,7 +75,7 @@ UNDER_WAY = UnderWay()
 def begin_collective(
     name: str, tensor: str, at: int, group: str, group_at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Open the span, unless this call is one that torch makes of itself; an asynchronous one is its launch."""
+    """Open the span, unless torch calls the collective once more by itself. That of an asynchronous one is its launch."""
     if name in UNDER_WAY.names:
         return None
     moved = argument(tensor, at, args, kwargs, None) if tensor else None
@@ -118,21 +120,24 @@ def _name(group: Any) -> str:
 
 
 class BucketTimes:
-    """What DDP says of its buckets' all-reduce in a backward, once the next forward has begun."""
+    """Reads what DDP measured of its buckets' all-reduce in a backward, when the next forward has begun."""
 
     def __init__(self) -> None:
-        self._last: dict[int, int] = {}
-        """When the last all-reduce that was written began, by the id of the module."""
+        self._last: dict[int, tuple[weakref.ref[Any], int]] = {}
+        """By the id of a module: the module, and when the last all-reduce that was written began."""
 
     def begin(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         """Have DDP on a CPU measure every step."""
         module = args[0]
-        if id(module) not in self._last:
-            self._last[id(module)] = 0
-            weakref.finalize(module, self._last.pop, id(module), None)
+        if self._last_of(module) is None:
+            self._last[id(module)] = weakref.ref(module), 0
             if module.device_type == "cpu":
                 module.reducer._set_ddp_runtime_logging_sample_rate(1)
         return module
+
+    def _last_of(self, module: Any) -> int | None:
+        known = self._last.get(id(module))
+        return known[1] if known is not None and known[0]() is module else None
 
     def read(self, module: Any, _result: Any, error: BaseException | None) -> None:
         """Write the span of the last backward's all-reduce, if DDP measured it."""
@@ -140,9 +145,9 @@ class BucketTimes:
             return
         found = module.logger._get_ddp_logging_data()
         start, end = (found.ints_map.get(f"backward_comm_time_{side}", 0) for side in ("start", "end"))
-        if not 0 < start < end or start == self._last.get(id(module)):
+        if not 0 < start < end or start == self._last_of(module):
             return
-        self._last[id(module)] = start
+        self._last[id(module)] = weakref.ref(module), start
         sizes = found.strs_map.get("rebuilt_bucket_sizes") or found.strs_map.get("bucket_sizes", "")
         buckets = [int(size) for size in sizes.split(",") if size.strip().isdigit()]
         behind_ns = now_ns() - time.time_ns()

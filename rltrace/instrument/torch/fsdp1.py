@@ -45,13 +45,13 @@ class Fsdp1:
 
 
 class Paths:
-    """Knows where in its model each wrapped module lies, from the root's first forward on."""
+    """Knows the path of each wrapped module in its model, from the root's first forward on."""
 
     def __init__(self) -> None:
         self._by_handle: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def learn(self, root: Any, _result: Any, error: BaseException | None) -> None:
-        """Note the paths of all modules below a root that was just found to be one."""
+        """Note the paths of all modules below a module that has just turned out to be the root."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         for path, module in root.named_modules() if error is None else ():
@@ -94,7 +94,7 @@ def watch_forwards(paths: Paths, original: Function, hook: Hook) -> Function:
 
 
 class Backwards:
-    """The open backward spans, innermost last; those of a backward that raised stay until the next is over."""
+    """The open backward spans, innermost last. Those of a backward that raised stay until the next one is over."""
 
     def __init__(self) -> None:
         self._open: dict[int, Any] = {}

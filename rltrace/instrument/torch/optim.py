@@ -48,7 +48,7 @@ class WorkSpan:
 
 
 def nothing_more(_optimizer: Any) -> dict[str, Any]:
-    """Say no more of an optimizer than its class and how many tensors it has."""
+    """Add nothing to an optimizer's class and the number of its tensors."""
     return {}
 
 
@@ -63,9 +63,9 @@ def watch_optimizer_steps(
 
     Args:
         hook: Whose calls are counted.
-        span: Makes what is entered before the step and left behind it.
-        identify: What else it says of the optimizer.
-        outermost: Enter it before all that are watched so far; who comes last leaves last in any case.
+        span: Makes what is entered before the step and left after it.
+        identify: Returns further arguments, which tell one optimizer from another.
+        outermost: Whether to enter it before all that are watched so far. The last one registered leaves last anyway.
 
     Returns:
         What undoes it.
