@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rltrace.analysis.checks import Checked
 from rltrace.analysis.difference import Difference
 from rltrace.analysis.findings import Why
 from rltrace.analysis.listing import ListedRun
@@ -25,7 +26,8 @@ HEAD = """\
 # Keys of the JSON
 
 `rltrace summary --json` prints one [Summary](#summary), `rltrace why --json` one [Why](#why), `rltrace diff --json` one
-[Difference](#difference), and `rltrace ls --json` a list of [ListedRun](#listedrun).
+[Difference](#difference), `rltrace check --json` one [Checked](#checked), and `rltrace ls --json` a list of
+[ListedRun](#listedrun).
 
 ```sh
 rltrace summary --json > summary.json
@@ -41,6 +43,7 @@ know.
 
 In Python the same value is `rltrace.analysis.summarize(rltrace.Recording.open(run))`.
 """
+ROOTS = (Summary, Why, Difference, Checked, ListedRun)
 JSON_TYPES = {
     "int": "integer",
     "float": "number",
@@ -55,8 +58,7 @@ Struct = type[msgspec.Struct]
 
 def page() -> str:
     """The whole page."""
-    roots = (Summary, Why, Difference, ListedRun)
-    sections = {struct: paths for root in roots for struct, paths in found(root).items()}
+    sections = {struct: paths for root in ROOTS for struct, paths in found(root).items()}
     for struct, paths in found(Summary).items():
         sections[struct] = list(dict.fromkeys(paths + sections[struct]))
     return HEAD + "".join(section(struct, paths) for struct, paths in sections.items())
@@ -166,7 +168,7 @@ def prose(struct: Struct, text: str) -> str:
 
 
 def _link(struct: Struct, name: re.Match[str]) -> str:
-    known = {found_struct.__name__ for root in (Summary, Why, Difference, ListedRun) for found_struct in found(root)}
+    known = {found_struct.__name__ for root in ROOTS for found_struct in found(root)}
     return f"[{name[1]}](#{name[1].lower()})" if name[1] in known else name[0]
 
 

@@ -328,10 +328,18 @@ Blue learns, teal is the ref, lime the critic, violet rewards, pink moves, orang
 SAMPLER = "sampler"
 """Role of the process that samples a host; it samples nothing but the counters below."""
 
+GPU_CLOCK = "gpu.sm_clock_megahertz"
+POWER_LIMITED, HEAT_LIMITED = "gpu.power_limited", "gpu.heat_limited"
+"""1 while NVML says that power, or heat, holds a GPU's clock back; else 0."""
+
+WAITED_FOR_PROCESSOR = "process.waited_for_processor_seconds"
+"""How long a process's main thread has been ready to run and had no processor, since it began."""
+
 SAMPLED = (
     "host.cpu_percent",
     "host.available_bytes",
     "process.cpu_percent",
+    WAITED_FOR_PROCESSOR,
     "process.resident_bytes",
     "process.pss_bytes",
     "process.uss_bytes",
@@ -343,6 +351,9 @@ SAMPLED = (
     "gpu.utilisation_percent",
     "gpu.memory_utilisation_percent",
     "gpu.power_watts",
+    GPU_CLOCK,
+    POWER_LIMITED,
+    HEAT_LIMITED,
     "gpu.nvlink_sent_bytes_per_second",
     "gpu.nvlink_received_bytes_per_second",
     "gpu.pcie_sent_bytes_per_second",

@@ -50,8 +50,11 @@ FINDINGS = {
     "wide_weights": "rltrace.analysis.findings.wide_weights:judge",
     "garbage_collection": "rltrace.analysis.findings.garbage_collection:judge",
     "uneven_engines": "rltrace.analysis.findings.uneven_engines:judge",
+    "uneven_batches": "rltrace.analysis.findings.uneven_batches:judge",
     "rollout_tail": "rltrace.analysis.findings.rollout_tail:judge",
     "slow_rank": "rltrace.analysis.findings.slow_rank:judge",
+    "launch_bound": "rltrace.analysis.findings.launch_bound:judge",
+    "slow_clocks": "rltrace.analysis.findings.slow_clocks:judge",
     "offloaded_layers": "rltrace.analysis.findings.offloaded_layers:judge",
     "small_micro_batches": "rltrace.analysis.findings.small_micro_batches:judge",
     "exposed_collectives": "rltrace.analysis.findings.exposed_collectives:judge",
@@ -71,6 +74,7 @@ FINDINGS = {
     "memory_grows": "rltrace.analysis.findings.memory_grows:judge",
     "sleep_leaves": "rltrace.analysis.findings.sleep_leaves:judge",
     "allocator_cache": "rltrace.analysis.findings.allocator_cache:judge",
+    "allocator_fragments": "rltrace.analysis.findings.allocator_fragments:judge",
     "busy_processors": "rltrace.analysis.findings.busy_processors:judge",
 }
 """Name -> "module:function" of a `Run` of rltrace/analysis/findings."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recordings import Written, hook, sample, span
 
 from rltrace.analysis.findings import Why, why
@@ -16,6 +17,8 @@ from rltrace.analysis.summary import analyse
 
 STEP_SECONDS = 10.0
 """About as long as a step without a fault."""
+
+TWO_PERCENT = 0.02 * STEP_SECONDS
 
 SECONDS = {
     "rollout.wake_weights": 0.2,
@@ -36,12 +39,14 @@ STARTUP_SECONDS = 0.5
 WEIGHTS_BYTES = 16 * 10**9
 REQUESTS = 32
 CARD_BYTES = 80 * 10**9
+CONTEXT_BYTES = 10**8
 HOOKS = (
     hook(1, "gc:callbacks", emits=["python.gc"]),
     hook(2, "torch:empty_cache", emits=["allocator.empty_cache"]),
     hook(3, "vllm:step", emits=["engine.step"]),
-    hook(4, "verl:request", emits=["agent_loop.request", "agent_loop.tool_call"]),
-    hook(5, "torch:all_gather", emits=["fsdp.all_gather"]),
+    hook(4, "verl:request", emits=["agent_loop.request", "agent_loop.tool_call"], instrumentation="verl"),
+    hook(5, "torch:fully_shard", emits=["fsdp.all_gather", "fsdp.forward"]),
+    hook(6, "torch:Module.__call__", emits=["model.forward"]),
 )
 
 Extra = Callable[[int], float]
@@ -175,3 +180,36 @@ class PlantedRun:
                 records.append(span(f"weight_sync.{stage}", at, at + seconds / many, **size))
             now += seconds
         return records
+
+
+CLOSE = 0.2
+"""How far a price may be from what was planted, as a share of it."""
+
+Plant = Callable[[PlantedRun], None]
+
+
+def planted(folder: Path, name: str, plant: Plant, **run: Any) -> Finding:
+    """The finding of a fault; the same run without the fault must not have it."""
+    assert not PlantedRun(folder / "well", **run).found(name)
+    faulty = PlantedRun(folder / "faulty", **run)
+    plant(faulty)
+    (finding,) = faulty.found(name)
+    return finding
+
+
+def has_price(finding: Finding, seconds: float) -> None:
+    """Its price is what was planted, and so says its interval."""
+    assert finding.seconds_per_step == pytest.approx(seconds, rel=CLOSE)
+    interval = finding.interval_seconds
+    assert interval is not None and interval.least <= finding.seconds_per_step <= interval.most
+    assert finding.bound_seconds is not None and finding.bound_seconds >= finding.seconds_per_step * 0.999
+
+
+def look(at_s: float, **held_bytes: float) -> list[Any]:
+    """A look at a card: what each owner holds (`actor__params` for `actor.params`), and what is free."""
+    used = sum(held_bytes.values()) + CONTEXT_BYTES
+    totals = {"used": used, "driver.reserved": 0}
+    return [
+        *(sample(f"{owner.replace('__', '.')}_bytes", at_s - 0.0005, size) for owner, size in held_bytes.items()),
+        span("memory.edge", at_s - 0.001, at_s, totals=totals, free_bytes=CARD_BYTES - used),
+    ]

@@ -139,6 +139,7 @@ UNITS = {
     "tokens_per_second": "tokens/s",
     "_percent": "%",
     "_watts": "W",
+    "_megahertz": "MHz",
     "_seconds": "s",
     "_ms": "ms",
     "_ns": "ns",

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import msgspec
 
+from rltrace.analysis.finding_changes import FindingChange, finding_changes
+from rltrace.analysis.findings import Why
 from rltrace.analysis.lanes import DRIVER_ROLE
 from rltrace.analysis.ledger import FREE
 from rltrace.analysis.machines import described
+from rltrace.analysis.noise import Change, change
 from rltrace.analysis.phases import RankStep, in_order
+from rltrace.analysis.series import (
+    BySteps,
+    of_driver,
+    of_ranks,
+    phase_seconds,
+    stage_seconds,
+    steady_syncs,
+    step_seconds,
+)
 from rltrace.analysis.steady import Spread, lanes, spread, together
 from rltrace.analysis.summary import Run, Summary
-from rltrace.analysis.weight_sync import RankSync
-from rltrace.events import DRIVER_PHASES, OWNERS, STEP, SYNC_STAGES
+from rltrace.events import DRIVER_PHASES, OWNERS, STEP
 from rltrace.read.command_line import PYTHON, words_of_program
 
 VERSION = 2
@@ -120,6 +131,10 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     machine and the packages."""
     settings: list[Setting]
     """One item per thing that differs: the machine, packages, the configuration, the command line."""
+    step_change: Change | None
+    """By how much the steps of B are longer, and whether that may be chance; None if a run has no step."""
+    findings: list[FindingChange]
+    """Findings that are gone, new, or cost more or less; empty if nothing changed or nobody looked."""
     step: Seconds | None
     """The whole step; None if neither run has one that has ended."""
     phases: list[Seconds]
@@ -142,7 +157,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One item per owner, each at its own peak."""
 
 
-def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same_program: bool = True) -> Difference:
+def difference(
+    a: Summary,
+    b: Summary,
+    settings: Sequence[Setting] = (),
+    *,
+    same_program: bool = True,
+    whys: tuple[Why, Why] | None = None,
+) -> Difference:
     """Compare two runs.
 
     Args:
@@ -150,13 +172,14 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
         b: The figures of the other run.
         settings: The result of `settings`; differences between their machines are put before it.
         same_program: The result of `same_program`.
+        whys: What bounds the steps of both.
     """
-    rows = [_of_ranks(summary) for summary in (a, b)]
-    phases = [_phases(of_ranks) for of_ranks in rows]
-    driver = [_phases(_of_driver(summary)) for summary in (a, b)]
+    rows = [of_ranks(summary) for summary in (a, b)]
+    phases = [phase_seconds(of_ranks) for of_ranks in rows]
+    driver = [phase_seconds(of_driver(summary)) for summary in (a, b)]
     only_drivers = {name for own, above in zip(driver, phases, strict=True) for name in own if name not in above}
-    stages = [_stages(summary) for summary in (a, b)]
-    steps = [_step_seconds(summary, of_ranks) for summary, of_ranks in zip((a, b), rows, strict=True)]
+    stages = [stage_seconds(summary) for summary in (a, b)]
+    steps = [step_seconds(summary, of_ranks) for summary, of_ranks in zip((a, b), rows, strict=True)]
     work = [_work(summary) for summary in (a, b)]
     held = [_held(summary) for summary in (a, b)]
     have_steps = all(summary.steady is not None for summary in (a, b))
@@ -166,6 +189,8 @@ def difference(a: Summary, b: Summary, settings: Sequence[Setting] = (), *, same
         b=_side(b),
         same_program=same_program,
         settings=[*_of_machines(a.run, b.run), *settings],
+        step_change=change(*steps),
+        findings=[] if whys is None else finding_changes(*whys),
         step=_seconds(STEP, *steps, have_steps=have_steps) if any(steps) else None,
         phases=_by_name(phases, have_steps),
         driver=[own for own in _by_name(driver, have_steps) if own.name in only_drivers],
@@ -191,49 +216,6 @@ def _side(summary: Summary) -> Side:
 
 # ---- seconds ----------------------------------------------------------------------------------------------------
 
-_BySteps = Mapping[str, Sequence[float]]
-"""For each name, seconds of each steady step."""
-
-
-def _of_ranks(summary: Summary) -> list[RankStep]:
-    rows = [row for row in summary.phases if row.steady]
-    names = {lane.lane for lane in together(lanes(rows))}
-    return [row for row in rows if row.lane in names]
-
-
-def _of_driver(summary: Summary) -> list[RankStep]:
-    rows = [row for row in summary.phases if row.steady and row.lane == DRIVER_ROLE]
-    own = [{name: share for name, share in row.phases.items() if name in DRIVER_PHASES} for row in rows]
-    return [msgspec.structs.replace(row, phases=phases) for row, phases in zip(rows, own, strict=True)]
-
-
-def _phases(rows: Sequence[RankStep]) -> dict[str, list[float]]:
-    names = in_order(name for row in rows for name in row.phases)
-    of_name = {
-        name: _by_step((row.step, row.phases[name].seconds if name in row.phases else 0.0) for row in rows)
-        for name in names
-    }
-    return {name: seconds for name, seconds in of_name.items() if any(seconds)}
-
-
-def _step_seconds(summary: Summary, rows: Sequence[RankStep]) -> list[float]:
-    if rows:
-        return _by_step((row.step, row.seconds) for row in rows)
-    return _by_step((step.step, step.seconds) for step in summary.steps if step.steady)
-
-
-def _stages(summary: Summary) -> dict[str, list[float]]:
-    syncs = _steady_syncs(summary)
-    names = [name for name in SYNC_STAGES if any(name in sync.stages for sync in syncs)]
-    return {
-        name: _by_step((sync.step, sync.stages[name].seconds if name in sync.stages else 0.0) for sync in syncs)
-        for name in names
-    }
-
-
-def _steady_syncs(summary: Summary) -> list[RankSync]:
-    return [sync for sync in summary.weight_sync if summary.steady is not None and sync.step in summary.steady.steps]
-
 
 def _work(summary: Summary) -> dict[str, float]:
     """Return seconds of a whole step by kind of work."""
@@ -244,15 +226,7 @@ def _work(summary: Summary) -> dict[str, float]:
     return {kind: fmean(seconds) for kind, seconds in of_kind.items()}
 
 
-def _by_step(seconds: Iterable[tuple[int | None, float]]) -> list[float]:
-    """Return the mean of each step."""
-    of_step: dict[int | None, list[float]] = {}
-    for step, length in seconds:
-        of_step.setdefault(step, []).append(length)
-    return [fmean(lengths) for lengths in of_step.values()]
-
-
-def _by_name(runs: Sequence[_BySteps], have_steps: bool) -> list[Seconds]:
+def _by_name(runs: Sequence[BySteps], have_steps: bool) -> list[Seconds]:
     names = in_order(name for run in runs for name in run)
     return [_seconds(name, *(run.get(name, ()) for run in runs), have_steps=have_steps) for name in names]
 
@@ -309,7 +283,7 @@ def _sums(rows: Sequence[RankStep], lanes: int) -> dict[str, _Total]:
 
 
 def _sent(summary: Summary) -> int | None:
-    sent = [sync.bytes for sync in _steady_syncs(summary)]
+    sent = [sync.bytes for sync in steady_syncs(summary)]
     return round(fmean(sent)) if sent else None
 
 

@@ -20,6 +20,7 @@ from rltrace.events import (
     ALLOCATIONS_RESERVED,
     DEVICE_TIME,
     ENGINE_STEP,
+    FORWARD,
     KERNEL,
     MEMORY_EDGE,
     MEMORY_MOVES,
@@ -132,6 +133,17 @@ class EngineSteps(Intervalled):
         """Share of the KV cache that was taken, 0 to 1; -1 if nobody said so."""
 
 
+class Forwards(Intervalled):
+    """Forwards of models, as columns: 24 bytes per span."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = array("q")
+        """Rows times columns of what the model was called with; 0 if nobody said so."""
+
+
 class Samples:
     """Samples of one counter of one process, as columns."""
 
@@ -242,6 +254,8 @@ class Seen:
         """All other spans that hooks made."""
         self.engine_steps = EngineSteps()
         """Those among the automatic spans that are an engine's steps."""
+        self.forwards = Forwards()
+        """Those that are a model's forwards."""
         self.passed: defaultdict[str, Passed] = defaultdict(Passed)
         """Those that join a request's way, by name: its own ones, and Ray's where a server is asked for tokens."""
 
@@ -348,6 +362,9 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
                 _see_passed(seen, event, shift_ns)
             elif event.name == ENGINE_STEP:
                 _see_engine_step(seen.engine_steps, event, shift_ns)
+            elif event.name == FORWARD and event.is_automatic:
+                _see_interval(seen.forwards, event, shift_ns)
+                seen.forwards.tokens.append(int(event.args.get("rows", 0)) * int(event.args.get("columns", 0)))
     if shift_ns:
         _shift(seen, shift_ns)
     seen.sort_samples()

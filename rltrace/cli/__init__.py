@@ -8,7 +8,8 @@ To add a command, write a file like `ls.py`, and name it in `PURPOSES` below.
 
 Exit codes: 0 done; 1 an error without a code of its own; 2 wrong usage or configuration; 3 no such Recording; 4 the run
 failed; 5 the timeline cannot be shown; 6 a package is missing; 7 the output cannot be written; 8 the doctor found that
-something would be missing; 9 the doctor cannot tell; 130 interrupted; 141 nobody reads the output.
+something would be missing; 9 the doctor cannot tell; 10 a limit of `check` is broken; 11 the Recording lacks a figure
+that has one; 130 interrupted; 141 nobody reads the output.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import click
 
+from rltrace.cli.check import check
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff
 from rltrace.cli.doctor import doctor
@@ -99,7 +101,7 @@ def main() -> None:
 PURPOSES = {
     "Run": (exec_, run, doctor),
     "See": (summary, why, view, ls),
-    "Compare": (diff, overhead),
+    "Compare": (diff, check, overhead),
     "Data": (export, collect),
 }
 """The commands by purpose, as the help lists them."""

@@ -21,17 +21,26 @@ from rltrace.read.selection import Numbers, Selection
 def diff(a: str, b: str, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits) -> None:
     """Compare run B with run A: seconds by phase, bytes by owner.
 
-    It shows which versions and settings differ, how long the steps after the first took, and who held the memory. A and
-    B are folders of Recordings or archives of them, of any program: another configuration, another host, verl.
+    It says first whether B is slower by more than noise, and which findings changed. Then it shows which versions and
+    settings differ, how long the steps after the first took, and who held the memory. A and B are folders of Recordings
+    or archives of them, of any program: another configuration, another host, verl.
     """
-    from rltrace.analysis import summarize
     from rltrace.analysis.difference import difference, same_program, settings
+    from rltrace.analysis.findings import why
     from rltrace.analysis.selected import selected
+    from rltrace.analysis.summary import analyse
 
     selection = Selection(steps, ranks)
     run_a, run_b = (selected(open_run(run, limits), selection) for run in (a, b))
     made = run_a.manifest, run_b.manifest
-    found = difference(summarize(run_a), summarize(run_b), settings(*made), same_program=same_program(*made))
+    read_a, read_b = analyse(run_a), analyse(run_b)
+    found = difference(
+        read_a.summary,
+        read_b.summary,
+        settings(*made),
+        same_program=same_program(*made),
+        whys=(why(read_a), why(read_b)),
+    )
     if as_json:
         echo_json(found)
         return

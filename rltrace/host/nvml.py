@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rltrace.events import subject
+from rltrace.events import GPU_CLOCK, HEAT_LIMITED, POWER_LIMITED, subject
 from rltrace.host import clock
 
 MACHINE_PID_NAMESPACE = "pid:[4026531836]"
@@ -25,6 +25,11 @@ ALL_LINKS = 0xFFFF_FFFF
 
 DRIVER = Path("/dev/nvidiactl")
 """This exists if a driver is loaded."""
+
+_BY_POWER = 0x04 | 0x80
+"""nvml.h, nvmlClocksThrottleReason: SwPowerCap, HwPowerBrakeSlowdown."""
+_BY_HEAT = 0x20 | 0x40
+"""SwThermalSlowdown, HwThermalSlowdown."""
 
 _DEVICE_FILE = re.compile(r"/dev/nvidia\d+")
 
@@ -118,6 +123,8 @@ class Gpu:
         for what, ask in (
             ("gpu.utilisation_percent", self._utilisation),
             ("gpu.power_watts", self._power),
+            (GPU_CLOCK, self._clock),
+            (POWER_LIMITED, self._limits),
             ("gpu.process_bytes", lambda: self._processes(keys)),
             ("gpu.nvlink_bytes_per_second", self._nvlink),
             ("gpu.pcie_bytes_per_second", self._pcie),
@@ -208,6 +215,14 @@ class Gpu:
 
     def _power(self) -> dict[str, float]:
         return {"gpu.power_watts": self._nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3}
+
+    def _clock(self) -> dict[str, float]:
+        return {GPU_CLOCK: self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)}
+
+    def _limits(self) -> dict[str, float]:
+        # The older name of the call: drivers before 535 have no other, and newer ones have both.
+        reasons = self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)
+        return {POWER_LIMITED: bool(reasons & _BY_POWER), HEAT_LIMITED: bool(reasons & _BY_HEAT)}
 
     def _processes(self, keys: Mapping[int, str]) -> dict[str, float]:
         return process_bytes(self._holders(), keys, is_certain=pid_is_certain)

@@ -17,6 +17,7 @@ from rltrace.events import (
     ALLOCATIONS_KEPT,
     DEVICE_TIME,
     ENGINE_STEP,
+    FORWARD,
     MEMORY_EDGE,
     MEMORY_MOVES,
     OUT_OF_MEMORY,
@@ -363,6 +364,7 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
     STEP: {"step": whole(-(2**63), 2**63 - 1)},
     REQUEST: {"queued_ns": number, "tokens": number},
+    FORWARD: {"rows": number, "columns": number},
     ENGINE_STEP: {"running": _count, "waiting": _count, "preempted": _count, "kv_usage": number},
     MEMORY_EDGE: {
         "totals": by_name(number),

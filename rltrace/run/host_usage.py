@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from rltrace.events import subject
+from rltrace.events import WAITED_FOR_PROCESSOR, subject
 from rltrace.read.recording import Process
 from rltrace.record.manifest import LINES, PROCESSES, host_name
 
@@ -55,8 +55,21 @@ def _totals(key: str, process: psutil.Process, *, has_interval: bool) -> Iterato
     cpu_percent = process.cpu_percent()
     if has_interval:
         yield subject("process.cpu_percent", key), cpu_percent
+    if (waited_s := waited_for_processor_s(process.pid)) is not None:
+        yield subject(WAITED_FOR_PROCESSOR, key), waited_s
     if resident_bytes := process.memory_info().rss:  # 0: it has just ended
         yield subject("process.resident_bytes", key), resident_bytes
+
+
+def waited_for_processor_s(pid: int) -> float | None:
+    """Return how long a process's main thread has waited in a run queue; None if the kernel does not count that.
+
+    The second number of the file (Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _own_pages(key: str, process: psutil.Process) -> Iterator[tuple[str, float]]:

@@ -147,7 +147,7 @@ def test_help_has_commands_by_purpose() -> None:
     assert found == {
         "Run": ["exec", "run", "doctor"],
         "See": ["summary", "why", "view", "ls"],
-        "Compare": ["diff", "overhead"],
+        "Compare": ["diff", "check", "overhead"],
         "Data": ["export", "collect"],
     }
     assert {name for names in found.values() for name in names} == set(main.commands)

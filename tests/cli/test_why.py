@@ -68,3 +68,30 @@ def test_nothing_to_report(tmp_path: Path) -> None:
     done = call("why", tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert "Nothing was found" in done.stdout and "no step is marked" in done.stdout
+
+
+def test_summary_opens_with_nothing_slight(tmp_path: Path) -> None:
+    """What costs less than 1 % of a step is left to `why`; the summary says that nothing costs more."""
+    run = PlantedRun(tmp_path / "run")
+    run.longer["reward", -1] = lambda step: 0.05
+    run.write()
+    said = " ".join(call("summary", tmp_path / "run").stdout.split())
+    assert "Nothing was found that costs 1% of a step or more" in said
+    assert "rltrace why has 1 smaller finding, and what could not be judged" in said
+    assert "All ranks wait for the driver's reward for 70 ms of a step" in " ".join(
+        call("why", tmp_path / "run").stdout.split()
+    )
+
+
+def test_short_costs_have_digits(tmp_path: Path) -> None:
+    """What takes milliseconds is written in milliseconds, on both screens."""
+    written = Written(tmp_path / "run")
+    steps = [span("step", 0.1 * n, 0.1 * n + 0.1, step=n) for n in range(4)]
+    syncs = [span("weight_sync", 0.1 * n, 0.1 * n + 0.015) for n in range(4)]
+    sends = [span("weight_sync.send", 0.1 * n, 0.1 * n + 0.01, bytes=10**6) for n in range(4)]
+    written.process("w", *steps, *syncs, *sends, role="worker", rank=0, ended_s=0.4)
+    written.read()
+    for command in ("why", "summary"):
+        said = " ".join(call(command, tmp_path / "run").stdout.split())
+        assert "5.0 ms of a weight sync of 15 ms are in none of its stages" in said
+        assert "0.00 s" not in said and "0.01 s" not in said

@@ -612,6 +612,8 @@ UNITS = {
     "prompt_tokens_per_second": "tokens/s",
     "cpu_percent": "%",
     "gpu.power_watts": "W",
+    "gpu.sm_clock_megahertz": "MHz",
+    "gpu.power_limited": None,
     "sampler.cpu_seconds": "s",
     "wait_ms": "ms",
     "num_tokens": "tokens",

@@ -39,13 +39,15 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_busy_gpu_is_sampled(recording: Recording) -> None:
-    """The bytes, the utilisation and the power of a busy GPU are sampled."""
+    """The bytes, the utilisation, the power and the clock of a busy GPU are sampled."""
     (host,) = summarize(recording).samples
     busy = max(host.gpus.values(), key=lambda counters: counters["gpu.utilisation_percent"].most)
     used = busy["gpu.used_bytes"]
     assert used.most - used.least >= HELD_BYTES
     assert busy["gpu.utilisation_percent"].most > 50
     assert busy["gpu.power_watts"].most > busy["gpu.power_watts"].least > 0
+    assert busy["gpu.sm_clock_megahertz"].most > 500
+    assert {busy[name].least for name in ("gpu.power_limited", "gpu.heat_limited")} == {0}
 
 
 def test_process_has_bytes_or_a_reason(recording: Recording) -> None:

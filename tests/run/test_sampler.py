@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import psutil
+import pynvml
 import pytest
 from recordings import Written, sample
 
@@ -22,6 +23,7 @@ from rltrace.host import nvml
 from rltrace.host.machine import machine
 from rltrace.read.recording import Process, Recording
 from rltrace.record import manifest
+from rltrace.run.host_usage import waited_for_processor_s
 
 CLI = "import sys; from rltrace.cli import main; main(sys.argv[1:])"
 HELD_BYTES = 200 << 20
@@ -286,3 +288,51 @@ def test_busy_driver_is_asked_again() -> None:
     assert gpu._ask("gpu.used_bytes", gpu._memory) == []
     assert gpu.unavailable == {}
     assert dict(gpu._ask("gpu.used_bytes", gpu._memory))["gpu.used_bytes/GPU-1"] == 3
+
+
+@pytest.mark.parametrize(
+    ("reasons", "by_power", "by_heat"),
+    [
+        (pynvml.nvmlClocksThrottleReasonNone, 0, 0),
+        (pynvml.nvmlClocksThrottleReasonGpuIdle | pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting, 0, 0),
+        (pynvml.nvmlClocksThrottleReasonSwPowerCap, 1, 0),
+        (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown | pynvml.nvmlClocksThrottleReasonHwSlowdown, 1, 0),
+        (pynvml.nvmlClocksThrottleReasonSwThermalSlowdown, 0, 1),
+        (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap, 1, 1),
+    ],
+)
+def test_what_holds_a_clock_back(reasons: int, by_power: int, by_heat: int) -> None:
+    """NVML's reasons are told as power and as heat; an idle GPU and a chosen clock are neither."""
+    numbers = dict.fromkeys(("NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", "NVML_CLOCK_SM"), 0)
+    said = SimpleNamespace(
+        **numbers,
+        NVMLError=BusyError,
+        nvmlDeviceGetUUID=lambda _: "GPU-1",
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda _: reasons,
+        nvmlDeviceGetClockInfo=lambda _handle, _kind: 1980,
+    )
+    gpu = nvml.Gpu(said, object())
+    assert gpu._clock() == {"gpu.sm_clock_megahertz": 1980}
+    assert gpu._limits() == {"gpu.power_limited": by_power, "gpu.heat_limited": by_heat}
+
+
+SPIN = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[1])})
+end = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < end:
+    pass
+"""
+
+
+def test_wait_for_a_processor_is_counted() -> None:
+    """Of three processes on one processor each waits for it longer than it computes; one alone does not."""
+    processor = str(min(os.sched_getaffinity(0)))
+    words = [sys.executable, "-c", SPIN, processor, "1.5"]
+    spinning = [subprocess.Popen(words) for _ in range(3)]
+    time.sleep(1.2)
+    waited = [waited_for_processor_s(process.pid) for process in spinning]
+    for process in spinning:
+        process.wait()
+    assert all(seconds is not None and seconds > 0.3 for seconds in waited), waited
+    assert waited_for_processor_s(2**22 + 1) is None

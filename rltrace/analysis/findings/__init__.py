@@ -15,18 +15,25 @@ from collections.abc import Iterable
 import msgspec
 
 from rltrace import plugins
+from rltrace.analysis.findings import busy_processors
+from rltrace.analysis.findings.doubts import doubts
 from rltrace.analysis.findings.finding import Finding, UnjudgeableError, Unjudged
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.summary import Analysed
 
-__all__ = ["LEAST_SHARE", "Why", "why"]
+__all__ = ["LEAST_SHARE", "NOTABLE_SHARE", "Why", "notable", "why"]
 
 VERSION = 1
 """Version of the JSON: it is raised when a key is removed or changes its meaning, not for a new key."""
 
 LEAST_SHARE = 0.005
-"""A price that is a smaller share of a step is not told. Recording may cost this much (docs/measurements), so a lower
-price may be our own."""
+"""Share of a step below which a price is not told: it is our goal for what recording costs
+(docs/measurements/cost_8b.md), so that a lower price may be our own."""
+
+
+NOTABLE_SHARE = 0.01
+"""Share of a step from which on a summary opens with a finding: recording itself cost 1.0 % of a step where its
+bookkeeping was read (docs/measurements/cost_8b.md), so that what costs less is no answer to what bounds a step."""
 
 
 class Why(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +53,9 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     """Ids of the findings that were judged and would cost less than 0.5 % of a step."""
     unjudged: list[Unjudged]
     """What could not be judged, and why."""
+    doubts: list[str]
+    """What makes all of it less certain: a run that goes on or died, lost parts, one step only, missing ranks, clocks
+    that were never compared. Empty if nothing does."""
 
 
 def why(analysed: Analysed) -> Why:
@@ -65,15 +75,23 @@ def why(analysed: Analysed) -> Why:
             found += priced
             nothing += [] if priced else [name]
     steady = analysed.summary.steady
+    left = busy_processors.absorb(found)
+    nothing += sorted({one.id for one in found} - {one.id for one in left})
     return Why(
         version=VERSION,
         path=analysed.summary.run.path,
         steps=[] if steady is None else steady.steps,
         step_seconds=None if steady is None else steady.seconds.mean_seconds,
-        findings=in_order(found),
+        findings=in_order(left),
         nothing=nothing,
         unjudged=unjudged,
+        doubts=doubts(run),
     )
+
+
+def notable(found: Why) -> list[Finding]:
+    """Return those that a summary opens with: what costs less of a step than `NOTABLE_SHARE` is left to `why`."""
+    return [one for one in found.findings if one.share is None or one.share >= NOTABLE_SHARE]
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run, rows_of
-from rltrace.analysis.memory import CACHED
-from rltrace.events import EMPTY_CACHE, WAKE_UPS
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.memory import CACHED, Boundary, DeviceMemory
+from rltrace.events import EMPTY_CACHE, SLEEP, WAKE_UPS
 
 NAME = "allocator_cache"
 
@@ -40,7 +43,7 @@ def _emptied(run: Run) -> Iterator[Finding]:
     where = run.most_in(most, by_lane[most])
     yield run.finding(
         NAME,
-        f"Emptying torch's cache takes {price.mean():.2f} s of a step" + (f", in {where[0]}" if where else ""),
+        f"Emptying torch's cache takes {as_text(price.mean())} of a step" + (f", in {where[0]}" if where else ""),
         [f"most on {most.name}; to map the memory again where it is needed next is not in these seconds"],
         per_step=price,
         less_because="an engine beside the trainer needs the memory, and gets it in no other way",
@@ -50,25 +53,69 @@ def _emptied(run: Run) -> Iterator[Finding]:
     )
 
 
+class CachedAtWakeUp(NamedTuple):
+    """What torch's cache holds of a card while an engine takes its memory."""
+
+    share: float
+    """Share of the card."""
+    bytes: int
+    phase: str
+    step: int
+    device: DeviceMemory
+    was_emptied: bool
+    """Whether it had been emptied since the trainer last computed: then these are fragments."""
+
+
 def _in_the_way(run: Run) -> Iterator[Finding]:
     """Yield what the cache holds while an engine takes its memory, on the device that has most of it."""
-    found = [
-        (edge.bytes.get(CACHED, 0) / capacity_bytes(device), edge, device)
-        for device in gpus(run)
-        for edge in device.boundaries
-        if edge.phase in WAKE_UPS and edge.side == "begin" and edge.step is not None
-    ]
-    share, edge, device = max(found, key=lambda item: item[0], default=(0.0, None, None))
-    if edge is None or device is None or share < IN_THE_WAY:
+    worst = next((one for one in in_the_way(run) if not one.was_emptied), None)
+    if worst is None or worst.share < IN_THE_WAY:
         return
-    size = edge.bytes[CACHED]
     yield run.finding(
         NAME,
-        f"Torch's cache keeps {size / 1e9:.1f} GB of {device.lane}'s card while the engine wakes",
-        [f"{edge.phase} of step {edge.step}: {share:.0%} of the card, which nobody uses"],
-        size_bytes=size,
+        f"Torch's cache keeps {worst.bytes / 1e9:.1f} GB of {worst.device.lane}'s card while the engine wakes",
+        [f"{worst.phase} of step {worst.step}: {worst.share:.0%} of the card, which nobody uses"],
+        size_bytes=worst.bytes,
         less_because="",
-        ranks=[] if device.rank is None else [device.rank],
-        phases=[] if edge.phase is None else [edge.phase],
+        ranks=[] if worst.device.rank is None else [worst.device.rank],
+        phases=[worst.phase],
         settings=[ONCE, LARGER_SEGMENTS],
     )
+
+
+def has_wake_ups(run: Run) -> bool:
+    """Return whether it is known what a GPU holds when an engine wakes."""
+    return any(_edges(device) for device in gpus(run))
+
+
+def in_the_way(run: Run) -> list[CachedAtWakeUp]:
+    """Return all wake-ups in steps, those with the fullest caches first."""
+    found = []
+    for device in gpus(run):
+        lane = next((lane for lane in run.members if lane.name == device.lane), None)
+        for edge in _edges(device):
+            size, at_ns = edge.bytes.get(CACHED, 0), run.seen.start_ns + round(edge.at_seconds * 1e9)
+            was_emptied = lane is not None and _was_emptied(run, lane, at_ns)
+            found.append(
+                CachedAtWakeUp(
+                    size / capacity_bytes(device), size, edge.phase or "", edge.step or 0, device, was_emptied
+                )
+            )
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _edges(device: DeviceMemory) -> list[Boundary]:
+    return [
+        edge for edge in device.boundaries if edge.phase in WAKE_UPS and edge.side == "begin" and edge.step is not None
+    ]
+
+
+def _was_emptied(run: Run, lane: Lane, at_ns: int) -> bool:
+    """Return whether no phase has begun since the cache was last emptied, apart from the engine's own."""
+    ends_ns = rows_of(run.members[lane], EMPTY_CACHE, run)[:, 1]
+    before = ends_ns[ends_ns <= at_ns]
+    if not len(before):
+        return False
+    since_ns = int(before.max())
+    began = [rows[:, 0] for name, rows in run.phases.get(lane, {}).items() if name not in (*WAKE_UPS, SLEEP)]
+    return not any(bool(((since_ns < of) & (of < at_ns)).any()) for of in began)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.idle import STEADY_STEP
@@ -14,7 +15,8 @@ from rltrace.events import REQUEST
 NAME = "between_phases"
 
 SHORT_NS = 10_000_000
-"""A shorter gap is a call's way through Ray, which takes 5 to 10 ms (docs/measurements/verl_8b.md)."""
+"""A shorter gap may be a call's way through Ray: of verl's calls that is 4 to 18 ms (docs/measurements/verl_8b.md:
+26 to 38 ms less the trainer's own 15 to 20; 4 ms in the new trainer)."""
 
 NAMED, MEANWHILE = 3, 2
 """How many gaps are named, and how many spans that were open in each."""
@@ -35,13 +37,14 @@ def judge(run: Run) -> list[Finding]:
     lanes = run.ranks or [lane for lane in run.phases if not lane.is_driver] or list(run.phases)
     if not lanes:
         raise UnjudgeableError('no phase is marked; `with rltrace.phase("train")` marks one')
+    run.require_one_time()
     price = _price(run, lanes)
     gaps = _named(run, {lane.name for lane in lanes})
     most = f": most {gaps[0]}" if gaps else ""
     return [
         run.finding(
             NAME,
-            f"For {price.mean():.2f} s of a step nothing computes between two phases{most}",
+            f"For {as_text(price.mean())} of a step nothing computes between two phases{most}",
             gaps[1:],
             per_step=price,
             less_because="calls and copies of a batch take some time in any case",
@@ -81,5 +84,5 @@ def _named(run: Run, lanes: set[str]) -> list[str]:
 
 def _gap(key: Between, seconds: float, names: dict[str, float]) -> str:
     longest = sorted(names.items(), key=lambda item: -item[1])[:MEANWHILE]
-    said = ", ".join(f"{name} {length:.3f} s" for name, length in longest if length >= LEAST_SECONDS)
-    return f"{key[0] or 'step begins'} → {key[1] or 'step ends'} {seconds:.3f} s" + (f" ({said})" if said else "")
+    said = ", ".join(f"{name} {as_text(length)}" for name, length in longest if length >= LEAST_SECONDS)
+    return f"{key[0] or 'step begins'} → {key[1] or 'step ends'} {as_text(seconds)}" + (f" ({said})" if said else "")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 
+from rltrace.analysis.findings import slow_rank, slow_steps, sync_in_no_stage
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
-from rltrace.analysis.findings.run import Run
-from rltrace.analysis.observations import Seen
-from rltrace.events import SAMPLER
+from rltrace.analysis.findings.run import PerStep, Run
+from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import Samples, Seen
+from rltrace.events import SAMPLER, WAITED_FOR_PROCESSOR, subject
 
 NAME = "busy_processors"
 CPU = "host.cpu_percent"
@@ -21,6 +25,11 @@ beside a scheduler's slices, so at 95 % threads have queued in it (Gregg, System
 LEAST_SHARE = 0.5
 """Share of the samples that must be above it, so that the median is."""
 
+FEWEST_SAMPLES = 2
+"""Of a clock that only grows, to say by how much it grew."""
+
+EXPLAINED = (slow_steps.NAME, sync_in_no_stage.NAME)
+
 SETTINGS = (
     Setting("your program", "OMP_NUM_THREADS, torch.set_num_threads: as many threads in all as processors"),
     Setting("your cluster", "more processors per GPU, or fewer workers beside the trainer"),
@@ -28,25 +37,88 @@ SETTINGS = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Name the hosts whose processors are busy for most of a step; what that costs cannot be told."""
+    """Price how long the main threads of a rank wait in a queue; where nobody counted that, say what is in use."""
     samplers = [process for process in run.seen.processes if process.process.role == SAMPLER and CPU in process.sampled]
     if not samplers:
         raise UnjudgeableError("no host's processors were sampled")
     return [found for sampler in samplers for found in _of_host(run, sampler)]
 
 
+def absorb(found: Sequence[Finding]) -> list[Finding]:
+    """Return findings without those that a wait for processors explains: steps and ranks that are slow in turns, and
+    time of a sync in which nothing is open.
+
+    A rank that is always the slowest is no such thing, nor is what costs more than the wait.
+    """
+    waits = next((one for one in found if one.id == NAME and one.seconds_per_step), None)
+    if waits is None:
+        return list(found)
+    explained = [one for one in found if _is_explained(one, waits.seconds_per_step or 0.0)]
+    facts = [*waits.evidence.facts, *(f"explained by it: {one.title}" for one in explained)]
+    fuller = msgspec.structs.replace(waits, evidence=msgspec.structs.replace(waits.evidence, facts=facts))
+    return [fuller if one is waits else one for one in found if one not in explained]
+
+
+def _is_explained(one: Finding, seconds: float) -> bool:
+    is_in_turns = one.id == slow_rank.NAME and len(one.evidence.ranks) > 1
+    return (is_in_turns or one.id in EXPLAINED) and (one.seconds_per_step or 0.0) <= seconds
+
+
 def _of_host(run: Run, sampler: Seen) -> Iterator[Finding]:
-    samples = sampler.sampled[CPU]
-    values = np.array(samples.values)[run.step_of(np.array(samples.times_ns, np.int64)) >= 0]
-    share = float((values >= SATURATED).mean()) if len(values) else 0.0
-    if share >= LEAST_SHARE:
+    share, facts = _in_use(run, sampler)
+    waits = _waits(run, sampler)
+    most = max(waits, key=lambda lane: float(waits[lane].sum()), default=None)
+    if most is not None and waits[most].any():
+        yield run.finding(
+            NAME,
+            f"{most.name} waits for a processor for {as_text(waits[most].mean())} of a step",
+            [f"the main threads of its processes are ready and none is free, by the kernel of {facts}"],
+            per_step=waits[most],
+            less_because="with a few more processors a queue is shorter, and not empty",
+            figures={"saturated_share": share},
+            ranks=[] if most.rank is None else [most.rank],
+            settings=SETTINGS,
+        )
+    elif most is None and share >= LEAST_SHARE:
         yield run.finding(
             NAME,
             f"All processors of {sampler.process.host} are in use for {share:.0%} of the steps",
-            [f"{len(values)} samples in steps: {values.mean():.0f} % in the mean, {values.min():.0f} % at least"],
+            [facts],
             bound=share * float(run.step_seconds.mean()),
-            less_because="what computes needs a processor anyway: lost is the time in the queue, which nobody counts",
+            less_because="what computes needs a processor anyway: lost is the time in the queue, which nobody counted",
             basis="modelled",
             figures={"saturated_share": share},
             settings=SETTINGS,
         )
+
+
+def _in_use(run: Run, sampler: Seen) -> tuple[float, str]:
+    """Return in which share of the samples all processors were in use, and that in words."""
+    samples, host = sampler.sampled[CPU], sampler.process.host
+    values = np.array(samples.values)[run.step_of(np.array(samples.times_ns, np.int64)) >= 0]
+    many = next((f", {machine.cpus} processors" for machine in run.summary.run.machines if machine.host == host), "")
+    if not len(values):
+        return 0.0, f"{host}{many}"
+    return float((values >= SATURATED).mean()), f"{host}{many}: {values.mean():.0f} % of them are in use in the mean"
+
+
+def _waits(run: Run, sampler: Seen) -> dict[Lane, PerStep]:
+    """Return how long the main threads of each lane waited in each step; of lanes of which the sampler counted it."""
+    found: dict[Lane, PerStep] = {}
+    for lane, members in run.members.items():
+        counted = [sampler.sampled.get(subject(WAITED_FOR_PROCESSOR, process.process.key)) for process in members]
+        grown = [_grown(run, samples) for samples in counted if samples is not None and is_clock(samples)]
+        if grown:
+            found[lane] = np.sum(grown, axis=0)
+    return found
+
+
+def is_clock(samples: Samples) -> bool:
+    """Return whether there are enough samples to say by how much it grew."""
+    return len(samples.values) >= FEWEST_SAMPLES
+
+
+def _grown(run: Run, samples: Samples) -> PerStep:
+    """Return by how much a clock grew in each step; between two samples evenly."""
+    at_ns = np.interp(run.steps, np.array(samples.times_ns, np.int64), np.array(samples.values))
+    return np.asarray(at_ns[:, 1] - at_ns[:, 0])

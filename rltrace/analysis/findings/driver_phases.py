@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.intervals import union
@@ -10,7 +11,8 @@ from rltrace.events import DRIVER_PHASES
 NAME = "driver_phases"
 
 SETTINGS = (
-    Setting("verl", "reward.num_workers; in older releases reward_model.launch_reward_fn_async=True"),
+    Setting("verl", "reward.num_workers: more", since="0.7.0"),
+    Setting("verl", "reward_model.launch_reward_fn_async=True: beside the log-probs", until="0.7.0"),
     Setting("TRL", "GRPOTrainer(reward_funcs=...): asynchronous functions run side by side"),
     Setting("your program", "score each sample when it is done, while others are generated"),
 )
@@ -22,6 +24,7 @@ def judge(run: Run) -> list[Finding]:
         raise UnjudgeableError("no rank has a phase")
     if not run.driver_phases:
         raise UnjudgeableError(f"the driver has no phase of its own ({', '.join(sorted(DRIVER_PHASES))})")
+    run.require_one_time()
     ranks = union(*(rows for lane in run.ranks for rows in run.phases[lane].values()))
     busy = run.seconds_in(ranks)
     alone = {name: run.seconds_in(rows, ranks) - busy for name, rows in run.driver_phases.items()}
@@ -29,8 +32,8 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"All ranks wait for the driver's {most} for {alone[most].mean():.2f} s of a step",
-            [", ".join(f"{name}: {seconds.mean():.3f} s of a step" for name, seconds in alone.items())],
+            f"All ranks wait for the driver's {most} for {as_text(alone[most].mean())} of a step",
+            [", ".join(f"{name}: {as_text(seconds.mean())} of a step" for name, seconds in alone.items())],
             per_step=run.seconds_in(*run.driver_phases.values(), ranks) - busy,
             less_because="what needs the rewards cannot begin before they are there",
             phases=[most],

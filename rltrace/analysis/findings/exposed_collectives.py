@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rltrace.analysis.findings.amounts import as_text, between_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.gpu_work import COLLECTIVES
@@ -24,19 +25,27 @@ def judge(run: Run) -> list[Finding]:
         missing = "layers were not timed (RLTRACE_CUDA_TIME=layers)" if whole else "no collective of FSDP was timed"
         raise UnjudgeableError(f"{missing}, so what runs beside a collective is unknown")
     least = min(known, key=lambda row: row.least_exposed_seconds or 0.0)
+    by_phase = {
+        row.phase: row.least_exposed_seconds or 0.0
+        for row in run.summary.gpu_work
+        if row.work == COLLECTIVES and row.lane == least.lane and row.phase is not None
+    }
+    where = max(by_phase, key=lambda name: by_phase[name], default=None)
     seconds, most = least.least_exposed_seconds or 0.0, least.most_exposed_seconds or 0.0
     return [
         run.finding(
             NAME,
-            f"For {seconds:.2f} s of a step a GPU does nothing but exchange shards",
+            f"For {as_text(seconds)} of a step a GPU does nothing but exchange shards"
+            + (f", most in {where}" if where else ""),
             [
-                f"{least.lane}, which waits least: {least.seconds:.2f} s of collectives, of which {seconds:.2f} to "
-                f"{most:.2f} s are exposed"
+                f"{least.lane}, which waits least: {as_text(least.seconds)} of collectives, of which "
+                f"{between_as_text(seconds, most)} are exposed"
             ],
             mean=seconds,
             bound=most,
             less_because="the first gather and the last reduce-scatter of a pass have nothing beside them",
             ranks=[] if least.rank is None else [least.rank],
+            phases=[] if where is None else [where],
             settings=SETTINGS,
         )
     ]

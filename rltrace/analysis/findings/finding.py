@@ -21,6 +21,7 @@ _T_95 = (
 )  # fmt: skip
 """Student's t for 95 %, two-sided, by degrees of freedom from 1 (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
 _NORMAL_95 = 1.960
+"""The same for many degrees of freedom (the last row of that table)."""
 
 
 class UnjudgeableError(Exception):
@@ -43,6 +44,10 @@ class Setting(msgspec.Struct, frozen=True):
     """Whose setting it is: verl, vLLM, TRL, PyTorch, your program."""
     change: str
     """Its name with the new value, or what to do."""
+    since: str | None = None
+    """The first release of the program that has it; None if all have."""
+    until: str | None = None
+    """The first release that no longer has it; None if all have."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):

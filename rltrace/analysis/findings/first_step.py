@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.idle import FIRST_STEP, STEADY_STEP, IdleGap
@@ -44,14 +45,14 @@ def judge(run: Run) -> list[Finding]:
         return []
     by_phase = _more(run, steady.first_step)
     gaps = _gaps(run)
-    facts = [f"step {first.step}: {first.seconds:.1f} s; later ones: {steady.seconds.mean_seconds:.1f} s"]
+    facts = [f"step {first.step}: {as_text(first.seconds)}; later ones: {as_text(steady.seconds.mean_seconds)}"]
     if by_phase:
-        facts.append("longer: " + ", ".join(f"{name} by {seconds:.1f} s" for name, seconds in by_phase[:3]))
-    title = f"The first step takes {longer:.1f} s longer than later ones"
+        facts.append("longer: " + ", ".join(f"{name} by {as_text(seconds)}" for name, seconds in by_phase[:3]))
+    title = f"The first step takes {as_text(longer)} longer than later ones"
     where: list[str] = []
     if gaps and gaps[0][1] >= NOTABLE * longer:
         (after, before), seconds, names = gaps[0]
-        title += f", {seconds:.1f} s of them idle {_between(after, before)}"
+        title += f", {as_text(seconds)} of them idle {_between(after, before)}"
         where = [name for name in (after, before) if name is not None]
         if names:
             facts.append(f"idle {_between(after, before)}, meanwhile: {', '.join(names)}")
@@ -139,7 +140,7 @@ def _meanwhile(gaps: Iterable[IdleGap], lanes: int) -> list[str]:
     said = []
     for who in ("elsewhere", "rank", "driver"):
         longest = sorted(((seconds, name) for (of, name), seconds in totals.items() if of == who), reverse=True)
-        said += [f"{who} {name} {seconds:.1f} s" for seconds, name in longest[:MEANWHILE] if seconds >= 0.1]
+        said += [f"{who} {name} {as_text(seconds)}" for seconds, name in longest[:MEANWHILE] if seconds >= 0.1]
     return said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import PerStep, Run, rows_of
 from rltrace.analysis.lanes import Lane
@@ -42,9 +43,9 @@ def judge(run: Run) -> list[Finding]:
             f"Garbage collections take {price.mean() / run.step_seconds.mean():.1%} of a step in each {role}, most in "
             f"{most.name}{f' in {where[0]}' if where else ''}",
             [
-                f"{price.mean():.3f} s of a step in the mean of {len(lanes)}, {lanes[most].mean():.3f} s in "
-                f"{most.name}, {max(map(np.max, lanes.values())):.3f} s in the worst step",
-                f"for {anybody.mean():.3f} s of a step at least one process of the run collects",
+                f"{as_text(price.mean())} of a step in the mean of {len(lanes)}, {as_text(lanes[most].mean())} in "
+                f"{most.name}, {as_text(max(map(np.max, lanes.values())))} in the worst step",
+                f"for {as_text(anybody.mean())} of a step at least one process of the run collects",
             ],
             per_step=price,
             bound=float(anybody.mean()),

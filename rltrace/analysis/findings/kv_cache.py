@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.capacity import gpus
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.observations import EngineSteps
 
@@ -23,8 +25,19 @@ FULL = 0.95
 FAR_TOO_LARGE = 0.25
 """If a cache is never fuller than this, half of it can go, and twice of what was needed is still there."""
 
-HIGHER, FEWER = Setting("vLLM", "gpu_memory_utilization: higher"), Setting("vLLM", "max_num_seqs: lower")
-LOWER = Setting("vLLM", "gpu_memory_utilization: lower; the room is for larger micro-batches, or a model that stays")
+LARGER = (
+    Setting("vLLM", "gpu_memory_utilization: higher"),
+    Setting("vLLM", "max_num_seqs: lower"),
+    Setting("verl", "actor_rollout_ref.rollout.gpu_memory_utilization: higher"),
+    Setting("TRL", "GRPOConfig(vllm_gpu_memory_utilization=...): higher"),
+    Setting(EXAMPLE, "rollout.kv_cache_megabytes (embedded engine), rollout.gpu_memory_utilization (vLLM): higher"),
+)
+SMALLER = (
+    Setting("vLLM", "gpu_memory_utilization: lower; the room is for larger micro-batches, or a model that stays"),
+    Setting("verl", "actor_rollout_ref.rollout.gpu_memory_utilization: lower"),
+    Setting("TRL", "GRPOConfig(vllm_gpu_memory_utilization=...): lower"),
+    Setting(EXAMPLE, "rollout.gpu_memory_utilization: lower"),
+)
 
 
 def judge(run: Run) -> list[Finding]:
@@ -58,7 +71,7 @@ def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Findi
     lost = f"{preempted} were preempted and computed again" if preempted else "none was preempted"
     return run.finding(
         NAME,
-        f"Requests wait for room in the KV cache for {waiting.mean():.2f} s of a step; {lost}",
+        f"Requests wait for room in the KV cache for {as_text(waiting.mean())} of a step; {lost}",
         [f"at most {most:.0%} of it is taken, in the engine in which they wait longest"],
         per_step=waiting if preempted else None,
         bound=float(waiting.mean()),
@@ -66,7 +79,7 @@ def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Findi
         basis="modelled",
         figures={"preempted": float(preempted), "most_usage": most},
         phases=[GENERATE],
-        settings=[HIGHER, FEWER],
+        settings=LARGER,
     )
 
 
@@ -84,5 +97,5 @@ def _too_large(run: Run, most: float) -> Iterator[Finding]:
         less_because="",
         figures={"most_usage": most, "kv_cache_bytes": float(size)},
         phases=[GENERATE],
-        settings=[LOWER],
+        settings=SMALLER,
     )

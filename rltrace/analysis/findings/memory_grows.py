@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rltrace.analysis.findings.amounts import bytes_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.ledger import ALLOWED_CPU_BYTES, ALLOWED_GPU_BYTES, UNACCOUNTED
@@ -39,8 +40,8 @@ def _allowed_bytes(run: Run, leak: Leak) -> int:
 def _finding(run: Run, leak: Leak) -> Finding:
     return run.finding(
         NAME,
-        f"{leak.owner} grows by {leak.bytes_per_sleep / 1e6:,.0f} MB from each sleep to the next on {leak.lane}",
-        [f"after each of {leak.sleeps} sleeps in a row; it holds {leak.last_bytes / 1e9:.2f} GB after the last one"],
+        f"{leak.owner} grows by {bytes_as_text(leak.bytes_per_sleep)} from each sleep to the next on {leak.lane}",
+        [f"after each of {leak.sleeps} sleeps in a row; it holds {bytes_as_text(leak.last_bytes)} after the last one"],
         size_bytes=leak.bytes_per_sleep,
         less_because="",
         figures={"last_bytes": float(leak.last_bytes)},

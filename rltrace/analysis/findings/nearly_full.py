@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rltrace.analysis.findings.capacity import NOT_MEASURED, capacity_bytes, gpus
 from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
+from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.ledger import FREE
 from rltrace.analysis.memory import DeviceMemory
@@ -19,7 +20,11 @@ NAMED = 4
 
 SETTINGS = (
     Setting("vLLM", "gpu_memory_utilization: lower, if the peak is in a rollout"),
+    Setting("verl", "actor_rollout_ref.rollout.gpu_memory_utilization: lower, if the peak is in a rollout"),
     Setting("verl", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: smaller, if it is in the update"),
+    Setting("TRL", "GRPOConfig(per_device_train_batch_size=...): smaller, if it is in the update"),
+    Setting(EXAMPLE, "rollout.gpu_memory_utilization: lower; actor.micro_batch: smaller"),
+    Setting("your program", "smaller micro-batches, or a smaller KV cache, by the phase of the peak"),
 )
 
 

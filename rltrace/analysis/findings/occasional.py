@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting
 from rltrace.analysis.findings.run import Run
 
@@ -24,12 +25,20 @@ OCCASIONS = (
     Occasion(
         "checkpoint",
         ("trainer.save_checkpoint", "checkpoint.save", "checkpoint.load", "save_checkpoint", "checkpoint"),
-        (Setting("verl", "trainer.save_freq: larger"), Setting("PyTorch", "torch.distributed.checkpoint.async_save")),
+        (
+            Setting("verl", "trainer.save_freq: larger"),
+            Setting("TRL", "GRPOConfig(save_steps=...): larger"),
+            Setting("PyTorch", "torch.distributed.checkpoint.async_save"),
+        ),
     ),
     Occasion(
         "validation",
         ("trainer.validate", "validate", "validation", "evaluate", "evaluation"),
-        (Setting("verl", "trainer.test_freq: larger"), Setting("your program", "validate on fewer samples")),
+        (
+            Setting("verl", "trainer.test_freq: larger"),
+            Setting("TRL", "GRPOConfig(eval_steps=...): larger"),
+            Setting("your program", "validate on fewer samples"),
+        ),
     ),
 )
 
@@ -45,8 +54,8 @@ def _of(run: Run, one: Occasion) -> Iterator[Finding]:
     if having.any():
         yield run.finding(
             NAME,
-            f"A {one.what} takes {price[having].mean():.1f} s in {having.sum()} of {len(run.steps)} steps",
-            [f"{price.mean():.2f} s of a step in the mean"],
+            f"A {one.what} takes {as_text(price[having].mean())} in {having.sum()} of {len(run.steps)} steps",
+            [f"{as_text(price.mean())} of a step in the mean"],
             per_step=price,
             less_because="with fewer of them more is lost when a run dies, or it is known later how it goes",
             settings=one.settings,

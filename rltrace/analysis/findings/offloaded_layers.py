@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.capacity import least_free_in
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.gpu_work import FORWARD
 from rltrace.analysis.lanes import Lane
@@ -23,19 +25,31 @@ class Pass(NamedTuple):
     owner: str
     phase: str
     alike: str | None
-    setting: Setting
+    settings: tuple[Setting, ...]
 
 
 PASSES = (
     Pass(
         "ref.params", "ref.log_prob", "actor.old_log_prob",
-        Setting("verl", "actor_rollout_ref.ref.fsdp_config.param_offload=False"),
+        (
+            Setting("verl", "actor_rollout_ref.ref.fsdp_config.param_offload=False"),
+            Setting(EXAMPLE, "ref.offload: false"),
+        ),
     ),
     Pass(
         "actor.params", "actor.update", None,
-        Setting("verl", "actor_rollout_ref.actor.fsdp_config.param_offload=False"),
+        (
+            Setting("verl", "actor_rollout_ref.actor.fsdp_config.param_offload=False"),
+            Setting(EXAMPLE, "actor.offload: false"),
+        ),
     ),
-    Pass("critic.params", "critic.update", None, Setting("verl", "critic.model.fsdp_config.param_offload=False")),
+    Pass(
+        "critic.params", "critic.update", None,
+        (
+            Setting("verl", "critic.model.fsdp_config.param_offload=False", until="0.8.0"),
+            Setting("verl", "critic.fsdp.param_offload=False", since="0.8.0"),
+        ),
+    ),
 )  # fmt: skip
 LARGER = Setting(
     "verl", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu: larger ones bring the layers over less often"
@@ -66,7 +80,7 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
     ]
     if longer is not None:
         facts.append(
-            f"it takes {longer.mean():.2f} s longer than {one.alike}, which does the same with a model on the card"
+            f"it takes {as_text(longer.mean())} longer than {one.alike}, which does the same with a model on the card"
         )
     if free_bytes is not None:
         room = "has room for it" if free_bytes >= size_bytes else "has no room for it"
@@ -82,7 +96,7 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
         basis="modelled",
         figures={"host_bytes": size_bytes, "crossings": crossings},
         phases=[one.phase],
-        settings=[one.setting, LARGER],
+        settings=[*one.settings, LARGER],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import per_step, seconds_of, slowest
@@ -12,8 +13,8 @@ from rltrace.analysis.weight_sync import GATHER
 NAME = "one_by_one"
 
 NEARLY_ONE = 1.1
-"""With fewer tensors per gather, parameters are gathered one at a time. verl 0.9.1 has 400 tensors in 399 gathers
-(docs/measurements/verl_8b.md), because of tied ones and buffers; a sync in buckets has 429 in 31 (8b.md)."""
+"""Tensors per gather below which parameters are gathered one at a time. verl 0.9.1 has 399 for 400
+(examples/recordings/verl_8b_4gpu.zip); the reference run, which gathers by bucket, 429 for 31."""
 
 FEWEST_GATHERS = 32
 """With fewer gathers there are about as many buckets as tensors, whatever the program does."""
@@ -36,7 +37,7 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"The weight sync gathers {gathers} parameters one at a time, in {seconds:.2f} s",
+            f"The weight sync gathers {gathers} parameters one at a time, in {as_text(seconds)}",
             [f"{gathers} gathers for {some.tensors} tensors" + (f", at {rate:.0f} GB/s" if rate else "")],
             per_step=per_step(run, syncs, seconds_of(GATHER)),
             less_because="the bytes have to be gathered in any case. Fewer gathers save latency: a sync of 16 GB took "

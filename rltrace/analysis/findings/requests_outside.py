@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.intervals import EMPTY, Intervals
@@ -15,7 +16,9 @@ from rltrace.events import AGENT_REQUEST, REQUEST, SERVER_REQUEST
 NAME = "requests_outside"
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.rollout.agent.num_workers: more, if agent loops are the longest part"),
+    Setting(
+        "verl", "actor_rollout_ref.rollout.agent.num_workers: more, if agent loops are the longest part", since="0.5.0"
+    ),
     Setting("your program", "nothing that blocks in the event loops of agents and servers"),
 )
 
@@ -27,6 +30,7 @@ def judge(run: Run) -> list[Finding]:
     if not len(outer) or not len(inner):
         missing = "agent loops and servers" if not len(outer) else "engines"
         raise UnjudgeableError(f"no request was recorded by {missing}")
+    run.require_one_time()
     alone = run.seconds_in(outer, inner) - run.seconds_in(inner)
     joined = [requests for requests in run.summary.requests if requests.mean_seconds and requests.count]
     outside = {
@@ -38,13 +42,12 @@ def judge(run: Run) -> list[Finding]:
     share = max((sum(s.share for n, s in r.stages.items() if n not in IN_ENGINE) for r in joined), default=0.0)
     longest = sorted(outside.items(), key=lambda item: -item[1])[:3]
     facts = [f"a request spends {share:.0%} of its time outside of the engine"]
-    facts += (
-        ["mean of a request: " + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in longest)] if longest else []
-    )
+    if longest:
+        facts.append("mean of a request: " + ", ".join(f"{name} {as_text(seconds)}" for name, seconds in longest))
     return [
         run.finding(
             NAME,
-            f"For {alone.mean():.2f} s of a step requests are under way and none is in an engine",
+            f"For {as_text(alone.mean())} of a step requests are under way and none is in an engine",
             facts,
             per_step=alone,
             bound=float((share * run.seconds_in(outer)).mean()) if share else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
@@ -11,7 +12,8 @@ from rltrace.analysis.findings.run import Run
 NAME = "rollout_tail"
 
 TAIL = 0.05
-"""The share of requests in the tail that people quote: vLLM's and SGLang's benchmarks print p95 and p99."""
+"""The share of requests that end last. Latencies are quoted as p95 and p99; vLLM's benchmark prints p99 by default
+(0.26, vllm/benchmarks/serve.py), which an engine with fewer than 100 requests in a step does not have."""
 
 LEAST_REQUESTS = 20
 """An engine needs this many requests to have one in the last 5 %."""
@@ -21,7 +23,8 @@ LEAST_SHARE = 2 * TAIL
 
 SETTINGS = (
     Setting("verl", "data.max_response_length: a lower limit cuts the tail"),
-    Setting("verl", "actor_rollout_ref.rollout.n and data.gen_batch_size: oversample, and go on without the slowest"),
+    Setting("TRL", "GRPOConfig(max_completion_length=...): a lower limit cuts the tail"),
+    Setting("your program", "oversample, and go on without the slowest"),
     Setting("your program", "an asynchronous rollout keeps the engine busy with the next batch"),
 )
 
@@ -32,6 +35,7 @@ def judge(run: Run) -> list[Finding]:
     Only the requests of that engine are compared, because another finding tells that an engine is behind the others.
     """
     requests = engine_requests(run)
+    run.require_one_time()
     tails, wholes, slowest = [], [], []
     for place in range(len(run.steps)):
         of_step = requests.of_step(place)
@@ -53,10 +57,11 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"The slowest 5 % of the requests run alone for {tail.mean():.2f} s of a rollout of {whole.mean():.2f} s",
+            f"The slowest 5 % of the requests run alone for {as_text(tail.mean())} of a rollout of "
+            f"{as_text(whole.mean())}",
             [
-                f"without the slowest 5 % the rollout would have taken {(whole - tail).mean():.2f} s",
-                f"step {run.numbers[worst]}: the last request ends {tail[worst]:.2f} s after 95 % of them, in "
+                f"without the slowest 5 % the rollout would have taken {as_text((whole - tail).mean())}",
+                f"step {run.numbers[worst]}: the last request ends {as_text(tail[worst])} after 95 % of them, in "
                 f"{engine.name}" + (f", with {tokens:,} tokens" if tokens >= 0 else ""),
             ],
             per_step=tail,

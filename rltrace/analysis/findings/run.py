@@ -21,6 +21,7 @@ from rltrace.analysis.findings.finding import (
     confidence_of,
     interval_of,
 )
+from rltrace.analysis.findings.programs import applicable, programs_of
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, total_ns, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations, Seen
@@ -64,6 +65,25 @@ class Run:
         """The length of each steady step."""
         return (self.steps[:, 1] - self.steps[:, 0]) / 1e9
 
+    @cached_property
+    def unaligned(self) -> list[str]:
+        """Hosts whose clock was never compared with that of the run, so that its error is unknown."""
+        return sorted({host for one in self.summary.clocks if not one.aligned for host in one.hosts})
+
+    def require_one_time(self) -> None:
+        """Check that times of different processes can be compared.
+
+        Raises:
+            UnjudgeableError: a clock was never compared with that of the run.
+        """
+        if self.unaligned:
+            raise UnjudgeableError(f"the clock of {', '.join(self.unaligned)} is not aligned (docs/hosts.md)")
+
+    @cached_property
+    def clock_bound_seconds(self) -> float:
+        """How far apart two times of different processes may really be when they look equal."""
+        return sum(sorted(one.bound_seconds or 0.0 for one in self.summary.clocks)[-2:])
+
     def seconds_in(self, *rows: Intervals) -> PerStep:
         """Return how many seconds of each step some intervals cover; where they overlap they count once."""
         pieces, step, _ = cut(union(*rows), self.steps)
@@ -105,6 +125,11 @@ class Run:
     def phase_seconds(self, name: str) -> dict[Lane, PerStep]:
         """Return the seconds of a phase in each step, by rank; ranks without it are left out."""
         return {lane: self.seconds_in(self.phases[lane][name]) for lane in self.ranks if name in self.phases[lane]}
+
+    @cached_property
+    def programs(self) -> set[str]:
+        """The programs whose hooks are in the run."""
+        return programs_of(self.summary.hooks)
 
     def records(self, span: str) -> bool:
         """Return whether a hook of the run would have recorded spans of a name."""
@@ -193,7 +218,7 @@ class Run:
             figures: What it rests on, by name.
             ranks: Ranks that it is about.
             phases: Phases that it is about.
-            settings: What to change.
+            settings: What to change; those of programs that are not in the run are left out.
             moment: Where it shows; the step that it costs most if it is left out.
         """
         values = [] if per_step is None else [float(value) for value in per_step]
@@ -222,7 +247,7 @@ class Run:
                 steps=numbers,
                 moment=moment,
             ),
-            settings=list(settings),
+            settings=applicable(settings, self.programs, self.summary.run.versions),
         )
 
 

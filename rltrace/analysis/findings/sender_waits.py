@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import length, per_step, seconds_of, slowest
 
@@ -12,7 +14,18 @@ NAME = "sender_waits"
 WAIT = "weight_sync.wait"
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes: larger buckets"),
+    Setting(
+        "verl",
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes: larger buckets",
+        since="0.7.0",
+    ),
+    Setting(
+        "verl",
+        "actor_rollout_ref.rollout.update_weights_bucket_megabytes: larger buckets",
+        since="0.5.0",
+        until="0.7.0",
+    ),
+    Setting(EXAMPLE, "rollout.bucket_megabytes: larger"),
     Setting("your program", "two buckets in turns: the sender fills one while the receiver empties the other"),
 )
 
@@ -29,8 +42,8 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"The sender waits for the receiver for {seconds:.2f} s of a weight sync of {length(syncs):.2f} s",
-            [f"{buckets} buckets of {bucket_bytes / 1e6:,.0f} MB in the mean; on the rank that waits longest"],
+            f"The sender waits for the receiver for {as_text(seconds)} of a weight sync of {as_text(length(syncs))}",
+            [f"{buckets} buckets of {bytes_as_text(bucket_bytes)} in the mean; on the rank that waits longest"],
             per_step=per_step(run, syncs, seconds_of(WAIT)),
             less_because="the receiver loads meanwhile, which has to be done; larger buckets take more of the card",
             figures={"buckets": float(buckets), "bucket_bytes": bucket_bytes},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rltrace.analysis.findings.amounts import bytes_as_text
 from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.transactions import Transaction
@@ -31,7 +32,7 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"{worst.lane}'s engine leaves {_left_bytes(worst) / 1e9:.2f} GB on the card while it sleeps",
+            f"{worst.lane}'s engine leaves {bytes_as_text(_left_bytes(worst))} on the card while it sleeps",
             [f"{worst.verdict}: {worst.reason}", f"so in {len(bad)} of {len(sleeps)} sleeps"],
             size_bytes=_left_bytes(worst),
             less_because="",

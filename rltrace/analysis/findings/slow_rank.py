@@ -13,9 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.engine_requests import engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError, interval_of
 from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.uneven_batches import is_uneven, tokens_of
 from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced, has_uneven_work, surplus_of
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
@@ -44,6 +46,9 @@ FEWEST_RANKS_IN_TURNS = 3
 LEAST_SHARE_IN_TURNS = 0.02
 """The share of a step that it must cost as well: short phases differ by more than long ones."""
 
+LATE_SECONDS = 0.001
+"""Ray's way to a worker takes longer than that (docs/measurements/verl_8b.md), so that a shorter delay is none."""
+
 SETTINGS = (
     Setting("your cluster", "compare this rank's clocks, power, PCIe link and processors with the others'"),
     Setting("verl", "trainer.balance_batch=True and actor_rollout_ref.actor.use_dynamic_bsz=True: even tokens"),
@@ -70,6 +75,7 @@ def judge(run: Run) -> list[Finding]:
         raise UnjudgeableError("there is one rank at most")
     if not len(run.steps):
         return []
+    run.require_one_time()
     names = in_order(name for lane in run.ranks for name in run.phases[lane])
     return [found for name in names for found in _of_phase(run, name)]
 
@@ -78,6 +84,9 @@ def _of_phase(run: Run, name: str) -> Iterator[Finding]:
     balance = _balance(run) if name == GENERATE else None
     if balance is not None and has_uneven_work(balance):
         return  # another finding has that
+    tokens = tokens_of(run, name)
+    if tokens is not None and is_uneven(tokens.waiting_share(len(run.steps))):
+        return  # and that
     slow = slowness(run, name)
     if slow is None:
         return
@@ -118,15 +127,17 @@ def _finding(
     lane = slow.lanes[culprit]
     late = float(slow.late[culprit].mean() if len(who) == 1 else slow.late[culprit, worst])
     how = "begins late" if late >= (price.mean() if len(who) == 1 else price[worst]) / 2 else "is slow"
-    by = f"it is done {price.mean():.2f} s after the {'others' if 'one rank' not in title else 'mean rank'}"
+    by = f"it is done {as_text(price.mean())} after the {'others' if 'one rank' not in title else 'mean rank'}"
     if slow.waited is not None:
-        by = f"the others wait {price.mean():.2f} s for it"
-    facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps; it begins {late:.3f} s late"]
+        by = f"the others wait {as_text(price.mean())} for it"
+    facts = [f"slowest: {_counted(slow, times.tolist())} of {len(run.steps)} steps"]
+    if late >= LATE_SECONDS:
+        facts[0] += f"; it begins {as_text(late)} late"
     if slow.waited is not None:
         waits = slow.waited[:, worst]
         facts.append(
             f"all ranks take as long, because each waits for all in the collectives; step {run.numbers[worst]}: "
-            f"{lane.name} is {waits[culprit]:.3f} s in them, the median rank {np.median(waits):.3f} s"
+            f"{lane.name} is {as_text(waits[culprit])} in them, the median rank {as_text(np.median(waits))}"
         )
     if balance is not None:
         most = 1 + float(surplus_of(balance).mean())
@@ -172,6 +183,7 @@ def slowness(run: Run, name: str) -> Slowness | None:
         return None
     # A rank that begins no later than the others is not late, however long it had waited for them.
     late = np.maximum(np.minimum(_behind(_of(spans, "late")), _behind(_of(spans, "begins"))), 0)
+    late = np.where(late > run.clock_bound_seconds, late, 0.0)
     took = _of(spans, "seconds") + late
     mean_seconds = float(_of(spans, "seconds").mean())
     collectives = [_collectives(run, lane) for lane in lanes]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 
@@ -56,10 +57,10 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"{which} {over[is_slow].mean():.2f} s longer than the median step{where}",
+            f"{which} {as_text(over[is_slow].mean())} longer than the median step{where}",
             [
-                f"median {median:.2f} s; step {run.numbers[worst]}: {run.step_seconds[worst]:.2f} s"
-                + (f", of which {most.seconds:.2f} s more than usual in {most.phase}" if most is not None else ""),
+                f"median {as_text(median)}; step {run.numbers[worst]}: {as_text(run.step_seconds[worst])}"
+                + (f", of which {as_text(most.seconds)} more than usual in {most.phase}" if most is not None else ""),
                 "slow: step " + ", ".join(str(run.numbers[at]) for at in np.flatnonzero(is_slow)[:NAMED].tolist()),
             ],
             per_step=price,

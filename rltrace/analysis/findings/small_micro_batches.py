@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.capacity import capacity_bytes, gpus, least_free_in
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
+from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import PerStep, Run
 from rltrace.analysis.gpu_work import FORWARD, GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import cut, union
@@ -18,13 +20,22 @@ GATHER = GATHERS_AND_SCATTERS[0]
 ROOM = 0.5
 """Share of a card that must be free in a phase: then twice the activations fit, whatever part of the rest they are."""
 
+
+def _of_verl(key: str) -> Setting:
+    return Setting("verl", f"{key}: twice as large")
+
+
+TRL = Setting("TRL", "GRPOConfig(per_device_train_batch_size=...): larger, gradient_accumulation_steps=... smaller")
+OURS = Setting(EXAMPLE, "actor.micro_batch: twice as large")
+YOURS = Setting("your program", "twice as many sequences at once")
+
 MICRO_BATCH = {
-    "actor.update": "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-    "actor.old_log_prob": "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-    "ref.log_prob": "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-    "critic.update": "critic.ppo_micro_batch_size_per_gpu",
+    "actor.update": (_of_verl("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"), TRL, OURS, YOURS),
+    "actor.old_log_prob": (_of_verl("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu"), TRL, OURS, YOURS),
+    "ref.log_prob": (_of_verl("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"), TRL, OURS, YOURS),
+    "critic.update": (_of_verl("critic.ppo_micro_batch_size_per_gpu"), YOURS),
 }
-"""verl's settings, by phase."""
+"""By phase, what to change."""
 
 
 def judge(run: Run) -> list[Finding]:
@@ -47,7 +58,7 @@ def _of_phase(run: Run, phase: str) -> Iterator[Finding]:
         f"{phase} has {times:.0f} micro-batches, each of which gathers all parameters, while {free_bytes / 1e9:.0f} GB "
         "of each card are free",
         [
-            f"gathers take {seconds.mean():.2f} s of a step on the rank that waits least for others",
+            f"gathers take {as_text(seconds.mean())} of a step on the rank that waits least for others",
             "half as many micro-batches have half as many gathers",
         ],
         per_step=seconds / 2,
@@ -56,7 +67,7 @@ def _of_phase(run: Run, phase: str) -> Iterator[Finding]:
         basis="modelled",
         figures={"micro_batches": times, "free_bytes": float(free_bytes)},
         phases=[phase],
-        settings=[Setting("verl", f"{MICRO_BATCH[phase]}: twice as large")],
+        settings=MICRO_BATCH[phase],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Moment, Setting, UnjudgeableError
 from rltrace.analysis.findings.first_step import LEAST_SHARE
 from rltrace.analysis.findings.run import Run
@@ -38,11 +39,11 @@ def judge(run: Run) -> list[Finding]:
         for name, share in row.phases.items():
             parts[name] += share.seconds / len(rows)
     longest = sorted(parts.items(), key=lambda item: -item[1])[:SAID]
-    said = [f"{CALLED.get(name, name)} {length:.1f} s" for name, length in longest if length]
+    said = [f"{CALLED.get(name, name)} {as_text(length)}" for name, length in longest if length]
     return [
         run.finding(
             NAME,
-            f"{seconds:.0f} s pass before the first step" + (f"; most in {said[0]}" if said else ""),
+            f"{as_text(seconds)} pass before the first step" + (f"; most in {said[0]}" if said else ""),
             [f"mean of {len(rows)} ranks: {', '.join(said)}"] if said else [],
             once=seconds,
             when="startup",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import length, per_step, slowest
@@ -23,7 +24,7 @@ def judge(run: Run) -> list[Finding]:
     return [
         run.finding(
             NAME,
-            f"{rest:.2f} s of a weight sync of {length(syncs):.2f} s are in none of its stages",
+            f"{as_text(rest)} of a weight sync of {as_text(length(syncs))} are in none of its stages",
             ["neither gathered, nor packed, sent, waited for or loaded: copies into buckets, waits for the GPU, calls"],
             per_step=per_step(run, syncs, _rest),
             less_because="part of it is work that has no span",

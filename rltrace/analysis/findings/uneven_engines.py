@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rltrace.analysis.findings.amounts import as_text, between_as_text
 from rltrace.analysis.findings.engine_requests import EngineRequests, engine_requests
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
@@ -19,7 +20,9 @@ LEAST_SURPLUS = 0.05
 (docs/measurements/index.md), so less could not be told from noise."""
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.rollout.agent.num_workers: fewer workers, if each balances alone"),
+    Setting(
+        "verl", "actor_rollout_ref.rollout.agent.num_workers: fewer workers, if each balances alone", since="0.5.0"
+    ),
     Setting("your program", "send the next request to the engine with the fewest open tokens"),
 )
 
@@ -34,8 +37,9 @@ class Balance(NamedTuple):
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price by how much the slowest engine outlasts the mean, if it has more work than the others."""
+    """Price by how much the slowest engine outlasts the mean, as far as the work that it has more explains that."""
     requests = engine_requests(run)
+    run.require_one_time()
     if len(requests.engines) < 2:
         raise UnjudgeableError("there is one engine, and nothing to balance")
     balance = balanced(requests, len(run.steps))
@@ -43,22 +47,24 @@ def judge(run: Run) -> list[Finding]:
     late = balance.seconds.max(axis=1) - balance.seconds.mean(axis=1)
     if not has_uneven_work(balance):
         return []
+    price = np.minimum(late, _explained(balance))
     busiest = np.bincount(balance.seconds.argmax(axis=1), minlength=len(requests.engines))
     slowest = [requests.engines[at] for at in np.flatnonzero(busiest)]
-    worst = int(late.argmax())
+    worst = int(price.argmax())
     names, ranks = [lane.name for lane in slowest], [lane.rank for lane in slowest if lane.rank is not None]
     work, seconds = balance.work[worst], balance.seconds[worst]
     return [
         run.finding(
             NAME,
-            f"Engines share the {balance.unit} unevenly: the last one is done {late.mean():.2f} s after the mean, "
+            f"Engines share the {balance.unit} unevenly: the last one is done {as_text(late.mean())} after the mean, "
             f"with {1 + surplus.mean():.2f} times its {balance.unit}",
             [
                 f"step {run.numbers[worst]}: {work.min():,.0f} to {work.max():,.0f} {balance.unit} an engine, done "
-                f"after {seconds.min():.2f} to {seconds.max():.2f} s",
+                f"after {between_as_text(seconds.min(), seconds.max())}",
                 f"last to end: {_said(names, busiest[busiest > 0].tolist(), len(run.steps))}",
             ],
-            per_step=late,
+            per_step=price,
+            bound=float(late.mean()),
             less_because="twice the sequences take less than twice as long, and lengths are not known before",
             figures={"most_over_mean": 1 + float(surplus.mean())},
             ranks=ranks,
@@ -66,6 +72,14 @@ def judge(run: Run) -> list[Finding]:
             settings=SETTINGS,
         )
     ]
+
+
+def _explained(balance: Balance) -> NDArray[np.float64]:
+    """Return in each step how much sooner the slowest engine would be done with the mean work, at its own speed."""
+    slowest = balance.seconds.argmax(axis=1)
+    steps = np.arange(len(slowest))
+    share = 1 - balance.work.mean(axis=1) / np.maximum(balance.work[steps, slowest], 1)
+    return np.asarray(np.maximum(share, 0) * balance.seconds[steps, slowest])
 
 
 def _said(names: list[str], times: list[int], steps: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
 from rltrace.analysis.findings.syncs import length, per_step, slowest
@@ -21,7 +22,11 @@ NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", "weight_sync.reset_cache
 """Stages whose length does not depend on the type."""
 
 SETTINGS = (
-    Setting("verl", "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16: the master weights are bf16 then, too"),
+    Setting(
+        "verl",
+        "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16: the master weights are bf16 then, too",
+        since="0.6.0",
+    ),
     Setting("your program", "cast each tensor to the engine's type before it is gathered and sent"),
 )
 
@@ -51,8 +56,8 @@ def judge(run: Run) -> list[Finding]:
             [
                 f"{ratio:.2f} times the bytes: {of_rank / 1e9:.1f} GB a rank and step are sent, "
                 f"{sum(held) / len(held) / 1e9:.1f} GB are held in the engine",
-                f"gather, send, wait and load take {fmean(slowest(syncs, _by_bytes)):.3f} s of a sync of "
-                f"{length(syncs):.3f} s, on the slowest rank",
+                f"gather, send, wait and load take {as_text(fmean(slowest(syncs, _by_bytes)))} of a sync of "
+                f"{as_text(length(syncs))}, on the slowest rank",
             ],
             per_step=stages,
             size_bytes=of_rank * surplus,

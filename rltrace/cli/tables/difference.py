@@ -8,6 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rltrace.analysis.difference import LEAST_STEPS, Bytes, Difference, Seconds, Setting, Side, Totals, Work
+from rltrace.analysis.finding_changes import GONE, LESS, MORE, NEW, FindingChange
+from rltrace.analysis.findings.amounts import as_text
+from rltrace.analysis.noise import FEWEST_STEPS
 from rltrace.analysis.steady import Spread
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, visible_figures, words
@@ -16,6 +19,7 @@ from rltrace.events import WAIT_DRIVER
 SLIGHT = 0.001
 """Share of both steps below which a phase has no row."""
 MOST_SETTINGS = 12
+MOST_FINDINGS = 6
 MOST_TOTALS = 24
 SMALL = 0.01
 """Share of both peaks below which an owner has no row."""
@@ -25,9 +29,44 @@ def show_difference(found: Difference, screen: Console) -> None:
     """Print two runs side by side."""
     found = visible_figures(found)
     screen.print(Group(_who("A", found.a), _who("B", found.b)))
+    screen.print()
+    screen.print(verdict(found))
+    for change in found.findings[:MOST_FINDINGS]:
+        screen.print(_finding(change))
+    if len(found.findings) > MOST_FINDINGS:
+        screen.print(Text(f"and {len(found.findings) - MOST_FINDINGS} more: see --json", "dim"))
     for section in _sections(found):
         screen.print()
         screen.print(section)
+
+
+def verdict(found: Difference) -> Text:
+    """Say whether the steps of B are longer, by more than noise."""
+    change = found.step_change
+    if change is None:
+        return Text("Which is faster cannot be told: one has no step that is over", "yellow")
+    if change.least_share is None or change.most_share is None or change.visible_share is None:
+        steps = f"{len(found.a.steps)} and {len(found.b.steps)} steps"
+        few = f"{steps} are too few to tell that from noise: {FEWEST_STEPS} are needed"
+        return Text(f"A typical step of B takes {change.share:+.1%}; {few}", "yellow")
+    said = f"a typical step takes {change.share:+.1%}, surely"
+    if change.is_slower:
+        return Text(f"B is slower: {said} more than {change.least_share:+.1%}", "red")
+    if change.is_faster:
+        return Text(f"B is faster: {said} less than {change.most_share:+.1%}", "green")
+    seen = f"with these steps {change.visible_share:+.1%} would be seen"
+    return Text(f"No difference beyond noise: {change.share:+.1%}; {seen}")
+
+
+def _finding(change: FindingChange) -> Text:
+    costs = [None if cost is None else _cost(cost, change.unit) for cost in (change.a, change.b)]
+    styles = {NEW: "red", MORE: "red", GONE: "green", LESS: "green"}
+    said = f"{costs[1]}, before {costs[0]}  " if None not in costs else ""
+    return Text.assemble((f"{change.change}  ", styles[change.change]), said, change.title)
+
+
+def _cost(cost: float, unit: str) -> str:
+    return figures.size(cost) if unit == "bytes" else as_text(cost)
 
 
 def _sections(found: Difference) -> Iterator[RenderableType]:

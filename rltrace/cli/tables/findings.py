@@ -8,8 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from rltrace.analysis.findings import LEAST_SHARE, Why
-from rltrace.analysis.findings.finding import Finding, Interval
+from rltrace.analysis.findings import LEAST_SHARE, NOTABLE_SHARE, Why, notable
+from rltrace.analysis.findings.amounts import as_text, between_as_text
+from rltrace.analysis.findings.finding import Finding
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import visible_figures
 
@@ -23,6 +24,8 @@ def show_findings(found: Why, screen: Console) -> None:
     """Print all findings, and what could not be judged."""
     found = visible_figures(found)
     screen.print(_heading(found))
+    for doubt in found.doubts:
+        screen.print(Text(f"Doubt: {doubt}", "yellow"))
     for place, finding in enumerate(found.findings, 1):
         screen.print()
         screen.print(Text(f"{place}. {finding.title}", "bold"))
@@ -33,11 +36,18 @@ def show_findings(found: Why, screen: Console) -> None:
 
 
 def largest(found: Why) -> RenderableType | None:
-    """Draw what costs most in a line each; nothing if nothing was found."""
-    if not found.findings:
-        return None
-    shown = visible_figures(found).findings[:LARGEST]
+    """Draw what costs most in a line each, or say that nothing does; nothing without a step."""
+    found = visible_figures(found)
+    shown = notable(found)[:LARGEST]
     more = len(found.findings) - len(shown)
+    if not shown and found.step_seconds is None:
+        return None
+    if not shown:
+        smaller = f"{figures.count(more, 'smaller finding')}, and " if more else ""
+        return Group(
+            Text(f"Nothing was found that costs {NOTABLE_SHARE:.0%} of a step or more", "green"),
+            Text(f"rltrace why has {smaller}what could not be judged", "dim"),
+        )
     lines = [Text.assemble((f"{_cost(finding)}  ", "yellow"), finding.title) for finding in shown]
     return Group(*lines, Text(f"rltrace why says what to change{f', and {more} more' if more else ''}", "dim"))
 
@@ -47,7 +57,7 @@ def _heading(found: Why) -> Text:
     if found.step_seconds is None:
         return where
     steps = f"step {found.steps[0]}" if len(found.steps) == 1 else f"mean of steps {figures.ranges(found.steps)}"
-    return Text.assemble(where, f" · a step takes {figures.seconds(found.step_seconds)} s ({steps})")
+    return Text.assemble(where, f" · a step takes {as_text(found.step_seconds)} ({steps})")
 
 
 def _lines(finding: Finding) -> Iterator[Text]:
@@ -64,37 +74,29 @@ def _lines(finding: Finding) -> Iterator[Text]:
 
 
 def _cost(finding: Finding) -> str:
-    """Write what it costs in short."""
+    """Write what it costs in short: seconds of a step or once, the most to gain, or bytes."""
     if finding.seconds_per_step is not None:
-        return f"{figures.with_unit(figures.seconds(finding.seconds_per_step))} ({finding.share:.1%})"
+        return f"{as_text(finding.seconds_per_step)} ({finding.share:.1%})"
     if finding.once_seconds is not None:
-        return f"{figures.with_unit(figures.seconds(finding.once_seconds))} once"
-    return "" if finding.bytes is None else figures.size(finding.bytes)
+        return f"{as_text(finding.once_seconds)} once"
+    if finding.bytes is not None:
+        return figures.size(finding.bytes)
+    return "" if finding.bound_seconds is None else f"at most {as_text(finding.bound_seconds)}"
 
 
 def _price(finding: Finding) -> str:
-    size = "" if finding.bytes is None else f"{figures.size(finding.bytes)}"
+    size = [] if finding.bytes is None else [figures.size(finding.bytes)]
     if finding.seconds_per_step is not None:
-        between = (
-            f", 95 % interval {_written(finding.interval_seconds)}" if finding.interval_seconds is not None else ""
-        )
-        price = (
-            f"{figures.with_unit(figures.seconds(finding.seconds_per_step))} of a step ({finding.share:.1%}{between})"
-        )
-        return f"{price} · {size}" if size else price
-    if finding.once_seconds is not None:
-        return f"{figures.with_unit(figures.seconds(finding.once_seconds))}, once" + (f" · {size}" if size else "")
-    return size
-
-
-def _written(interval: Interval) -> str:
-    return figures.with_unit(figures.between_seconds(interval.least, interval.most))
+        interval = finding.interval_seconds
+        between = "" if interval is None else f", 95 % interval {between_as_text(interval.least, interval.most)}"
+        size.insert(0, f"{as_text(finding.seconds_per_step)} of a step ({finding.share:.1%}{between})")
+    elif finding.once_seconds is not None:
+        size.insert(0, f"{as_text(finding.once_seconds)}, once")
+    return " · ".join(size)
 
 
 def _bound(finding: Finding) -> str:
-    if finding.bound_seconds is None:
-        return ""
-    return f"at most {figures.with_unit(figures.seconds(finding.bound_seconds))} to gain"
+    return "" if finding.bound_seconds is None else f"at most {as_text(finding.bound_seconds)} to gain"
 
 
 def _rest(found: Why) -> Iterator[RenderableType]:

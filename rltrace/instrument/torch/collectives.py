@@ -75,7 +75,7 @@ UNDER_WAY = UnderWay()
 def begin_collective(
     name: str, tensor: str, at: int, group: str, group_at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Open the span, unless torch calls the collective once more by itself. That of an asynchronous one is its launch."""
+    """Open the span, unless torch calls the collective once more itself. That of an asynchronous one is its launch."""
     if name in UNDER_WAY.names:
         return None
     moved = argument(tensor, at, args, kwargs, None) if tensor else None

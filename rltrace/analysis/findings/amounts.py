@@ -1,0 +1,33 @@
+"""How a finding writes seconds and bytes: in the unit in which they have digits that mean something."""
+
+from __future__ import annotations
+
+
+def as_text(seconds: float) -> str:
+    """Write a length in seconds, or in milliseconds or microseconds where seconds would round it away."""
+    return between_as_text(seconds, seconds)
+
+
+def between_as_text(least: float, most: float) -> str:
+    """Write a range of lengths in the unit of the longer one; one length if both are written alike."""
+    if most >= 0.0995 or not most:
+        unit, scale, digits = "s", 1.0, 3
+    elif most >= 0.000995:
+        unit, scale, digits = "ms", 1e3, 2
+    else:
+        unit, scale, digits = "µs", 1e6, 1
+    ends = [_rounded(length * scale, digits) for length in (least, most)]
+    return f"{'-'.join(dict.fromkeys(ends))} {unit}"
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Write a number with so many digits, and all those before the point."""
+    before = next((len(str(whole)) for whole in (100, 10) if value >= whole * (1 - 0.5 / 10**digits)), 1)
+    return f"{value:,.{max(digits - before, 0) if value else 0}f}"
+
+
+def bytes_as_text(size_bytes: float) -> str:
+    """Write a size in powers of 1,000, as rates and cards are."""
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    unit, scale = next(((unit, scale) for unit, scale in units if abs(size_bytes) >= scale), ("bytes", 1.0))
+    return f"{size_bytes / scale:,.{1 if unit == 'GB' else 0}f} {unit}"
