@@ -39,12 +39,19 @@ RELEASES = {
     "vllm": [
         "0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.15.1", "0.16.0", "0.17.1", "0.18.1",
         "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0",
+        "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
     ],
     "sglang": ["0.4.6.post5", "0.4.9", "0.5.3", "0.5.9", "0.5.12", "0.5.23"],
     "torch_memory_saver": ["0.0.10"],
-    "torch": ["2.6.0", "2.9.1"],
+    "torch": ["2.6.0", "2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0"],
+    "transformers": ["5.24.0"],
+    "peft": ["0.21.2"],
+    "trl": ["1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"],
+    "ray": ["2.41.0", "2.60.0"],
+    "verl": ["0.9.1"],
 }  # fmt: skip
-"""Releases whose sources are read: one of each of vLLM's lines, and torch's first and a middle one."""
+"""Releases whose sources are read, the last one last: one of each of vLLM's and TRL's lines. Tests of verl's releases
+read the older ones."""
 
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 24, 17)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64", "any"]
