@@ -167,6 +167,17 @@ def test_hooks_bind_to_the_framework(name, rows):
     patches.undo()
 
 
+@every_row
+def test_what_hooks_read_ships(name, rows):
+    """The digests of every target, and of all that its hook reads, ship: else `make digests`."""
+    patches = PatchSet(name, rows)
+    patches.refuse("only named")
+    plugins.load(plugins.INSTRUMENTATIONS[name])().install(patches)
+    read = {hook.target for hook in patches.hooks} | {one for reads in patches.reads.values() for one in reads}
+    packages = binding.known().versions
+    assert {one for one in read if one.split(":")[0].split(".")[0] in packages} <= binding.known().digests.keys()
+
+
 @installed_row
 def test_undo_restores_every_attribute(name, rows):
     before = patch_set(name, Rows())

@@ -28,6 +28,8 @@ class Read(NamedTuple):
     """None: it is read by its name alone."""
     is_own_name: bool = False
     """Whether the name is that of a parameter of ours."""
+    is_required: bool = False
+    """Whether the hook fails without it."""
 
 
 Environment = dict[str, Any]
@@ -52,7 +54,7 @@ def wanted(reads: set[Read], there: Parameters) -> dict[str, int | None]:
     """The parameters that are read, by the names and places that they have in a release.
 
     Raises:
-        LookupError: One is at another place there.
+        LookupError: One is at another place there, or is not there and the hook fails without it.
     """
     found: dict[str, int | None] = {}
     for read in sorted(reads, key=lambda read: (read.place is not None, str(read.name))):  # a place is more than a name
@@ -64,7 +66,9 @@ def wanted(reads: set[Read], there: Parameters) -> dict[str, int | None]:
             found[read.name] = read.place
         elif read.name in there.by_name_only or (read.place is None and read.name in there.by_place):
             found[read.name] = None
-        elif at is not None or read.name in there.by_place:
+        elif there.takes_any_names or there.takes_any_places:
+            continue
+        elif at is not None or read.name in there.by_place or read.is_required:
             raise LookupError(f"`{read.name}` is read at place {read.place}; there is {there.by_place}")
     return dict(sorted(found.items(), key=lambda item: (item[1] is None, item[1], item[0])))
 
@@ -197,7 +201,8 @@ def _called(node: ast.Call, environment: Environment, args: str, kwargs: str) ->
     if function in (argument, with_argument):
         name, place = (_value(one, environment) for one in node.args[:2])
         if passed[2:4] == [args, kwargs] and name:
-            yield Read(name, place)
+            has_default = len(node.args) > 4 or bool(node.keywords) or function is with_argument
+            yield Read(name, place, is_required=not has_default)
     elif args in passed and kwargs in passed and callable(function):
         yield from _of_call(function, [_value(one, environment) for one in node.args[: passed.index(args)]])
     elif callable(function) and _hands_on(node, args, kwargs):

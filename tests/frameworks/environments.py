@@ -1,6 +1,6 @@
 """Makes what the tests of real frameworks need: an environment of each, and the sources of releases to read.
 
-    python tests/frameworks/environments.py FOLDER
+    python tests/frameworks/environments.py FOLDER [--sources]
 
 Each part is made once. A wheel is taken apart for its Python files and deleted before the next one comes.
 """
@@ -57,9 +57,9 @@ PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 24, 17)
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64", "any"]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, only_sources: bool = False) -> None:
     """Make everything that is not there yet."""
-    for name, requirements in REQUIREMENTS.items():
+    for name, requirements in () if only_sources else REQUIREMENTS.items():
         make_environment(folder / name, requirements)
     for package, versions in RELEASES.items():
         for version in versions:
@@ -86,6 +86,7 @@ def fetch_sources(package: str, version: str, folder: Path) -> None:
     if folder.exists():
         return
     print(f"reading {package} {version}", flush=True)
+    folder.parents[1].mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parents[1]) as download:
         where = [argument for platform in PLATFORMS for argument in ("--platform", platform)]
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -100,4 +101,4 @@ def fetch_sources(package: str, version: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), only_sources="--sources" in sys.argv)
