@@ -44,7 +44,8 @@ in place, and of the rest the sources are compared."""
 
 def main(folder: Path, packages: list[str]) -> bool:
     """Look at the newest release of each package; whether all hooks find what they read."""
-    return all([report(folder / f"latest-{package}", package) for package in packages or binding.known().versions])
+    found = [report(folder / f"latest-{package}", package) for package in packages or binding.known().versions]
+    return all(found)
 
 
 def report(environment: Path, package: str) -> bool:
