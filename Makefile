@@ -59,7 +59,7 @@ test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang 
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
 
 .PHONY: test-latest
-test-latest: $(VENV)/dev.done  ## Install the newest release of each framework, and say what has moved in it: 40 GB of packages
+test-latest: $(VENV)/dev.done  ## Install the newest release of each framework, and say what has moved in it: 30 GB of packages
 	$(BIN)/python tests/frameworks/latest.py .frameworks
 
 .PHONY: digests

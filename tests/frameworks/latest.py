@@ -1,6 +1,6 @@
 """Installs the newest release of each framework into an environment of its own, and says what has moved in it.
 
-    python tests/frameworks/latest.py FOLDER [PACKAGE ...]
+    python tests/frameworks/latest.py FOLDER [ENVIRONMENT ...]
 
 Each is looked at twice: its sources against what ships, without an import; and in its environment, where every hook is
 put around what is imported there. The exit code is 1 if a hook is skipped for what has changed.
@@ -27,34 +27,39 @@ from rltrace.hooks.patching import PatchSet
 from rltrace.hooks.sources import Parameters, digest
 from rltrace.run.probe import import_targets
 
-INSTALLED = {
-    "torch": ["torch", "numpy"],
-    "transformers": ["torch", "transformers"],
-    "peft": ["torch", "transformers", "peft"],
-    "trl": ["torch", "transformers", "peft", "trl"],
-    "ray": ["ray"],
-    "verl": ["torch", "verl"],
-    "torch_memory_saver": ["torch", "torch_memory_saver"],
-    "vllm": ["vllm"],
-    "sglang": ["sglang"],
+TESTED = ["--constraint", str(ROOT / "constraints.txt")]
+"""What a framework is built on is of the releases that the other tests use, where it is not looked at itself."""
+
+ENVIRONMENTS = {
+    "torch": (["torch", "numpy", "torch_memory_saver"], ["torch", "torch_memory_saver"]),
+    "trl": ([*TESTED, "trl", "transformers", "peft"], ["trl", "transformers", "peft"]),
+    "ray": (["ray"], ["ray"]),
+    "verl": ([*TESTED, "verl"], ["verl"]),
+    "vllm": (["vllm"], ["vllm"]),
+    "sglang": (["sglang"], ["sglang"]),
 }
-"""What pip installs for each package that was read. Engines come for CUDA; of what they import without, hooks are put
-in place, and of the rest the sources are compared."""
+"""What pip installs into each environment, and which packages are looked at there."""
 
 
-def main(folder: Path, packages: list[str]) -> bool:
-    """Look at the newest release of each package; whether all hooks find what they read."""
-    found = [report(folder / f"latest-{package}", package) for package in packages or binding.known().versions]
+def main(folder: Path, chosen: list[str]) -> bool:
+    """Look at the newest releases in each environment; whether all hooks find what they read."""
+    found = [report(folder / f"latest-{name}", *ENVIRONMENTS[name]) for name in chosen or ENVIRONMENTS]
     return all(found)
 
 
-def report(environment: Path, package: str) -> bool:
-    """Print what has moved in one package; whether every hook finds what it reads."""
+def report(environment: Path, requirements: list[str], packages: list[str]) -> bool:
+    """Make an environment, and print what has moved in its packages; whether every hook finds what it reads."""
     try:
-        make_environment(environment, ["--upgrade", *INSTALLED[package]])
+        make_environment(environment, ["--upgrade", *requirements])
     except subprocess.CalledProcessError as error:
-        print(f"{package}: {error}", flush=True)
+        print(error, flush=True)
         return False
+    found = [look(environment, package) for package in packages]
+    return all(found)
+
+
+def look(environment: Path, package: str) -> bool:
+    """Print what has moved in a package; whether every hook finds what it reads."""
     (site_packages,) = environment.glob("lib/python*/site-packages")
     version = version_in(site_packages, package)
     print(f"{package} {version}, of which {binding.known().versions[package]} was read last", flush=True)
