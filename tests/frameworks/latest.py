@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import ROOT, make_environment
-from release import Releases, Rows
+from release import Releases, Rows, with_driver
 
 from rltrace import plugins
 from rltrace.events import UNVERIFIED
@@ -135,7 +135,8 @@ def bind(package: str) -> dict[str, tuple[str, str | None]]:
     for name, reference in plugins.INSTRUMENTATIONS.items():
         instrumentation = plugins.load(reference)()
         patches = PatchSet(name, Saying(), instrumentation.supports)
-        instrumentation.install(patches)
+        with with_driver():
+            instrumentation.install(patches)
         errors = import_targets(patches)
         for key, (state, reason) in said.items():
             if state == "waiting" and key.startswith(f"{name} "):

@@ -56,15 +56,14 @@ class Releases:
         for file, is_package in ((path / "__init__.py", True), (path.with_suffix(".py"), False)):
             if file.exists():
                 return ModuleText(file.read_text(), is_package)
-        return ModuleText("", is_package=True) if path.is_dir() else None
+        is_extension = any(path.parent.glob(f"{path.name}.*.so"))  # beside a folder of its types, as torch._C
+        return ModuleText("", is_package=True) if path.is_dir() and not is_extension else None
 
     def hooks(self, name: str) -> PatchSet:
         """The hooks that an instrumentation names for these releases; none of them is put in place."""
         patches = PatchSet(name, Rows())
         patches.refuse("only named")
-        with self._stand_ins(), contextlib.ExitStack() as with_driver:
-            for needing in OF_GPUS:
-                with_driver.enter_context(mock.patch.object(needing, "DRIVER", Path("/dev/null")))
+        with self._stand_ins(), with_driver():
             plugins.load(plugins.INSTRUMENTATIONS[name])().install(patches)
             for module, function in patches.awaiting:
                 package = module.partition(".")[0]
@@ -89,6 +88,15 @@ class Releases:
                 if self.has(module.partition(".")[0]):
                     del sys.modules[module]
             sys.modules.update(before)
+
+
+@contextlib.contextmanager
+def with_driver() -> Iterator[None]:
+    """Name the hooks that are named on a machine with a GPU."""
+    with contextlib.ExitStack() as patched:
+        for needing in OF_GPUS:
+            patched.enter_context(mock.patch.object(needing, "DRIVER", Path("/dev/null")))
+        yield
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
