@@ -58,6 +58,15 @@ test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang 
 	$(BIN)/python tests/frameworks/environments.py .frameworks
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
 
+.PHONY: test-latest
+test-latest: $(VENV)/dev.done  ## Install the newest release of each framework, and say what has moved in it: 30 GB of packages
+	$(BIN)/python tests/frameworks/latest.py .frameworks
+
+.PHONY: digests
+digests: $(VENV)/dev.done  ## Write rltrace/hooks/digests.json anew, from the sources of the last releases that were read
+	$(BIN)/python tests/frameworks/environments.py .frameworks --sources
+	$(BIN)/python tests/frameworks/digests.py .frameworks
+
 .PHONY: docs
 docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/json_keys.py

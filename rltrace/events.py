@@ -414,3 +414,9 @@ def is_of_bytes(name: str) -> bool:
 def _owner_before(name: str, ending: str) -> str | None:
     owner = name.removesuffix(ending)
     return owner if owner != name and owner in OWNERS else None
+
+
+# ---- hooks ------------------------------------------------------------------------------------------------------
+
+UNVERIFIED = "unverified"
+"""The reason of a hook begins with this if it is installed, and has found another source than the one that was read."""

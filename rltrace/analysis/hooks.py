@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rltrace.analysis.observations import Observations
-from rltrace.events import CALLS_BY_CHOICE, not_applicable
+from rltrace.events import CALLS_BY_CHOICE, UNVERIFIED, not_applicable
 
 STATES = ("failed", "installed", "skipped", "undone", "waiting")
 """A hook's state in the run is the first of these that it has in any process."""
@@ -22,7 +22,10 @@ class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The first of these that it is in any process: `failed`, `installed`, `skipped`, `undone`, or `waiting` for a
     module that no process has imported."""
     reason: str | None
-    """Why it is not installed, or what failed."""
+    """Why it is not installed, what failed, or what differs from the source that was read."""
+    unverified: bool
+    """Whether it is installed in a release that is newer than the last one that was read, and has another source there.
+    It found all that it reads."""
     processes: dict[str, int]
     """Number of processes by the hook's state in them."""
     fired: int
@@ -78,6 +81,7 @@ def _hook(
         target=target,
         state=state,
         reason=reasons[0] if reasons else None,
+        unverified=state == "installed" and bool(reasons) and reasons[0].startswith(UNVERIFIED),
         processes=counts,
         fired=fired,
         seconds=sum(spent_ns) / 1e9 if spent_ns else None,

@@ -13,13 +13,15 @@ import contextlib
 import functools
 import inspect
 import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from types import CoroutineType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rltrace.dependencies import own
-from rltrace.hooks import boundaries
-from rltrace.hooks.versions import unmet_support
+from rltrace.hooks import binding, boundaries
+from rltrace.hooks.binding import UntouchableError
+from rltrace.hooks.versions import doubt_of_version, unmet_support
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record import spans
@@ -43,6 +45,8 @@ Key = Callable[..., "str | None"]
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[Any, Any, "BaseException | None"], None]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Reader = tuple[Literal["call", "described", "result", "change", "made"], "Function | None"]
+"""A function of ours that is told the arguments of a call, and how: `before`, `args`, `late_args`, `change`, `make`."""
 ChangeArguments = Callable[["Hook", tuple[Any, ...], dict[str, Any]], Call]
 
 
@@ -112,7 +116,7 @@ class Hook:
 
         Args:
             state: "waiting" for its module, "installed", "skipped", "failed" or "undone".
-            reason: Why it is not installed.
+            reason: Why it is not installed, or is unverified.
         """
         self.state = state
         if state != "failed":  # one bad call does not silence the hook
@@ -543,10 +547,6 @@ def wrap_borrowed(original: Function, hook: Hook, before: Before, after: After) 
 # ---- patches ----------------------------------------------------------------------------------------------------
 
 
-class UntouchableError(Exception):
-    """No hook can be put around the target; the text says why."""
-
-
 class Patch:
     """One replaced attribute: its owner, what stood there and what stands there now."""
 
@@ -558,6 +558,8 @@ class Patch:
         self.hook = hook
         self.inherited = attr not in vars(owner)
         self.original = inspect.getattr_static(owner, attr)
+        with _inspecting():
+            _require_function(self.original)
         self.replacement = _replace(self.original, make)
         try:
             setattr(owner, attr, self.replacement)
@@ -579,13 +581,30 @@ def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
     """Return the replacement of `raw`, in the same kind of descriptor."""
     if isinstance(raw, staticmethod | classmethod):
         return type(raw)(make(raw.__func__))
+    return make(raw)
+
+
+def _require_function(raw: Any) -> None:
+    """Refuse what no hook can be put around."""
+    if isinstance(raw, staticmethod | classmethod):
+        return
     if isinstance(raw, property):
         raise UntouchableError("a property, which no hook can wrap")
     if isinstance(raw, type):
         raise UntouchableError("a class: name one of its methods")
-    if isinstance(raw, FunctionType | MethodType) or inspect.isroutine(raw):
-        return make(raw)
-    raise UntouchableError(f"an object of {type(raw).__module__}.{type(raw).__qualname__}, not a function")
+    if not (isinstance(raw, FunctionType | MethodType) or inspect.isroutine(raw)):
+        raise UntouchableError(f"an object of {type(raw).__module__}.{type(raw).__qualname__}, not a function")
+
+
+@contextlib.contextmanager
+def _inspecting() -> Iterator[None]:
+    """Refuse what raises while it is looked at: lazy modules and proxies run code of theirs then."""
+    try:
+        yield
+    except UntouchableError:
+        raise
+    except own_failure() as error:
+        raise UntouchableError(f"it cannot be looked at: {type(error).__name__}: {error}") from error
 
 
 def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
@@ -593,16 +612,26 @@ def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
     *parents, attr = path.split(".")
     owner: Any = module
     where = module.__name__
-    try:
-        for name in parents:
-            owner = getattr(owner, name)
-            where += f".{name}"
-        name = attr
-        inspect.getattr_static(owner, attr)
-    except AttributeError as error:
-        # Python's own words would blame a circular import: the module is being imported just now.
-        raise UntouchableError(f"not in this release: {where} has no {name}") from error
+    with _inspecting():
+        try:
+            for name in parents:
+                owner = getattr(owner, name)
+                where += f".{name}"
+            name = attr
+            inspect.getattr_static(owner, attr)
+        except AttributeError as error:
+            # Python's own words would blame a circular import: the module is being imported just now.
+            raise UntouchableError(f"not in this release: {where} has no {name}") from error
     return owner, attr
+
+
+def _require_imported(module: ModuleType) -> None:
+    """Refuse a module in whose place another object has been put: a hook on it would see none of the calls."""
+    there = sys.modules.get(module.__name__, module)
+    if there is not module:
+        raise UntouchableError(f"{module.__name__} was replaced by an object of {type(there).__qualname__}")
+    if doubt := doubt_of_version(module):
+        raise UntouchableError(doubt)
 
 
 def _span_hooks(
@@ -690,13 +719,19 @@ class PatchSet:
     Args:
         instrumentation: Its name.
         register: Where its hooks report to.
-        supports: Requirements such as "torch >= 2.6, < 3"; looked up when a target's module is imported. While one is
-            unmet every hook is skipped with that reason.
+        supports: Requirements such as "torch >= 2.6"; looked up when a target's module is imported. While one is unmet
+            every hook is skipped with that reason.
     """
 
     def __init__(self, instrumentation: str, register: HookRegister, supports: tuple[str, ...] = ()) -> None:
         self.instrumentation = instrumentation
         self.hooks: list[Hook] = []
+        self.reads: dict[str, tuple[str, ...]] = {}
+        """The attributes that each hook reads besides the arguments of its target, by target."""
+        self.readers: dict[str, tuple[Reader, ...]] = {}
+        """The functions that read the arguments of a call, by target: `make digests` finds out which they read."""
+        self.awaiting: list[tuple[str, Callable[[Hook], Callable[[], None] | None]]] = []
+        """What is done once a module is imported, by its name."""
         self._awaited: list[AwaitedImport] = []
         self._register = register
         self.supports = supports
@@ -745,6 +780,7 @@ class PatchSet:
         *,
         at_boundaries: bool = True,
         is_borrowed: bool = False,
+        reads: tuple[str, ...] = (),
     ) -> None:
         """Call `before` and `after` around every call of `target`, whatever kind of function it is.
 
@@ -756,7 +792,10 @@ class PatchSet:
             at_boundaries: Both sides of what emits a phase, a sleep or a wake-up are boundaries. False: the two tell of
                 boundaries themselves, because not every call has them.
             is_borrowed: An extension calls it by a reference that it does not count.
+            reads: What the two read of the objects that they are given: "module:Class.attr". A newer release that has
+                not all of it gets no hook; what `argument` and `keep` name need not be named again.
         """
+        self._note(target, reads, ("call", before))
         if at_boundaries:
             before, after = _at_boundaries(before, after, emits)
         self._wrap(wrap_borrowed if is_borrowed else wrap_same_kind, target, before, after, emits)
@@ -771,6 +810,7 @@ class PatchSet:
         flow_out: Key | None = None,
         flow_in: Key | None = None,
         each_item: bool = False,
+        reads: tuple[str, ...] = (),
     ) -> None:
         """Make every call of `target` a span.
 
@@ -782,13 +822,17 @@ class PatchSet:
             flow_out: Called as `target` is; the key of an arrow that leaves here, None for none.
             flow_in: As `flow_out`, of an arrow that arrives here.
             each_item: Of a generator, make every `next` a span, not its life; the result is the item.
+            reads: As of `around`.
         """
-
+        self._note(target, reads, ("described", args), ("described", flow_out), ("described", flow_in))
+        self._note(target, reads, ("result", late_args))
         wrap = wrap_each_item if each_item else wrap_same_kind
         before, after = _at_boundaries(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
         self._wrap(wrap, target, before, after, (name,))
 
-    def around_items(self, target: str, before: Before, after: After, emits: tuple[str, ...] = ()) -> None:
+    def around_items(
+        self, target: str, before: Before, after: After, emits: tuple[str, ...] = (), *, reads: tuple[str, ...] = ()
+    ) -> None:
         """Call `before` and `after` around every `next` of a generator function; the result is the item, or None.
 
         Args:
@@ -796,28 +840,46 @@ class PatchSet:
             before: Called with the (args, kwargs) that made the generator; returns a token.
             after: Called with the token, the item (None behind the last one) and the error (None without one).
             emits: Names of the spans that the two write.
+            reads: As of `around`.
         """
+        self._note(target, reads, ("call", before))
         self._wrap(wrap_each_item, target, before, after, emits)
+
+    def _note(self, target: str, reads: tuple[str, ...], *readers: Reader) -> None:
+        """Note what a hook reads."""
+        self.reads.setdefault(target, reads)
+        self.readers[target] = (*self.readers.get(target, ()), *readers)
 
     def _wrap(
         self, wrap: Callable[..., Function], target: str, before: Before, after: After, emits: tuple[str, ...]
     ) -> None:
         self.wrap(target, lambda original, hook: wrap(original, hook, hook.timed(before), hook.timed(after)), emits)
 
-    def arguments(self, target: str, change: ChangeArguments, emits: tuple[str, ...] = ()) -> None:
+    def arguments(
+        self, target: str, change: ChangeArguments, emits: tuple[str, ...] = (), *, reads: tuple[str, ...] = ()
+    ) -> None:
         """Let `change(hook, args, kwargs)` replace the arguments of every call of `target`.
 
         For what is passed in to be called or iterated: a callback, a generator. `change` guards what it puts there by
-        `hook.enter` and `hook.leave`, or by `watch_items`.
+        `hook.enter` and `hook.leave`, or by `watch_items`. `reads` is as of `around`.
         """
+        self._note(target, reads, ("change", change))
         self.wrap(target, lambda original, hook: wrap_arguments(original, hook, change), emits)
 
-    def wrap(self, target: str, make: Callable[[Function, Hook], Function], emits: tuple[str, ...] = ()) -> None:
+    def wrap(
+        self,
+        target: str,
+        make: Callable[[Function, Hook], Function],
+        emits: tuple[str, ...] = (),
+        *,
+        reads: tuple[str, ...] = (),
+    ) -> None:
         """Replace `target` by `make(original, hook)` once its module is imported.
 
         For what `around` cannot express. `make` keeps the kind and the attributes (functools.wraps) itself, and
-        guards its own code by `hook.enter` and `hook.leave`.
+        guards its own code by `hook.enter` and `hook.leave`. `reads` is as of `around`.
         """
+        self._note(target, reads, ("made", make))
 
         def bind(module: ModuleType, hook: Hook) -> None:
             owner, attr = _find_owner(module, target.partition(":")[2])
@@ -825,14 +887,23 @@ class PatchSet:
 
         self._hook(target, bind, emits)
 
-    def use(self, target: str, register: Callable[[Hook], Callable[[], None]], emits: tuple[str, ...] = ()) -> None:
+    def use(
+        self,
+        target: str,
+        register: Callable[[Hook], Callable[[], None]],
+        emits: tuple[str, ...] = (),
+        *,
+        reads: tuple[str, ...] = (),
+    ) -> None:
         """Register with a public hook of a framework once its module is imported.
 
         Args:
             target: "module:function" of the public hook.
             register: Registers, and returns the function that takes it back.
             emits: The names of the spans that the hook writes.
+            reads: As of `around`.
         """
+        self._note(target, reads)
 
         def bind(module: ModuleType, hook: Hook) -> None:
             _find_owner(module, target.partition(":")[2])
@@ -854,6 +925,7 @@ class PatchSet:
             if (take_back := function(awaited)) is not None:
                 self._undos.append((awaited, take_back))
 
+        self.awaiting.append((module, function))
         awaited = AwaitedImport(self.instrumentation, module, register=self._register)
         self._awaited.append(awaited)
         self._when_imported(awaited, bind)
@@ -876,18 +948,33 @@ class PatchSet:
         if self._closed:
             return
         try:
-            if reason := unmet_support(self.supports):
+            if reason := unmet_support(self.supports, binding.known().versions):
                 hook.report("skipped", reason)
                 return
+            remark = self._look(hook, module)
             # Live before it is in place, so that no call slips through uncounted.
             hook.bind(True)
             bind(module, hook)
-            hook.report("installed")
+            hook.report("installed", remark)
         except UntouchableError as reason:
             hook.report("skipped", str(reason))
         except own_failure() as error:
             hook.bind(False)
             hook.failed(error)
+
+    def _look(self, hook: Hook, module: ModuleType) -> str | None:
+        """Look at what a hook is about to be put around; return why it is unverified.
+
+        Raises:
+            UntouchableError: It is not what the hook was written for.
+        """
+        if isinstance(hook, AwaitedImport):
+            return None
+        _require_imported(module)
+        owner, attr = _find_owner(module, hook.target.partition(":")[2])
+        with _inspecting():
+            original = inspect.getattr_static(owner, attr)
+            return binding.look(self.instrumentation, hook.target, self.reads.get(hook.target, ()), original)
 
     def undo(self) -> list[str]:
         """Take every hook back.

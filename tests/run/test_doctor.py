@@ -55,7 +55,7 @@ def test_nothing_missing_exits_0(environment: installed.Environment, tmp_path: P
 
 
 EXTRA = {
-    "old": ('("msgspec < 0.1",)', "json:loads", "is not supported; this hook supports msgspec < 0.1"),
+    "old": ('("msgspec > 99",)', "json:loads", "is not supported; this hook supports msgspec > 99"),
     "moved": ('("msgspec > 0.1",)', "json:gone", "0 of 1 hooks bind; not in this release: json has no gone"),
     "gone": ('("msgspec > 0.1",)', "json.gone:loads", "No module named 'json.gone'"),
     "elsewhere": ('("no-such-package > 1",)', "json:loads", "no-such-package is not installed"),

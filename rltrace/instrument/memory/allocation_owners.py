@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import memory
 from rltrace.host.interruption import own_failure
@@ -31,10 +31,15 @@ from rltrace.instrument.memory.work import WORK, Work
 from rltrace.instrument.torch.fsdp1 import HANDLE, RUNTIME
 from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.modules import Forwards, remove
-from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 from rltrace.record.torch import allocations
 
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
+
+GRADIENTS = (
+    *attributes(GROUP, "fsdp_params"),
+    *attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "unsharded_accumulated_grad"),
+)
 
 ACTIVATIONS = "activations"
 GATHER, BUCKET = "weight_sync.gather", "weight_sync.bucket"
@@ -53,7 +58,7 @@ class Allocations:
     """Owners' scopes of FSDP's parameters and gradients, of forward, backward, optimizer and weight sync."""
 
     name = "allocations"
-    supports = ("torch >= 2.11, < 2.14",)
+    supports = ("torch >= 2.11",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
@@ -72,7 +77,7 @@ def name_hooks(patches: PatchSet, work: Work = WORK) -> None:
             patches.around(f"{GROUP}.{method}", functools.partial(enter_params, Fsdp2Params), leave)
         for method in ("pre_unshard", "unshard"):
             patches.around(f"{HANDLE}.{method}", functools.partial(enter_params, Fsdp1Params), leave)
-        patches.around(f"{GROUP}.post_backward", enter_grads, leave)
+        patches.around(f"{GROUP}.post_backward", enter_grads, leave, reads=GRADIENTS)
         patches.around(f"{RUNTIME}:_post_backward_hook", enter_flat_grads, leave)
         patches.around("torch.autograd:backward", functools.partial(watch_roots, work), end_backward)
         patches.use(
@@ -80,6 +85,7 @@ def name_hooks(patches: PatchSet, work: Work = WORK) -> None:
             functools.partial(
                 watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(work.owner_of("optimizer"))
             ),
+            reads=STEPS,
         )
         for target, owner in SCOPES.items():
             patches.around(target, functools.partial(enter, owner), leave)

@@ -49,7 +49,7 @@ class CudaMemory:
     """Every process that uses a GPU samples what it holds there."""
 
     name = "cuda_memory"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""

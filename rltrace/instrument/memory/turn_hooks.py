@@ -22,7 +22,7 @@ from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.models import FORWARD_WATCHERS
-from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 
 MODULE = "torch.nn.modules.module:Module"
 TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
@@ -39,6 +39,7 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         # What a look takes is no time of the step.
         functools.partial(watch_optimizer_steps, span=functools.partial(OptimizerStep, turns, loading), outermost=True),
+        reads=STEPS,
     )
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
     for module in ("torch.cuda", "torch.cuda.memory"):

@@ -12,12 +12,15 @@ import functools
 from typing import Any
 
 from rltrace.events import BACKWARD
+from rltrace.hooks.arguments import attributes
 from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.record import spans
 
 TARGET = "torch:autograd.backward"
 """`Tensor.backward` calls this. It is named from torch, whose dynamo is complete only when torch is imported."""
+TASK = attributes("torch._C:", "_current_graph_task_id")
+"""What says whether a backward is under way."""
 NAME = BACKWARD
 
 
@@ -25,11 +28,11 @@ class TorchAutograd:
     """Makes each backward a span."""
 
     name = "torch_autograd"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""
-        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,))
+        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,), reads=TASK)
 
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:

@@ -16,13 +16,14 @@ import time
 import weakref
 from typing import Any
 
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.clock import now_ns
 from rltrace.record import spans
 
 C10D = "torch.distributed.distributed_c10d"
 DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
+MEASURED = attributes(DDP, "device_type", "reducer", "logger")
 ALL_REDUCE = "ddp.all_reduce"
 
 COLLECTIVES = {
@@ -50,7 +51,7 @@ class TorchCollectives:
     """Makes each call of a collective a span."""
 
     name = "torch_collectives"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
@@ -59,7 +60,7 @@ class TorchCollectives:
             begin = functools.partial(begin_collective, name, tensor, at, group, group_at)
             patches.around(f"{C10D}:{function}", begin, functools.partial(end_collective, name), (name,))
         times = BucketTimes()
-        patches.around(f"{DDP}.forward", times.begin, times.read, (ALL_REDUCE,))
+        patches.around(f"{DDP}.forward", times.begin, times.read, (ALL_REDUCE,), reads=MEASURED)
 
 
 class UnderWay(threading.local):

@@ -22,7 +22,7 @@ from typing import Any
 
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME, LOG_PROBS
 from rltrace.hooks import boundaries, cost
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.gpu_use import has_used_gpu
 from rltrace.host.nvml import DRIVER
@@ -36,8 +36,8 @@ from rltrace.instrument.torch.device_time import (
     Missed,
     Work,
 )
-from rltrace.instrument.torch.fsdp2 import LAUNCHED, PACKAGE, Backwards, watch_forwards
-from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.instrument.torch.fsdp2 import LAUNCHED, NAMED, PACKAGE, STATE, Backwards, watch_forwards
+from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 from rltrace.record import lifecycle, spans
 
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
@@ -56,7 +56,7 @@ class CudaTime:
     """Times collectives, forwards, log-probs, backwards, optimizer steps and the copies of a weight sync."""
 
     name = "cuda_time"
-    supports = ("torch >= 2.11, < 2.14",)
+    supports = ("torch >= 2.11",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
@@ -86,6 +86,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         backwards.look,
         backwards.begin_unsharded,
         (BACKWARD,),
+        reads=(*attributes(STATE, "_is_root", "_training_state"), *NAMED),
     )
     patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
     begin_backward = functools.partial(begin_whole_backward, pairs)
@@ -98,6 +99,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         functools.partial(watch_optimizer_steps, span=pairs.span),
         (f"{DEVICE_TIME}optimizer.step",),
+        reads=STEPS,
     )
     patches.around(
         "rltrace_reference.grpo:token_log_probs",

@@ -25,7 +25,7 @@ class TorchDistributed:
     """Says which rank a process is."""
 
     name = "torch_distributed"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""

@@ -14,13 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rltrace.hooks.arguments import argument, keep_self
+from rltrace.hooks.arguments import argument, attributes, keep_self
 from rltrace.hooks.patching import Function, Hook, PatchSet
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.modules import Forwards, OpenForward, without_wrappers
 from rltrace.record import spans
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
+
+STATE, GROUP = f"{PACKAGE}._fsdp_state:FSDPState", f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
+GATHERED = (
+    *attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "_param_fqn"),
+    *attributes(f"{PACKAGE}._fsdp_collectives:AllGatherResult", "all_gather_output"),
+)
+NAMED = attributes(GROUP, "_module_fqn")
+"""What says which module a state shards."""
 
 OpenBackward = Callable[[str], Any]
 """A function that opens what is around a backward of the module at a path."""
@@ -44,20 +52,21 @@ class Fsdp2:
     """Records collectives, forwards and backwards."""
 
     name = "fsdp2"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         # The names that FSDPParamGroup calls are those in its own module.
         gathers, group = Gathers(), f"{PACKAGE}._fsdp_param_group"
-        patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",))
-        patches.around(f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",))
-        patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_forwards, ("fsdp.forward",))
-        backwards = Backwards()
+        patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",), reads=GATHERED)
         patches.around(
-            f"{PACKAGE}._fsdp_state:FSDPState._pre_backward", backwards.begin, leave_open, ("fsdp.backward",)
+            f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",), reads=GATHERED[:1]
         )
-        patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
+        patches.wrap(f"{STATE}.init", watch_forwards, ("fsdp.forward",), reads=(*attributes(STATE, "_modules"), *NAMED))
+        backwards = Backwards()
+        told = (*attributes(STATE, "_training_state"), *NAMED)
+        patches.around(f"{STATE}._pre_backward", backwards.begin, leave_open, ("fsdp.backward",), reads=told)
+        patches.wrap(f"{GROUP}.post_backward", backwards.watch_ends)
 
 
 # ---- collectives ------------------------------------------------------------------------------------------------

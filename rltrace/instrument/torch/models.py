@@ -18,7 +18,7 @@ from rltrace.events import FORWARD, LOAD_WEIGHTS
 from rltrace.hooks.boundaries import WATCHERS
 from rltrace.hooks.patching import ENTERING, NOT_ENTERED, Function, Hook, PatchSet, end_span
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.autograd import is_in_backward
+from rltrace.instrument.torch.autograd import TASK, is_in_backward
 from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.instrument.torch.loop_boundaries import BOUNDARIES, LOG_PROBS, UPDATE
@@ -29,12 +29,12 @@ class TorchModels:
     """Makes each forward of a whole model a span."""
 
     name = "torch_models"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         # Named from torch, whose dynamo is complete only when torch is imported.
-        patches.wrap("torch:nn.Module.__call__", wrap_call, (FORWARD,))
+        patches.wrap("torch:nn.Module.__call__", wrap_call, (FORWARD,), reads=TASK)
         patches.around("torch.nn.modules.module:Module.load_state_dict", begin_load, end_span, (LOAD_WEIGHTS,))
 
 

@@ -8,18 +8,26 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.events import OPTIMIZER_STEP
+from rltrace.hooks.arguments import attributes
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.loop_boundaries import BOUNDARIES
 from rltrace.instrument.torch.models import Learned
 from rltrace.record import spans
 
+MODULE = "torch.optim.optimizer:"
+STEPS = (
+    *attributes(MODULE, "register_optimizer_step_post_hook", "_global_optimizer_pre_hooks"),
+    *attributes(f"{MODULE}Optimizer", "param_groups"),
+)
+"""What `watch_optimizer_steps` reads."""
+
 
 class TorchOptim:
     """Makes each optimizer step a span."""
 
     name = "torch_optim"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Register a hook before and one after every optimizer's step."""
@@ -27,6 +35,7 @@ class TorchOptim:
             "torch.optim.optimizer:register_optimizer_step_pre_hook",
             functools.partial(watch_optimizer_steps, span=WorkSpan, identify=Learned()),
             (OPTIMIZER_STEP,),
+            reads=STEPS,
         )
 
 

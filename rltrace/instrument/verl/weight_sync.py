@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rltrace.hooks.arguments import argument, keep_self, with_argument
+from rltrace.hooks.arguments import argument, attributes, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items, wrap_function
@@ -142,7 +142,8 @@ _sent, _received = Transfers(), Transfers()
 
 def watch_sender(patches: PatchSet, target: str) -> None:
     """Hook the opening of the sender's socket: verl has no function that sends one bucket."""
-    patches.wrap(target, watch_socket, ("weight_sync.send", "weight_sync.wait"))
+    reads = attributes(target.rpartition(".")[0], "socket", "zmq_handle")
+    patches.wrap(target, watch_socket, ("weight_sync.send", "weight_sync.wait"), reads=reads)
 
 
 def watch_socket(original: Function, hook: Hook) -> Function:
@@ -204,7 +205,8 @@ class BucketSocket:
 
 def watch_receiver(patches: PatchSet, target: str) -> None:
     """Hook the receiver, which calls a function that loads each bucket."""
-    patches.arguments(target, watch_loads, ("weight_sync.load",))
+    reads = attributes(target.rpartition(".")[0], "zmq_handle")
+    patches.arguments(target, watch_loads, ("weight_sync.load",), reads=reads)
 
 
 def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
