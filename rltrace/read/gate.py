@@ -355,13 +355,14 @@ def _tags(value: Any) -> Any:
 
 
 _count = whole(-1, 2**31 - 1)
+_step = whole(-(2**63), 2**63 - 1)
 _SIZES: dict[str, Check] = {"bytes": number, "tensors": number}
 _OF_DEVICE: dict[str, Check] = dict.fromkeys(("bytes", "ranks", "queued_ns", "error_ns", "behind_host_ns"), number)
 
 ARGUMENTS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),
     **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
-    STEP: {"step": whole(-(2**63), 2**63 - 1)},
+    STEP: {"step": _step},
     REQUEST: {"queued_ns": number, "tokens": number},
     ENGINE_STEP: {"running": _count, "waiting": _count, "preempted": _count, "kv_usage": number},
     MEMORY_EDGE: {
@@ -382,6 +383,13 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     },
 }
 """Arguments that figures are computed from, by the name of their span."""
+
+RANGES: dict[Check, tuple[int, int]] = {
+    number: (-MOST_BYTES, MOST_BYTES),
+    _count: (-1, 2**31 - 1),
+    _step: (-(2**63), 2**63 - 1),
+}
+"""From where to where the numbers lie that pass a check; a check that is not here asks for more than a range."""
 
 _NOTHING: dict[str, Check] = {}
 

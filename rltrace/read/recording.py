@@ -368,7 +368,8 @@ class Process:
         self._last_counts: dict[int, int] | None = None
         """The content of `counts.u64` when it ended."""
         self._closed_segments: int | None = None
-        self._types: dict[int, TypedSpan] = {}
+        self.types: dict[int, TypedSpan] = {}
+        """The typed spans that it declared, by number."""
         self._cut = Cut()
         self._read_lines()
         self.life_ns = self._life_ns()
@@ -443,9 +444,9 @@ class Process:
             for begin_ns, end_ns in self._own_pauses
         ]
 
-    def paused_after_ns(self, span: Span) -> int | None:
-        """When, on its own clock, it first paused after a span began; None if it did not."""
-        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= span.start_ns), None)
+    def paused_after_ns(self, start_ns: int) -> int | None:
+        """When it first paused after a span began, both on its own clock; None if it did not."""
+        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= start_ns), None)
 
     @property
     def name(self) -> str:
@@ -507,7 +508,7 @@ class Process:
 
     def typed(self, name: str) -> dict[int, list[str]]:
         """The fields of each typed span that it declared by this name, by its number."""
-        return {number: declared.fields for number, declared in self._types.items() if declared.name == name}
+        return {number: declared.fields for number, declared in self.types.items() if declared.name == name}
 
     @property
     def lost_events(self) -> int:
@@ -523,9 +524,8 @@ class Process:
             among them that a pause cut off end where it began. Behind all of them come the steps and phases that are
             inferred from them, if nobody marks any.
         """
-        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
-        self.unfit, self.unsealed = self._unfit_fields, {}
-        events: Iterator[Event] = _EventReader(self, self._types).events()
+        self._forget_losses()
+        events: Iterator[Event] = _EventReader(self, self.types).events()
         if self.mark is not None:
             events = map(self.mark, events)
         if self.infers:
@@ -533,6 +533,20 @@ class Process:
         if self.alignment is not None:
             events = map(self._aligned, events)
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield its segments in order, and count what is not as it was written, as `events` does."""
+        self._forget_losses()
+        return _EventReader(self, self.types).segments()
+
+    def _forget_losses(self) -> None:
+        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
+        self.unfit, self.unsealed = self._unfit_fields, {}
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether it is a part of a process, of which only some events count."""
+        return self._cut.windows is not None
 
     def has_steps(self) -> bool:
         """Return whether it recorded a step itself, without decoding anything else."""
@@ -610,7 +624,7 @@ class Process:
         elif kind == "hook":
             hooks[line["instrumentation"], line["target"]] = line
         elif kind == "type":
-            self._types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
+            self.types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
         elif kind == "pause":
             self._own_pauses.append((line["ts_ns"], None))
         elif kind == "resume":
@@ -702,6 +716,15 @@ MOST_COUNT = 1 << 53
 """A larger count is damage: nothing happens so often."""
 
 
+class Segment(NamedTuple):
+    """What a process wrote into one file."""
+
+    content: bytes
+    first_ns: int
+    last_ns: int
+    """From when to when its records can have been written."""
+
+
 class _EventReader:
     """Matches the ends of one process's spans to their beginnings."""
 
@@ -740,19 +763,26 @@ class _EventReader:
         }
 
     def events(self) -> Iterator[Event]:
-        paths = sorted(self.process.folder.glob("*.seg"))
-        for path in paths:
+        for segment in self.segments():
             self.thread = 0
-            yield from self._segment(path)
-        self.process.check_all_there(path.name for path in paths)
+            yield from self._segment(segment)
         for span in [span for spans in self.open.values() for span in spans]:
             crossing = self.crossings.get((span.thread, span.task))
             span.lane = 0 if crossing is None else crossing.lane(span)
-            span.end_ns = self.process.paused_after_ns(span)  # if it ended in a pause, nobody wrote that down
+            span.end_ns = self.process.paused_after_ns(span.start_ns)  # if it ended in a pause, nobody wrote that down
             yield span
         self.process.orphans += len(self.early_ends)
 
-    def _segment(self, path: Path) -> Iterator[Event]:
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments that can be read."""
+        paths = sorted(self.process.folder.glob("*.seg"))
+        for path in paths:
+            segment = self._content(path)
+            if segment is not None:
+                yield segment
+        self.process.check_all_there(path.name for path in paths)
+
+    def _segment(self, segment: Segment) -> Iterator[Event]:
         """Yield the events of one segment.
 
         Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
@@ -760,9 +790,9 @@ class _EventReader:
         """
         open_spans, stacks, crossings = self.open, self.stacks, self.crossings
         leave_out_unfit = gate.leave_out_unfit
-        records = self._records(path)
-        first_ns, last_ns, checks = self.first_ns, self.last_ns, self.checks
-        for record in records:
+        _, first_ns, last_ns = segment
+        self.first_ns, self.last_ns, checks = first_ns, last_ns, self.checks
+        for record in self._decoded(segment.content, self._damaged):
             first, size = record[0], len(record)
             if size == 4 and first.__class__ is int:
                 end_ns, late = record[1], record[2]
@@ -822,24 +852,21 @@ class _EventReader:
         read = self.readers.get((*map(type, unmarked),))
         return self._typed(*record) if read is None else read(*unmarked[:-1], unmarked is not record)
 
-    def _records(self, path: Path) -> Iterator[list[Any]]:
-        """Yield the records of a segment. What can have been written into it is known when the first one is asked
-        for."""
-        self.first_ns, self.last_ns = 0, gate.MOST_NS
+    def _content(self, path: Path) -> Segment | None:
+        """Return a segment; None if it is refused, or gone."""
         try:
             data = regular_file.read(path, self.process.limits)
         except regular_file.RefusedError:
             self._damaged()
-            return iter(())
+            return None
         except OSError:  # dropped by `max_bytes` a moment ago
-            return iter(())
-        if not self.process.check_segment(path.name, data):
-            first_ns, last_ns = self.process.life_ns
-            if last_ns == gate.MOST_NS and self.process.has_checksums:
-                last_ns = _last_ns(self._decoded(data, lambda: None), gate.MOST_NS)
-            self.first_ns = max(0, first_ns - gate.SLACK_NS)
-            self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
-        return self._decoded(data, self._damaged)
+            return None
+        if self.process.check_segment(path.name, data):
+            return Segment(data, 0, gate.MOST_NS)
+        first_ns, last_ns = self.process.life_ns
+        if last_ns == gate.MOST_NS and self.process.has_checksums:
+            last_ns = _last_ns(self._decoded(data, lambda: None), gate.MOST_NS)
+        return Segment(data, max(0, first_ns - gate.SLACK_NS), min(last_ns + gate.SLACK_NS, gate.MOST_NS))
 
     def _decoded(self, data: bytes, report_damage: Callable[[], None]) -> Iterator[list[Any]]:
         return records(data, self._makes_sense, report_damage, may_grow=self.process.is_alive)
