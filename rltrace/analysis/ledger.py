@@ -9,7 +9,9 @@ Recordings that were made before samples were stamped, `unstamped.py`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,11 +70,26 @@ class Ledger:
 
     def at(self, index: int) -> dict[str, int]:
         """Bytes by owner at a moment."""
-        return {owner: int(size) for owner, size in zip(self.owners, self.bytes[index], strict=True)}
+        return dict(zip(self.owners, self._whole_bytes[index], strict=True))
+
+    @functools.cached_property
+    def _whole_bytes(self) -> list[list[int]]:
+        found: list[list[int]] = self.bytes.astype(np.int64).tolist()
+        return found
+
+
+_LEDGERS: WeakKeyDictionary[Observations, dict[Lane, Ledger]] = WeakKeyDictionary()
+"""Several figures are made of them; they are made once."""
 
 
 def ledgers(seen: Observations) -> dict[Lane, Ledger]:
     """One a device: by the edges where its processes recorded any, else by their counters alone."""
+    if seen not in _LEDGERS:
+        _LEDGERS[seen] = _ledgers(seen)
+    return _LEDGERS[seen]
+
+
+def _ledgers(seen: Observations) -> dict[Lane, Ledger]:
     members: dict[Lane, list[Seen]] = {}
     for process in seen.processes:
         if process.owners or process.edges:  # a server sees its engine's card, and holds nothing there
@@ -142,7 +159,7 @@ def edge_ledger(processes: list[Seen]) -> Ledger | None:
     known = {str(seen.process.pid): _Process(seen, named) for seen in processes if seen.owners}
     samples = {pid: process.looks for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
-    rule = SameMoment(samples, edges) if is_stamped else Unstamped(samples)
+    rule = SameMoment(samples, edges) if is_stamped else Unstamped(samples, [edge for edge, _ in edges])
     moments = [_moment(edge, writer, known, named, rule) for edge, writer in edges]
     totals = np.array([sum(totals_of(edge).values()) for edge, _ in edges], np.float64)
     rows = np.array([row for row, _ in moments])

@@ -276,12 +276,19 @@ class Observations:
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
+        self._on_lane: dict[Lane, list[Seen]] = {}
+        for seen in self.processes:
+            self._on_lane.setdefault(seen.lane, []).append(seen)
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """The time of the last event of all."""
         self.now_ns = self.time_line.now_ns()
         self.went_on_ns = _went_on_ns(self.processes)
         """By the key of a process that went on as another program (`exec`), when that program began."""
+
+    def on(self, lane: Lane) -> list[Seen]:
+        """Return what was kept of the processes of a lane."""
+        return self._on_lane.get(lane, [])
 
     def open_until_ns(self, seen: Seen) -> int:
         """Return until when an open span of a process counts: until the process was over, else until its last event."""
