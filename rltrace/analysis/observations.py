@@ -330,7 +330,9 @@ def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
 
 # ---- what names say ---------------------------------------------------------------------------------------------
 
-_STAGE, _PHASE, _STEP, _DEVICE, _MOVE, _KEPT, _PROFILED, _CALL, _ON_THE_WAY, _ENGINE_STEP = (1 << n for n in range(10))
+_STAGE, _PHASE, _STEP, _DEVICE, _MOVE, _KEPT, _PROFILED, _CALL, _SUBMIT, _ON_THE_WAY, _ENGINE_STEP = (
+    1 << n for n in range(11)
+)
 """What a span is by its name, as bits; one that hooks make only, if a hook made it."""
 
 _KINDS: dict[str, int] = {}
@@ -341,6 +343,7 @@ for _bit, _names in (
     (_MOVE, MEMORY_MOVES),
     (_KEPT, (MEMORY_EDGE, ALLOCATIONS_KEPT, OUT_OF_MEMORY)),
     (_CALL, (RAY_CALL,)),
+    (_SUBMIT, (RAY_SUBMIT,)),
     (_ON_THE_WAY, (AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST)),
     (_ENGINE_STEP, (ENGINE_STEP,)),
 ):
@@ -418,7 +421,8 @@ def _see_spans(seen: Seen, rows: Columns, kinds: NDArray[np.uint16], shift_ns: i
     for spans, is_one in ((seen.automatic_spans, rows.is_automatic), (seen.own_spans, ~rows.is_automatic)):
         for name, method, chosen in _by_method(rows, is_other & is_one, has(_CALL)):
             times.put(spans[name, method], chosen)
-    for row in np.flatnonzero(is_other & has(_ON_THE_WAY)).tolist():
+    on_the_way = np.flatnonzero(is_other & has(_ON_THE_WAY))
+    for row in on_the_way[~has(_CALL | _SUBMIT)[on_the_way] | _is_served(rows, on_the_way)].tolist():
         _see_passed(seen, row, rows, times)
     steps_of_engine = np.flatnonzero(is_other & has(_ENGINE_STEP))
     if len(steps_of_engine):
@@ -559,13 +563,21 @@ def _moved(moved_bytes: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[
     return np.array([many * (of - 1) // of if of else 0 for many, of in pairs], np.int64)
 
 
+def _is_served(rows: Columns, chosen: Rows) -> NDArray[np.bool_]:
+    """Return which of some spans are of calls by which a server is asked for tokens."""
+    methods = rows.arguments["method"][chosen]
+    served = [
+        method
+        for method in np.unique(methods).tolist()
+        if method != NO_TEXT and rows.texts[method].rpartition(".")[2] == SERVED
+    ]
+    return np.isin(methods, served)
+
+
 def _see_passed(seen: Seen, row: int, rows: Columns, times: _Times) -> None:
-    """Keep of a span on the way of a request what joins it with the next one; of Ray's calls only those for tokens."""
+    """Keep of a span on the way of a request what joins it with the next one; of Ray's calls those with an arrow."""
     name = rows.texts[rows.name[row]]
     if name in (RAY_SUBMIT, RAY_CALL):
-        method = rows.arguments["method"][row]
-        if method == NO_TEXT or rows.texts[method].rpartition(".")[2] != SERVED:
-            return
         out, into = rows.flows_of(row)
         flows = out if name == RAY_SUBMIT else into
         if not flows:

@@ -7,6 +7,7 @@ and the segments are sound; the events of the Python reader make the same ones e
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -141,9 +142,15 @@ class Columns:
 
     def flows_of(self, row: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the keys of the arrows that leave a row, and of those that arrive there."""
-        first, behind = np.searchsorted(self.flows.row, (row, row + 1))
-        found = [(bool(self.flows.is_out[at]), self.texts[self.flows.key[at]]) for at in range(first, behind)]
+        found = self._keys.get(row, ())
         return tuple(key for is_out, key in found if is_out), tuple(key for is_out, key in found if not is_out)
+
+    @functools.cached_property
+    def _keys(self) -> dict[int, list[tuple[bool, str]]]:
+        keys: dict[int, list[tuple[bool, str]]] = {}
+        for row, key, is_out in zip(*(column.tolist() for column in self.flows), strict=True):
+            keys.setdefault(row, []).append((is_out, self.texts[key]))
+        return keys
 
     def span(self, row: int) -> Span:
         """Return a row as the event that it is."""
@@ -338,7 +345,9 @@ def _unpacked(encoded: bytes) -> Any:
 
 def _is_checked_whole(name: str) -> bool:
     checks = gate.arguments_of(name)
-    return any(key not in ARGUMENTS or gate.RANGES.get(check) != ARGUMENTS[key][1:] for key, check in checks.items())
+    return bool(checks) and any(
+        key not in ARGUMENTS or gate.RANGES.get(check) != ARGUMENTS[key][1:] for key, check in checks.items()
+    )
 
 
 _TimeLine = Callable[[NDArray[np.int64]], NDArray[np.int64]]

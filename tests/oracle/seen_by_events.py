@@ -44,6 +44,7 @@ from rltrace.events import (
     owner_of_pinned,
     owner_on_host,
 )
+from rltrace.read.columns import _signed
 from rltrace.read.gate import is_size
 from rltrace.read.recording import Process
 
@@ -74,7 +75,7 @@ def see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
             kept.append(event)
         error = event.args.get("error")
         if _is_exception(error) and event.name != STEP and event.name not in MEMORY_MOVES:
-            _see_interval(seen.errors[event.thread, event.task, error, event.name], event, shift_ns)
+            _see_interval(seen.errors[_signed(event.thread), _signed(event.task), error, event.name], event, shift_ns)
             _see_message(seen.messages, event, error)
         if event.is_inferred:
             seen.inferred[event.name, str(event.args.get("reason"))] = None
@@ -169,7 +170,7 @@ def _see_passed(seen: Seen, span: Span, shift_ns: int) -> None:
         key = str(args.get("request_id", span.name))  # without one, it joins nothing
     kept = seen.passed[span.name]
     _see_interval(kept, span, shift_ns)
-    kept.places.append(hash((seen.process.key, span.thread, span.task)))
+    kept.places.append(hash((seen.process.key, _signed(span.thread), _signed(span.task))))
     kept.keys.append(hash(key))
     if span.name == REQUEST:
         kept.stems.append(hash(asked_ids(key)[1]))

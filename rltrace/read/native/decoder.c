@@ -356,7 +356,7 @@ typedef struct {
     int32_t many_arguments;
     Bytes types; /* Type */
     Columns columns;
-    int64_t rows, rows_left; /* how many there are, and for how many more there is room */
+    int64_t rows, row_room; /* of spans: how many there are, and for how many there is room */
     Bytes slots, stacks, flows; /* Slot, Stack, Flow */
     int32_t free_slot, free_stack, free_flow;
     int32_t oldest, newest; /* open spans and early ends */
@@ -568,21 +568,10 @@ static int leave(Decoder *decoder, int32_t at) {
 
 /* ---------------------------------------------------------------- rows */
 
-typedef struct {
-    int64_t integers[MOST_ARGUMENTS];
-    double numbers[MOST_ARGUMENTS];
-    int is_odd;
-} Cells;
-
 static const uint8_t WIDTHS[] = {8, 8, 4, 4, 1, 1};
 
-static void clear_cells(const Decoder *decoder, Cells *cells) {
-    cells->is_odd = 0;
-    for (int32_t n = 0; n < decoder->many_arguments; n++) {
-        int32_t kind = decoder->arguments[n].kind;
-        cells->integers[n] = kind == WHOLE_NUMBER ? MISSING : kind == ONLY_TEXT || kind == AS_TEXT ? NONE : 0;
-    }
-}
+/* The cell of a column in the row that is being made. */
+#define CELL(column, type) (((type *)(column).data)[decoder->rows])
 
 static inline int32_t argument_of(const Decoder *decoder, const Value *key) {
     if (key->length > LONGEST_KEY) return NONE;
@@ -591,143 +580,147 @@ static inline int32_t argument_of(const Decoder *decoder, const Value *key) {
     return at;
 }
 
-static int set_cell(Decoder *decoder, Cells *cells, int32_t argument, const Value *value) {
+static int set_cell(Decoder *decoder, int32_t argument, const Value *value) {
     const Argument *of = &decoder->arguments[argument];
-    int64_t *cell = &cells->integers[argument];
+    Bytes *column = &decoder->columns.arguments[argument];
+    int is_odd = 0;
     switch (of->kind) {
     case WHOLE_NUMBER:
-        if (value->kind != INTEGER || value->integer == MISSING || *cell != MISSING) cells->is_odd = 1;
-        else *cell = value->integer;
-        if (value->kind == INTEGER && (value->integer < of->least || value->integer > of->most)) cells->is_odd = 1;
+        is_odd = value->kind != INTEGER || CELL(*column, int64_t) != MISSING || value->integer < of->least ||
+                 value->integer > of->most;
+        if (value->kind == INTEGER) CELL(*column, int64_t) = value->integer;
         break;
-    case DECIMAL: { /* the integer says whether there is one */
+    case DECIMAL: {
         double number = value->kind == NUMBER ? value->number : (double)value->integer;
-        if ((value->kind != INTEGER && value->kind != NUMBER) || *cell) cells->is_odd = 1;
-        else if (!(number >= (double)of->least && number <= (double)of->most)) cells->is_odd = 1; /* so if it is none */
-        cells->numbers[argument] = number;
-        *cell = 1;
+        is_odd = (value->kind != INTEGER && value->kind != NUMBER) || !isnan(CELL(*column, double)) ||
+                 !(number >= (double)of->least && number <= (double)of->most); /* so if it is none */
+        CELL(*column, double) = number;
         break;
     }
     case ONLY_TEXT:
     case AS_TEXT:
-        *cell = NONE;
+        CELL(*column, int32_t) = NONE;
         if (value->kind == TEXT) {
-            *cell = intern(&decoder->texts, value->text, value->length);
-            if (*cell == NONE) return NO_MEMORY;
-        } else if (value->kind != NIL && of->kind == AS_TEXT)
-            cells->is_odd = 1;
+            int32_t text = intern(&decoder->texts, value->text, value->length);
+            if (text == NONE) return NO_MEMORY;
+            CELL(*column, int32_t) = text;
+        } else
+            is_odd = value->kind != NIL && of->kind == AS_TEXT;
         break;
     case IS_TRUE:
-        *cell = value->kind == TRUTH && value->integer;
+        CELL(*column, uint8_t) = value->kind == TRUTH && value->integer;
         break;
     case IS_TRUTHY:
-        *cell = value->kind == INTEGER || value->kind == TRUTH ? value->integer != 0
-                : value->kind == NUMBER                        ? value->number != 0
-                : value->kind == TEXT                          ? value->length != 0
-                : value->kind == BIG                           ? 1
-                : value->kind == NIL                           ? 0
-                                                               : !value->is_empty;
+        CELL(*column, uint8_t) = value->kind == INTEGER || value->kind == TRUTH ? value->integer != 0
+                                 : value->kind == NUMBER                        ? value->number != 0
+                                 : value->kind == TEXT                          ? value->length != 0
+                                 : value->kind == BIG                           ? 1
+                                 : value->kind == NIL                           ? 0
+                                                                                : !value->is_empty;
         break;
     }
+    if (is_odd) CELL(decoder->columns.flags, uint8_t) |= ODD;
     return SOUND;
 }
 
 /* Pick the arguments that have columns out of a map that was checked. */
-static int pick(Decoder *decoder, Cells *cells, const uint8_t *at, const uint8_t *end) {
+static int pick(Decoder *decoder, const uint8_t *at, const uint8_t *end) {
     uint64_t many;
     Value key, value;
     at = step_into(at, &many);
     while (many--) {
         if (!(at = read_value(at, end, &key, 1)) || !(at = read_value(at, end, &value, 1))) return UNSOUND;
         int32_t argument = argument_of(decoder, &key);
-        if (argument != NONE && set_cell(decoder, cells, argument, &value)) return NO_MEMORY;
+        if (argument != NONE && set_cell(decoder, argument, &value)) return NO_MEMORY;
     }
     return SOUND;
 }
 
 /* Pick them out of what a typed span was begun with: an array of its values, and last a map or nil. */
-static int pick_typed(Decoder *decoder, Cells *cells, const Type *type, const uint8_t *at, const uint8_t *end) {
+static int pick_typed(Decoder *decoder, const Type *type, const uint8_t *at, const uint8_t *end) {
     uint64_t many;
     Value value;
     at = step_into(at, &many);
     for (uint64_t n = 0; n + 1 < many; n++) {
         if (!(at = read_value(at, end, &value, 1))) return UNSOUND;
         int32_t argument = n < (uint64_t)type->fields ? type->arguments[n] : NONE;
-        if (argument != NONE && set_cell(decoder, cells, argument, &value)) return NO_MEMORY;
+        if (argument != NONE && set_cell(decoder, argument, &value)) return NO_MEMORY;
     }
-    return *at == 0xc0 ? SOUND : pick(decoder, cells, at, end);
+    return *at == 0xc0 ? SOUND : pick(decoder, at, end);
 }
 
-static int row_room(Decoder *decoder, size_t blob_bytes) {
+/* Fill the cells of an argument's column, from one row to another, as if no span had it. */
+static void clear_cells(Bytes *column, int32_t kind, size_t first, size_t behind) {
+    switch (kind) {
+    case WHOLE_NUMBER:
+        for (size_t row = first; row < behind; row++) ((int64_t *)column->data)[row] = MISSING;
+        break;
+    case DECIMAL:
+        for (size_t row = first; row < behind; row++) ((double *)column->data)[row] = NAN;
+        break;
+    case ONLY_TEXT:
+    case AS_TEXT:
+        for (size_t row = first; row < behind; row++) ((int32_t *)column->data)[row] = NONE;
+        break;
+    default:
+        memset(column->data + first, 0, behind - first);
+    }
+}
+
+static int resize(Bytes *column, size_t bytes) {
+    column->size = 0;
+    uint8_t *data = realloc(column->data, bytes);
+    if (!data) return NO_MEMORY;
+    column->data = data;
+    column->capacity = bytes;
+    return SOUND;
+}
+
+/* Make room for more rows. The columns of spans have as many rows as there is room for; `rltrace_take` cuts them. */
+static int grow_rows(Decoder *decoder) {
     Columns *to = &decoder->columns;
-    if (!decoder->rows_left) {
-        Bytes *wide[] = {&to->thread, &to->task, &to->start_ns, &to->end_ns, &to->args_at};
-        Bytes *half[] = {&to->name, &to->lane, &to->type, &to->begin_bytes, &to->late_bytes};
-        size_t more = decoder->rows ? (size_t)decoder->rows : 1024;
-        for (int n = 0; n < 5; n++)
-            if (room(wide[n], more * 8) || room(half[n], more * 4)) return NO_MEMORY;
-        if (room(&to->flags, more)) return NO_MEMORY;
-        for (int32_t n = 0; n < decoder->many_arguments; n++)
-            if (room(&to->arguments[n], more * WIDTHS[decoder->arguments[n].kind])) return NO_MEMORY;
-        decoder->rows_left = (int64_t)more;
-    }
-    return room(&to->blobs, blob_bytes);
-}
-
-static void put_cells(Decoder *decoder, const Cells *cells) {
+    Bytes *wide[] = {&to->thread, &to->task, &to->start_ns, &to->end_ns, &to->args_at};
+    Bytes *half[] = {&to->name, &to->lane, &to->type, &to->begin_bytes, &to->late_bytes};
+    size_t rows = (size_t)decoder->rows, capacity = rows ? rows * 2 : 1024;
+    for (int n = 0; n < 5; n++)
+        if (resize(wide[n], capacity * 8) || resize(half[n], capacity * 4)) return NO_MEMORY;
+    if (resize(&to->flags, capacity)) return NO_MEMORY;
     for (int32_t n = 0; n < decoder->many_arguments; n++) {
-        Bytes *column = &decoder->columns.arguments[n];
-        int64_t cell = cells->integers[n];
-        switch (decoder->arguments[n].kind) {
-        case WHOLE_NUMBER:
-            PUT(*column, int64_t, cell);
-            break;
-        case DECIMAL:
-            PUT(*column, double, cell ? cells->numbers[n] : NAN);
-            break;
-        case ONLY_TEXT:
-        case AS_TEXT:
-            PUT(*column, int32_t, cell);
-            break;
-        default:
-            PUT(*column, uint8_t, cell);
-        }
+        int32_t kind = decoder->arguments[n].kind;
+        if (resize(&to->arguments[n], capacity * WIDTHS[kind])) return NO_MEMORY;
+        clear_cells(&to->arguments[n], kind, rows, capacity);
     }
+    decoder->row_room = (int64_t)capacity;
+    return SOUND;
 }
 
 /* Add the row of a span. Its encoded arguments are those of its beginning and the late ones. */
 static int put_row(Decoder *decoder, const Slot *slot, int64_t end_ns, int32_t lane, const uint8_t *late,
                    uint32_t late_bytes, int flags) {
     Columns *to = &decoder->columns;
-    Cells cells;
-    if (row_room(decoder, (size_t)slot->args_bytes + late_bytes)) return NO_MEMORY;
-    clear_cells(decoder, &cells);
+    if (decoder->rows == decoder->row_room && grow_rows(decoder)) return NO_MEMORY;
+    CELL(to->name, int32_t) = slot->name;
+    CELL(to->thread, int64_t) = slot->thread;
+    CELL(to->task, int64_t) = slot->task;
+    CELL(to->lane, int32_t) = lane;
+    CELL(to->start_ns, int64_t) = slot->start_ns;
+    CELL(to->end_ns, int64_t) = end_ns;
+    CELL(to->flags, uint8_t) = (uint8_t)(slot->is_automatic ? flags | AUTOMATIC : flags);
+    CELL(to->type, int32_t) = slot->type;
+    CELL(to->args_at, int64_t) = (int64_t)to->blobs.size;
+    CELL(to->begin_bytes, int32_t) = (int32_t)slot->args_bytes;
+    CELL(to->late_bytes, int32_t) = (int32_t)late_bytes;
     if (slot->args_bytes) {
         const uint8_t *end = slot->args + slot->args_bytes;
         int state = slot->type == NONE
-                        ? pick(decoder, &cells, slot->args, end)
-                        : pick_typed(decoder, &cells, (Type *)decoder->types.data + slot->type, slot->args, end);
-        if (state) return state;
+                        ? pick(decoder, slot->args, end)
+                        : pick_typed(decoder, (Type *)decoder->types.data + slot->type, slot->args, end);
+        if (state || append(&to->blobs, slot->args, slot->args_bytes)) return state ? state : NO_MEMORY;
     }
     if (late_bytes) {
-        int state = pick(decoder, &cells, late, late + late_bytes);
-        if (state) return state;
+        int state = pick(decoder, late, late + late_bytes);
+        if (state || append(&to->blobs, late, late_bytes)) return state ? state : NO_MEMORY;
     }
-    if (cells.is_odd) flags |= ODD;
-    if (slot->is_automatic) flags |= AUTOMATIC;
-    PUT(to->name, int32_t, slot->name);
-    PUT(to->thread, int64_t, slot->thread);
-    PUT(to->task, int64_t, slot->task);
-    PUT(to->lane, int32_t, lane);
-    PUT(to->start_ns, int64_t, slot->start_ns);
-    PUT(to->end_ns, int64_t, end_ns);
-    PUT(to->flags, uint8_t, flags);
-    PUT(to->type, int32_t, slot->type);
-    PUT(to->args_at, int64_t, to->blobs.size);
-    PUT(to->begin_bytes, int32_t, slot->args_bytes);
-    PUT(to->late_bytes, int32_t, late_bytes);
-    put_cells(decoder, &cells);
-    if (append(&to->blobs, slot->args, slot->args_bytes) || append(&to->blobs, late, late_bytes)) return NO_MEMORY;
     for (int32_t at = slot->first_flow; at != NONE;) {
         Flow *flow = FLOW(decoder, at);
         int32_t next = flow->next;
@@ -740,7 +733,6 @@ static int put_row(Decoder *decoder, const Slot *slot, int64_t end_ns, int32_t l
         at = next;
     }
     decoder->rows++;
-    decoder->rows_left--;
     return SOUND;
 }
 
@@ -1129,12 +1121,15 @@ PUBLIC int32_t rltrace_columns(void) { return (int32_t)(sizeof(Columns) / sizeof
 /* Hand over the columns as they are: their addresses and sizes in bytes. Each is freed by `rltrace_free`. */
 PUBLIC void rltrace_take(Decoder *decoder, void **data, uint64_t *sizes) {
     Bytes *columns = (Bytes *)&decoder->columns;
+    size_t of_spans = offsetof(Columns, blobs) / sizeof(Bytes);
     for (size_t n = 0; n < sizeof(Columns) / sizeof(Bytes); n++) {
         data[n] = columns[n].data;
-        sizes[n] = columns[n].size;
+        sizes[n] = n < of_spans && decoder->row_room
+                       ? columns[n].capacity / (size_t)decoder->row_room * (size_t)decoder->rows
+                       : columns[n].size;
     }
     memset(columns, 0, sizeof(Columns));
-    decoder->rows = decoder->rows_left = 0;
+    decoder->rows = decoder->row_room = 0;
 }
 
 PUBLIC void rltrace_free(void *data) { free(data); }
