@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Intervals = NDArray[np.int64]
 
 EMPTY: Intervals = np.empty((0, 2), np.int64)
+_NOWHERE = np.empty(0, np.intp)
 
 
 def union(*sets: Intervals) -> Intervals:
@@ -52,6 +53,8 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
     first = np.searchsorted(windows[:, 1], rows[:, 0], side="right")
     behind = np.searchsorted(windows[:, 0], rows[:, 1], side="left")
     pieces = np.maximum(behind - first, 0)
+    if not pieces.any():
+        return EMPTY, _NOWHERE, _NOWHERE
     row = np.repeat(np.arange(len(rows)), pieces)
     window = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = np.maximum(rows[row, 0], windows[window, 0])
