@@ -27,7 +27,14 @@ def union(*sets: Intervals) -> Intervals:
     reach_ns = np.maximum.accumulate(rows[:, 1])
     is_first = np.append(True, rows[1:, 0] > reach_ns[:-1])
     is_last = np.append(is_first[1:], True)
-    return np.column_stack([rows[is_first, 0], reach_ns[is_last]])
+    return paired(rows[is_first, 0], reach_ns[is_last])
+
+
+def paired(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> Intervals:
+    """Return the intervals from these starts to these ends."""
+    rows = np.empty((len(starts_ns), 2), np.int64)
+    rows[:, 0], rows[:, 1] = starts_ns, ends_ns
+    return rows
 
 
 def covered_ns(*sets: Intervals) -> int:
@@ -59,7 +66,7 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
     window = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = np.maximum(rows[row, 0], windows[window, 0])
     ends = np.minimum(rows[row, 1], windows[window, 1])
-    return np.column_stack([starts, ends]).astype(np.int64), cast(NDArray[np.intp], window), row
+    return paired(starts, ends), cast(NDArray[np.intp], window), row
 
 
 def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
@@ -75,7 +82,7 @@ def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.
     pieces, _, _ = cut(rows, windows)
     starts = np.sort(np.concatenate([windows[:, 0], pieces[:, 1]]))
     ends = np.sort(np.concatenate([windows[:, 1], pieces[:, 0]]))
-    gaps = np.column_stack([starts, ends])[ends > starts]
+    gaps = paired(starts, ends)[ends > starts]
     return gaps, np.searchsorted(windows[:, 0], gaps[:, 0], side="right") - 1
 
 
@@ -138,4 +145,4 @@ def _last_over(rows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
     begins = np.flatnonzero(is_first[:-1] & (number_of[:-1] > 0))
     changes = np.append(np.flatnonzero(is_first), len(edges) - 1)
     ends_at = np.minimum(changes[np.searchsorted(changes, begins, side="right")], len(edges) - 1)
-    return np.column_stack([edges[begins], edges[ends_at]]), number_of[begins].astype(np.intp) - 1
+    return paired(edges[begins], edges[ends_at]), number_of[begins].astype(np.intp) - 1

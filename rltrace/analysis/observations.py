@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.clocks import TimeLine
-from rltrace.analysis.intervals import Intervals
+from rltrace.analysis.intervals import Intervals, paired
 from rltrace.analysis.lanes import Lane, lanes
 from rltrace.events import (
     AGENT_REQUEST,
@@ -73,7 +73,7 @@ class Intervalled:
         """Return rows of shape (N, 2); open spans end at `until_ns`."""
         starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
         ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
-        return np.column_stack([starts, np.where(ends == OPEN, until_ns, ends)])
+        return paired(starts, np.where(ends == OPEN, until_ns, ends))
 
     def ended(self) -> Intervals:
         """Return the same, without open spans."""
@@ -422,8 +422,8 @@ def _see_spans(seen: Seen, rows: Columns, kinds: NDArray[np.uint16], shift_ns: i
         for name, method, chosen in _by_method(rows, is_other & is_one, has(_CALL)):
             times.put(spans[name, method], chosen)
     on_the_way = np.flatnonzero(is_other & has(_ON_THE_WAY))
-    for row in on_the_way[~has(_CALL | _SUBMIT)[on_the_way] | _is_served(rows, on_the_way)].tolist():
-        _see_passed(seen, row, rows, times)
+    if len(on_the_way):
+        _see_passed(seen, on_the_way[~has(_CALL | _SUBMIT)[on_the_way] | _is_served(rows, on_the_way)], rows, times)
     steps_of_engine = np.flatnonzero(is_other & has(_ENGINE_STEP))
     if len(steps_of_engine):
         _see_engine_steps(seen.engine_steps, steps_of_engine, rows, times)
@@ -574,26 +574,33 @@ def _is_served(rows: Columns, chosen: Rows) -> NDArray[np.bool_]:
     return np.isin(methods, served)
 
 
-def _see_passed(seen: Seen, row: int, rows: Columns, times: _Times) -> None:
-    """Keep of a span on the way of a request what joins it with the next one; of Ray's calls those with an arrow."""
-    name = rows.texts[rows.name[row]]
-    if name in (RAY_SUBMIT, RAY_CALL):
-        out, into = rows.flows_of(row)
-        flows = out if name == RAY_SUBMIT else into
-        if not flows:
-            return
-        key = flows[0]
-    else:
-        request = rows.arguments["request_id"][row]
-        key = rows.texts[request] if request != NO_TEXT else str(rows.args(row).get("request_id", name))
-    kept, chosen = seen.passed[name], np.array([row])
-    times.put(kept, chosen)
-    kept.places.append(hash((seen.process.key, int(rows.thread[row]), int(rows.task[row]))))
-    kept.keys.append(hash(key))  # one without an id joins nothing
-    if name == REQUEST:
-        kept.stems.append(hash(asked_ids(key)[1]))
-        _extend(kept.queued_ns, _whole_numbers(rows, "queued_ns", chosen, -1))
-        _extend(kept.tokens, _whole_numbers(rows, "tokens", chosen, -1))
+def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
+    """Keep of spans on the way of a request what joins each with the next one; of Ray's calls those with an arrow."""
+    names = rows.name[chosen]
+    for places in _groups(names):
+        name, own = rows.texts[names[places[0]]], chosen[places]
+        if name in (RAY_SUBMIT, RAY_CALL):
+            flows = [rows.flows_of(row)[0 if name == RAY_SUBMIT else 1] for row in own.tolist()]
+            own, keys = own[[bool(ends) for ends in flows]], [ends[0] for ends in flows if ends]
+            if not keys:
+                continue
+        else:
+            keys = [_request_of(row, name, rows) for row in own.tolist()]
+        kept = seen.passed[name]
+        times.put(kept, own)
+        lanes = zip(rows.thread[own].tolist(), rows.task[own].tolist(), strict=True)
+        kept.places.extend([hash((seen.process.key, thread, task)) for thread, task in lanes])
+        kept.keys.extend([hash(key) for key in keys])
+        if name == REQUEST:
+            kept.stems.extend([hash(asked_ids(key)[1]) for key in keys])
+            _extend(kept.queued_ns, _whole_numbers(rows, "queued_ns", own, -1))
+            _extend(kept.tokens, _whole_numbers(rows, "tokens", own, -1))
+
+
+def _request_of(row: int, name: str, rows: Columns) -> str:
+    """Return the id of a row's request; one without an id joins nothing."""
+    request = rows.arguments["request_id"][row]
+    return rows.texts[request] if request != NO_TEXT else str(rows.args(row).get("request_id", name))
 
 
 def _see_engine_steps(kept: EngineSteps, chosen: Rows, rows: Columns, times: _Times) -> None:

@@ -107,6 +107,8 @@ class Flows(NamedTuple):
     row: NDArray[np.int64]
     key: NDArray[np.int32]
     is_out: NDArray[np.bool_]
+    keys: Callable[[], Sequence[str]]
+    """Gives what the column of keys has the places of: hardly anybody asks."""
 
 
 class Columns:
@@ -147,10 +149,11 @@ class Columns:
 
     @functools.cached_property
     def _keys(self) -> dict[int, list[tuple[bool, str]]]:
-        keys: dict[int, list[tuple[bool, str]]] = {}
-        for row, key, is_out in zip(*(column.tolist() for column in self.flows), strict=True):
-            keys.setdefault(row, []).append((is_out, self.texts[key]))
-        return keys
+        found: dict[int, list[tuple[bool, str]]] = {}
+        flows, keys = self.flows, self.flows.keys()
+        for row, key, is_out in zip(flows.row.tolist(), flows.key.tolist(), flows.is_out.tolist(), strict=True):
+            found.setdefault(row, []).append((is_out, keys[key]))
+        return found
 
     def span(self, row: int) -> Span:
         """Return a row as the event that it is."""
@@ -234,7 +237,7 @@ class _Decoding:
         raw, arguments = self.decoder.take()
         self._learn()
         if not self._is_same:
-            raw |= {name: self._placed(raw[name]) for name in ("name", "sample_name", "flow_key")}
+            raw |= {name: self._placed(raw[name]) for name in ("name", "sample_name")}
             arguments |= {key: self._placed(arguments[key]) for key in _TEXTS}
         args = _Encoded(self, raw, arguments)
         args.check()
@@ -247,7 +250,7 @@ class _Decoding:
         raw["is_automatic"] = (raw["flags"] & native.AUTOMATIC).astype(np.bool_)
         if self.process.mark is not None:
             raw["is_automatic"] |= self._is_marked[raw["name"]]
-        flows = Flows(raw["flow_row"], raw["flow_key"], raw["flow_is_out"].view(np.bool_))
+        flows = Flows(raw["flow_row"], raw["flow_key"], raw["flow_is_out"].view(np.bool_), self.decoder.keys)
         return Columns(self.texts.all, raw, arguments, self._samples(raw, on_time_line), flows, args)
 
     def _placed(self, places: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -471,4 +474,5 @@ def _flows(spans: Sequence[Span], texts: Texts) -> Flows:
         np.array([row for row, _, _ in ends], np.int64),
         np.array([key for _, key, _ in ends], np.int32),
         np.array([is_out for _, _, is_out in ends], np.bool_),
+        lambda: texts.all,
     )

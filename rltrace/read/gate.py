@@ -258,24 +258,79 @@ READING = record(
 )
 
 
+class ProcessLine(NamedTuple):
+    """What a line of a process says."""
+
+    kind: str
+    number: int | None
+    fields: dict[str, Any] | None
+    """None if one of them cannot be right. A line that others of the run have too is the same dictionary: it is not to
+    be changed."""
+
+
+class Line:
+    """One line, which may be that of several files: the processes of a run say much alike, as about their hooks."""
+
+    def __init__(self, content: bytes) -> None:
+        self.is_intact = checksum.is_intact(content)
+        """None if it has no checksum."""
+        self._value = parsed(content)
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """What it says."""
+        return {**self._value} if self._value is not None else {}
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it says anything."""
+        return self._value is not None
+
+    @functools.cached_property
+    def of_process(self) -> ProcessLine:
+        """What it says of a process.
+
+        Raises:
+            ValueError: it does not say of what kind it is, or its number is none.
+        """
+        fields = self.value
+        kind, number = text(fields.pop("kind", None)), LINE_NUMBER(fields.pop("line", None))
+        try:
+            return ProcessLine(kind, number, LINES[kind](fields) if kind in LINES else fields)
+        except ValueError:
+            return ProcessLine(kind, number, None)
+
+
+_SHORT_BYTES = 2048
+_short_line = functools.lru_cache(4096)(Line)
+
+
 class Lines(NamedTuple):
     """What a file of lines says."""
 
-    values: list[dict[str, Any]]
+    readable: list[Line]
     damaged: int
     """Lines that cannot be read."""
     are_signed: bool
     """Whether at least one line has a checksum that holds."""
 
-    def fitting(self, check: Check) -> Lines:
-        """Return the lines that pass a check; the others count as damaged."""
+    def fitting(self, check: Check) -> Fitting:
+        """Return what the lines say that pass a check; the others count as damaged."""
         values, damaged = [], self.damaged
-        for value in self.values:
+        for line in self.readable:
             try:
-                values.append(check(value))
+                values.append(check(line.value))
             except ValueError:
                 damaged += 1
-        return Lines(values, damaged, self.are_signed)
+        return Fitting(values, damaged)
+
+
+class Fitting(NamedTuple):
+    """What the lines of a file say that have passed a check."""
+
+    values: list[dict[str, Any]]
+    damaged: int
+    """Lines that cannot be read, or have not."""
 
 
 def lines(content: bytes, *, by_one_writer: bool = True) -> Lines:
@@ -286,26 +341,15 @@ def lines(content: bytes, *, by_one_writer: bool = True) -> Lines:
         by_one_writer: All lines have a checksum, or none has: if one has it, one without is damaged.
     """
     said = [line for line in content.split(b"\n") if line.strip()]
-    read = [_read_short_line(line) if len(line) <= SHORT_BYTES else _read_line(line) for line in said]
-    states = [state for state, _ in read]
+    read = [_short_line(line) if len(line) <= _SHORT_BYTES else Line(line) for line in said]
     # How it went is said by another process, which may be of a later release.
-    are_signed = any(state for line, state in zip(said, states, strict=True) if not line.startswith(_OF_OTHERS))
-    found = [
-        value
-        for state, value in read
-        if value is not None and not (state is False or (state is None and are_signed and by_one_writer))
+    of_others = [content.startswith(_OF_OTHERS) for content in said]
+    are_signed = any(line.is_intact for line, is_other in zip(read, of_others, strict=True) if not is_other)
+    least = are_signed and by_one_writer
+    readable = [
+        line for line in read if line.is_readable and (line.is_intact or (line.is_intact is None and not least))
     ]
-    return Lines([{**value} for value in found], len(read) - len(found), are_signed)
-
-
-def _read_line(line: bytes) -> tuple[bool | None, dict[str, Any] | None]:
-    """Return whether a line is intact, and what it says."""
-    return checksum.is_intact(line), parsed(line)
-
-
-SHORT_BYTES = 2048
-_read_short_line = functools.lru_cache(4096)(_read_line)
-"""The processes of a run say much alike, as about their hooks."""
+    return Lines(readable, len(read) - len(readable), are_signed)
 
 
 _OF_OTHERS = b'{"kind": "exit"'

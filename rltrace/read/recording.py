@@ -243,7 +243,7 @@ class Recording:
         """Return the processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
         return self._read_untraced().values
 
-    def _read_untraced(self) -> gate.Lines:
+    def _read_untraced(self) -> gate.Fitting:
         found = gate.lines(_content(self.folder / manifest.UNTRACED, self.limits), by_one_writer=False)
         return found.fitting(gate.UNTRACED)
 
@@ -593,17 +593,20 @@ class Process:
         self.has_checksums, self.damaged_lines = found.are_signed, found.damaged
         hooks: dict[tuple[str, str], dict[str, Any]] = {}
         numbers: set[int] = set()
-        for line in found.values:
+        for line in found.readable:
             try:
-                kind = gate.text(line.pop("kind", None))
-                number = gate.LINE_NUMBER(line.pop("line", None))
-                if number in numbers:  # there twice
-                    continue
-                numbers |= {number} - {None}
-                if kind in gate.LINES:
-                    self._read_line(kind, gate.LINES[kind](line), hooks)
+                kind, number, fields = line.of_process
             except ValueError:
                 self.damaged_lines += 1
+                continue
+            if number is not None:
+                if number in numbers:  # there twice
+                    continue
+                numbers.add(number)
+            if fields is None:
+                self.damaged_lines += 1
+            elif kind in gate.LINES:
+                self._read_line(kind, fields, hooks)
         if missing := max(numbers, default=-1) + 1 - len(numbers):  # a damaged one among them is one of these
             self.damaged_lines = max(self.damaged_lines, missing)
         self._has_said_who = "start_ns" in self.identity
@@ -617,7 +620,7 @@ class Process:
     def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         if kind == "process":
             if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
-                del line["role"]
+                line = {name: value for name, value in line.items() if name != "role"}
             said, unfit = gate.fields(line, gate.IDENTITY)
             self.identity |= said
             self._unfit_fields += unfit

@@ -118,7 +118,7 @@ def _declare(found: ctypes.CDLL) -> None:
     found.rltrace_take.argtypes = [pointer, pointers, ctypes.POINTER(ctypes.c_uint64)]
     found.rltrace_free.argtypes = [pointer]
     found.rltrace_texts.restype = found.rltrace_threads.restype = ctypes.c_int64
-    found.rltrace_texts.argtypes = [pointer, pointers, pointers]
+    found.rltrace_texts.argtypes = [pointer, ctypes.c_int, pointers, pointers]
     found.rltrace_threads.argtypes = [pointer, pointers]
     found.rltrace_losses.argtypes = [pointer, pointer]
 
@@ -148,8 +148,8 @@ class Decoder:
         self._library = library
         self._arguments = arguments
         self._decoder: int | None = self._new(arguments)
-        self._texts: list[str] = []
-        self._letters_at = 0
+        self._texts: tuple[list[str], list[str]] = [], []
+        self._letters_at = [0, 0]
         places = {key: place for place, key in enumerate(arguments)}
         for type_ in types:
             fields = np.array([places.get(field, -1) for field in type_.fields], np.int32)
@@ -216,20 +216,21 @@ class Decoder:
 
     def texts(self) -> list[str]:
         """Return all texts so far, by number; the list grows."""
-        letters, ends = ctypes.c_void_p(), ctypes.c_void_p()
-        many = self._library.rltrace_texts(self._decoder, ctypes.byref(letters), ctypes.byref(ends))
-        if many > len(self._texts):
-            new = (ctypes.c_int64 * (many - len(self._texts))).from_address((ends.value or 0) + 8 * len(self._texts))
-            self._texts += self._decoded((letters.value or 0) + self._letters_at, new)
-            self._letters_at = new[-1]
-        return self._texts
+        return self._all(0)
 
-    def _decoded(self, address: int, ends: Sequence[int]) -> Iterator[str]:
-        letters = ctypes.string_at(address, ends[-1] - self._letters_at)
-        begin = 0
-        for end in ends:
-            yield letters[begin : end - self._letters_at].decode(errors="replace")
-            begin = end - self._letters_at
+    def keys(self) -> list[str]:
+        """Return the keys of all arrows so far, likewise."""
+        return self._all(1)
+
+    def _all(self, of: int) -> list[str]:
+        known, letters_at = self._texts[of], self._letters_at[of]
+        letters, ends = ctypes.c_void_p(), ctypes.c_void_p()
+        many = self._library.rltrace_texts(self._decoder, of, ctypes.byref(letters), ctypes.byref(ends))
+        if many > len(known):
+            new = (ctypes.c_int64 * (many - len(known))).from_address((ends.value or 0) + 8 * len(known))
+            known += _cut((letters.value or 0) + letters_at, letters_at, new[:])
+            self._letters_at[of] = new[-1]
+        return known
 
     def threads(self) -> list[tuple[int, str]]:
         """Return the native ids and the names of threads, in the order in which they were said."""
@@ -246,3 +247,12 @@ class Decoder:
         losses = (ctypes.c_int64 * 3)()
         self._library.rltrace_losses(self._decoder, losses)
         return losses[0], losses[1], losses[2]
+
+
+def _cut(address: int, begin: int, ends: list[int]) -> Iterator[str]:
+    """Yield the texts that lie from an address on, one behind the other."""
+    letters = ctypes.string_at(address, ends[-1] - begin)
+    at = 0
+    for end in ends:
+        yield letters[at : end - begin].decode(errors="replace")
+        at = end - begin

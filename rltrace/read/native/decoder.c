@@ -350,7 +350,8 @@ typedef struct {
 } Columns;
 
 typedef struct {
-    Texts texts;
+    Texts texts; /* names, and texts that are arguments */
+    Texts keys;  /* of arrows, of which every one has its own */
     Argument arguments[MOST_ARGUMENTS];
     int32_t of_length[LONGEST_KEY + 1];
     int32_t many_arguments;
@@ -909,7 +910,7 @@ static int flow(Decoder *decoder, const Value *values) {
         decoder->strays++;
         return SOUND;
     }
-    int32_t key = intern(&decoder->texts, values[0].text, values[0].length);
+    int32_t key = intern(&decoder->keys, values[0].text, values[0].length);
     if (key == NONE) return NO_MEMORY;
     int32_t at = new_element(&decoder->flows, &decoder->free_flow, sizeof(Flow), offsetof(Flow, next));
     if (at == NONE) return NO_MEMORY;
@@ -1040,6 +1041,12 @@ PUBLIC Decoder *rltrace_new(int32_t many, const char *const *keys, const int32_t
     return decoder;
 }
 
+static void free_texts(Texts *texts) {
+    free(texts->letters.data);
+    free(texts->ends.data);
+    free(texts->table);
+}
+
 static void free_columns(Decoder *decoder) {
     Bytes *columns = (Bytes *)&decoder->columns;
     for (size_t n = 0; n < sizeof(Columns) / sizeof(Bytes); n++) free(columns[n].data);
@@ -1057,9 +1064,8 @@ PUBLIC void rltrace_delete(Decoder *decoder) {
     free(decoder->threads.data);
     free(decoder->buckets);
     free(decoder->stack_buckets);
-    free(decoder->texts.letters.data);
-    free(decoder->texts.ends.data);
-    free(decoder->texts.table);
+    free_texts(&decoder->texts);
+    free_texts(&decoder->keys);
     free(decoder);
 }
 
@@ -1134,11 +1140,12 @@ PUBLIC void rltrace_take(Decoder *decoder, void **data, uint64_t *sizes) {
 
 PUBLIC void rltrace_free(void *data) { free(data); }
 
-/* The texts so far: their letters, and where each of them ends. */
-PUBLIC int64_t rltrace_texts(const Decoder *decoder, const uint8_t **letters, const int64_t **ends) {
-    *letters = decoder->texts.letters.data;
-    *ends = (const int64_t *)decoder->texts.ends.data;
-    return (int64_t)decoder->texts.many;
+/* The texts so far, or the keys of arrows: their letters, and where each of them ends. */
+PUBLIC int64_t rltrace_texts(const Decoder *decoder, int are_keys, const uint8_t **letters, const int64_t **ends) {
+    const Texts *texts = are_keys ? &decoder->keys : &decoder->texts;
+    *letters = texts->letters.data;
+    *ends = (const int64_t *)texts->ends.data;
+    return (int64_t)texts->many;
 }
 
 /* The threads so far, each as its id and the number of its name. */
