@@ -47,6 +47,19 @@ def total_ns(rows: Intervals) -> int:
     return int((rows[:, 1] - rows[:, 0]).sum())
 
 
+def covered_in(rows: Intervals, windows: Intervals) -> NDArray[np.int64]:
+    """Return the nanoseconds of each window that at least one of the rows covers; windows are disjoint and in order."""
+    pieces, window, _ = cut(union(rows), windows)
+    return added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
+
+
+def added_up(numbers: NDArray[np.int64], group: NDArray[np.intp], many: int) -> NDArray[np.int64]:
+    """Return the sum of each of so many groups."""
+    sums = np.zeros(many, np.int64)
+    np.add.at(sums, group, numbers)
+    return sums
+
+
 def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp], NDArray[np.intp]]:
     """Cut intervals at the edges of windows; what lies in no window is dropped.
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, union
+from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
@@ -132,9 +132,8 @@ def partitions(
 def _covered(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return how much of each window the rows cover, and whether any lies in it."""
     pieces, window, _ = cut(union(rows), windows)
-    covered_ns = np.zeros(len(windows), np.int64)
-    np.add.at(covered_ns, window, pieces[:, 1] - pieces[:, 0])
-    return covered_ns, np.bincount(window, minlength=len(windows)) > 0
+    lengths_ns = added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
+    return lengths_ns, np.bincount(window, minlength=len(windows)) > 0
 
 
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:

@@ -12,12 +12,13 @@ then nothing has come to the card or gone, whatever has moved within an allocato
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES, end_ns_of, of_process, used_bytes
+from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES, by_name, end_ns_of, used_bytes
 from rltrace.analysis.same_moment import Taken
 from rltrace.events import Span
 
@@ -30,10 +31,8 @@ class Unstamped:
         samples: The looks of each process that holds memory of the device, by pid, in order.
         readings: All looks that have read a total, in order.
         """
-        moments = [end_ns_of(look) for look in readings]
-        used = [used_bytes(look) for look in readings]
-        edges = np.array(moments, np.int64), np.array(used, np.float64)
-        self._nearest = {pid: _Samples(pid, looks).nearest(readings, *edges) for pid, looks in samples.items()}
+        edges = _Edges(readings)
+        self._nearest = {pid: _Samples(pid, looks).nearest(edges) for pid, looks in samples.items()}
         self._next = 0
         self._last: dict[tuple[str, str], _Said] = {}
         """What each process's last look took of each process."""
@@ -54,20 +53,35 @@ class Unstamped:
         return Taken(samples, apart_ns)
 
 
+class _Edges:
+    """Looks that have read a total, as columns."""
+
+    def __init__(self, looks: Sequence[Span]) -> None:
+        self.ends_ns = np.array([end_ns_of(look) for look in looks], np.int64)
+        self.used_bytes = np.array([used_bytes(look) for look in looks], np.float64)
+        self._cpu_ns = [by_name(look, "cpu_ns") for look in looks]
+        self._held_bytes = [by_name(look, "held_bytes") for look in looks]
+
+    def cpu_ns(self, pid: str) -> NDArray[np.float64]:
+        """Return the processor time of a process by each; NaN where nobody read it."""
+        return np.array([of_all.get(pid, nan) for of_all in self._cpu_ns], np.float64)
+
+    def held_bytes(self, pid: str) -> NDArray[np.float64]:
+        """Return what a process held by each; NaN where the driver did not say."""
+        return np.array([of_all.get(pid, nan) for of_all in self._held_bytes], np.float64)
+
+
 class _Samples:
     """What one process said of itself, look by look."""
 
     def __init__(self, pid: str, looks: Sequence[Span]) -> None:
         self._pid = pid
-        self._ends_ns = np.array([end_ns_of(look) for look in looks], np.int64)
-        self._cpu_ns = _of_process(looks, "cpu_ns", pid)
+        own = _Edges(looks)
+        self._ends_ns, self._used_bytes = own.ends_ns, own.used_bytes
+        self._cpu_ns, self._held_bytes = own.cpu_ns(pid), own.held_bytes(pid)
         self._said_age_ns = np.array([float(look.args.get("age_ns") or 0) for look in looks], np.float64)
-        self._held_bytes = _of_process(looks, "held_bytes", pid)
-        self._used_bytes = np.array([used_bytes(look) for look in looks], np.float64)
 
-    def nearest(
-        self, edges: Sequence[Span], ends_ns: NDArray[np.int64], used: NDArray[np.float64]
-    ) -> list[tuple[int | None, float, float]]:
+    def nearest(self, edges: _Edges) -> list[tuple[int | None, float, float]]:
         """Return which of its own samples tells most about each edge, how old that is in nanoseconds, and what the
         edge says that the process holds.
 
@@ -75,7 +89,7 @@ class _Samples:
         for a process samples before it moves memory. Before its first sample a process is nothing but its interpreter,
         or its context.
         """
-        cpu_ns, held_bytes = _of_process(edges, "cpu_ns", self._pid), _of_process(edges, "held_bytes", self._pid)
+        ends_ns, cpu_ns, held_bytes = edges.ends_ns, edges.cpu_ns(self._pid), edges.held_bytes(self._pid)
         behind = np.searchsorted(self._ends_ns, ends_ns, side="right")
         has_next = behind < len(self._ends_ns)
         last, following = np.maximum(behind - 1, 0), np.where(has_next, behind, 0)
@@ -86,7 +100,7 @@ class _Samples:
         is_nearer = (next_age_ns < last_age_ns) | ((next_age_ns == last_age_ns) & (next_ns < last_ns))
         takes_next = has_next & is_nearer
         is_new = np.where(takes_next, next_age_ns, last_age_ns) <= CONSISTENT_NS
-        is_as_full = has_next & ~is_new & (self._used_bytes[following] == used)
+        is_as_full = has_next & ~is_new & (self._used_bytes[following] == edges.used_bytes)
         index = np.where(is_new & takes_next | is_as_full, following, last)
         age_ns = np.where(is_as_full, 0.0, np.where(is_new & takes_next, next_age_ns, last_age_ns))
         found = zip(behind.tolist(), index.tolist(), age_ns.tolist(), held_bytes.tolist(), strict=True)
@@ -106,10 +120,6 @@ class _Samples:
         is_later = self._ends_ns[index] > ends_ns
         passed_ns = np.where(~is_later & np.isfinite(used_ns), np.fmin(passed_ns, used_ns), passed_ns)
         return np.where(self._held_bytes[index] == held_bytes, 0.0, self._said_age_ns[index] + passed_ns)
-
-
-def _of_process(looks: Sequence[Span], name: str, pid: str) -> NDArray[np.float64]:
-    return np.array([of_process(look, name, pid) for look in looks], np.float64)
 
 
 class _Said(NamedTuple):
