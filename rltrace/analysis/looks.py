@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import Any
 
 from rltrace.analysis.observations import Seen
@@ -44,7 +45,7 @@ def used_bytes(look: Span) -> float:
 
 def of_process(look: Span, name: str, pid: str) -> float:
     """Return what an argument says about a process; NaN if it says nothing."""
-    return float(by_name(look, name).get(pid, "nan"))
+    return float(by_name(look, name).get(pid, nan))
 
 
 def by_name(look: Span, name: str) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class Recording:
         """Return the processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
         return self._read_untraced().values
 
-    def _read_untraced(self) -> gate.Lines:
+    def _read_untraced(self) -> gate.Fitting:
         found = gate.lines(_content(self.folder / manifest.UNTRACED, self.limits), by_one_writer=False)
         return found.fitting(gate.UNTRACED)
 
@@ -367,7 +367,8 @@ class Process:
         self._last_counts: dict[int, int] | None = None
         """The content of `counts.u64` when it ended."""
         self._closed_segments: int | None = None
-        self._types: dict[int, TypedSpan] = {}
+        self.types: dict[int, TypedSpan] = {}
+        """The typed spans that it declared, by number."""
         self._cut = Cut()
         self._read_lines()
         self.life_ns = self._life_ns()
@@ -442,9 +443,9 @@ class Process:
             for begin_ns, end_ns in self._own_pauses
         ]
 
-    def paused_after_ns(self, span: Span) -> int | None:
-        """When, on its own clock, it first paused after a span began; None if it did not."""
-        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= span.start_ns), None)
+    def paused_after_ns(self, start_ns: int) -> int | None:
+        """When it first paused after a span began, both on its own clock; None if it did not."""
+        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= start_ns), None)
 
     @property
     def name(self) -> str:
@@ -506,7 +507,7 @@ class Process:
 
     def typed(self, name: str) -> dict[int, list[str]]:
         """The fields of each typed span that it declared by this name, by its number."""
-        return {number: declared.fields for number, declared in self._types.items() if declared.name == name}
+        return {number: declared.fields for number, declared in self.types.items() if declared.name == name}
 
     @property
     def lost_events(self) -> int:
@@ -522,9 +523,8 @@ class Process:
             among them that a pause cut off end where it began. Behind all of them come the steps and phases that are
             inferred from them, if nobody marks any.
         """
-        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
-        self.unfit, self.unsealed = self._unfit_fields, {}
-        events: Iterator[Event] = _EventReader(self, self._types).events()
+        self._forget_losses()
+        events: Iterator[Event] = _EventReader(self, self.types).events()
         if self.mark is not None:
             events = map(self.mark, events)
         if self.infers:
@@ -532,6 +532,20 @@ class Process:
         if self.alignment is not None:
             events = map(self._aligned, events)
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield its segments in order, and count what is not as it was written, as `events` does."""
+        self._forget_losses()
+        return _EventReader(self, self.types).segments()
+
+    def _forget_losses(self) -> None:
+        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
+        self.unfit, self.unsealed = self._unfit_fields, {}
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether it is a part of a process, of which only some events count."""
+        return self._cut.windows is not None
 
     def has_steps(self) -> bool:
         """Return whether it recorded a step itself, without decoding anything else."""
@@ -578,17 +592,20 @@ class Process:
         self.has_checksums, self.damaged_lines = found.are_signed, found.damaged
         hooks: dict[tuple[str, str], dict[str, Any]] = {}
         numbers: set[int] = set()
-        for line in found.values:
+        for line in found.readable:
             try:
-                kind = gate.text(line.pop("kind", None))
-                number = gate.LINE_NUMBER(line.pop("line", None))
-                if number in numbers:  # there twice
-                    continue
-                numbers |= {number} - {None}
-                if kind in gate.LINES:
-                    self._read_line(kind, gate.LINES[kind](line), hooks)
+                kind, number, fields = line.of_process
             except ValueError:
                 self.damaged_lines += 1
+                continue
+            if number is not None:
+                if number in numbers:  # there twice
+                    continue
+                numbers.add(number)
+            if fields is None:
+                self.damaged_lines += 1
+            elif kind in gate.LINES:
+                self._read_line(kind, fields, hooks)
         if missing := max(numbers, default=-1) + 1 - len(numbers):  # a damaged one among them is one of these
             self.damaged_lines = max(self.damaged_lines, missing)
         self._has_said_who = "start_ns" in self.identity
@@ -602,14 +619,14 @@ class Process:
     def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         if kind == "process":
             if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
-                del line["role"]
+                line = {name: value for name, value in line.items() if name != "role"}
             said, unfit = gate.fields(line, gate.IDENTITY)
             self.identity |= said
             self._unfit_fields += unfit
         elif kind == "hook":
             hooks[line["instrumentation"], line["target"]] = line
         elif kind == "type":
-            self._types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
+            self.types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
         elif kind == "pause":
             self._own_pauses.append((line["ts_ns"], None))
         elif kind == "resume":
@@ -701,6 +718,20 @@ MOST_COUNT = 1 << 53
 """A larger count is damage: nothing happens so often."""
 
 
+class Segment(NamedTuple):
+    """What a process wrote into one file."""
+
+    content: bytes
+    first_ns: int
+    last_ns: int
+    """From when to when its records can have been written."""
+    sound: list[list[Any]] | None = None
+    """Its records in order, if some are not."""
+
+
+def _nothing() -> None: ...
+
+
 class _EventReader:
     """Matches the ends of one process's spans to their beginnings."""
 
@@ -739,19 +770,26 @@ class _EventReader:
         }
 
     def events(self) -> Iterator[Event]:
-        paths = sorted(self.process.folder.glob("*.seg"))
-        for path in paths:
+        for segment in self.segments():
             self.thread = 0
-            yield from self._segment(path)
-        self.process.check_all_there(path.name for path in paths)
+            yield from self._segment(segment)
         for span in [span for spans in self.open.values() for span in spans]:
             crossing = self.crossings.get((span.thread, span.task))
             span.lane = 0 if crossing is None else crossing.lane(span)
-            span.end_ns = self.process.paused_after_ns(span)  # if it ended in a pause, nobody wrote that down
+            span.end_ns = self.process.paused_after_ns(span.start_ns)  # if it ended in a pause, nobody wrote that down
             yield span
         self.process.orphans += len(self.early_ends)
 
-    def _segment(self, path: Path) -> Iterator[Event]:
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments that can be read."""
+        paths = sorted(self.process.folder.glob("*.seg"))
+        for path in paths:
+            segment = self._content(path)
+            if segment is not None:
+                yield segment
+        self.process.check_all_there(path.name for path in paths)
+
+    def _segment(self, segment: Segment) -> Iterator[Event]:
         """Yield the events of one segment.
 
         Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
@@ -759,9 +797,13 @@ class _EventReader:
         """
         open_spans, stacks, crossings = self.open, self.stacks, self.crossings
         leave_out_unfit = gate.leave_out_unfit
-        records = self._records(path)
-        first_ns, last_ns, checks = self.first_ns, self.last_ns, self.checks
-        for record in records:
+        data, first_ns, last_ns, sound = segment
+        self.first_ns, self.last_ns, checks = first_ns, last_ns, self.checks
+        decoded = self._decoded(data, self._damaged)
+        if sound is not None:
+            for _ in decoded:  # which counts what is damaged besides
+                pass
+        for record in decoded if sound is None else sound:
             first, size = record[0], len(record)
             if size == 4 and first.__class__ is int:
                 end_ns, late = record[1], record[2]
@@ -821,38 +863,35 @@ class _EventReader:
         read = self.readers.get((*map(type, unmarked),))
         return self._typed(*record) if read is None else read(*unmarked[:-1], unmarked is not record)
 
-    def _records(self, path: Path) -> Iterator[list[Any]]:
-        """Yield the records of a segment. What can have been written into it is known when the first one is asked
-        for."""
-        self.first_ns, self.last_ns = 0, gate.MOST_NS
+    def _content(self, path: Path) -> Segment | None:
+        """Return a segment; None if it is refused, or gone."""
         try:
             data = regular_file.read(path, self.process.limits)
         except regular_file.RefusedError:
             self._damaged()
-            return iter(())
+            return None
         except OSError:  # dropped by `max_bytes` a moment ago
-            return iter(())
-        if not self.process.check_segment(path.name, data):
-            return self._sound_records(data)
-        return self._decoded(data)
+            return None
+        if self.process.check_segment(path.name, data):
+            return Segment(data, 0, gate.MOST_NS)
+        return self._unvouched(data)
 
-    def _sound_records(self, data: bytes) -> Iterator[list[Any]]:
-        """Yield the records of a segment that no checksum vouches for: those in the life of the process, in order."""
+    def _unvouched(self, data: bytes) -> Segment:
+        """Return a segment that no checksum vouches for: its records are of its process's life, and in order."""
         first_ns, last_ns = self.process.life_ns
-        decoded = self._decoded(data)
+        sound: list[list[Any]] | None = None
         if self.process.has_checksums:
-            found = list(decoded)
+            found = list(self._decoded(data, _nothing))
             if last_ns == gate.MOST_NS:
                 last_ns = order.last_ns(found, gate.MOST_NS)
             sound = list(order.in_order(found))
             self.process.torn += len(found) - len(sound)
-            decoded = iter(sound)
-        self.first_ns = max(0, first_ns - gate.SLACK_NS)
-        self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
-        return decoded
+            sound = sound if len(sound) < len(found) else None
+        first_ns, last_ns = max(0, first_ns - gate.SLACK_NS), min(last_ns + gate.SLACK_NS, gate.MOST_NS)
+        return Segment(data, first_ns, last_ns, sound)
 
-    def _decoded(self, data: bytes) -> Iterator[list[Any]]:
-        return records(data, self._makes_sense, self._damaged, may_grow=self.process.is_alive)
+    def _decoded(self, data: bytes, report_damage: Callable[[], None]) -> Iterator[list[Any]]:
+        return records(data, self._makes_sense, report_damage, may_grow=self.process.is_alive)
 
     def _makes_sense(self, record: Any) -> bool:
         """Return whether a value after a damaged record is a record: its type exists, and its time is in its process's
