@@ -24,7 +24,11 @@ run: $(VENV)/run.done  ## Make an environment, run the example and trace it (two
 	@echo 'In this shell first:  source $(VENV)/bin/activate'
 
 .PHONY: install
-install: $(VENV)/dev.done  ## Make an environment for development
+install: $(VENV)/dev.done native  ## Make an environment for development
+
+.PHONY: native
+native:  ## Compile the native decoder beside its source; without a compiler, segments are decoded in Python
+	-$(PYTHON) rltrace/read/native/build.py
 
 .PHONY: perfetto
 perfetto: $(VENV)/dev.done  ## Fetch the two versions of Perfetto's importer that the tests ask
@@ -45,7 +49,7 @@ lint: $(VENV)/dev.done  ## Check style and types
 	$(BIN)/mypy
 
 .PHONY: test
-test: lint perfetto verl  ## Install everything and run every test, two files at a time
+test: native lint perfetto verl  ## Install everything and run every test, two files at a time
 	$(BIN)/python -m compileall -q rltrace exporters reference_run  # once: with PYTHONDONTWRITEBYTECODE each process would
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -53,10 +57,23 @@ test: lint perfetto verl  ## Install everything and run every test, two files at
 test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordings by the thousand, a run until it has learned
 	$(BIN)/python -m pytest tests/hostile --timeout 7200 -n 2
 
+.PHONY: test-sanitizer
+test-sanitizer: $(VENV)/dev.done  ## Feed a million mutated segments to the decoder, built with AddressSanitizer
+	$(BIN)/python tests/read/sanitized_decoder.py --segments 1000000
+
 .PHONY: test-frameworks
 test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and TRL: 8 GB of packages, then minutes
 	$(BIN)/python tests/frameworks/environments.py .frameworks
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
+
+.PHONY: test-latest
+test-latest: $(VENV)/dev.done  ## Install the newest release of each framework, and say what has moved in it: 30 GB of packages
+	$(BIN)/python tests/frameworks/latest.py .frameworks
+
+.PHONY: digests
+digests: $(VENV)/dev.done  ## Write rltrace/hooks/digests.json anew, from the sources of the last releases that were read
+	$(BIN)/python tests/frameworks/environments.py .frameworks --sources
+	$(BIN)/python tests/frameworks/digests.py .frameworks
 
 .PHONY: docs
 docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
@@ -70,4 +87,4 @@ bench: $(VENV)/dev.done  ## Measure what recording and exporting cost, beside th
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart
-	rm -rf $(VENV) .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist site
+	rm -rf $(VENV) rltrace/read/native/decoder.so .frameworks .perfetto .mypy_cache .ruff_cache .pytest_cache dist site

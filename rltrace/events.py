@@ -217,8 +217,10 @@ WEIGHT_SYNC_STAGES = (
     "weight_sync.map",
     "weight_sync.load",
     "weight_sync.verify",
+    "weight_sync.reset_cache",
 )
-"""Stages of one bucket, in the order in which its bytes pass them; adapters are merged before it."""
+"""Stages of one bucket, in the order in which its bytes pass them; adapters are merged before it, and behind the last
+one the engine forgets the prefixes that it cached with the old weights."""
 
 SYNC_STAGES = (EMPTY_CACHE, *WEIGHT_SYNC_STAGES)
 """All that a weight sync is divided into."""
@@ -250,6 +252,13 @@ def not_applicable(device_type: str, ranks: int, *, draws: bool = False) -> dict
         reasons |= {"fsdp.all_gather": alone, "fsdp.reduce_scatter": alone}
     return reasons
 
+
+REWARD_MODELS = ("ForSequenceClassification", "Reward")
+"""A class of models that score has one of these in its name."""
+
+CALLS_BY_CHOICE = ("model.", "dist.", "ddp.")
+"""Beginnings of the names of calls into libraries, which a program makes or does without: nobody misses those that it
+never makes."""
 
 UNATTRIBUTED = "unattributed"
 """The owner of what nobody has named."""
@@ -405,3 +414,9 @@ def is_of_bytes(name: str) -> bool:
 def _owner_before(name: str, ending: str) -> str | None:
     owner = name.removesuffix(ending)
     return owner if owner != name and owner in OWNERS else None
+
+
+# ---- hooks ------------------------------------------------------------------------------------------------------
+
+UNVERIFIED = "unverified"
+"""The reason of a hook begins with this if it is installed, and has found another source than the one that was read."""

@@ -6,6 +6,8 @@ import importlib.util
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +74,9 @@ def build(folder: Path) -> Any:
     spec.loader.exec_module(module)
     sys.modules["bytecode_interrupter"] = module
     return module
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    """Run it in a thread of its own: an error at the very end of an `except` clause stays the one that is handled."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()

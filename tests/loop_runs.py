@@ -15,7 +15,7 @@ from rltrace.analysis.summary import Summary, summarize
 from rltrace.read.recording import Recording
 
 LOOPS = Path(__file__).parent / "programs" / "loops"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 COMMANDS = {
     "grpo_generate": (),
@@ -51,11 +51,14 @@ class LoopRun(NamedTuple):
         return {name: self.found.get(name, 0.0) - share for name, share in self.own.items()}
 
 
-def run_loop(folder: Path, loop: str, python: Path = Path(sys.executable), **variables: str) -> LoopRun:
-    """Run one to its end."""
+def run_loop(
+    folder: Path, loop: str, python: Path = Path(sys.executable), *, ranks: int = 2, **variables: str
+) -> LoopRun:
+    """Run one to its end; torchrun starts as many ranks."""
     timers, out = folder / "timers.json", folder / "recording"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RLTRACE_")}
-    exec_ = [python, "-m", "rltrace", "exec", "--out", out, "--", python, *COMMANDS[loop], LOOPS / f"{loop}.py"]
+    launcher = [*COMMANDS[loop], f"--nproc-per-node={ranks}"] if COMMANDS[loop] else []
+    exec_ = [python, "-m", "rltrace", "exec", "--out", out, "--", python, *launcher, LOOPS / f"{loop}.py"]
     done = subprocess.run(
         list(map(str, exec_)),
         env={**inherited, "OMP_NUM_THREADS": "1", "OWN_TIMERS": str(timers), **variables},

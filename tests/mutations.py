@@ -23,9 +23,11 @@ from rltrace_exporters.memory import Memory
 from rltrace_exporters.perfetto import Perfetto
 
 from rltrace.analysis.difference import difference, same_program, settings
-from rltrace.analysis.summary import Summary, summarize
+from rltrace.analysis.findings import Why, why
+from rltrace.analysis.summary import Summary, analyse
 from rltrace.cli.tables import show
 from rltrace.cli.tables.difference import show_difference
+from rltrace.cli.tables.findings import show_findings
 from rltrace.errors import RltraceError
 from rltrace.host import clock
 from rltrace.read import alignment, ending
@@ -76,12 +78,42 @@ if is_killed:
 rltrace.stop()
 """
 
+UNMARKED = """
+import sys, time
+import rltrace
+from rltrace.record import spans
+rltrace.start(sys.argv[1], role=sys.argv[2], rank=max(0, int(sys.argv[3])))
+emits = ("model.generate", "model.forward", "autograd.backward", "optimizer.step", "model.load_weights", "host.work")
+fired = spans.current().hook("torch_models", "torch:nn.Module.__call__", "installed", emits=emits).fired
+span = spans.automatic_span
+for n in range(4):
+    for length in range(9, 15):
+        with span("model.forward", model=1, module="Policy", rows=2, columns=length):
+            time.sleep(0.0002)
+        fired()
+    for name, args in (
+        ("model.forward", {"model": 2, "module": "Policy", "rows": 2, "columns": 15}), ("host.work", {}),
+        ("model.forward", {"model": 1, "module": "Policy", "rows": 2, "columns": 15, "gradient": True}),
+        ("autograd.backward", {}),
+        ("optimizer.step", {"optimizer": "AdamW", "tensors": 9, "number": 1, "models": [1]}),
+        ("model.load_weights", {"by": "torch", "model": 2}),
+    ):
+        with span(name, **args):
+            time.sleep(0.0005)
+rltrace.stop()
+"""
+"""A loop that marks nothing: its steps and phases are inferred."""
 
-def record(folder: Path, *, is_killed: bool) -> Path:
+KINDS = ("closed", "killed", "unmarked")
+
+
+def record(folder: Path, kind: str) -> Path:
     """Have two processes record, the second of another clock that was measured; it may be killed."""
+    is_killed = kind == "killed"
+    program = UNMARKED if kind == "unmarked" else PROGRAM
     manifest.create(folder, owner=None, command=["python", "train.py"], config={"a": {"b": 1}})
     for role, rank, last in (("driver", -1, "ends"), ("worker", 0, "killed" if is_killed else "ends")):
-        subprocess.run([sys.executable, "-c", PROGRAM, str(folder), role, str(rank), last], check=not is_killed)
+        subprocess.run([sys.executable, "-c", program, str(folder), role, str(rank), last], check=not is_killed)
     worker = next(p for p in Recording.open(folder).processes if p.role == "worker")
     _give_clock(worker.folder / manifest.LINES)
     if is_killed:
@@ -258,18 +290,21 @@ def read(path: Path, chance: random.Random, *, is_quick: bool = True) -> Summary
     """
     try:
         recording = Recording.open(path)
-        summary = summarize(recording)
+        analysed = analyse(recording)
     except RltraceError as error:
         assert str(error)
         return None
+    summary, judged = analysed.summary, why(analysed)
+    assert not _broken(judged), _broken(judged)
     made = recording.manifest, recording.manifest
     found = difference(summary, summary, settings(*made), same_program=same_program(*made))
-    json.loads(msgspec.json.encode((summary, found)))
+    json.loads(msgspec.json.encode((summary, found, judged)))
     Perfetto().write(recording, io.BytesIO())
     Archive().write(recording, io.BytesIO())
     if not is_quick or chance.random() < 0.15:
         for whole in (False, True):
-            show(summary, Console(file=io.StringIO(), width=100), whole=whole)
+            show(summary, Console(file=io.StringIO(), width=100), whole=whole, why=judged)
+        show_findings(judged, Console(file=io.StringIO(), width=100))
         if found.step is not None or found.peak is not None:
             show_difference(found, Console(file=io.StringIO(), width=100))
     if not is_quick or chance.random() < 0.02:
@@ -278,6 +313,11 @@ def read(path: Path, chance: random.Random, *, is_quick: bool = True) -> Summary
         except RltraceError as error:
             assert str(error)
     return summary
+
+
+def _broken(judged: Why) -> list[str]:
+    """Findings that failed where they should have said what they lack."""
+    return [f"{one.id}: {one.reason}" for one in judged.unjudged if one.reason.startswith("it failed")]
 
 
 def figures(summary: Summary) -> dict[tuple[Any, ...], float]:
@@ -327,12 +367,18 @@ class Run(NamedTuple):
     summary: Summary
 
     @classmethod
-    def recorded(cls, folder: Path, *, is_killed: bool) -> Run:
-        """Of two processes; the second may be killed."""
-        record(folder, is_killed=is_killed)
+    def recorded(cls, folder: Path, kind: str) -> Run:
+        """Of two processes, of one of `KINDS`."""
+        record(folder, kind)
         summary = read(folder, random.Random(0), is_quick=False)
-        assert summary is not None and not summary.losses and bool(summary.unsealed) == is_killed
+        assert summary is not None and not summary.losses and bool(summary.unsealed) == (kind == "killed")
+        assert bool(summary.inferred) == (kind == "unmarked")
         return cls(folder, summary)
+
+    @classmethod
+    def of_each_kind(cls, above: Path) -> list[Run]:
+        """One of each kind."""
+        return [cls.recorded(above / kind, kind) for kind in KINDS]
 
     @contextlib.contextmanager
     def copied(self) -> Iterator[Path]:

@@ -75,6 +75,8 @@ class PlantedRun:
         self.stages = {"gather": 0.3, "send": 0.35, "load": 0.34}
         """Seconds of stages of the weight sync."""
         self.gathers = 1
+        self.sync_every = 1
+        """Every how many steps the weights are synced."""
         self.sent_bytes = WEIGHTS_BYTES
         self.device = "GPU" if gpu else "cpu"
         self.ranks_of_a_host = ranks
@@ -121,6 +123,8 @@ class PlantedRun:
         now = begin
         pace = self._random.gauss(1, 0.02)
         for phase, seconds in SECONDS.items():
+            if phase == "weight_sync" and step % self.sync_every:
+                continue
             now += CALL_SECONDS + self.gap.get(phase, 0.0)
             if phase == "reward":
                 length = seconds + self.longer.get((phase, -1), lambda _: 0.0)(step)

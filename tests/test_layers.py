@@ -78,6 +78,8 @@ LOADS = {
     "rltrace.hooks.startup": {"rltrace_startup"},
     "rltrace.instrument": {"msgspec"},
     "rltrace.read": {"msgspec", "msgpack"},
+    "rltrace.read.columns": {"msgpack", "numpy"},
+    "rltrace.read.native": {"numpy"},
     "rltrace.analysis": {"msgspec", "numpy"},
 }
 """What a module loads of others' packages when it is itself imported."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -17,14 +21,18 @@ SOURCES = {
 }
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
+def _built(folder: Path, **environment: str) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     (path,) = folder.iterdir()
-    return zipfile.ZipFile(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return zipfile.ZipFile(_built(tmp_path_factory.mktemp("wheel")))
 
 
 def test_wheel_holds_three_packages(wheel: zipfile.ZipFile) -> None:
@@ -51,8 +59,24 @@ def test_wheel_holds_every_file(wheel: zipfile.ZipFile) -> None:
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
-    assert inside == source
+    assert inside == source | {"rltrace/read/native/decoder.so"}
     assert "rltrace/py.typed" in inside
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler: cc")
+def test_decoder_in_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """The wheel has the decoder of its own source, for any Python of its platform."""
+    assert Path(str(wheel.filename)).name.split("-")[2:4] == ["py3", "none"]
+    library = ctypes.CDLL(wheel.extract("rltrace/read/native/decoder.so", tmp_path))
+    library.rltrace_source.restype = ctypes.c_uint32
+    assert library.rltrace_source() == zlib.crc32(wheel.read("rltrace/read/native/decoder.c"))
+
+
+def test_wheel_without_compiler(tmp_path: Path) -> None:
+    """Without a compiler the wheel is one for every platform, and has no decoder."""
+    path = _built(tmp_path, CC="no-such-compiler")
+    assert path.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(path).namelist() if name.endswith(".so")]
 
 
 def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:

@@ -113,6 +113,8 @@ def _of_lane(
         beside = compute if name in (*GATHERS_AND_SCATTERS, COLLECTIVES) else (EMPTY, EMPTY)
         for phase, inside in windows:
             pieces, begun = _launched(columns[name], steady) if phase is None else _while(columns[name], inside)
+            if not len(pieces):
+                continue
             row = _work(lane, name, phase, columns[name], pieces, begun, beside, len(steady))
             if row.seconds or row.count:
                 yield row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rltrace.analysis.observations import Observations
-from rltrace.events import not_applicable
+from rltrace.events import CALLS_BY_CHOICE, UNVERIFIED, not_applicable
 
 STATES = ("failed", "installed", "skipped", "undone", "waiting")
 """A hook's state in the run is the first of these that it has in any process."""
@@ -22,7 +22,10 @@ class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The first of these that it is in any process: `failed`, `installed`, `skipped`, `undone`, or `waiting` for a
     module that no process has imported."""
     reason: str | None
-    """Why it is not installed, or what failed."""
+    """Why it is not installed, what failed, or what differs from the source that was read."""
+    unverified: bool
+    """Whether it is installed in a release that is newer than the last one that was read, and has another source there.
+    It found all that it reads."""
     processes: dict[str, int]
     """Number of processes by the hook's state in them."""
     fired: int
@@ -35,7 +38,7 @@ class HookFigures(msgspec.Struct, frozen=True, kw_only=True):
     not_applicable: str | None
     """Why its spans cannot be in this run; None if they can."""
     never_fired: bool
-    """Whether it is installed and its spans could be in this run, yet nothing called it."""
+    """Whether it is installed and its spans should be in this run, yet nothing called it."""
 
 
 def hooks(seen: Observations) -> list[HookFigures]:
@@ -78,13 +81,19 @@ def _hook(
         target=target,
         state=state,
         reason=reasons[0] if reasons else None,
+        unverified=state == "installed" and bool(reasons) and reasons[0].startswith(UNVERIFIED),
         processes=counts,
         fired=fired,
         seconds=sum(spent_ns) / 1e9 if spent_ns else None,
         emits=emits,
         not_applicable=inapplicable_reason,
-        never_fired=state == "installed" and fired == 0 and inapplicable_reason is None,
+        never_fired=state == "installed" and fired == 0 and inapplicable_reason is None and not _is_by_choice(emits),
     )
+
+
+def _is_by_choice(emits: list[str]) -> bool:
+    """Return whether all its spans are of calls that a program makes or does without."""
+    return bool(emits) and all(name.startswith(CALLS_BY_CHOICE) for name in emits)
 
 
 def _ranks(seen: Observations) -> int:

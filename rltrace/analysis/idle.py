@@ -173,10 +173,16 @@ class _Gaps:
     def _meanwhile(self, alike: list[tuple[Between, list[int]]], spans: _Spans, steps: int) -> list[dict[str, float]]:
         """Return seconds of a step by name, for each such group of gaps."""
         segments, name = spans.opened_last(self._windows)
+        group_of = np.full(len(self._rows), -1, np.intp)
+        for group, (_, gaps) in enumerate(alike):
+            group_of[gaps] = group
+        pieces, segment, gap = cut(self._rows, segments)
+        counted = np.flatnonzero(group_of[gap] >= 0)
+        cell = group_of[gap[counted]] * len(spans.names) + name[segment[counted]]
+        lengths_ns = pieces[counted, 1] - pieces[counted, 0]
+        all_ns = np.bincount(cell, lengths_ns, len(alike) * len(spans.names)).reshape(len(alike), len(spans.names))
         found = []
-        for _, gaps in alike:
-            pieces, segment, _ = cut(self._rows[gaps], segments)
-            name_ns = np.bincount(name[segment], pieces[:, 1] - pieces[:, 0], len(spans.names))
+        for name_ns in all_ns:
             longest = np.argsort(-name_ns, kind="stable")
             found.append({spans.names[at]: float(name_ns[at]) / 1e9 / steps for at in longest.tolist() if name_ns[at]})
         return found

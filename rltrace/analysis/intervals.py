@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -13,6 +10,7 @@ from numpy.typing import NDArray
 Intervals = NDArray[np.int64]
 
 EMPTY: Intervals = np.empty((0, 2), np.int64)
+_NOWHERE = np.empty(0, np.intp)
 
 
 def union(*sets: Intervals) -> Intervals:
@@ -29,7 +27,14 @@ def union(*sets: Intervals) -> Intervals:
     reach_ns = np.maximum.accumulate(rows[:, 1])
     is_first = np.append(True, rows[1:, 0] > reach_ns[:-1])
     is_last = np.append(is_first[1:], True)
-    return np.column_stack([rows[is_first, 0], reach_ns[is_last]])
+    return paired(rows[is_first, 0], reach_ns[is_last])
+
+
+def paired(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> Intervals:
+    """Return the intervals from these starts to these ends."""
+    rows = np.empty((len(starts_ns), 2), np.int64)
+    rows[:, 0], rows[:, 1] = starts_ns, ends_ns
+    return rows
 
 
 def covered_ns(*sets: Intervals) -> int:
@@ -40,6 +45,19 @@ def covered_ns(*sets: Intervals) -> int:
 def total_ns(rows: Intervals) -> int:
     """Return the sum of the lengths; overlaps count as often as they overlap."""
     return int((rows[:, 1] - rows[:, 0]).sum())
+
+
+def covered_in(rows: Intervals, windows: Intervals) -> NDArray[np.int64]:
+    """Return the nanoseconds of each window that at least one of the rows covers; windows are disjoint and in order."""
+    pieces, window, _ = cut(union(rows), windows)
+    return added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
+
+
+def added_up(numbers: NDArray[np.int64], group: NDArray[np.intp], many: int) -> NDArray[np.int64]:
+    """Return the sum of each of so many groups."""
+    sums = np.zeros(many, np.int64)
+    np.add.at(sums, group, numbers)
+    return sums
 
 
 def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp], NDArray[np.intp]]:
@@ -55,11 +73,13 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
     first = np.searchsorted(windows[:, 1], rows[:, 0], side="right")
     behind = np.searchsorted(windows[:, 0], rows[:, 1], side="left")
     pieces = np.maximum(behind - first, 0)
+    if not pieces.any():
+        return EMPTY, _NOWHERE, _NOWHERE
     row = np.repeat(np.arange(len(rows)), pieces)
     window = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = np.maximum(rows[row, 0], windows[window, 0])
     ends = np.minimum(rows[row, 1], windows[window, 1])
-    return np.column_stack([starts, ends]).astype(np.int64), cast(NDArray[np.intp], window), row
+    return paired(starts, ends), cast(NDArray[np.intp], window), row
 
 
 def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
@@ -75,7 +95,7 @@ def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.
     pieces, _, _ = cut(rows, windows)
     starts = np.sort(np.concatenate([windows[:, 0], pieces[:, 1]]))
     ends = np.sort(np.concatenate([windows[:, 1], pieces[:, 0]]))
-    gaps = np.column_stack([starts, ends])[ends > starts]
+    gaps = paired(starts, ends)[ends > starts]
     return gaps, np.searchsorted(windows[:, 0], gaps[:, 0], side="right") - 1
 
 
@@ -91,35 +111,51 @@ def opened_last(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray
         segment.
     """
     pieces, window, row = cut(rows, windows)
-    begun = np.flatnonzero(pieces[:, 0] == rows[row, 0])
-    in_time = begun[np.lexsort((pieces[begun, 0], window[begun]))]
-    edges = np.searchsorted(window[in_time], np.arange(len(windows) + 1)).tolist()
-    found: list[tuple[int, int, int]] = []
-    for at, (first, behind) in enumerate(pairwise(edges)):
-        chosen = row[in_time[first:behind]]
-        found += _divide(rows[chosen].tolist(), chosen.tolist(), int(windows[at, 1]))
-    segments = np.array(found, np.int64).reshape(-1, 3)
-    return segments[:, :2], segments[:, 2].astype(np.intp)
+    begun = np.flatnonzero((pieces[:, 0] == rows[row, 0]) & (pieces[:, 1] > pieces[:, 0]))
+    begun = begun[np.argsort(window[begun], kind="stable")]
+    found = [(EMPTY, np.empty(0, np.intp))]
+    for some in np.split(begun, _cuts(window[begun])):
+        of = row[some]
+        # The later ones come last; of those that begin together the shorter one, then the first of the rows.
+        order = np.lexsort((-of, -rows[of, 1], rows[of, 0]))
+        segments, last = _last_over(pieces[some[order]])
+        found.append((segments, of[order[last]]))
+    return np.concatenate([segments for segments, _ in found]), np.concatenate([of for _, of in found])
 
 
-def _divide(rows: list[list[int]], names: list[int], end_ns: int) -> Iterator[tuple[int, int, int]]:
-    """Sweep over the rows of one window, sorted by their starts; of two that begin together the shorter one counts."""
-    covering: list[tuple[int, int, int]] = []
-    now_ns = 0
-    for (start_ns, until_ns), name in zip(rows, names, strict=True):
-        yield from _sweep(covering, now_ns, start_ns)
-        now_ns = start_ns
-        heapq.heappush(covering, (-start_ns, until_ns, name))
-    yield from _sweep(covering, now_ns, end_ns)
+_AT_A_TIME = 1 << 16
+"""Pieces that are divided together: what belongs to them stays in a processor's cache."""
 
 
-def _sweep(covering: list[tuple[int, int, int]], now_ns: int, until_ns: int) -> Iterator[tuple[int, int, int]]:
-    """Continue from now with the rows that cover it; finished rows are removed where they are in the way."""
-    while covering and now_ns < until_ns:
-        _, end_ns, name = covering[0]
-        if end_ns <= now_ns:
-            heapq.heappop(covering)
-            continue
-        reach_ns = min(end_ns, until_ns)
-        yield now_ns, reach_ns, name
-        now_ns = reach_ns
+def _cuts(window: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return where to cut pieces, in order of their windows, into some that have whole windows each."""
+    firsts = np.flatnonzero(np.diff(window)) + 1
+    return firsts[np.flatnonzero(np.diff(firsts // _AT_A_TIME)) + 1] if len(firsts) else firsts
+
+
+def _last_over(rows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
+    """Return segments, disjoint and in order, and of each the last row that covers it.
+
+    The ends of the rows cut time into cells. A row covers two blocks of cells that are as long as a power of two. From
+    the longest blocks down, each hands its row on to its two halves.
+    """
+    if not len(rows):
+        return EMPTY, np.empty(0, np.intp)
+    edges = np.sort(rows, axis=None)  # np.unique takes longer
+    edges = edges[np.append(True, edges[1:] != edges[:-1])]
+    first, behind = np.searchsorted(edges, rows[:, 0]), np.searchsorted(edges, rows[:, 1])
+    power = np.frexp(behind - first)[1] - 1
+    by_power = np.argsort(power.astype(np.uint8), kind="stable")
+    ends = np.searchsorted(power[by_power], np.arange(int(power.max()) + 2))
+    number_of = np.zeros(len(edges), np.int32)  # of the last row over the block that begins with a cell; from 1
+    for level in range(int(power.max()), -1, -1):
+        half = 1 << level
+        upper = number_of[:-half].copy()
+        np.maximum(number_of[half:], upper, out=number_of[half:])
+        own = by_power[ends[level] : ends[level + 1]]
+        np.maximum.at(number_of, np.concatenate([first[own], behind[own] - half]), np.tile(own + 1, 2).astype(np.int32))
+    is_first = np.append(True, np.diff(number_of) != 0)
+    begins = np.flatnonzero(is_first[:-1] & (number_of[:-1] > 0))
+    changes = np.append(np.flatnonzero(is_first), len(edges) - 1)
+    ends_at = np.minimum(changes[np.searchsorted(changes, begins, side="right")], len(edges) - 1)
+    return paired(edges[begins], edges[ends_at]), number_of[begins].astype(np.intp) - 1

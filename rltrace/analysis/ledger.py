@@ -9,13 +9,15 @@ Recordings that were made before samples were stamped, `unstamped.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Set
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, by_name, end_ns_of, is_of_gpu, looks, totals_of
+from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, by_name, end_ns_of, looks, totals_of
 from rltrace.analysis.observations import Observations, Samples, Seen, values_at
 from rltrace.analysis.same_moment import SameMoment, are_stamped
 from rltrace.analysis.unstamped import Unstamped, consistent
@@ -68,11 +70,26 @@ class Ledger:
 
     def at(self, index: int) -> dict[str, int]:
         """Bytes by owner at a moment."""
-        return {owner: int(size) for owner, size in zip(self.owners, self.bytes[index], strict=True)}
+        return dict(zip(self.owners, self._whole_bytes[index], strict=True))
+
+    @functools.cached_property
+    def _whole_bytes(self) -> list[list[int]]:
+        found: list[list[int]] = self.bytes.astype(np.int64).tolist()
+        return found
+
+
+_LEDGERS: WeakKeyDictionary[Observations, dict[Lane, Ledger]] = WeakKeyDictionary()
+"""Several figures are made of them; they are made once."""
 
 
 def ledgers(seen: Observations) -> dict[Lane, Ledger]:
     """One a device: by the edges where its processes recorded any, else by their counters alone."""
+    if seen not in _LEDGERS:
+        _LEDGERS[seen] = _ledgers(seen)
+    return _LEDGERS[seen]
+
+
+def _ledgers(seen: Observations) -> dict[Lane, Ledger]:
     members: dict[Lane, list[Seen]] = {}
     for process in seen.processes:
         if process.owners or process.edges:  # a server sees its engine's card, and holds nothing there
@@ -130,90 +147,98 @@ class _Process:
         return bool(self.looks) and end_ns_of(self.looks[0]) <= at_ns <= self.last_ns
 
 
+class _Edge:
+    """A look that has read a total."""
+
+    def __init__(self, look: Span, writer: str) -> None:
+        self.look = look
+        self.writer = writer
+        """The pid of its process."""
+        self.end_ns = end_ns_of(look)
+        self.totals = totals_of(look)
+        self.is_of_gpu = DRIVER_RESERVED in self.totals
+        self.held_bytes: dict[str, int] = by_name(look, "held_bytes")
+
+    def rows_of_all(self, pids: Set[str]) -> dict[str, float]:
+        """Return the rows that the totals tell of themselves; processes (`pids`) without a sample fall to the last one
+        of each.
+
+        On a GPU that is so only if its driver says what any of them holds: else nobody knows their contexts.
+        """
+        if not self.is_of_gpu:
+            return {INTERPRETER: 0.0}
+        reserved_bytes, free_bytes = self.totals[DRIVER_RESERVED], float(self.look.args.get("free_bytes", 0))
+        contexts = {} if self.held_bytes.keys().isdisjoint(pids) else {CONTEXT: 0.0}
+        return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, **contexts}
+
+    def processes(self, known: dict[str, _Process]) -> dict[str, float]:
+        """Return the processes of its device with what each holds; where the driver does not say, all that we know."""
+        if not self.is_of_gpu:
+            return self.totals
+        if self.held_bytes:
+            return {pid: float(size) for pid, size in self.held_bytes.items()}
+        # Whose processor time was read is a list of an earlier edge, to which another may have come since.
+        there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(self.end_ns))
+        return dict.fromkeys([*by_name(self.look, "cpu_ns"), *there], np.nan)
+
+
 def edge_ledger(processes: list[Seen]) -> Ledger | None:
     """A moment at every edge of any process of the device; None if nobody read a total."""
-    edges = [(edge, str(seen.process.pid)) for seen in processes for edge in looks(seen) if totals_of(edge)]
-    pids = {str(seen.process.pid) for seen in processes if seen.owners}
-    of_all = {owner for edge, _ in edges for owner in _rows_of_all(edge, pids)}
-    named = sorted({owner for process in processes for owner in process.owners} | of_all, key=OWNERS.index)
+    edges = [_Edge(look, str(seen.process.pid)) for seen in processes for look in looks(seen) if totals_of(look)]
     if not edges:
         return None
-    edges.sort(key=lambda edge: end_ns_of(edge[0]))
+    pids = {str(seen.process.pid) for seen in processes if seen.owners}
+    of_all = [edge.rows_of_all(pids) for edge in edges]
+    named = sorted({owner for process in processes for owner in process.owners}.union(*of_all), key=OWNERS.index)
+    edges.sort(key=lambda edge: edge.end_ns)
     known = {str(seen.process.pid): _Process(seen, named) for seen in processes if seen.owners}
     samples = {pid: process.looks for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
-    rule = SameMoment(samples, edges) if is_stamped else Unstamped(samples)
-    moments = [_moment(edge, writer, known, named, rule) for edge, writer in edges]
-    totals = np.array([sum(totals_of(edge).values()) for edge, _ in edges], np.float64)
+    readings = [(edge.look, edge.writer) for edge in edges]
+    rule = SameMoment(samples, readings) if is_stamped else Unstamped(samples, [look for look, _ in readings])
+    moments = [_moment(edge, known, named, rule) for edge in edges]
+    totals = np.array([sum(edge.totals.values()) for edge in edges], np.float64)
     rows = np.array([row for row, _ in moments])
     counted = [index for index, owner in enumerate(named) if owner != FREE]
     unaccounted = totals - rows[:, counted].sum(axis=1)
     ledger = Ledger(
         [*named, UNACCOUNTED],
-        np.array([end_ns_of(edge) for edge, _ in edges], np.int64),
+        np.array([edge.end_ns for edge in edges], np.int64),
         np.column_stack([rows, unaccounted]),
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
-    ledger.cost_ns = np.array([end_ns_of(edge) - edge.start_ns for edge, _ in edges], np.float64)
-    ledger.held_bytes = [_held_bytes(edge) for edge, _ in edges]
+    ledger.cost_ns = np.array([edge.end_ns - edge.look.start_ns for edge in edges], np.float64)
+    ledger.held_bytes = [edge.held_bytes for edge in edges]
     ledger.is_consistent = ledger.apart_ns <= CONSISTENT_NS
-    ledger.is_of_gpu = all(is_of_gpu(edge) for edge, _ in edges)
+    ledger.is_of_gpu = all(edge.is_of_gpu for edge in edges)
     if ledger.is_of_gpu and not is_stamped:
         ledger.is_consistent = consistent(ledger.apart_ns, unaccounted)
     return ledger
 
 
 def _moment(
-    edge: Span, writer: str, known: dict[str, _Process], owners: list[str], rule: SameMoment | Unstamped
+    edge: _Edge, known: dict[str, _Process], owners: list[str], rule: SameMoment | Unstamped
 ) -> tuple[NDArray[np.float64], float]:
     """Rows of all processes of an edge's device, and how far apart their samples are.
 
     Args:
         edge: With totals.
-        writer: The pid of its process.
         known: The processes, by pid.
         owners: Of the rows.
         rule: Says which samples belong to the edge.
     """
     rows = np.zeros(len(owners))
-    for owner, size_bytes in _rows_of_all(edge, known).items():
+    for owner, size_bytes in edge.rows_of_all(known.keys()).items():
         rows[owners.index(owner)] += size_bytes
-    there = _processes(edge, known)
-    taken = rule.taken(edge, writer, [pid for pid in there if pid in known])
+    there = edge.processes(known)
+    taken = rule.taken(edge.look, edge.writer, [pid for pid in there if pid in known])
     for pid, held_bytes in there.items():
         index = taken.samples.get(pid)
         if index is not None:
             rows += known[pid].rows[index]
-        elif is_of_gpu(edge):
-            if pid in known and pid in _held_bytes(edge):  # what one holds that is not traced has no owner
+        elif edge.is_of_gpu:
+            if pid in known and pid in edge.held_bytes:  # what one holds that is not traced has no owner
                 rows[owners.index(CONTEXT)] += held_bytes
         else:
             rows[owners.index(INTERPRETER)] += held_bytes
     return rows, taken.apart_ns
-
-
-def _rows_of_all(edge: Span, pids: Collection[str]) -> dict[str, float]:
-    """Rows that the totals tell of themselves; processes (`pids`) without a sample fall to the last one of each.
-
-    On a GPU that is so only if its driver says what any of them holds: else nobody knows their contexts.
-    """
-    if not is_of_gpu(edge):
-        return {INTERPRETER: 0.0}
-    reserved_bytes, free_bytes = totals_of(edge)[DRIVER_RESERVED], float(edge.args.get("free_bytes", 0))
-    contexts = {} if _held_bytes(edge).keys().isdisjoint(pids) else {CONTEXT: 0.0}
-    return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, **contexts}
-
-
-def _held_bytes(edge: Span) -> dict[str, int]:
-    return by_name(edge, "held_bytes")
-
-
-def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
-    """The processes of an edge's device with what each holds; where the driver does not say, all that we know."""
-    if not is_of_gpu(edge):
-        return totals_of(edge)
-    if held := _held_bytes(edge):
-        return {pid: float(size) for pid, size in held.items()}
-    # Whose processor time was read is a list of an earlier edge, to which another may have come since.
-    there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(end_ns_of(edge)))
-    return dict.fromkeys([*by_name(edge, "cpu_ns"), *there], np.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import Any
 
 from rltrace.analysis.observations import Seen
@@ -13,7 +14,7 @@ CONSISTENT_NS = 5_000_000
 """Samples of one moment lie at most this far apart."""
 
 GRANULE_BYTES = 2 << 20
-"""In which a driver gives memory away."""
+"""The driver gives memory out in multiples of this."""
 
 
 def looks(seen: Seen) -> list[Span]:
@@ -22,13 +23,13 @@ def looks(seen: Seen) -> list[Span]:
 
 
 def end_ns_of(span: Span) -> int:
-    """Return when a span ended that has."""
+    """Return when a span ended; it must have ended."""
     assert span.end_ns is not None
     return span.end_ns
 
 
 def totals_of(look: Span) -> dict[str, float]:
-    """Return the totals that were read then; none where nobody read any."""
+    """Return the totals that were read in a look; empty if none was."""
     return by_name(look, "totals")
 
 
@@ -38,16 +39,16 @@ def is_of_gpu(look: Span) -> bool:
 
 
 def used_bytes(look: Span) -> float:
-    """Return what a GPU's driver counted; NaN where nobody asked, or of a host, of which a total tells little."""
+    """Return the bytes in use by a GPU's driver; NaN if nobody asked, or for a host, whose total says little."""
     return float(totals_of(look).get("used", "nan"))
 
 
 def of_process(look: Span, name: str, pid: str) -> float:
-    """Return what an argument says of a process; NaN where it says nothing."""
-    return float(by_name(look, name).get(pid, "nan"))
+    """Return what an argument says about a process; NaN if it says nothing."""
+    return float(by_name(look, name).get(pid, nan))
 
 
 def by_name(look: Span, name: str) -> dict[str, Any]:
-    """Return an argument that is a dictionary; an empty one where it is another, or not there."""
+    """Return an argument that is a dictionary; an empty one if it is missing or something else."""
     values = look.args.get(name)
     return values if isinstance(values, dict) else {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from math import isfinite
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from rltrace.analysis.allocated_peaks import AllocatedPeak, AllocatedPeaks, Peak, of_steps
 from rltrace.analysis.lanes import Lane, order
@@ -25,6 +27,7 @@ from rltrace.analysis.ledger import (
 )
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED
 from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.phase_times import PhaseTimes
 from rltrace.analysis.phases import ORDER
 from rltrace.analysis.steps import StepWindows
 from rltrace.analysis.used_memory import used_memory
@@ -209,10 +212,15 @@ class _Device:
 
     def __init__(self, lane: Lane, ledger: Ledger, seen: Observations, windows: StepWindows) -> None:
         self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
+        self.processes = seen.on(lane)
         self.used = ledger.used
-        self.spans = sorted(_phases_of(seen, lane))
+        self.spans = sorted(_phases_of(self.processes, seen.end_ns))
         self.told_apart = _told_apart(self.spans)
-        self.samplings = _samplings_of(seen, lane)
+        self.phase_times = PhaseTimes(self.told_apart)
+        self.samplings = _samplings_of(self.processes)
+        # Plain numbers: a moment at a time is asked for.
+        self.times_ns: list[int] = ledger.times_ns.tolist()
+        self.used_bytes: list[int] = self.used.astype(np.int64).tolist()
 
     def figures(self) -> DeviceMemory:
         """Return all its figures."""
@@ -243,17 +251,23 @@ class _Device:
 
     def moment(self, index: int, phase: str | None = None) -> Moment:
         """Return one moment of the ledger; its phase goes by its time unless it is given."""
-        at_ns = int(self.ledger.times_ns[index])
-        apart_ns = float(self.ledger.apart_ns[index])
+        at_ns = self.times_ns[index]
+        apart_seconds, is_consistent = self.apart(index)
         return Moment(
             step=self.windows.step_at(at_ns),
             phase=phase or self.phase_at(at_ns),
             at_seconds=(at_ns - self.seen.start_ns) / 1e9,
-            used_bytes=int(self.used[index]),
+            used_bytes=self.used_bytes[index],
             bytes=self.ledger.at(index),
-            apart_seconds=apart_ns / 1e9 if np.isfinite(apart_ns) else None,
-            is_consistent=bool(self.ledger.is_consistent[index]) if np.isfinite(apart_ns) else None,
+            apart_seconds=apart_seconds,
+            is_consistent=is_consistent,
         )
+
+    def apart(self, index: int) -> tuple[float | None, bool | None]:
+        """Return how far apart in seconds the samples of a moment are, and whether it is consistent; None where nobody
+        knows."""
+        apart_ns = float(self.ledger.apart_ns[index])
+        return (apart_ns / 1e9, bool(self.ledger.is_consistent[index])) if isfinite(apart_ns) else (None, None)
 
     def phase_at(self, at_ns: int) -> str | None:
         """Return the phase that holds an instant; where one ends and another begins, the one that begins.
@@ -261,37 +275,32 @@ class _Device:
         A sample of a phase boundary lies just outside of its phase. It belongs to the phase that had just ended when
         the sample was begun, else to the one that begins after it.
         """
-        begins = [
-            (-start_ns, name) for start_ns, _, name in self.told_apart if at_ns < start_ns <= at_ns + CONSISTENT_NS
-        ]
-        return self.phase_by(at_ns) or (max(begins)[1] if begins else None)
+        return self.phase_by(at_ns) or self.phase_times.begins(at_ns, at_ns + CONSISTENT_NS)
 
     def phase_by(self, at_ns: int) -> str | None:
         """Return the same for what held by an instant: not a phase that only begins after it."""
-        began_ns = self.sampling_began_ns(at_ns)
-        around = [(start_ns, name) for start_ns, end_ns, name in self.told_apart if start_ns <= at_ns <= end_ns]
-        ended = [
-            (end_ns, name)
-            for _, end_ns, name in self.told_apart
-            if end_ns < at_ns and began_ns <= end_ns + CONSISTENT_NS
-        ]
-        found = around or ended
-        return max(found)[1] if found else None
+        around = self.phase_times.around(at_ns)
+        if around is not None:
+            return around
+        return self.phase_times.ended(at_ns, self.sampling_began_ns(at_ns) - CONSISTENT_NS)
 
     def sampling_began_ns(self, at_ns: int) -> int:
         """Return when the sample that an instant lies in was begun; on a busy machine a sample takes longer than 5
         ms."""
         starts_ns, ends_ns = self.samplings
-        place = int(np.searchsorted(ends_ns, at_ns))
-        return min(at_ns, int(starts_ns[place])) if place < len(ends_ns) else at_ns
+        place = bisect_left(ends_ns, at_ns)
+        return min(at_ns, starts_ns[place]) if place < len(ends_ns) else at_ns
+
+    def inside(self, start_ns: int, end_ns: int) -> range:
+        """Return the moments from an instant to another one, both included."""
+        return range(bisect_left(self.times_ns, start_ns), bisect_right(self.times_ns, end_ns))
 
     def step_peaks(self) -> Iterator[Moment]:
         """Return the fullest moment of each step."""
-        times_ns = self.ledger.times_ns
-        for number, (start_ns, end_ns) in zip(self.windows.numbers, self.windows.windows, strict=True):
-            inside = np.flatnonzero((start_ns <= times_ns) & (times_ns < end_ns))
+        for number, (start_ns, end_ns) in zip(self.windows.numbers, self.windows.windows.tolist(), strict=True):
+            inside = self.inside(start_ns, end_ns - 1)
             if number is not None and len(inside):
-                yield self.moment(int(inside[np.argmax(self.used[inside])]))
+                yield self.moment(inside.start + int(np.argmax(self.used[inside.start : inside.stop])))
 
     def phase_peaks(self) -> Iterator[Moment]:
         """Return the fullest moment of each phase: inside it, or at one of its boundaries."""
@@ -310,36 +319,46 @@ class _Device:
 
     def is_sampled_inside(self, span: tuple[int, int]) -> bool:
         """Return whether anybody looked further from both ends of a phase than a sample of these may be."""
-        times_ns = self.ledger.times_ns
-        return bool(((span[0] + CONSISTENT_NS < times_ns) & (times_ns < span[1] - CONSISTENT_NS)).any())
+        return len(self.inside(span[0] + CONSISTENT_NS + 1, span[1] - CONSISTENT_NS - 1)) > 0
 
     def moments_of_phases(self, step_ns: tuple[int, int] | None = None) -> dict[str, list[int]]:
         """The moments inside of each phase and at its boundaries, in the order of a step."""
-        times_ns = self.ledger.times_ns
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[list[int]]] = {}
+        begins: dict[str, list[int]] = {}
         for start_ns, end_ns, name in self.told_apart:
             if step_ns is not None and not step_ns[0] <= start_ns < step_ns[1]:
                 continue
-            inside = np.flatnonzero((start_ns <= times_ns) & (times_ns <= end_ns))
+            found.setdefault(name, []).append([*self.inside(start_ns, end_ns), self.nearest(end_ns)])
             # Its first sample may lie before its beginning: what a sleep frees was there when it began.
-            begin = [index for index in (self.nearest(start_ns),) if self.away_ns(index, start_ns) <= CONSISTENT_NS]
-            # In this order, for of moments that hold as much the first is taken.
-            found[name] = [*map(int, inside), self.nearest(end_ns), *found.get(name, ()), *begin]
-        return {name: found[name] for name in sorted(found, key=lambda name: (ORDER.get(name, len(ORDER)), name))}
+            if self.away_ns(index := self.nearest(start_ns), start_ns) <= CONSISTENT_NS:
+                begins.setdefault(name, []).append(index)
+        # In this order, for of moments that hold as much the first is taken.
+        return {
+            name: [*chain.from_iterable(reversed(found[name])), *begins.get(name, ())]
+            for name in sorted(found, key=lambda name: (ORDER.get(name, len(ORDER)), name))
+        }
 
     def boundaries(self) -> Iterator[Boundary]:
         """Return both boundaries of every phase that is over."""
         for start_ns, end_ns, name in self.spans:
+            step = self.windows.step_at(start_ns)
             for side, at_ns in (("begin", start_ns), ("end", end_ns)):
                 index = self.nearest(at_ns)
                 away_ns = self.away_ns(index, at_ns)
-                moment = msgspec.structs.asdict(self.moment(index, name))
-                moment["step"] = self.windows.step_at(start_ns)
-                if (
-                    away_ns > CONSISTENT_NS and moment["is_consistent"]
-                ):  # of that moment, which tells little of this boundary
-                    moment["is_consistent"] = False
-                yield Boundary(**moment, side=side, away_seconds=away_ns / 1e9)
+                apart_seconds, is_consistent = self.apart(index)
+                if away_ns > CONSISTENT_NS and is_consistent:  # that moment tells little of this boundary
+                    is_consistent = False
+                yield Boundary(
+                    step=step,
+                    phase=name or self.phase_at(self.times_ns[index]),
+                    at_seconds=(self.times_ns[index] - self.seen.start_ns) / 1e9,
+                    used_bytes=self.used_bytes[index],
+                    bytes=self.ledger.at(index),
+                    apart_seconds=apart_seconds,
+                    is_consistent=is_consistent,
+                    side=side,
+                    away_seconds=away_ns / 1e9,
+                )
 
     def nearest(self, at_ns: int) -> int:
         """Return the moment that says most about an instant: the nearest one, or if that is not near, the last one
@@ -348,14 +367,18 @@ class _Device:
         If nobody looked at that time, what was there is what was there last; the next sample may be after memory has
         moved.
         """
-        index = int(np.argmin(np.abs(self.ledger.times_ns - at_ns)))
-        before = int(np.searchsorted(self.ledger.times_ns, at_ns, side="right")) - 1
-        return max(before, 0) if self.away_ns(index, at_ns) > CONSISTENT_NS else index
+        times_ns = self.times_ns
+        index = bisect_left(times_ns, at_ns)
+        if index == len(times_ns) or (index and at_ns - times_ns[index - 1] <= times_ns[index] - at_ns):
+            index = bisect_left(times_ns, times_ns[index - 1])  # the first one of that time
+        if self.away_ns(index, at_ns) > CONSISTENT_NS:
+            return max(bisect_right(times_ns, at_ns) - 1, 0)
+        return index
 
     def away_ns(self, index: int, at_ns: int) -> int:
         """Return how far an instant is from the sampling of a moment, which takes a while on a busy machine; 0 inside
         it."""
-        end_ns = int(self.ledger.times_ns[index])
+        end_ns = self.times_ns[index]
         return max(self.sampling_began_ns(end_ns) - at_ns, at_ns - end_ns, 0)
 
     def most_used(self) -> MostUsed | None:
@@ -372,9 +395,7 @@ class _Device:
 
     def owner_peaks(self) -> dict[str, OwnerPeak]:
         """Return each owner's peak, over all its samples."""
-        ledger = counter_ledger(
-            [process for process in self.seen.processes if process.lane == self.lane and process.owners]
-        )
+        ledger = counter_ledger([process for process in self.processes if process.owners])
         peaks = {}
         for owner in ledger.owners:
             index = int(np.argmax(ledger.row(owner)))
@@ -401,8 +422,8 @@ class _Device:
 
     def counted_peaks(self) -> Iterator[tuple[str, Peak, list[Peak]]]:
         """By torch's own count, of each process by name: the peak of the run, and that of each step."""
-        for process in self.seen.processes:
-            if process.lane == self.lane and len(process.allocated_peak.values):
+        for process in self.processes:
+            if len(process.allocated_peak.values):
                 peaks = AllocatedPeaks(process)
                 if (most := peaks.most()) is not None:
                     yield process.process.name, most, list(of_steps(peaks, self.windows))
@@ -422,7 +443,7 @@ class _Device:
 
     def unknown(self) -> dict[str, str]:
         """Return the rows that this device has and nobody could measure; they are never shown as zero."""
-        of_lane = [process.process.unavailable for process in self.seen.processes if process.lane == self.lane]
+        of_lane = [process.process.unavailable for process in self.processes]
         named = [(FORMER_NAMES.get(row, row), reason) for one in of_lane for row, reason in one.items()]
         said = {row: reason for row, reason in named if row in OWNERS}
         has_total, is_gpu = self.ledger.has_total, (self.lane.device or "").startswith("GPU")
@@ -440,7 +461,7 @@ class _Device:
 
     def others(self) -> Others | None:
         """Return what the driver says about processes that do not belong to the Recording."""
-        hosts = {process.process.host for process in self.seen.processes if process.lane == self.lane}
+        hosts = {process.process.host for process in self.processes}
         ours = {str(process.process.pid) for process in self.seen.processes if process.process.host in hosts}
         held = [
             {pid: size for pid, size in said.items() if size and pid not in ours} for said in self.ledger.held_bytes
@@ -464,15 +485,15 @@ class _Device:
         steps = self.windows.windows[1:][np.array(self.windows.finished[1:], bool)]
         samples = [
             (edge.start_ns, edge.end_ns)
-            for process in self.seen.processes
-            if process.lane == self.lane
+            for process in self.processes
             for edge in process.edges
             if edge.end_ns is not None
         ]
         if not len(steps) or not samples:
             return None
         start_ns, end_ns = np.array(samples, np.int64).T
-        inside = ((steps[:, :1] <= end_ns) & (end_ns < steps[:, 1:])).any(axis=0)
+        step = np.searchsorted(steps[:, 0], end_ns, side="right") - 1
+        inside = (step >= 0) & (end_ns < steps[step, 1])
         return float((end_ns - start_ns)[inside].sum() / (steps[:, 1] - steps[:, 0]).sum())
 
 
@@ -542,9 +563,7 @@ def _out_of_memory(
     if ledger is not None:
         device = _Device(process.lane, ledger, seen, windows)
         until_ns = seen.end_ns if span.end_ns is None else span.end_ns
-        times_ns = ledger.times_ns
-        last = np.flatnonzero((until_ns - LAST_NS <= times_ns) & (times_ns <= until_ns))
-        before = [device.moment(int(index)) for index in last]
+        before = [device.moment(index) for index in device.inside(until_ns - LAST_NS, until_ns)]
     moment = before[-1] if before else None
     asked_bytes, free_bytes = (span.args.get(name) for name in ("asked_bytes", "free_bytes"))
     missing_bytes = (asked_bytes or 0) - (free_bytes or 0)
@@ -580,13 +599,12 @@ def ownerless_bytes(moment: Moment) -> int:
     return abs(moment.bytes.get(UNACCOUNTED, 0)) + abs(moment.bytes.get(UNATTRIBUTED, 0))
 
 
-def _phases_of(seen: Observations, lane: Lane) -> Iterator[tuple[int, int, str]]:
-    """Return start, end and name of every phase on a lane; an open phase lasts until now."""
-    for process in seen.processes:
-        if process.lane == lane:
-            for name, kept in process.phases.items():
-                for start_ns, end_ns in kept.rows(seen.end_ns):
-                    yield int(start_ns), int(end_ns), name
+def _phases_of(processes: Iterable[Seen], until_ns: int) -> Iterator[tuple[int, int, str]]:
+    """Return start, end and name of every phase of some processes; an open phase lasts until now."""
+    for process in processes:
+        for name, kept in process.phases.items():
+            for start_ns, end_ns in kept.rows(until_ns).tolist():
+                yield start_ns, end_ns, name
 
 
 def _told_apart(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
@@ -599,14 +617,8 @@ def _told_apart(spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]
     return [span for span in spans if span[1] - span[0] >= CONSISTENT_NS or span[2] not in longer]
 
 
-def _samplings_of(seen: Observations, lane: Lane) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return start and end of every phase boundary that a process of a lane sampled, by their ends."""
-    edges = [
-        (edge.end_ns, edge.start_ns)
-        for process in seen.processes
-        if process.lane == lane
-        for edge in process.edges
-        if edge.end_ns is not None
-    ]
-    ends_ns, starts_ns = np.array(sorted(edges), np.int64).reshape(-1, 2).T
-    return starts_ns, ends_ns
+def _samplings_of(processes: Iterable[Seen]) -> tuple[list[int], list[int]]:
+    """Return start and end of every phase boundary that some processes sampled, by their ends."""
+    edges = [(edge.end_ns, edge.start_ns) for process in processes for edge in process.edges if edge.end_ns is not None]
+    edges.sort()
+    return [start_ns for _, start_ns in edges], [end_ns for end_ns, _ in edges]

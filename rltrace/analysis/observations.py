@@ -1,16 +1,18 @@
-"""Reads all events of a Recording once: keeps what the figures are computed from, and drops the rest."""
+"""Reads all rows of a Recording once: keeps what the figures are computed from, and drops the rest."""
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections import defaultdict
-from typing import Any, TypeGuard
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.clocks import TimeLine
-from rltrace.analysis.intervals import Intervals
+from rltrace.analysis.intervals import Intervals, paired
 from rltrace.analysis.lanes import Lane, lanes
 from rltrace.events import (
     AGENT_REQUEST,
@@ -26,6 +28,7 @@ from rltrace.events import (
     MEMORY_MOVES,
     OPERATOR,
     OUT_OF_MEMORY,
+    PHASES,
     RAY_CALL,
     RAY_SUBMIT,
     REQUEST,
@@ -33,14 +36,15 @@ from rltrace.events import (
     SERVER_REQUEST,
     STEP,
     WEIGHT_SYNC_STAGES,
-    Counter,
     Span,
     asked_ids,
     owner_of_counter,
     owner_of_pinned,
     owner_on_host,
 )
-from rltrace.read.gate import is_size
+from rltrace.read import columns
+from rltrace.read.columns import MISSING, NO_TEXT, OPEN, Columns
+from rltrace.read.gate import MOST_BYTES
 from rltrace.read.recording import Process, Recording
 
 REWARD_MEAN, TOKENS, TOKENS_PER_SECOND = "reward_mean", "tokens", "tokens_per_second"
@@ -50,8 +54,6 @@ STEP_FIGURES = (REWARD_MEAN, TOKENS, TOKENS_PER_SECOND)
 RESIDENT = "resident_bytes"
 
 _NEVER_NS = 1 << 63
-OPEN = -1
-"""The end of a span that has none."""
 
 SERVED = "generate"
 """The method by which an agent loop asks a server for tokens, in all that are known."""
@@ -72,7 +74,7 @@ class Intervalled:
         """Return rows of shape (N, 2); open spans end at `until_ns`."""
         starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
         ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
-        return np.column_stack([starts, np.where(ends == OPEN, until_ns, ends)])
+        return paired(starts, np.where(ends == OPEN, until_ns, ends))
 
     def ended(self) -> Intervals:
         """Return the same, without open spans."""
@@ -158,6 +160,11 @@ class Samples:
         self.times_ns.append(time_ns)
         self.values.append(value)
 
+    def extend(self, times_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Append some."""
+        _extend(self.times_ns, times_ns)
+        _extend(self.values, values)
+
     def sort(self) -> None:
         """Put them in the order of their times: each thread of a process writes its own."""
         times_ns = np.frombuffer(self.times_ns, np.int64)
@@ -186,13 +193,17 @@ class Balances:
         """The place of each one's owner in `owners`."""
         self.owners: list[str] = []
 
-    def add(self, owner: str, time_ns: int, value: float) -> None:
-        """Append one."""
+    def place(self, owner: str) -> int:
+        """Return the place of an owner; a new one comes last."""
         if owner not in self.owners:
             self.owners.append(owner)
-        self.times_ns.append(time_ns)
-        self.values.append(value)
-        self.places.append(self.owners.index(owner))
+        return self.owners.index(owner)
+
+    def extend(self, places: NDArray[np.int64], times_ns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        """Append some."""
+        _extend(self.places, places)
+        _extend(self.times_ns, times_ns)
+        _extend(self.values, values)
 
 
 SpanName = tuple[str, str | None]
@@ -279,12 +290,19 @@ class Observations:
         self.time_line = TimeLine(recording)
         on_lane = lanes(processes)
         self.processes = [_see(process, on_lane[process.key], self.time_line) for process in processes]
+        self._on_lane: dict[Lane, list[Seen]] = {}
+        for seen in self.processes:
+            self._on_lane.setdefault(seen.lane, []).append(seen)
         self.start_ns = min((seen.first_ns for seen in self.processes), default=0)
         self.end_ns = max((seen.last_ns for seen in self.processes), default=0)
         """The time of the last event of all."""
         self.now_ns = self.time_line.now_ns()
         self.went_on_ns = _went_on_ns(self.processes)
         """By the key of a process that went on as another program (`exec`), when that program began."""
+
+    def on(self, lane: Lane) -> list[Seen]:
+        """Return what was kept of the processes of a lane."""
+        return self._on_lane.get(lane, [])
 
     def open_until_ns(self, seen: Seen) -> int:
         """Return until when an open span of a process counts: until the process was over, else until its last event."""
@@ -320,173 +338,356 @@ def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:
 
 
 def _see(process: Process, lane: Lane, time_line: TimeLine) -> Seen:
-    seen = Seen(process, lane)
     shift_ns = time_line.shift_ns(process)
-    last_ns = last_span_ns = process.start_ns
-    owner_names: dict[str, str | None] = {}
-    for event in process.events():
-        if isinstance(event, Counter):
-            seen.samples += 1
-            last_ns = max(last_ns, event.ts_ns)
-            _see_sample(seen, event, owner_names, shift_ns)
-            continue
-        seen.spans += 1
-        end_ns = event.end_ns
-        if end_ns is None:
-            end_ns = event.start_ns
-            seen.open_spans.append(event)
-        if end_ns > last_span_ns:
-            last_span_ns = end_ns
-        kept = _kept_whole(seen, event)
-        if kept is not None:
-            kept.append(event)
-        error = event.args.get("error")
-        if _is_exception(error) and event.name != STEP and event.name not in MEMORY_MOVES:
-            _see_interval(seen.errors[event.thread, event.task, error, event.name], event, shift_ns)
-            _see_message(seen.messages, event, error)
-        if event.is_inferred:
-            seen.inferred[event.name, str(event.args.get("reason"))] = None
-        if event.name in _STAGES:
-            _see_stage(seen.stages[event.name], event, shift_ns)
-        elif event.is_phase:
-            _see_interval(seen.phases[event.name], event, shift_ns)
-        elif event.name == STEP:
-            seen.steps.append(event)
-        elif event.is_automatic and event.name.startswith(DEVICE_TIME):
-            _see_device_span(seen.device_spans[event.name.removeprefix(DEVICE_TIME)], event, shift_ns)
-        elif kept is None and not (event.is_automatic and event.name.startswith(_PROFILED)):
-            method = event.args.get("method") if event.name == RAY_CALL else None
-            spans = seen.automatic_spans if event.is_automatic else seen.own_spans
-            _see_interval(spans[event.name, None if method is None else str(method)], event, shift_ns)
-            if event.name in _ON_THE_WAY:
-                _see_passed(seen, event, shift_ns)
-            elif event.name == ENGINE_STEP:
-                _see_engine_step(seen.engine_steps, event, shift_ns)
-            elif event.name == FORWARD and event.is_automatic:
-                _see_interval(seen.forwards, event, shift_ns)
-                seen.forwards.tokens.append(int(event.args.get("rows", 0)) * int(event.args.get("columns", 0)))
-    if shift_ns:
-        _shift(seen, shift_ns)
-    seen.sort_samples()
-    seen.first_ns = process.start_ns + shift_ns
-    seen.last_span_ns = last_span_ns + shift_ns
-    seen.last_ns = max(last_ns, last_span_ns, process.end_ns or 0) + shift_ns
-    return seen
+    return columns.fold(process, lambda: _Seeing(process, lane, shift_ns), _Seeing.add).seen()
 
 
-_STAGES = frozenset(WEIGHT_SYNC_STAGES)
-_ON_THE_WAY = frozenset({AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST})
-_PROFILED = (KERNEL, OPERATOR)
+# ---- what names say ---------------------------------------------------------------------------------------------
+
+_STAGE, _PHASE, _STEP, _DEVICE, _MOVE, _KEPT, _PROFILED, _CALL, _SUBMIT, _ON_THE_WAY, _ENGINE_STEP, _FORWARD = (
+    1 << n for n in range(12)
+)
+"""What a span is by its name, as bits; one that hooks make only, if a hook made it."""
+
+_KINDS: dict[str, int] = {}
+for _bit, _names in (
+    (_STAGE, WEIGHT_SYNC_STAGES),
+    (_PHASE, PHASES),
+    (_STEP, (STEP,)),
+    (_MOVE, MEMORY_MOVES),
+    (_KEPT, (MEMORY_EDGE, ALLOCATIONS_KEPT, OUT_OF_MEMORY)),
+    (_CALL, (RAY_CALL,)),
+    (_SUBMIT, (RAY_SUBMIT,)),
+    (_ON_THE_WAY, (AGENT_REQUEST, RAY_SUBMIT, RAY_CALL, SERVER_REQUEST, REQUEST)),
+    (_ENGINE_STEP, (ENGINE_STEP,)),
+    (_FORWARD, (FORWARD,)),
+):
+    for _name in _names:
+        _KINDS[_name] = _KINDS.get(_name, 0) | _bit
 
 
-def _kept_whole(seen: Seen, span: Span) -> list[Span] | None:
-    """Return where a span goes whose arguments count; a program marks its own sleeps and wake-ups too."""
-    name = span.name
-    if name in MEMORY_MOVES:
+def _kind(name: str) -> int:
+    kind = _KINDS.get(name, 0)
+    if name.startswith(DEVICE_TIME):
+        kind |= _DEVICE
+    return kind | _PROFILED if name.startswith((KERNEL, OPERATOR)) else kind
+
+
+class _Seeing:
+    """Keeps what counts of the rows of a process, some of them at a time."""
+
+    def __init__(self, process: Process, lane: Lane, shift_ns: int) -> None:
+        self._seen = Seen(process, lane)
+        self._shift_ns = shift_ns
+        self._kinds = np.empty(0, np.uint16)
+        """Of each text, as a name."""
+        self._last_ns = self._last_span_ns = process.start_ns
+
+    def add(self, rows: Columns) -> None:
+        """Keep what counts of more rows."""
+        kinds = [_kind(name) for name in rows.texts[len(self._kinds) :]]
+        self._kinds = np.append(self._kinds, np.array(kinds, np.uint16))
+        self._seen.spans += len(rows)
+        if len(rows):
+            ends_ns = np.where(rows.end_ns == OPEN, rows.start_ns, rows.end_ns)
+            self._last_span_ns = max(self._last_span_ns, int(ends_ns.max()))
+            _see_spans(self._seen, rows, self._kinds[rows.name], self._shift_ns)
+        self._seen.samples += len(rows.samples.name)
+        if len(rows.samples.name):
+            self._last_ns = max(self._last_ns, int(rows.samples.ts_ns.max()))
+            _see_samples(self._seen, rows, self._shift_ns)
+
+    def seen(self) -> Seen:
+        """Return what was kept, when there are no more rows."""
+        seen, shift_ns = self._seen, self._shift_ns
+        if shift_ns:
+            _shift(seen, shift_ns)
+        seen.sort_samples()
+        seen.first_ns = seen.process.start_ns + shift_ns
+        seen.last_span_ns = self._last_span_ns + shift_ns
+        seen.last_ns = max(self._last_ns, self._last_span_ns, seen.process.end_ns or 0) + shift_ns
+        return seen
+
+
+# ---- spans ------------------------------------------------------------------------------------------------------
+
+
+def _see_spans(seen: Seen, rows: Columns, kinds: NDArray[np.uint16], shift_ns: int) -> None:
+    def has(bits: int) -> NDArray[np.bool_]:
+        return (kinds & bits).astype(np.bool_)
+
+    is_stage = has(_STAGE)
+    is_phase = (has(_PHASE) | rows.arguments["phase"]) & ~is_stage
+    is_step = has(_STEP) & ~is_phase
+    is_device = has(_DEVICE) & rows.is_automatic & ~is_phase
+    is_kept = has(_MOVE) | (has(_KEPT) & rows.is_automatic)
+    is_other = ~(is_stage | is_phase | is_step | is_device | is_kept | (has(_PROFILED) & rows.is_automatic))
+    times = _Times(rows, shift_ns)
+    _see_whole(seen, rows, kinds, is_step, is_kept)
+    _see_errors(seen, rows, ~has(_STEP | _MOVE), times)
+    for row in np.flatnonzero(rows.is_automatic & rows.arguments["inferred"]).tolist():
+        seen.inferred[rows.texts[rows.name[row]], str(rows.args(row).get("reason"))] = None
+    for name, chosen in _by_name(rows, is_stage):
+        _see_stages(seen.stages[name], chosen, rows, times)
+    for name, chosen in _by_name(rows, is_phase):
+        times.put(seen.phases[name], chosen)
+    for name, chosen in _by_name(rows, is_device):
+        _see_device_spans(seen.device_spans[name.removeprefix(DEVICE_TIME)], chosen, rows, times)
+    for spans, is_one in ((seen.automatic_spans, rows.is_automatic), (seen.own_spans, ~rows.is_automatic)):
+        for name, method, chosen in _by_method(rows, is_other & is_one, has(_CALL)):
+            times.put(spans[name, method], chosen)
+    on_the_way = np.flatnonzero(is_other & has(_ON_THE_WAY))
+    if len(on_the_way):
+        _see_passed(seen, on_the_way[~has(_CALL | _SUBMIT)[on_the_way] | _is_served(rows, on_the_way)], rows, times)
+    steps_of_engine = np.flatnonzero(is_other & has(_ENGINE_STEP))
+    if len(steps_of_engine):
+        _see_engine_steps(seen.engine_steps, steps_of_engine, rows, times)
+    forwards = np.flatnonzero(is_other & has(_FORWARD) & rows.is_automatic)
+    if len(forwards):
+        times.put(seen.forwards, forwards)
+        _extend(seen.forwards.tokens, _tokens(rows, forwards))
+
+
+Rows = NDArray[np.intp]
+
+
+class _Times:
+    """When spans began and ended, on the time line."""
+
+    def __init__(self, rows: Columns, shift_ns: int) -> None:
+        self.starts_ns = rows.start_ns + shift_ns if shift_ns else rows.start_ns
+        self.ends_ns = np.where(rows.end_ns == OPEN, OPEN, rows.end_ns + shift_ns) if shift_ns else rows.end_ns
+
+    def put(self, kept: Intervalled, chosen: Rows) -> None:
+        """Keep those of some rows."""
+        _extend(kept.starts, self.starts_ns[chosen])
+        _extend(kept.ends, self.ends_ns[chosen])
+
+
+def _extend(kept: array[Any], values: NDArray[Any]) -> None:
+    kept.frombytes(np.ascontiguousarray(values, kept.typecode).view(np.uint8).data)
+
+
+def _groups(keys: NDArray[Any]) -> list[Rows]:
+    """Return the places of equal keys, by where each key is first."""
+    if not len(keys):
+        return []
+    # A radix sort orders what fits into 16 bits, ten times as fast.
+    order = np.argsort(keys.astype(np.uint16) if keys.max() < 1 << 16 else keys, kind="stable")
+    cuts = np.flatnonzero(np.diff(keys[order])) + 1
+    return sorted(np.split(order, cuts), key=lambda places: int(places[0]))
+
+
+def _by_name(rows: Columns, is_one: NDArray[np.bool_]) -> Iterator[tuple[str, Rows]]:
+    """Yield the names of some spans, in the order in which they were first, with the rows of each."""
+    chosen = np.flatnonzero(is_one)
+    names = rows.name[chosen]
+    for places in _groups(names):
+        yield rows.texts[names[places[0]]], chosen[places]
+
+
+def _by_method(
+    rows: Columns, is_one: NDArray[np.bool_], is_call: NDArray[np.bool_]
+) -> list[tuple[str, str | None, Rows]]:
+    """Return the same, those of calls for each method."""
+    found: list[tuple[str, str | None, Rows]] = []
+    for name, chosen in _by_name(rows, is_one):
+        if is_call[chosen[0]]:
+            methods = rows.arguments["method"][chosen]
+            for places in _groups(methods + 1):
+                method = methods[places[0]]
+                found.append((name, None if method == NO_TEXT else rows.texts[method], chosen[places]))
+        else:
+            found.append((name, None, chosen))
+    return sorted(found, key=lambda one: int(one[2][0]))
+
+
+def _whole_numbers(rows: Columns, key: str, chosen: Rows, otherwise: int = 0) -> NDArray[np.int64]:
+    values: NDArray[np.int64] = rows.arguments[key][chosen]
+    return np.where(values == MISSING, otherwise, values)
+
+
+def _see_whole(
+    seen: Seen, rows: Columns, kinds: NDArray[np.uint16], is_step: NDArray[np.bool_], is_kept: NDArray[np.bool_]
+) -> None:
+    """Keep the spans whose arguments count as they are, and those that are open."""
+    is_open = rows.end_ns == OPEN
+    for row in np.flatnonzero(is_open | is_step | is_kept).tolist():
+        span = rows.span(row)
+        if is_open[row]:
+            seen.open_spans.append(span)
+        if is_step[row]:
+            seen.steps.append(span)
+        if is_kept[row]:
+            _place_of(seen, span).append(span)
+
+
+def _place_of(seen: Seen, span: Span) -> list[Span]:
+    """Return where a span goes; a program marks its own sleeps and wake-ups too."""
+    if span.name in MEMORY_MOVES:
         return seen.moves
-    if not span.is_automatic:
-        return None
-    if name == MEMORY_EDGE:
+    if span.name == MEMORY_EDGE:
         return seen.edges
-    if name == ALLOCATIONS_KEPT:
-        return seen.allocations_kept
-    return seen.out_of_memory if name == OUT_OF_MEMORY else None
+    return seen.allocations_kept if span.name == ALLOCATIONS_KEPT else seen.out_of_memory
 
 
-def _is_exception(error: Any) -> TypeGuard[str]:
+def _tokens(rows: Columns, forwards: Rows) -> NDArray[np.int64]:
+    """Return how many tokens forwards have; a size that no tensor has counts as nothing."""
+    sequences, length = (_whole_numbers(rows, key, forwards) for key in ("rows", "columns"))
+    return np.where((np.abs(sequences) < 1 << 31) & (np.abs(length) < 1 << 31), sequences * length, 0)
+
+
+def _see_errors(seen: Seen, rows: Columns, is_one: NDArray[np.bool_], times: _Times) -> None:
+    errors = rows.arguments["error"]
+    for row in np.flatnonzero((errors != NO_TEXT) & is_one).tolist():
+        error = rows.texts[errors[row]]
+        if _is_exception(error):
+            name = rows.texts[rows.name[row]]
+            key = (int(rows.thread[row]), int(rows.task[row]), error, name)
+            times.put(seen.errors[key], np.array([row]))
+            _see_message(seen.messages, rows, row, (error, name))
+
+
+def _is_exception(error: str) -> bool:
     """Return whether an argument is the name of an exception's type, and not one of the program's own values."""
-    return isinstance(error, str) and error.partition("(")[0].isidentifier()  # Ray's: RayTaskError(KeyError)
+    return error.partition("(")[0].isidentifier()  # Ray's: RayTaskError(KeyError)
 
 
-def _see_message(messages: dict[tuple[str, str], tuple[int, str]], span: Span, error: str) -> None:
+def _see_message(
+    messages: dict[tuple[str, str], tuple[int, str]], rows: Columns, row: int, key: tuple[str, str]
+) -> None:
     """Keep the message of the exception that left a span of its name first."""
-    message, key = span.args.get("error_message"), (error, span.name)
-    if isinstance(message, str) and span.end_ns is not None and span.end_ns < messages.get(key, (_NEVER_NS,))[0]:
-        messages[key] = span.end_ns, message
+    end_ns = int(rows.end_ns[row])
+    if end_ns != OPEN and end_ns < messages.get(key, (_NEVER_NS,))[0]:
+        message = rows.args(row).get("error_message")
+        if isinstance(message, str):
+            messages[key] = end_ns, message
 
 
-def _see_interval(kept: Intervalled, span: Span, shift_ns: int) -> None:
-    kept.starts.append(span.start_ns + shift_ns)
-    kept.ends.append(OPEN if span.end_ns is None else span.end_ns + shift_ns)
+def _see_stages(kept: Intervalled, chosen: Rows, rows: Columns, times: _Times) -> None:
+    times.put(kept, chosen)
+    _extend(kept.bytes, _whole_numbers(rows, "bytes", chosen))
+    _extend(kept.tensors, _whole_numbers(rows, "tensors", chosen))
 
 
-def _see_stage(kept: Intervalled, span: Span, shift_ns: int) -> None:
-    _see_interval(kept, span, shift_ns)
-    kept.bytes.append(int(span.args.get("bytes", 0)))
-    kept.tensors.append(int(span.args.get("tensors", 0)))
+def _see_device_spans(kept: DeviceSpans, chosen: Rows, rows: Columns, times: _Times) -> None:
+    times.put(kept, chosen)
+    _extend(kept.moved_bytes, _moved(_whole_numbers(rows, "bytes", chosen), _whole_numbers(rows, "ranks", chosen)))
+    _extend(kept.queued_ns, _whole_numbers(rows, "queued_ns", chosen))
+    _extend(kept.behind_ns, _whole_numbers(rows, "behind_host_ns", chosen))
+    _extend(kept.of_part, rows.arguments["module"][chosen])
+    error_ns = int(_whole_numbers(rows, "error_ns", chosen).max())
+    kept.largest_error_ns = max(kept.largest_error_ns, error_ns)
 
 
-def _see_device_span(kept: DeviceSpans, span: Span, shift_ns: int) -> None:
-    _see_interval(kept, span, shift_ns)
-    args = span.args
-    ranks = int(args.get("ranks", 0))
-    # A rank has its own part of a collective already.
-    kept.moved_bytes.append(int(args.get("bytes", 0)) * (ranks - 1) // ranks if ranks else 0)
-    kept.queued_ns.append(int(args.get("queued_ns", 0)))
-    kept.behind_ns.append(int(args.get("behind_host_ns", 0)))
-    kept.of_part.append(bool(args.get("module")))
-    kept.largest_error_ns = max(kept.largest_error_ns, int(args.get("error_ns", 0)))
+def _moved(moved_bytes: NDArray[np.int64], ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the bytes that a rank sends or gets in a collective: it has its own part already."""
+    if np.abs(moved_bytes).max() * float(np.abs(ranks).max()) < 2.0**62:
+        return np.where(ranks == 0, 0, moved_bytes * (ranks - 1) // np.where(ranks == 0, 1, ranks))
+    pairs = zip(moved_bytes.tolist(), ranks.tolist(), strict=True)
+    return np.array([many * (of - 1) // of if of else 0 for many, of in pairs], np.int64)
 
 
-def _see_passed(seen: Seen, span: Span, shift_ns: int) -> None:
-    """Keep of a span on the way of a request what joins it with the next one; of Ray's calls only those for tokens."""
-    args = span.args
-    if span.name in (RAY_SUBMIT, RAY_CALL):
-        flows = span.flows_out if span.name == RAY_SUBMIT else span.flows_in
-        if not flows or str(args.get("method")).rpartition(".")[2] != SERVED:
-            return
-        key = flows[0]
-    else:
-        key = str(args.get("request_id", span.name))  # without one, it joins nothing
-    kept = seen.passed[span.name]
-    _see_interval(kept, span, shift_ns)
-    kept.places.append(hash((seen.process.key, span.thread, span.task)))
-    kept.keys.append(hash(key))
-    if span.name == REQUEST:
-        kept.stems.append(hash(asked_ids(key)[1]))
-        kept.queued_ns.append(int(args.get("queued_ns", -1)))
-        kept.tokens.append(int(args.get("tokens", -1)))
+def _is_served(rows: Columns, chosen: Rows) -> NDArray[np.bool_]:
+    """Return which of some spans are of calls by which a server is asked for tokens."""
+    methods = rows.arguments["method"][chosen]
+    served = [
+        method
+        for method in np.unique(methods).tolist()
+        if method != NO_TEXT and rows.texts[method].rpartition(".")[2] == SERVED
+    ]
+    return np.isin(methods, served)
 
 
-def _see_engine_step(kept: EngineSteps, span: Span, shift_ns: int) -> None:
-    _see_interval(kept, span, shift_ns)
-    args = span.args
-    kept.running.append(int(args.get("running", -1)))
-    kept.waiting.append(int(args.get("waiting", -1)))
-    kept.preempted.append(int(args.get("preempted", 0)))
-    kept.kv_usage.append(float(args.get("kv_usage", -1)))
+def _see_passed(seen: Seen, chosen: Rows, rows: Columns, times: _Times) -> None:
+    """Keep of spans on the way of a request what joins each with the next one; of Ray's calls those with an arrow."""
+    names = rows.name[chosen]
+    for places in _groups(names):
+        name, own = rows.texts[names[places[0]]], chosen[places]
+        if name in (RAY_SUBMIT, RAY_CALL):
+            flows = [rows.flows_of(row)[0 if name == RAY_SUBMIT else 1] for row in own.tolist()]
+            own, keys = own[[bool(ends) for ends in flows]], [ends[0] for ends in flows if ends]
+            if not keys:
+                continue
+        else:
+            keys = [_request_of(row, name, rows) for row in own.tolist()]
+        kept = seen.passed[name]
+        times.put(kept, own)
+        lanes = zip(rows.thread[own].tolist(), rows.task[own].tolist(), strict=True)
+        kept.places.extend([hash((seen.process.key, thread, task)) for thread, task in lanes])
+        kept.keys.extend([hash(key) for key in keys])
+        if name == REQUEST:
+            kept.stems.extend([hash(asked_ids(key)[1]) for key in keys])
+            _extend(kept.queued_ns, _whole_numbers(rows, "queued_ns", own, -1))
+            _extend(kept.tokens, _whole_numbers(rows, "tokens", own, -1))
 
 
-def _see_sample(seen: Seen, sample: Counter, owner_names: dict[str, str | None], shift_ns: int) -> None:
-    name = sample.name
-    if seen.process.role == SAMPLER:
-        seen.sampled[name].add(sample.ts_ns + shift_ns, sample.value)
-        return
-    if name not in owner_names:
-        owner_names[name] = owner_of_counter(name)
-    owner = owner_names[name]
-    if owner is not None:
-        if is_size(sample.value):  # else nobody knows how many bytes
-            seen.owners[owner].add(sample.ts_ns + shift_ns, sample.value)
-    elif name == ALLOCATIONS_RESERVED:
-        if is_size(sample.value):
-            seen.reserved.add(sample.ts_ns + shift_ns, sample.value)
-    elif name.startswith(ALLOCATIONS):
+def _request_of(row: int, name: str, rows: Columns) -> str:
+    """Return the id of a row's request; one without an id joins nothing."""
+    request = rows.arguments["request_id"][row]
+    return rows.texts[request] if request != NO_TEXT else str(rows.args(row).get("request_id", name))
+
+
+def _see_engine_steps(kept: EngineSteps, chosen: Rows, rows: Columns, times: _Times) -> None:
+    times.put(kept, chosen)
+    _extend(kept.running, _whole_numbers(rows, "running", chosen, -1))
+    _extend(kept.waiting, _whole_numbers(rows, "waiting", chosen, -1))
+    _extend(kept.preempted, _whole_numbers(rows, "preempted", chosen))
+    usage = rows.arguments["kv_usage"][chosen]
+    _extend(kept.kv_usage, np.where(np.isnan(usage), -1.0, usage))
+
+
+# ---- samples ----------------------------------------------------------------------------------------------------
+
+
+class _Sampled(NamedTuple):
+    """What a counter samples: where in `Seen` it is kept, and whose it is."""
+
+    where: str
+    whose: str = ""
+
+
+@functools.lru_cache(4096)
+def _sampled(name: str) -> _Sampled:
+    if (owner := owner_of_counter(name)) is not None:
+        return _Sampled("owners", owner)
+    if name == ALLOCATIONS_RESERVED:
+        return _Sampled("reserved")
+    if name.startswith(ALLOCATIONS):
         exact = owner_of_counter(name.removeprefix(ALLOCATIONS))
-        if exact is not None and is_size(sample.value):
-            seen.balances.add(exact, sample.ts_ns + shift_ns, sample.value)
-    elif name in (RESIDENT, ALLOCATED_PEAK):
-        if is_size(sample.value):
-            kept = seen.resident if name == RESIDENT else seen.allocated_peak
-            kept.add(sample.ts_ns + shift_ns, sample.value)
-    elif (on_host := owner_on_host(name)) is not None:
-        if is_size(sample.value):
-            seen.on_host[on_host].add(sample.ts_ns + shift_ns, sample.value)
-    elif (pinned := owner_of_pinned(name)) is not None:
-        if is_size(sample.value):
-            seen.pinned[pinned].add(sample.ts_ns + shift_ns, sample.value)
-    elif name in STEP_FIGURES or seen.lane.is_driver:
-        seen.figures[name].add(sample.ts_ns + shift_ns, sample.value)
+        return _Sampled("") if exact is None else _Sampled("balances", exact)
+    if name in (RESIDENT, ALLOCATED_PEAK):
+        return _Sampled("resident" if name == RESIDENT else "allocated_peak")
+    if (on_host := owner_on_host(name)) is not None:
+        return _Sampled("on_host", on_host)
+    pinned = owner_of_pinned(name)
+    return _Sampled("figures", name) if pinned is None else _Sampled("pinned", pinned)
+
+
+def _see_samples(seen: Seen, rows: Columns, shift_ns: int) -> None:
+    name, values = rows.samples.name, rows.samples.value
+    times_ns = rows.samples.ts_ns + shift_ns
+    named = [(rows.texts[name[places[0]]], places) for places in _groups(name)]
+    if seen.process.role == SAMPLER:
+        for counter, places in named:
+            seen.sampled[counter].extend(times_ns[places], values[places])
+        return
+    is_size = np.abs(values) <= MOST_BYTES  # of another one nobody knows how many bytes it is
+    found = [(_sampled(counter), places) for counter, places in named]
+    found = [(of, places if of.where == "figures" else places[is_size[places]]) for of, places in found if of.where]
+    found = sorted(((of, places) for of, places in found if len(places)), key=lambda one: int(one[1][0]))
+    for (where, whose), places in found:
+        if where == "figures" and not (whose in STEP_FIGURES or seen.lane.is_driver):
+            continue
+        if where != "balances":
+            kept = getattr(seen, where)[whose] if whose else getattr(seen, where)
+            kept.extend(times_ns[places], values[places])
+    exact = [(of.whose, places) for of, places in found if of.where == "balances"]
+    if exact:
+        owners = np.repeat([seen.balances.place(owner) for owner, _ in exact], [len(places) for _, places in exact])
+        together = np.concatenate([places for _, places in exact])
+        order = np.argsort(together)
+        seen.balances.extend(owners[order], times_ns[together[order]], values[together[order]])
 
 
 def _shift(seen: Seen, shift_ns: int) -> None:

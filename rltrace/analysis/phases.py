@@ -7,9 +7,10 @@ from itertools import combinations
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from rltrace.analysis.computing import computing
-from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, union
+from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
@@ -97,28 +98,42 @@ class Partition(msgspec.Struct, frozen=True):
     idle_ns: int
 
 
-def partition(
-    phases: Mapping[str, Intervals], driver: Intervals, window: tuple[int, int], computing: Intervals = EMPTY
-) -> Partition:
-    """Divide a rank's window.
+def partitions(
+    phases: Mapping[str, Intervals], driver: Intervals, windows: Intervals, computing: Intervals = EMPTY
+) -> list[Partition]:
+    """Divide a rank's windows.
 
     Args:
-        phases: The rank's phases by name, inside the window.
-        driver: When the driver was in a phase of its own, inside the window.
-        window: Its first instant and the first one after it, ns.
-        computing: When the rank computed, in a phase or not, inside the window.
+        phases: The rank's phases by name.
+        driver: When the driver was in a phase of its own.
+        windows: Shape (W, 2), disjoint and in order.
+        computing: When the rank computed, in a phase or not.
     """
-    phases_ns = {name: covered_ns(rows) for name, rows in phases.items()}
-    busy_ns = covered_ns(*phases.values())
-    known_ns = covered_ns(driver, *phases.values())
-    told_ns = covered_ns(driver, computing, *phases.values())
-    return Partition(
-        phases_ns=phases_ns,
-        overlap_ns=sum(phases_ns.values()) - busy_ns,
-        wait_driver_ns=known_ns - busy_ns,
-        unlabelled_ns=told_ns - known_ns,
-        idle_ns=window[1] - window[0] - told_ns,
-    )
+    of_phases = {name: _covered(rows, windows) for name, rows in phases.items()}
+    busy_ns, _ = _covered(union(*phases.values()), windows)
+    known_ns, _ = _covered(union(driver, *phases.values()), windows)
+    told_ns, _ = _covered(union(driver, computing, *phases.values()), windows)
+    length_ns = windows[:, 1] - windows[:, 0]
+    found = []
+    for place in range(len(windows)):
+        phases_ns = {name: int(ns[place]) for name, (ns, is_there) in of_phases.items() if is_there[place]}
+        found.append(
+            Partition(
+                phases_ns=phases_ns,
+                overlap_ns=sum(phases_ns.values()) - int(busy_ns[place]),
+                wait_driver_ns=int(known_ns[place] - busy_ns[place]),
+                unlabelled_ns=int(told_ns[place] - known_ns[place]),
+                idle_ns=int(length_ns[place] - told_ns[place]),
+            )
+        )
+    return found
+
+
+def _covered(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return how much of each window the rows cover, and whether any lies in it."""
+    pieces, window, _ = cut(union(rows), windows)
+    lengths_ns = added_up(pieces[:, 1] - pieces[:, 0], window, len(windows))
+    return lengths_ns, np.bincount(window, minlength=len(windows)) > 0
 
 
 def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
@@ -132,13 +147,12 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     for lane, whole in lane_phases(seen).items():
         happened = sorted(whole, key=lambda name: int(whole[name][:1, 0].sum()))
         own = windows.of(lane)
-        driver_of_window = _by_window(of_driver, own)
-        computed_in = _by_window(computed.get(lane, EMPTY), own)
-        phases = {name: _by_window(whole[name], own) for name in happened}
+        phases = {name: whole[name] for name in happened}
+        driver = EMPTY if lane.is_driver else of_driver
+        parts = partitions(phases, driver, own.windows, computed.get(lane, EMPTY))
         for place in np.flatnonzero(own.recorded).tolist():
-            inside = {name: rows[place] for name, rows in phases.items() if place in rows}
             row = _rank_step(
-                lane, place, own, inside, driver_of_window.get(place, EMPTY), computed_in.get(place, EMPTY),
+                lane, place, own, parts[place], phases,
                 clock_aligned=lane not in astray, inferred={name for name in happened if (lane, name) in inferred},
             )  # fmt: skip
             found.append((place, row))
@@ -168,16 +182,14 @@ def _rank_step(
     lane: Lane,
     place: int,
     windows: StepWindows,
+    parts: Partition,
     phases: dict[str, Intervals],
-    driver: Intervals,
-    computed: Intervals,
     *,
     clock_aligned: bool,
     inferred: Set[str],
 ) -> RankStep:
-    start_ns, end_ns = map(int, windows.windows[place])
-    length_ns = end_ns - start_ns
-    parts = partition(phases, EMPTY if lane.is_driver else driver, (start_ns, end_ns), computed)
+    window = windows.windows[place : place + 1]
+    length_ns = int(window[0, 1] - window[0, 0])
     named_ns = {name: parts.phases_ns[name] for name in in_order(parts.phases_ns)}
     of_nobody_ns = {WAIT_DRIVER: parts.wait_driver_ns, UNLABELLED: parts.unlabelled_ns, IDLE: parts.idle_ns}
     all_ns = {**named_ns, **of_nobody_ns}
@@ -195,22 +207,15 @@ def _rank_step(
             name: Share(ns / 1e9, ns / length_ns if length_ns else 0.0, name in inferred) for name, ns in all_ns.items()
         },
         overlap_seconds=parts.overlap_ns / 1e9,
-        overlaps=_overlaps(phases, parts.phases_ns) if parts.overlap_ns else [],
+        overlaps=_overlaps(phases, parts.phases_ns, window) if parts.overlap_ns else [],
     )
 
 
-def _overlaps(phases: dict[str, Intervals], phases_ns: dict[str, int]) -> list[Overlap]:
+def _overlaps(phases: dict[str, Intervals], phases_ns: dict[str, int], window: Intervals) -> list[Overlap]:
+    inside = {name: cut(phases[name], window)[0] for name in phases_ns}
     pairs = []
-    for one, other in combinations(in_order(phases), 2):
-        both_ns = phases_ns[one] + phases_ns[other] - covered_ns(phases[one], phases[other])
+    for one, other in combinations(in_order(phases_ns), 2):
+        both_ns = phases_ns[one] + phases_ns[other] - covered_ns(inside[one], inside[other])
         if both_ns:
             pairs.append(Overlap((one, other), both_ns / 1e9))
     return pairs
-
-
-def _by_window(rows: Intervals, windows: StepWindows) -> dict[int, Intervals]:
-    """Return the pieces that lie in each window, by the window's place; windows without any are left out."""
-    pieces, window, _ = cut(rows, windows.windows)
-    by_window = np.argsort(window, kind="stable")
-    places, first = np.unique(window[by_window], return_index=True)
-    return dict(zip(map(int, places), np.split(pieces[by_window], first[1:]), strict=True)) if len(places) else {}

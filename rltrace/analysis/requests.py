@@ -14,9 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.observations import OPEN, Observations
+from rltrace.analysis.observations import Observations
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import AGENT_REQUEST, RAY_CALL, RAY_SUBMIT, REQUEST, SERVER_REQUEST
+from rltrace.read.columns import OPEN
 
 Numbers = NDArray[np.int64]
 Places = NDArray[np.intp]

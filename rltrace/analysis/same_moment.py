@@ -24,12 +24,12 @@ STAMP = "unchanged_ns"
 
 
 class Taken(NamedTuple):
-    """What a look takes of the processes of its device."""
+    """The samples of the device's processes that belong to a look."""
 
     samples: dict[str, int | None]
-    """Which sample of each, by pid; None before its first."""
+    """The place of each process's sample, by pid; None before the process's first."""
     apart_ns: float
-    """How far apart the times lie during which these hold; 0 if they intersect."""
+    """How far apart the times are during which these samples hold; 0 if they intersect."""
 
 
 class Held(NamedTuple):
@@ -40,12 +40,12 @@ class Held(NamedTuple):
 
 
 def are_stamped(looks: Iterable[Span]) -> bool:
-    """Return whether each of these says since when it holds."""
+    """Return whether each of the looks says since when it holds."""
     return all(isinstance(look.args.get(STAMP), (int, float)) for look in looks)
 
 
 class SameMoment:
-    """Finds what belongs to the moment of a look."""
+    """Finds the samples that belong to the moment of a look."""
 
     def __init__(self, samples: Mapping[str, Sequence[Span]], readings: Sequence[tuple[Span, str]]) -> None:
         """Args:
@@ -57,12 +57,12 @@ class SameMoment:
         self._others = {pid: _others(of_gpu, self._samples.get(pid)) for pid in {pid for _, pid in readings}}
 
     def taken(self, look: Span, writer: str, pids: Iterable[str]) -> Taken:
-        """Return what a look takes of processes that are there.
+        """Return the samples that belong to a look.
 
         Args:
-            look: With totals.
+            look: A look that has read totals.
             writer: The pid of the process that looked.
-            pids: Of those that hold something.
+            pids: The processes that hold something at that time.
         """
         held = self._others[writer].get(end_ns_of(look), Held(look.start_ns, end_ns_of(look)))
         taken = {pid: self._samples[pid].nearest(held, end_ns_of(look)) for pid in pids if pid != writer}
@@ -74,7 +74,7 @@ class SameMoment:
 
 
 class _Samples:
-    """The samples of one process, and when each holds; both ends of these times only ever grow."""
+    """The samples of one process, and when each one holds. Both ends of these times only grow from one to the next."""
 
     def __init__(self, pid: str, looks: Sequence[Span], readings: Sequence[Span]) -> None:
         self._at_ns = np.array([end_ns_of(look) for look in looks], np.float64)
@@ -82,7 +82,7 @@ class _Samples:
         since_ns = began_ns - np.array([float(look.args[STAMP]) for look in looks])
         self._starts_ns = np.maximum.accumulate(since_ns)  # looks of several threads may overlap
         next_ns = np.append(self._starts_ns[1:], np.inf)
-        is_last = next_ns > self._at_ns  # of those between which nothing has changed
+        is_last = next_ns > self._at_ns  # of samples between which nothing has changed
         self._ends_ns = np.where(is_last, self._at_ns, np.inf)
         self._ends_ns = np.minimum.accumulate(self._ends_ns[::-1])[::-1]
         self._ends_ns = np.maximum(self._ends_ns, np.minimum(_idle_until_ns(pid, looks, readings), next_ns))
@@ -93,14 +93,14 @@ class _Samples:
         return Held(float(self._starts_ns[index]), float(self._ends_ns[index]))
 
     def last(self, at_ns: int) -> int | None:
-        """Return the last sample by an instant; None before the first."""
+        """Return the last sample before an instant; None if there is none."""
         behind = int(np.searchsorted(self._at_ns, at_ns, side="right"))
         return behind - 1 if behind else None
 
     def nearest(self, held: Held, at_ns: int) -> int | None:
-        """Return the sample nearest to an instant, of those that hold at a time around it or within 5 ms of that.
+        """Return the sample nearest to an instant, among those that hold during a time or within 5 ms of it.
 
-        Where none does, the last one by the instant: a process samples before it moves memory.
+        If none does, return the last one before the instant, because a process samples before it moves memory.
         """
         last = self.last(at_ns)
         if last is None:  # before its first sample a process is nothing but its interpreter, or its context
@@ -122,7 +122,7 @@ class _Samples:
 
 
 def _idle_until_ns(pid: str, looks: Sequence[Span], readings: Sequence[Span]) -> NDArray[np.float64]:
-    """Return the last instant after each look at which its process had hardly run since; before it, where none is."""
+    """Return for each look until when its process is seen to have hardly run since; -inf if nobody saw that."""
     read = [(of_process(reading, "cpu_ns", pid), end_ns_of(reading)) for reading in readings]
     cpu_ns, times_ns = np.array([one for one in read if np.isfinite(one[0])], np.float64).reshape(-1, 2).T
     used_ns = np.array([of_process(look, "cpu_ns", pid) for look in looks])
@@ -131,11 +131,11 @@ def _idle_until_ns(pid: str, looks: Sequence[Span], readings: Sequence[Span]) ->
 
 
 def _others(readings: Sequence[Span], own: _Samples | None) -> dict[int, Held]:
-    """Return for each reading of a card's total during which time the others' part of it is the same.
+    """Return for each reading of a card's total how long the part of all other processes stays the same.
 
     Args:
-        readings: Everybody's, in order.
-        own: The samples of the process whose others these are; None of one that holds nothing.
+        readings: The readings of all processes, in order.
+        own: The samples of the process that is not counted; None if it holds nothing.
     """
     times_ns = np.array([end_ns_of(look) for look in readings], np.float64)
     used = np.array([used_bytes(look) for look in readings])

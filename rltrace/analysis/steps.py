@@ -74,6 +74,7 @@ class StepWindows:
             windows.append((span.start_ns, min(_end_ns(span, seen), following)))
             self.numbers.append(number_of(span, place))
         self.windows: Intervals = np.array(windows, np.int64)
+        self._starts_ns, self._ends_ns = [start for start, _ in windows[1:]], [end for _, end in windows[1:]]
         self.recorded = [True, *map(_is_recorded, self.spans)]
         """For each window, whether anything in it was recorded."""
         self.finished = [True, *map(_is_finished, self.spans)]
@@ -91,8 +92,8 @@ class StepWindows:
     def step_at(self, at_ns: int) -> int | None:
         """Return the number of the step that an instant is in, without its end; None before the first and between
         them."""
-        inside = np.flatnonzero((self.windows[:, 0] <= at_ns) & (at_ns < self.windows[:, 1]))
-        return self.numbers[int(inside[-1])] if len(inside) else None
+        place = bisect.bisect_right(self._starts_ns, at_ns)
+        return self.numbers[place] if place and at_ns < self._ends_ns[place - 1] else None
 
     def all(self) -> list[StepWindows]:
         """Return these windows, and those of each process with steps of its own."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -73,7 +75,8 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     misfit_records: int
     """Whole records that make no sense: a name that is no text, a value that is no number."""
     torn_records: int
-    """Records that the death of the process cut, that are damaged, or whose time lies outside of the process's life."""
+    """Records that the death of the process cut, that are damaged, or whose time lies outside of the process's life or
+    contradicts those of the records around them."""
     orphan_records: int
     """Ends of spans without a beginning, plus `stray_arrows`."""
     stray_arrows: int
@@ -220,8 +223,26 @@ def summarize(recording: Recording) -> Summary:
     return analyse(recording).summary
 
 
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Do without Python's collector of cycles for a while: it would look at all that is kept, again and again, and
+    hardly anything is in a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def analyse(recording: Recording) -> Analysed:
     """Do the same, and return what the figures were computed from, too."""
+    with without_collection():
+        return _analyse(recording)
+
+
+def _analyse(recording: Recording) -> Analysed:
     seen = Observations(recording)
     windows = StepWindows(seen)
     measured = clocks(seen.processes, seen.time_line)

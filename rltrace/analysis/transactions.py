@@ -6,6 +6,8 @@ taken is how the device's total changed, by the kernel. These are three sources,
 
 from __future__ import annotations
 
+import functools
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,7 +126,7 @@ def _lanes(seen: Observations) -> set[Lane]:
 
 
 def _moves(seen: Observations, lane: Lane) -> list[Span]:
-    moves = [move for process in seen.processes if process.lane == lane for move in process.moves]
+    moves = [move for process in seen.on(lane) for move in process.moves]
     return sorted(moves, key=lambda move: move.start_ns)
 
 
@@ -134,7 +136,8 @@ class _Rank:
     def __init__(self, lane: Lane, ledger: Ledger | None, seen: Observations, windows: StepWindows) -> None:
         self.lane, self.ledger, self.seen, self.windows = lane, ledger, seen, windows
         self.moves = _moves(seen, lane)
-        self.failures = [span for process in seen.processes if process.lane == lane for span in process.out_of_memory]
+        self.failures = [span for process in seen.on(lane) for span in process.out_of_memory]
+        self.times_ns: list[int] = [] if ledger is None else ledger.times_ns.tolist()
 
     def all(self) -> Iterator[Transaction]:
         """Return its transactions in order of time."""
@@ -153,9 +156,16 @@ class _Rank:
         """Return each phase with the engine's moves inside it; a move outside of all phases stands alone."""
         phases = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(self.moves, name)]
         inner = [move for move in self.moves if move.name in (MAP, UNMAP)]
-        outer = [*phases, *(move for move in inner if not any(_holds(phase, move) for phase in phases))]
-        for move in sorted(outer, key=lambda move: move.start_ns):
-            yield move, [move] if move in inner else [part for part in inner if _holds(move, part)]
+        starts_ns = [move.start_ns for move in inner]
+        held = set[int]()
+        outer: list[tuple[Span, list[Span]]] = []
+        for phase in phases:
+            behind = len(inner) if phase.end_ns is None else bisect_left(starts_ns, phase.end_ns)
+            parts = range(bisect_left(starts_ns, phase.start_ns), behind)
+            outer.append((phase, inner[parts.start : parts.stop]))
+            held.update(parts)
+        outer += [(move, [move]) for place, move in enumerate(inner) if place not in held]
+        return iter(sorted(outer, key=lambda one: one[0].start_ns))
 
     def transaction(
         self,
@@ -254,13 +264,19 @@ class _Rank:
             return None
         if self.ledger.times_ns[after] < end_ns:  # nobody has looked since
             return None
-        engines = self.ledger.used - sum(
+        handed_out = self.handed_out(before, after)
+        return int(sign * (self.of_engines[after] - self.of_engines[before] - handed_out))
+
+    @functools.cached_property
+    def of_engines(self) -> NDArray[np.float64]:
+        """The device's total at each moment, without what others said about themselves."""
+        assert self.ledger is not None
+        others = [
             self.ledger.row(owner)
             for owner in self.ledger.owners
             if owner not in (FREE, UNACCOUNTED) and not owner.startswith("rollout.")
-        )
-        handed_out = self.handed_out(before, after)
-        return int(sign * (engines[after] - engines[before] - handed_out))
+        ]
+        return np.asarray(self.ledger.used - sum(others))
 
     def handed_out(self, before: int, after: int) -> int:
         """Return the bytes that went from a cache to the engine's rest between two moments; a negative number came
@@ -276,15 +292,13 @@ class _Rank:
 
     def before(self, at_ns: int) -> int | None:
         """Return the last moment of the ledger before an instant."""
-        times_ns = self.ledger.times_ns if self.ledger is not None else np.empty(0, np.int64)
-        behind = int(np.searchsorted(times_ns, at_ns, side="right"))
+        behind = bisect_right(self.times_ns, at_ns)
         return behind - 1 if behind else None
 
     def after(self, at_ns: int) -> int | None:
         """Return the first moment of the ledger after an instant, else the last before it."""
-        times_ns = self.ledger.times_ns if self.ledger is not None else np.empty(0, np.int64)
-        behind = int(np.searchsorted(times_ns, at_ns, side="left"))
-        return behind if behind < len(times_ns) else self.before(at_ns)
+        behind = bisect_left(self.times_ns, at_ns)
+        return behind if behind < len(self.times_ns) else self.before(at_ns)
 
 
 # ---- verdicts ---------------------------------------------------------------------------------------------------
@@ -405,10 +419,6 @@ def _joined(moves: list[Span], name: str) -> Iterator[Span]:
             joined = move
     if joined is not None:
         yield joined
-
-
-def _holds(phase: Span, move: Span) -> bool:
-    return phase.start_ns <= move.start_ns and (phase.end_ns is None or move.start_ns < phase.end_ns)
 
 
 def _moved(inner: list[Span]) -> dict[str, int]:

@@ -12,39 +12,63 @@ then nothing has come to the card or gone, whatever has moved within an allocato
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES, end_ns_of, of_process, used_bytes
+from rltrace.analysis.looks import CONSISTENT_NS, GRANULE_BYTES, by_name, end_ns_of, used_bytes
 from rltrace.analysis.same_moment import Taken
 from rltrace.events import Span
 
 
 class Unstamped:
-    """Finds what belongs to the moment of a look; asked in the order of looks."""
+    """Finds what belongs to the moment of a look; asked once about each look, in order."""
 
-    def __init__(self, samples: Mapping[str, Sequence[Span]]) -> None:
+    def __init__(self, samples: Mapping[str, Sequence[Span]], readings: Sequence[Span]) -> None:
         """Args:
         samples: The looks of each process that holds memory of the device, by pid, in order.
+        readings: All looks that have read a total, in order.
         """
-        self._samples = {pid: _Samples(pid, looks) for pid, looks in samples.items()}
+        edges = _Edges(readings)
+        self._nearest = {pid: _Samples(pid, looks).nearest(edges) for pid, looks in samples.items()}
+        self._next = 0
         self._last: dict[tuple[str, str], _Said] = {}
         """What each process's last look took of each process."""
 
     def taken(self, look: Span, writer: str, pids: Iterable[str]) -> Taken:
         """Return what a look takes of processes that are there, and how old the oldest of it is."""
+        place, self._next = self._next, self._next + 1
         samples: dict[str, int | None] = {}
         apart_ns = 0.0
         for pid in pids:
-            samples[pid], age_ns = self._samples[pid].nearest(look)
-            if (sample := samples[pid]) is not None:
-                now = _Said(sample, age_ns, look.args.get("others_bytes"), of_process(look, "held_bytes", pid))
+            index, age_ns, held_bytes = self._nearest[pid][place]
+            if index is not None:
+                now = _Said(index, age_ns, look.args.get("others_bytes"), held_bytes)
                 said = self._last[writer, pid] = _still_said(now, self._last.get((writer, pid)))
-                samples[pid], age_ns = said.sample, said.age_ns
+                index, age_ns = said.sample, said.age_ns
+            samples[pid] = index
             apart_ns = max(apart_ns, age_ns)
         return Taken(samples, apart_ns)
+
+
+class _Edges:
+    """Looks that have read a total, as columns."""
+
+    def __init__(self, looks: Sequence[Span]) -> None:
+        self.ends_ns = np.array([end_ns_of(look) for look in looks], np.int64)
+        self.used_bytes = np.array([used_bytes(look) for look in looks], np.float64)
+        self._cpu_ns = [by_name(look, "cpu_ns") for look in looks]
+        self._held_bytes = [by_name(look, "held_bytes") for look in looks]
+
+    def cpu_ns(self, pid: str) -> NDArray[np.float64]:
+        """Return the processor time of a process by each; NaN where nobody read it."""
+        return np.array([of_all.get(pid, nan) for of_all in self._cpu_ns], np.float64)
+
+    def held_bytes(self, pid: str) -> NDArray[np.float64]:
+        """Return what a process held by each; NaN where the driver did not say."""
+        return np.array([of_all.get(pid, nan) for of_all in self._held_bytes], np.float64)
 
 
 class _Samples:
@@ -52,39 +76,50 @@ class _Samples:
 
     def __init__(self, pid: str, looks: Sequence[Span]) -> None:
         self._pid = pid
-        self._ends_ns = np.array([end_ns_of(look) for look in looks], np.int64)
-        self._cpu_ns = np.array([of_process(look, "cpu_ns", pid) for look in looks])
-        self._said_age_ns = np.array([float(look.args.get("age_ns") or 0) for look in looks])
-        self._held_bytes = np.array([of_process(look, "held_bytes", pid) for look in looks])
-        self._used_bytes = np.array([used_bytes(look) for look in looks])
+        own = _Edges(looks)
+        self._ends_ns, self._used_bytes = own.ends_ns, own.used_bytes
+        self._cpu_ns, self._held_bytes = own.cpu_ns(pid), own.held_bytes(pid)
+        self._said_age_ns = np.array([float(look.args.get("age_ns") or 0) for look in looks], np.float64)
 
-    def nearest(self, edge: Span) -> tuple[int | None, float]:
-        """Which of its own samples tells most about an edge, and how old that is in nanoseconds.
+    def nearest(self, edges: _Edges) -> list[tuple[int | None, float, float]]:
+        """Return which of its own samples tells most about each edge, how old that is in nanoseconds, and what the
+        edge says that the process holds.
 
         One before or behind it if that is new. Else the next one, if the card held as much by then; else its last word,
-        for a process samples before it moves memory.
+        for a process samples before it moves memory. Before its first sample a process is nothing but its interpreter,
+        or its context.
         """
-        behind = int(np.searchsorted(self._ends_ns, end_ns_of(edge), side="right"))
-        near = [index for index in (behind - 1, behind) if 0 <= index < len(self._ends_ns)]
-        if behind == 0:  # before its first sample a process is nothing but its interpreter, or its context
-            return None, 0.0
-        age_ns, _, index = min(
-            (self._age_ns(index, edge), abs(self._ends_ns[index] - end_ns_of(edge)), index) for index in near
-        )
-        if age_ns <= CONSISTENT_NS:
-            return index, age_ns
-        if self._used_bytes[near[-1]] == used_bytes(edge) and near[-1] == behind:
-            return behind, 0.0
-        return near[0], self._age_ns(near[0], edge)
+        ends_ns, cpu_ns, held_bytes = edges.ends_ns, edges.cpu_ns(self._pid), edges.held_bytes(self._pid)
+        behind = np.searchsorted(self._ends_ns, ends_ns, side="right")
+        has_next = behind < len(self._ends_ns)
+        last, following = np.maximum(behind - 1, 0), np.where(has_next, behind, 0)
+        if not len(self._ends_ns):
+            return [(None, 0.0, held) for held in held_bytes.tolist()]
+        last_age_ns, next_age_ns = (self._age_ns(index, ends_ns, cpu_ns, held_bytes) for index in (last, following))
+        last_ns, next_ns = (np.abs(self._ends_ns[index] - ends_ns) for index in (last, following))
+        is_nearer = (next_age_ns < last_age_ns) | ((next_age_ns == last_age_ns) & (next_ns < last_ns))
+        takes_next = has_next & is_nearer
+        is_new = np.where(takes_next, next_age_ns, last_age_ns) <= CONSISTENT_NS
+        is_as_full = has_next & ~is_new & (self._used_bytes[following] == edges.used_bytes)
+        index = np.where(is_new & takes_next | is_as_full, following, last)
+        age_ns = np.where(is_as_full, 0.0, np.where(is_new & takes_next, next_age_ns, last_age_ns))
+        found = zip(behind.tolist(), index.tolist(), age_ns.tolist(), held_bytes.tolist(), strict=True)
+        return [(at, age, held) if many else (None, 0.0, held) for many, at, age, held in found]
 
-    def _age_ns(self, index: int, edge: Span) -> float:
-        if self._held_bytes[index] == of_process(edge, "held_bytes", self._pid):
-            return 0.0
-        passed_ns = abs(int(self._ends_ns[index]) - end_ns_of(edge))
-        if self._ends_ns[index] > end_ns_of(edge):  # the first thing that it did then may have been to move memory
-            return float(self._said_age_ns[index]) + passed_ns
-        used_ns = abs(float(self._cpu_ns[index]) - of_process(edge, "cpu_ns", self._pid))
-        return float(self._said_age_ns[index]) + (min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns)
+    def _age_ns(
+        self,
+        index: NDArray[np.intp],
+        ends_ns: NDArray[np.int64],
+        cpu_ns: NDArray[np.float64],
+        held_bytes: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Return how old some of its samples are at some edges."""
+        passed_ns = np.abs(self._ends_ns[index] - ends_ns).astype(np.float64)
+        used_ns = np.abs(self._cpu_ns[index] - cpu_ns)
+        # The first thing that it did after an edge may have been to move memory.
+        is_later = self._ends_ns[index] > ends_ns
+        passed_ns = np.where(~is_later & np.isfinite(used_ns), np.fmin(passed_ns, used_ns), passed_ns)
+        return np.where(self._held_bytes[index] == held_bytes, 0.0, self._said_age_ns[index] + passed_ns)
 
 
 class _Said(NamedTuple):

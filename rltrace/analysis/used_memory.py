@@ -36,7 +36,7 @@ class UsedMemory(NamedTuple):
 
 def used_memory(seen: Observations, lane: Lane) -> UsedMemory:
     """Return the line of a lane's GPU; it is empty where nobody looked."""
-    looked = [point for process in seen.processes if process.lane == lane for point in _looks(process)]
+    looked = [point for process in seen.on(lane) for point in _looks(process)]
     samplers = [process for process in seen.processes if process.process.role == SAMPLER]
     sampled = [point for process in samplers for point in sampled_points(process.sampled, str(lane.device))]
     points = sorted([(*point, False) for point in looked] + [(*point, True) for point in sampled])

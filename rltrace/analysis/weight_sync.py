@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rltrace.analysis.intervals import EMPTY, Intervals, covered_ns, cut, outside, total_ns, union
+from rltrace.analysis.intervals import Intervals, added_up, covered_in, cut, outside, paired, union
 from rltrace.analysis.lanes import Lane, order
 from rltrace.analysis.observations import Intervalled, Observations
 from rltrace.analysis.steps import StepWindows
@@ -81,24 +82,27 @@ def _filled(column: array[int], spans: Intervalled) -> NDArray[np.int64]:
     return np.array(column, np.int64) if column else np.zeros(len(spans.starts), np.int64)
 
 
-class _Part:
+class _Part(NamedTuple):
     """What of one stage lies in one window."""
 
-    def __init__(self, rows: Intervals, size_bytes: int, tensors: int, spans: int) -> None:
-        self.rows = rows
-        self.bytes = size_bytes
-        self.tensors = tensors
-        self.spans = spans
+    spans: int
+    summed_ns: int
+    covered_ns: int
+    bytes: int
+    tensors: int
 
     def figures(self) -> Stage:
-        seconds = covered_ns(self.rows) / 1e9
+        seconds = self.covered_ns / 1e9
         return Stage(
             spans=self.spans,
             seconds=seconds,
-            summed_seconds=total_ns(self.rows) / 1e9,
+            summed_seconds=self.summed_ns / 1e9,
             bytes=self.bytes,
             gigabytes_per_second=_rate(self.bytes, seconds),
         )
+
+
+_NOTHING = _Part(0, 0, 0, 0, 0)
 
 
 def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
@@ -121,24 +125,23 @@ def rank_syncs(seen: Observations, windows: StepWindows) -> list[RankSync]:
             columns[EMPTY_CACHE] = _Columns(emptied[lane], seen.end_ns)
             columns[EMPTY_CACHE].keep_inside(in_sync)
         own = windows.of(lane)
-        parts = {name: _parts(of_stage, own) for name, of_stage in columns.items()}
-        pieces, window, _ = cut(in_sync, own.windows)
+        parts = {name: _parts(columns[name], own) for name in SYNC_STAGES if name in columns}
+        in_stages = union(*(of_stage.rows for of_stage in columns.values()))
+        whole = _whole(in_sync, in_stages, own.windows)
+        seconds_ns, rest_ns = covered_in(whole, own.windows), _rest_ns(whole, in_stages, own.windows)
+        is_in_phase = _has_any(in_sync, own.windows)
         for place, number in enumerate(own.numbers):
-            inside = {name: parts[name][place] for name in SYNC_STAGES if place in parts.get(name, {})}
-            in_phase = pieces[window == place]
-            if inside or len(in_phase):
-                found.append((place, _rank_sync(lane, number, in_phase, inside)))
+            inside = {name: of_stage[place] for name, of_stage in parts.items() if place in of_stage}
+            if inside or is_in_phase[place]:
+                found.append((place, _rank_sync(lane, number, int(seconds_ns[place]), int(rest_ns[place]), inside)))
     return [sync for _, sync in sorted(found, key=lambda item: item[0])]
 
 
-def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[str, _Part]) -> RankSync:
-    in_stages = union(*(part.rows for part in parts.values()))
-    whole = in_phase if len(in_phase) else _reach(in_stages)
-    seconds = covered_ns(whole) / 1e9
-    nothing = _Part(EMPTY, 0, 0, 0)
-    sent, loaded = parts.get(SEND, nothing), parts.get(LOAD, nothing)
+def _rank_sync(lane: Lane, step: int | None, whole_ns: int, rest_ns: int, parts: dict[str, _Part]) -> RankSync:
+    seconds = whole_ns / 1e9
+    sent, loaded = parts.get(SEND, _NOTHING), parts.get(LOAD, _NOTHING)
     size_bytes = sent.bytes or max((part.bytes for part in parts.values()), default=0)
-    counted = max(parts.get(name, nothing).tensors for name in COUNTED)
+    counted = max(parts.get(name, _NOTHING).tensors for name in COUNTED)
     return RankSync(
         step=step,
         lane=lane.name,
@@ -147,29 +150,48 @@ def _rank_sync(lane: Lane, step: int | None, in_phase: Intervals, parts: dict[st
         bytes=size_bytes,
         gigabytes_per_second=_rate(size_bytes, seconds),
         buckets=sent.spans or loaded.spans,
-        tensors=counted or loaded.tensors or parts.get(GATHER, nothing).spans,
+        tensors=counted or loaded.tensors or parts.get(GATHER, _NOTHING).spans,
         stages={name: part.figures() for name, part in parts.items()},
-        rest_seconds=covered_ns(outside(in_stages, whole)[0]) / 1e9,
+        rest_seconds=rest_ns / 1e9,
     )
 
 
-def _reach(rows: Intervals) -> Intervals:
-    """Return the time from the first to the last."""
-    return np.array([[rows[0, 0], rows[-1, 1]]], np.int64) if len(rows) else EMPTY
+def _has_any(rows: Intervals, windows: Intervals) -> NDArray[np.bool_]:
+    """Return in which windows any of the rows lies."""
+    return np.bincount(cut(rows, windows)[1], minlength=len(windows)) > 0
+
+
+def _whole(in_sync: Intervals, in_stages: Intervals, windows: Intervals) -> Intervals:
+    """Return when each window's sync was: in its phase, or from the first to the last of its stages."""
+    in_phase, window, _ = cut(in_sync, windows)
+    pieces, of_piece, _ = cut(in_stages, windows)
+    alone = ~np.isin(of_piece, window)
+    pieces, of_piece = pieces[alone], of_piece[alone]
+    is_first = np.append(True, of_piece[1:] != of_piece[:-1]) if len(of_piece) else np.empty(0, bool)
+    is_last = np.append(is_first[1:], True) if len(of_piece) else is_first
+    return union(in_phase, paired(pieces[is_first, 0], pieces[is_last, 1]))
+
+
+def _rest_ns(whole: Intervals, in_stages: Intervals, windows: Intervals) -> NDArray[np.int64]:
+    """Return for how long no stage was open in each window's sync."""
+    return covered_in(outside(in_stages, whole)[0], windows)
 
 
 def _parts(columns: _Columns, windows: StepWindows) -> dict[int, _Part]:
     pieces, window, row = cut(columns.rows, windows.windows)
     # A span that crosses the edge of a window has its bytes where it begins.
     is_first = np.append(True, row[1:] != row[:-1]) if len(row) else np.empty(0, bool)
-    parts = {}
-    for place in map(int, np.unique(window)):
-        here = window == place
-        rows_begun = row[here & is_first]
-        parts[place] = _Part(
-            pieces[here], int(columns.bytes[rows_begun].sum()), int(columns.tensors[rows_begun].sum()), len(rows_begun)
-        )
-    return parts
+    begun = np.flatnonzero(is_first)
+    many = len(windows.windows)
+    columns_of = (
+        np.bincount(window[begun], minlength=many),
+        added_up(pieces[:, 1] - pieces[:, 0], window, many),
+        covered_in(columns.rows, windows.windows),
+        added_up(columns.bytes[row[begun]], window[begun], many),
+        added_up(columns.tensors[row[begun]], window[begun], many),
+    )
+    listed = [column.tolist() for column in columns_of]
+    return {place: _Part(*(column[place] for column in listed)) for place in np.unique(window).tolist()}
 
 
 def _rate(size_bytes: int, seconds: float) -> float | None:

@@ -20,6 +20,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any
 
 import click
@@ -38,6 +39,7 @@ from rltrace.cli.summary import summary
 from rltrace.cli.view import view
 from rltrace.cli.why import why
 from rltrace.errors import OutputError, RltraceError
+from rltrace.read import native
 from rltrace.record.announcement import complain
 
 DEBUG_VARIABLE = "RLTRACE_DEBUG"
@@ -88,8 +90,17 @@ class Commands(click.Group):
             return _drop_output()
 
 
+VERSION_HELP = "Show the version, and what decodes segments."
+
+
+def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        click.echo(f"rltrace, version {metadata.version('rltrace-toolkit')}\nsegments are decoded {native.decoder()}")
+        context.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="rltrace-toolkit", prog_name="rltrace")
+@click.option("--version", is_flag=True, callback=_show_version, expose_value=False, is_eager=True, help=VERSION_HELP)
 def main() -> None:
     """Where every second and every byte of a colocated RL step went.
 

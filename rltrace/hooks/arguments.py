@@ -39,6 +39,17 @@ def with_argument(name: str, position: int, args: tuple[Any, ...], kwargs: dict[
     return (*args[:position], value, *args[position + 1 :]), kwargs
 
 
+def attributes(owner: str, *names: str) -> tuple[str, ...]:
+    """Return attributes of a class or a module as a hook declares that it reads them.
+
+    Args:
+        owner: "module:Class", or "module:".
+        names: Of its attributes, be they methods or set by its methods.
+    """
+    between = "" if owner.endswith(":") else "."
+    return tuple(f"{owner}{between}{name}" for name in names)
+
+
 def keep(name: str, position: int) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """Return a `before` that keeps one argument for its `after`."""
     return lambda args, kwargs: argument(name, position, args, kwargs)

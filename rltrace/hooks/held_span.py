@@ -18,7 +18,8 @@ class HeldSpan:
         return self._opened is not None
 
     def open(self, name: str, **args: Any) -> None:
-        """Begin the span."""
+        """Begin the span. One that is open still was kept from its end by an error from outside."""
+        self.end_interrupted(None)
         self._opened = spans.automatic_span(name, **args).__enter__()
 
     def set(self, **args: Any) -> None:
@@ -27,5 +28,17 @@ class HeldSpan:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the span if one is open; `error` is what ended it."""
-        opened, self._opened = self._opened, None
-        end_span(opened, None, error)
+        if self._opened is None:
+            return
+        try:
+            end_span(self._opened, None, error)
+        except BaseException as interruption:
+            self.end_interrupted(interruption)
+            raise
+        self._opened = None
+
+    def end_interrupted(self, interruption: BaseException | None) -> None:
+        """End the span if an error from outside has kept a hook from that."""
+        if self._opened is not None:
+            self._opened.end_interrupted(interruption)
+            self._opened = None

@@ -30,7 +30,7 @@ class Instrumentation(Protocol):
     """Its name in `plugins.INSTRUMENTATIONS`."""
 
     supports: tuple[str, ...]
-    """The versions whose source was read, such as "torch >= 2.11, < 2.14"; other versions are skipped."""
+    """The oldest versions that have what is hooked, such as "torch >= 2.11"; an older version is skipped."""
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; called once a process, before or after the framework is imported."""

@@ -13,13 +13,15 @@ import contextlib
 import functools
 import inspect
 import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from types import CoroutineType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rltrace.dependencies import own
-from rltrace.hooks import boundaries
-from rltrace.hooks.versions import unmet_support
+from rltrace.hooks import binding, boundaries
+from rltrace.hooks.binding import UntouchableError
+from rltrace.hooks.versions import doubt_of_version, unmet_support
 from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 from rltrace.record import spans
@@ -43,6 +45,8 @@ Key = Callable[..., "str | None"]
 Before = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[Any, Any, "BaseException | None"], None]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Reader = tuple[Literal["call", "described", "result", "change", "made"], "Function | None"]
+"""A function of ours that is told the arguments of a call, and how: `before`, `args`, `late_args`, `change`, `make`."""
 ChangeArguments = Callable[["Hook", tuple[Any, ...], dict[str, Any]], Call]
 
 
@@ -112,7 +116,7 @@ class Hook:
 
         Args:
             state: "waiting" for its module, "installed", "skipped", "failed" or "undone".
-            reason: Why it is not installed.
+            reason: Why it is not installed, or is unverified.
         """
         self.state = state
         if state != "failed":  # one bad call does not silence the hook
@@ -165,24 +169,65 @@ class Hook:
             pass
 
     def enter(self, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run `before`, and return the token for `leave`, or `_NOT_ENTERED`."""
+        """Run `before`, and return the token for `leave`, or `NOT_ENTERED`."""
         if not self.live:
-            return _NOT_ENTERED
+            return NOT_ENTERED
+        newest = spans.newest
         try:
             self.row.fired()
             return before(args, kwargs)
         except own_failure() as error:
             self.failed(error)
-            return _NOT_ENTERED
+            return NOT_ENTERED
+        except BaseException as interruption:
+            spans.end_lost(newest, interruption)
+            raise
 
     def leave(self, after: After, token: Any, result: Any, error: BaseException | None) -> None:
         """Run `after` if its `before` was run."""
-        if token is _NOT_ENTERED:
+        if token is NOT_ENTERED:
             return
         try:
             after(token, result, error)
         except own_failure() as failure:
             self.failed(failure)
+        except BaseException as interruption:
+            _end_token(token, interruption)
+            raise
+
+    def leave_by_error(
+        self,
+        after: After,
+        token: Any,
+        error: BaseException,
+        newest: Any = None,
+        *,
+        is_leaving: bool,
+        is_shown: bool = True,
+    ) -> bool:
+        """Do what is left of a call that an error ends: the program's, one of `after`, or one from outside.
+
+        Args:
+            after: Run if it has not begun yet.
+            token: What `before` returned; `ENTERING` if it has not returned.
+            error: What ends the call.
+            newest: `spans.newest` before `before`.
+            is_leaving: Whether `after` has begun.
+            is_shown: Whether the error is one for `after`, and does not only end a generator.
+
+        Returns:
+            Whether the error is ours, so that the call goes on.
+        """
+        if token is ENTERING:
+            spans.end_lost(newest, error)
+        elif not is_leaving:
+            self.leave(after, token, None, error if is_shown else None)
+        elif own_failure():
+            self.failed(error)  # type: ignore[arg-type]
+            return True
+        else:
+            _end_token(token, error)
+        return False
 
 
 class AwaitedImport(Hook):
@@ -199,10 +244,24 @@ class AwaitedImport(Hook):
             self.bind(state == "installed")
 
 
-_NOT_ENTERED = object()
+NOT_ENTERED = object()
+"""The token of a call whose `before` was not run, or has failed."""
+ENTERING = object()
+"""The token of a call whose `before` has not returned yet."""
+
+
+def _end_token(token: Any, interruption: BaseException) -> None:
+    """End what an error from outside has kept `after` from ending: what in a token has `end_interrupted`."""
+    for part in token if isinstance(token, tuple) else (token,):
+        if hasattr(part, "end_interrupted"):
+            part.end_interrupted(interruption)
 
 
 # ---- wrappers, one per kind -------------------------------------------------------------------------------------
+#
+# An error from outside may come wherever Python calls something. A `with` is not safe from it: it may come before the
+# first statement of `__exit__`. So everything from `before` to `after` is in one `try`. Its handler knows from `token`
+# and `is_leaving` how far the call has got, and is in a `try` itself.
 
 
 def wrap_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
@@ -213,40 +272,55 @@ def wrap_function(original: Function, hook: Hook, before: Before, after: After) 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not hook.live:
             return original(*args, **kwargs)
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
-            hook.row.fired()
-            token = before(args, kwargs)
-        except own_failure() as error:
-            hook.failed(error)
-            token = _NOT_ENTERED
-        # Outside of the handler above: what the program raises, or asks of sys.exc_info, must not know of our error.
-        try:
+            try:
+                hook.row.fired()
+                token = before(args, kwargs)
+            except own_failure() as error:
+                token = NOT_ENTERED
+                hook.failed(error)
+            # Outside of the handler above: neither what the program raises nor sys.exc_info may know of our error.
             result = original(*args, **kwargs)
-        except BaseException as error:
-            hook.leave(after, token, None, error)
-            raise
-        if token is _NOT_ENTERED:
-            return result
-        # `@torch.no_grad() async def` is a plain function that returns a coroutine.
-        if type(result) is CoroutineType:
-            return _finish_coroutine(result, hook, after, token)
-        try:
+            if token is NOT_ENTERED:
+                return result
+            # `@torch.no_grad() async def` is a plain function that returns a coroutine.
+            if type(result) is CoroutineType:
+                return _finish_coroutine(result, hook, after, token)
+            is_leaving = True
             after(token, result, None)
-        except own_failure() as error:
-            hook.failed(error)
-        return result
+            return result
+        except BaseException as error:
+            try:
+                if hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving):
+                    return result
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
+            raise
 
     return call
 
 
 async def _finish_coroutine(coroutine: Any, hook: Hook, after: After, token: Any) -> Any:
+    """Await the coroutine that a plain function has returned, whose span is open already.
+
+    An error from outside that comes before the first statement, when it is awaited first, leaves that open.
+    """
+    is_leaving = False
     try:
         result = await coroutine
+        is_leaving = True
+        after(token, result, None)
+        return result
     except BaseException as error:
-        hook.leave(after, token, None, error)
+        try:
+            if hook.leave_by_error(after, token, error, is_leaving=is_leaving):
+                return result
+        except BaseException as interruption:
+            _end_token(token, interruption)
+            raise
         raise
-    hook.leave(after, token, result, None)
-    return result
 
 
 def wrap_coroutine_function(original: Function, hook: Hook, before: Before, after: After) -> Function:
@@ -254,7 +328,20 @@ def wrap_coroutine_function(original: Function, hook: Hook, before: Before, afte
 
     @functools.wraps(original)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        return await _finish_coroutine(original(*args, **kwargs), hook, after, hook.enter(before, args, kwargs))
+        token, is_leaving, newest = ENTERING, False, spans.newest
+        try:
+            token = hook.enter(before, args, kwargs)
+            result = await original(*args, **kwargs)
+            is_leaving = True
+            hook.leave(after, token, result, None)
+            return result
+        except BaseException as error:
+            try:
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
+            raise
 
     return call
 
@@ -264,14 +351,21 @@ def wrap_generator_function(original: Function, hook: Hook, before: Before, afte
 
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        token = hook.enter(before, args, kwargs)
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
+            token = hook.enter(before, args, kwargs)
             result = yield from original(*args, **kwargs)
+            is_leaving = True
+            hook.leave(after, token, result, None)
+            return result
         except BaseException as error:
-            hook.leave(after, token, None, None if isinstance(error, GeneratorExit) else error)
+            is_shown = not isinstance(error, GeneratorExit)
+            try:
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
             raise
-        hook.leave(after, token, result, None)
-        return result
 
     return generate
 
@@ -284,16 +378,24 @@ def wrap_each_item(original: Function, hook: Hook, before: Before, after: After)
         inner = original(*args, **kwargs)
         resume, value = inner.send, None
         while True:
-            token = hook.enter(before, args, kwargs)
+            token, is_leaving, newest = ENTERING, False, spans.newest
             try:
-                item = resume(value)
-            except StopIteration as stop:
-                hook.leave(after, token, None, None)
-                return stop.value
+                token = hook.enter(before, args, kwargs)
+                try:
+                    item = resume(value)
+                except StopIteration as stop:
+                    is_leaving = True
+                    hook.leave(after, token, None, None)
+                    return stop.value
+                is_leaving = True
+                hook.leave(after, token, item, None)
             except BaseException as error:
-                hook.leave(after, token, None, error)
+                try:
+                    hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving)
+                except BaseException as interruption:
+                    _end_token(token, interruption)
+                    raise
                 raise
-            hook.leave(after, token, item, None)
             try:
                 resume, value = inner.send, (yield item)
             except GeneratorExit:
@@ -350,9 +452,10 @@ def wrap_async_generator_function(original: Function, hook: Hook, before: Before
 
     @functools.wraps(original)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        token = hook.enter(before, args, kwargs)
-        inner = original(*args, **kwargs)
+        token, is_leaving, newest = ENTERING, False, spans.newest
         try:
+            token = hook.enter(before, args, kwargs)
+            inner = original(*args, **kwargs)
             # What `yield from` does, which asynchronous generators lack.
             step = inner.__anext__()
             while True:
@@ -369,10 +472,16 @@ def wrap_async_generator_function(original: Function, hook: Hook, before: Before
                     step = inner.athrow(thrown)
                 else:
                     step = inner.asend(sent)
+            is_leaving = True
+            hook.leave(after, token, None, None)
         except BaseException as error:
-            hook.leave(after, token, None, None if isinstance(error, GeneratorExit) else error)
+            is_shown = not isinstance(error, GeneratorExit)
+            try:
+                hook.leave_by_error(after, token, error, newest, is_leaving=is_leaving, is_shown=is_shown)
+            except BaseException as interruption:
+                _end_token(token, interruption)
+                raise
             raise
-        hook.leave(after, token, None, None)
 
     return generate
 
@@ -438,10 +547,6 @@ def wrap_borrowed(original: Function, hook: Hook, before: Before, after: After) 
 # ---- patches ----------------------------------------------------------------------------------------------------
 
 
-class UntouchableError(Exception):
-    """No hook can be put around the target; the text says why."""
-
-
 class Patch:
     """One replaced attribute: its owner, what stood there and what stands there now."""
 
@@ -453,6 +558,8 @@ class Patch:
         self.hook = hook
         self.inherited = attr not in vars(owner)
         self.original = inspect.getattr_static(owner, attr)
+        with _inspecting():
+            _require_function(self.original)
         self.replacement = _replace(self.original, make)
         try:
             setattr(owner, attr, self.replacement)
@@ -474,13 +581,30 @@ def _replace(raw: Any, make: Callable[[Function], Function]) -> Any:
     """Return the replacement of `raw`, in the same kind of descriptor."""
     if isinstance(raw, staticmethod | classmethod):
         return type(raw)(make(raw.__func__))
+    return make(raw)
+
+
+def _require_function(raw: Any) -> None:
+    """Refuse what no hook can be put around."""
+    if isinstance(raw, staticmethod | classmethod):
+        return
     if isinstance(raw, property):
         raise UntouchableError("a property, which no hook can wrap")
     if isinstance(raw, type):
         raise UntouchableError("a class: name one of its methods")
-    if isinstance(raw, FunctionType | MethodType) or inspect.isroutine(raw):
-        return make(raw)
-    raise UntouchableError(f"an object of {type(raw).__module__}.{type(raw).__qualname__}, not a function")
+    if not (isinstance(raw, FunctionType | MethodType) or inspect.isroutine(raw)):
+        raise UntouchableError(f"an object of {type(raw).__module__}.{type(raw).__qualname__}, not a function")
+
+
+@contextlib.contextmanager
+def _inspecting() -> Iterator[None]:
+    """Refuse what raises while it is looked at: lazy modules and proxies run code of theirs then."""
+    try:
+        yield
+    except UntouchableError:
+        raise
+    except own_failure() as error:
+        raise UntouchableError(f"it cannot be looked at: {type(error).__name__}: {error}") from error
 
 
 def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
@@ -488,16 +612,26 @@ def _find_owner(module: ModuleType, path: str) -> tuple[Any, str]:
     *parents, attr = path.split(".")
     owner: Any = module
     where = module.__name__
-    try:
-        for name in parents:
-            owner = getattr(owner, name)
-            where += f".{name}"
-        name = attr
-        inspect.getattr_static(owner, attr)
-    except AttributeError as error:
-        # Python's own words would blame a circular import: the module is being imported just now.
-        raise UntouchableError(f"not in this release: {where} has no {name}") from error
+    with _inspecting():
+        try:
+            for name in parents:
+                owner = getattr(owner, name)
+                where += f".{name}"
+            name = attr
+            inspect.getattr_static(owner, attr)
+        except AttributeError as error:
+            # Python's own words would blame a circular import: the module is being imported just now.
+            raise UntouchableError(f"not in this release: {where} has no {name}") from error
     return owner, attr
+
+
+def _require_imported(module: ModuleType) -> None:
+    """Refuse a module in whose place another object has been put: a hook on it would see none of the calls."""
+    there = sys.modules.get(module.__name__, module)
+    if there is not module:
+        raise UntouchableError(f"{module.__name__} was replaced by an object of {type(there).__qualname__}")
+    if doubt := doubt_of_version(module):
+        raise UntouchableError(doubt)
 
 
 def _span_hooks(
@@ -585,13 +719,19 @@ class PatchSet:
     Args:
         instrumentation: Its name.
         register: Where its hooks report to.
-        supports: Requirements such as "torch >= 2.6, < 3"; looked up when a target's module is imported. While one is
-            unmet every hook is skipped with that reason.
+        supports: Requirements such as "torch >= 2.6"; looked up when a target's module is imported. While one is unmet
+            every hook is skipped with that reason.
     """
 
     def __init__(self, instrumentation: str, register: HookRegister, supports: tuple[str, ...] = ()) -> None:
         self.instrumentation = instrumentation
         self.hooks: list[Hook] = []
+        self.reads: dict[str, tuple[str, ...]] = {}
+        """The attributes that each hook reads besides the arguments of its target, by target."""
+        self.readers: dict[str, tuple[Reader, ...]] = {}
+        """The functions that read the arguments of a call, by target: `make digests` finds out which they read."""
+        self.awaiting: list[tuple[str, Callable[[Hook], Callable[[], None] | None]]] = []
+        """What is done once a module is imported, by its name."""
         self._awaited: list[AwaitedImport] = []
         self._register = register
         self.supports = supports
@@ -640,6 +780,7 @@ class PatchSet:
         *,
         at_boundaries: bool = True,
         is_borrowed: bool = False,
+        reads: tuple[str, ...] = (),
     ) -> None:
         """Call `before` and `after` around every call of `target`, whatever kind of function it is.
 
@@ -651,7 +792,10 @@ class PatchSet:
             at_boundaries: Both sides of what emits a phase, a sleep or a wake-up are boundaries. False: the two tell of
                 boundaries themselves, because not every call has them.
             is_borrowed: An extension calls it by a reference that it does not count.
+            reads: What the two read of the objects that they are given: "module:Class.attr". A newer release that has
+                not all of it gets no hook; what `argument` and `keep` name need not be named again.
         """
+        self._note(target, reads, ("call", before))
         if at_boundaries:
             before, after = _at_boundaries(before, after, emits)
         self._wrap(wrap_borrowed if is_borrowed else wrap_same_kind, target, before, after, emits)
@@ -666,6 +810,7 @@ class PatchSet:
         flow_out: Key | None = None,
         flow_in: Key | None = None,
         each_item: bool = False,
+        reads: tuple[str, ...] = (),
     ) -> None:
         """Make every call of `target` a span.
 
@@ -677,13 +822,17 @@ class PatchSet:
             flow_out: Called as `target` is; the key of an arrow that leaves here, None for none.
             flow_in: As `flow_out`, of an arrow that arrives here.
             each_item: Of a generator, make every `next` a span, not its life; the result is the item.
+            reads: As of `around`.
         """
-
+        self._note(target, reads, ("described", args), ("described", flow_out), ("described", flow_in))
+        self._note(target, reads, ("result", late_args))
         wrap = wrap_each_item if each_item else wrap_same_kind
         before, after = _at_boundaries(*_span_hooks(name, args, late_args, flow_out, flow_in), (name,))
         self._wrap(wrap, target, before, after, (name,))
 
-    def around_items(self, target: str, before: Before, after: After, emits: tuple[str, ...] = ()) -> None:
+    def around_items(
+        self, target: str, before: Before, after: After, emits: tuple[str, ...] = (), *, reads: tuple[str, ...] = ()
+    ) -> None:
         """Call `before` and `after` around every `next` of a generator function; the result is the item, or None.
 
         Args:
@@ -691,28 +840,46 @@ class PatchSet:
             before: Called with the (args, kwargs) that made the generator; returns a token.
             after: Called with the token, the item (None behind the last one) and the error (None without one).
             emits: Names of the spans that the two write.
+            reads: As of `around`.
         """
+        self._note(target, reads, ("call", before))
         self._wrap(wrap_each_item, target, before, after, emits)
+
+    def _note(self, target: str, reads: tuple[str, ...], *readers: Reader) -> None:
+        """Note what a hook reads."""
+        self.reads.setdefault(target, reads)
+        self.readers[target] = (*self.readers.get(target, ()), *readers)
 
     def _wrap(
         self, wrap: Callable[..., Function], target: str, before: Before, after: After, emits: tuple[str, ...]
     ) -> None:
         self.wrap(target, lambda original, hook: wrap(original, hook, hook.timed(before), hook.timed(after)), emits)
 
-    def arguments(self, target: str, change: ChangeArguments, emits: tuple[str, ...] = ()) -> None:
+    def arguments(
+        self, target: str, change: ChangeArguments, emits: tuple[str, ...] = (), *, reads: tuple[str, ...] = ()
+    ) -> None:
         """Let `change(hook, args, kwargs)` replace the arguments of every call of `target`.
 
         For what is passed in to be called or iterated: a callback, a generator. `change` guards what it puts there by
-        `hook.enter` and `hook.leave`, or by `watch_items`.
+        `hook.enter` and `hook.leave`, or by `watch_items`. `reads` is as of `around`.
         """
+        self._note(target, reads, ("change", change))
         self.wrap(target, lambda original, hook: wrap_arguments(original, hook, change), emits)
 
-    def wrap(self, target: str, make: Callable[[Function, Hook], Function], emits: tuple[str, ...] = ()) -> None:
+    def wrap(
+        self,
+        target: str,
+        make: Callable[[Function, Hook], Function],
+        emits: tuple[str, ...] = (),
+        *,
+        reads: tuple[str, ...] = (),
+    ) -> None:
         """Replace `target` by `make(original, hook)` once its module is imported.
 
         For what `around` cannot express. `make` keeps the kind and the attributes (functools.wraps) itself, and
-        guards its own code by `hook.enter` and `hook.leave`.
+        guards its own code by `hook.enter` and `hook.leave`. `reads` is as of `around`.
         """
+        self._note(target, reads, ("made", make))
 
         def bind(module: ModuleType, hook: Hook) -> None:
             owner, attr = _find_owner(module, target.partition(":")[2])
@@ -720,14 +887,23 @@ class PatchSet:
 
         self._hook(target, bind, emits)
 
-    def use(self, target: str, register: Callable[[Hook], Callable[[], None]], emits: tuple[str, ...] = ()) -> None:
+    def use(
+        self,
+        target: str,
+        register: Callable[[Hook], Callable[[], None]],
+        emits: tuple[str, ...] = (),
+        *,
+        reads: tuple[str, ...] = (),
+    ) -> None:
         """Register with a public hook of a framework once its module is imported.
 
         Args:
             target: "module:function" of the public hook.
             register: Registers, and returns the function that takes it back.
             emits: The names of the spans that the hook writes.
+            reads: As of `around`.
         """
+        self._note(target, reads)
 
         def bind(module: ModuleType, hook: Hook) -> None:
             _find_owner(module, target.partition(":")[2])
@@ -749,6 +925,7 @@ class PatchSet:
             if (take_back := function(awaited)) is not None:
                 self._undos.append((awaited, take_back))
 
+        self.awaiting.append((module, function))
         awaited = AwaitedImport(self.instrumentation, module, register=self._register)
         self._awaited.append(awaited)
         self._when_imported(awaited, bind)
@@ -771,18 +948,33 @@ class PatchSet:
         if self._closed:
             return
         try:
-            if reason := unmet_support(self.supports):
+            if reason := unmet_support(self.supports, binding.known().versions):
                 hook.report("skipped", reason)
                 return
+            remark = self._look(hook, module)
             # Live before it is in place, so that no call slips through uncounted.
             hook.bind(True)
             bind(module, hook)
-            hook.report("installed")
+            hook.report("installed", remark)
         except UntouchableError as reason:
             hook.report("skipped", str(reason))
         except own_failure() as error:
             hook.bind(False)
             hook.failed(error)
+
+    def _look(self, hook: Hook, module: ModuleType) -> str | None:
+        """Look at what a hook is about to be put around; return why it is unverified.
+
+        Raises:
+            UntouchableError: It is not what the hook was written for.
+        """
+        if isinstance(hook, AwaitedImport):
+            return None
+        _require_imported(module)
+        owner, attr = _find_owner(module, hook.target.partition(":")[2])
+        with _inspecting():
+            original = inspect.getattr_static(owner, attr)
+            return binding.look(self.instrumentation, hook.target, self.reads.get(hook.target, ()), original)
 
     def undo(self) -> list[str]:
         """Take every hook back.

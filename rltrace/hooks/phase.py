@@ -29,11 +29,20 @@ class OwnPhase(LiveSpan):
 
     def __enter__(self) -> OwnPhase:
         _reached(self.name, is_end=False)
-        LiveSpan.__enter__(self)
-        return self
+        newest = spans.newest
+        try:
+            LiveSpan.__enter__(self)
+            return self
+        except BaseException as interruption:  # `with` never calls `__exit__` then
+            spans.end_lost(newest, interruption)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, error: object = None, traceback: object = None, /) -> None:
-        LiveSpan.__exit__(self, kind, error, traceback)
+        try:
+            LiveSpan.__exit__(self, kind, error, traceback)
+        except BaseException as interruption:
+            self.end_interrupted(interruption)
+            raise
         _reached(self.name, error=error if isinstance(error, BaseException) else None)
 
 

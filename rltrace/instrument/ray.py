@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.events import RAY_CALL
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.environment import NEXT_RAY_HOOK_VARIABLE, with_startup
 from rltrace.hooks.patching import (
     Function,
@@ -41,17 +41,18 @@ class Ray:
     """Roles, calls with their arrows, waits, and serialization."""
 
     name = "ray"
-    supports = ("ray >= 2.41, < 3",)
+    supports = ("ray >= 2.41",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         patches.around("ray._private.worker:init", remember_address, become_driver)
         patches.around("ray._private.worker:disconnect", say_left, nothing_after)
-        for target, attribute in (
-            ("ray.actor:ActorMethod._remote", "_method_name"),
-            ("ray.remote_function:RemoteFunction._remote", "_function_name"),
+        for owner, name in (
+            ("ray.actor:ActorMethod", "_method_name"),
+            ("ray.remote_function:RemoteFunction", "_function_name"),
         ):
-            patches.around(target, functools.partial(begin_submit, attribute), end_submit, ("ray.submit",))
+            begin = functools.partial(begin_submit, name)
+            patches.around(f"{owner}._remote", begin, end_submit, ("ray.submit",), reads=attributes(owner, name))
         manager = "ray._private.function_manager:FunctionActorManager"
         patches.wrap(f"{manager}._make_actor_method_executor", watch_executor, (RAY_CALL,))
         patches.wrap(f"{manager}.get_execution_info", watch_tasks, (RAY_CALL,))

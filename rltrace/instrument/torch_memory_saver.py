@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, nothing_after
 from rltrace.host.interruption import own_failure
 from rltrace.host.memory import OnHost
@@ -21,12 +21,18 @@ from rltrace.instrument.memory.pools import OWNERS, Pools
 
 SAVER = "torch_memory_saver.entrypoint:TorchMemorySaver"
 
+POOLS = (
+    *attributes(SAVER, "_impl"),
+    *attributes("torch_memory_saver.entrypoint:_TorchMemorySaverImpl", "_mem_pools", "_binary_wrapper"),
+)
+"""What says which pools there are."""
+
 
 class TorchMemorySaver:
     """Records memory that is paused and resumed."""
 
     name = "torch_memory_saver"
-    supports = ("torch_memory_saver >= 0.0.10, < 0.0.11",)
+    supports = ("torch_memory_saver >= 0.0.10",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
@@ -42,9 +48,9 @@ class TorchMemorySaver:
         def begin_resume(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return pools.begin_map(tags_of(args, kwargs))
 
-        patches.around(f"{SAVER}.region", meet_pools, nothing_after)
-        patches.around(f"{SAVER}.pause", begin_pause, pools.end_unmap, ("cumem.unmap",))
-        patches.around(f"{SAVER}.resume", begin_resume, pools.end_map, ("cumem.map",))
+        patches.around(f"{SAVER}.region", meet_pools, nothing_after, reads=POOLS)
+        patches.around(f"{SAVER}.pause", begin_pause, pools.end_unmap, ("cumem.unmap",), reads=POOLS)
+        patches.around(f"{SAVER}.resume", begin_resume, pools.end_map, ("cumem.map",), reads=POOLS)
 
 
 def tags_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str] | None:

@@ -19,7 +19,7 @@ class Transformers:
     """Makes each generation a span."""
 
     name = "transformers"
-    supports = ("transformers >= 4.40, < 6",)
+    supports = ("transformers >= 4.40",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""

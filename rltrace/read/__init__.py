@@ -4,9 +4,9 @@ In: the folder of a run, while it goes on or after any of its processes was kill
 and their events, streamed, on one time line (`alignment.py`). `from rltrace import Recording` is its public name;
 `recording.py` has the types that it is made of. Reading loads no recorder and no framework, and works anywhere.
 
-`gate.py` checks every field that was written. `archive.py` opens a Recording that is one file, `ending.py` knows how
-its command ended, `command_line.py` takes a recorded command apart, and `perfetto_ui.py` serves a timeline to a
-browser.
+`gate.py` checks every field that was written, and `order.py` the times of a segment that has no checksum. `archive.py`
+opens a Recording that is one file, `ending.py` knows how its command ended, `command_line.py` takes a recorded command
+apart, and `perfetto_ui.py` serves a timeline to a browser.
 
 To read a new kind of record, or a new field of a process, see `record/`. The rule by which clocks are aligned is in
 `alignment.py`; `run/nodes.py` reads the clocks.

@@ -181,7 +181,7 @@ def read(recording: Path, reference: Domain) -> dict[Domain, Alignment]:
     return {domain: fit for domain, fit in fitted.items() if abs(fit.drift) <= MOST_DRIFT}
 
 
-def read_lines(recording: Path) -> gate.Lines:
+def read_lines(recording: Path) -> gate.Fitting:
     """Return every reading as it was written; lines that cannot be one are counted."""
     try:
         content = regular_file.read(recording / FILE)

@@ -7,6 +7,7 @@ number of bytes, a name is text.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -108,9 +109,16 @@ def by_name(check: Check) -> Check:
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _UnfitError
+        if check is number and all(map(_is_usual, value, value.values())):
+            return value
         return {text(name): check(item) for name, item in value.items()}
 
     return checked
+
+
+def _is_usual(name: Any, value: Any) -> bool:
+    """Return whether a name and a number are as nearly all are, which takes less time than to check them."""
+    return name.__class__ is str and value.__class__ is int and 0 <= value <= MOST_BYTES
 
 
 class Field(NamedTuple):
@@ -251,24 +259,79 @@ READING = record(
 )
 
 
+class ProcessLine(NamedTuple):
+    """What a line of a process says."""
+
+    kind: str
+    number: int | None
+    fields: dict[str, Any] | None
+    """None if one of them cannot be right. A line that others of the run have too is the same dictionary: it is not to
+    be changed."""
+
+
+class Line:
+    """One line, which may be that of several files: the processes of a run say much alike, as about their hooks."""
+
+    def __init__(self, content: bytes) -> None:
+        self.is_intact = checksum.is_intact(content)
+        """None if it has no checksum."""
+        self._value = parsed(content)
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """What it says."""
+        return {**self._value} if self._value is not None else {}
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it says anything."""
+        return self._value is not None
+
+    @functools.cached_property
+    def of_process(self) -> ProcessLine:
+        """What it says of a process.
+
+        Raises:
+            ValueError: it does not say of what kind it is, or its number is none.
+        """
+        fields = self.value
+        kind, number = text(fields.pop("kind", None)), LINE_NUMBER(fields.pop("line", None))
+        try:
+            return ProcessLine(kind, number, LINES[kind](fields) if kind in LINES else fields)
+        except ValueError:
+            return ProcessLine(kind, number, None)
+
+
+_SHORT_BYTES = 2048
+_short_line = functools.lru_cache(4096)(Line)
+
+
 class Lines(NamedTuple):
     """What a file of lines says."""
 
-    values: list[dict[str, Any]]
+    readable: list[Line]
     damaged: int
     """Lines that cannot be read."""
     are_signed: bool
     """Whether at least one line has a checksum that holds."""
 
-    def fitting(self, check: Check) -> Lines:
-        """Return the lines that pass a check; the others count as damaged."""
+    def fitting(self, check: Check) -> Fitting:
+        """Return what the lines say that pass a check; the others count as damaged."""
         values, damaged = [], self.damaged
-        for value in self.values:
+        for line in self.readable:
             try:
-                values.append(check(value))
+                values.append(check(line.value))
             except ValueError:
                 damaged += 1
-        return Lines(values, damaged, self.are_signed)
+        return Fitting(values, damaged)
+
+
+class Fitting(NamedTuple):
+    """What the lines of a file say that have passed a check."""
+
+    values: list[dict[str, Any]]
+    damaged: int
+    """Lines that cannot be read, or have not."""
 
 
 def lines(content: bytes, *, by_one_writer: bool = True) -> Lines:
@@ -279,15 +342,15 @@ def lines(content: bytes, *, by_one_writer: bool = True) -> Lines:
         by_one_writer: All lines have a checksum, or none has: if one has it, one without is damaged.
     """
     said = [line for line in content.split(b"\n") if line.strip()]
-    states = [checksum.is_intact(line) for line in said]
+    read = [_short_line(line) if len(line) <= _SHORT_BYTES else Line(line) for line in said]
     # How it went is said by another process, which may be of a later release.
-    are_signed = any(state for line, state in zip(said, states, strict=True) if not line.startswith(_OF_OTHERS))
-    found = [
-        None if state is False or (state is None and are_signed and by_one_writer) else parsed(line)
-        for line, state in zip(said, states, strict=True)
+    of_others = [content.startswith(_OF_OTHERS) for content in said]
+    are_signed = any(line.is_intact for line, is_other in zip(read, of_others, strict=True) if not is_other)
+    least = are_signed and by_one_writer
+    readable = [
+        line for line in read if line.is_readable and (line.is_intact or (line.is_intact is None and not least))
     ]
-    values = [value for value in found if value is not None]
-    return Lines(values, len(found) - len(values), are_signed)
+    return Lines(readable, len(read) - len(readable), are_signed)
 
 
 _OF_OTHERS = b'{"kind": "exit"'
@@ -356,13 +419,14 @@ def _tags(value: Any) -> Any:
 
 
 _count = whole(-1, 2**31 - 1)
+_step = whole(-(2**63), 2**63 - 1)
 _SIZES: dict[str, Check] = {"bytes": number, "tensors": number}
 _OF_DEVICE: dict[str, Check] = dict.fromkeys(("bytes", "ranks", "queued_ns", "error_ns", "behind_host_ns"), number)
 
 ARGUMENTS: dict[str, dict[str, Check]] = {
     **dict.fromkeys(WEIGHT_SYNC_STAGES, _SIZES),
     **{name: {"bytes": number, "tag": text, "tags": _tags} for name in MEMORY_MOVES},
-    STEP: {"step": whole(-(2**63), 2**63 - 1)},
+    STEP: {"step": _step},
     REQUEST: {"queued_ns": number, "tokens": number},
     FORWARD: {"rows": number, "columns": number},
     ENGINE_STEP: {"running": _count, "waiting": _count, "preempted": _count, "kv_usage": number},
@@ -384,6 +448,13 @@ ARGUMENTS: dict[str, dict[str, Check]] = {
     },
 }
 """Arguments that figures are computed from, by the name of their span."""
+
+RANGES: dict[Check, tuple[int, int]] = {
+    number: (-MOST_BYTES, MOST_BYTES),
+    _count: (-1, 2**31 - 1),
+    _step: (-(2**63), 2**63 - 1),
+}
+"""From where to where the numbers lie that pass a check; a check that is not here asks for more than a range."""
 
 _NOTHING: dict[str, Check] = {}
 

@@ -1,4 +1,4 @@
-"""Steps and phases of a loop that marks none: inferred from what its process ran, when its events are read.
+"""Infers steps and phases of a loop that marks none, from what its process ran. This happens when events are read.
 
 A hook says what ran: `model.generate`, `model.forward` with a gradient or without, `autograd.backward`,
 `optimizer.step`, `model.load_weights`. From these follow the spans of a step and of its phases, each with `inferred`
@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from rltrace.events import (
     BACKWARD,
+    DEVICE_TIME,
     FORWARD,
     GENERATE,
     HOST_WORK,
     LOAD_WEIGHTS,
     MEMORY_MOVES,
     OPTIMIZER_STEP,
+    REWARD_MODELS,
     STEP,
     STEP_PHASES,
     Counter,
@@ -31,9 +33,10 @@ Event = Span | Counter
 Rows = list[tuple[int, int]]
 
 LEARNS = (BACKWARD, OPTIMIZER_STEP)
-SEEN = frozenset({GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, LOAD_WEIGHTS, HOST_WORK})
+ON_GPU = f"{DEVICE_TIME}{OPTIMIZER_STEP}"
+SEEN = frozenset({GENERATE, FORWARD, BACKWARD, OPTIMIZER_STEP, ON_GPU, LOAD_WEIGHTS, HOST_WORK})
 MARKS = frozenset({STEP, *STEP_PHASES}) - MEMORY_MOVES
-"""What a hook makes that knows a trainer; those of engines make sleeps and wake-ups, whoever calls them."""
+"""Spans of hooks that know a trainer. Sleeps and wake-ups are not among them, because hooks of engines make those."""
 ROLLOUT, OLD, REF, UPDATE, SYNC = (
     "rollout.generate",
     "actor.old_log_prob",
@@ -42,15 +45,13 @@ ROLLOUT, OLD, REF, UPDATE, SYNC = (
     "weight_sync",
 )
 VALUES, REWARD = "critic.values", "reward"
-REWARD_MODELS = ("ForSequenceClassification", "Reward")
-"""What is in the names of classes of models that score."""
 
 LEAST_DECODED = 4
-"""So many forwards in a row, each of one token more than the last, are a generation."""
+"""This many forwards in a row, each of one token more than the last, are a generation."""
 SLACK_NS = 1_000_000
-"""Between the end of a span and the moment from which the work behind it is counted."""
+"""Work that begins within this time of a span's end comes right after the span."""
 LEAST_NS = 20_000
-"""A piece of a phase that is shorter is not worth showing: what a hook takes between two phases."""
+"""A shorter piece of a phase is not shown: it is what a hook takes between two phases."""
 
 UPDATES = "from the first forward with gradient to the last optimizer step"
 BY_GENERATION = "from one generation to the next"
@@ -64,22 +65,22 @@ class Piece(NamedTuple):
     end_ns: int
     span: Span
     label: str = ""
-    """The phase that it belongs to, if it is alone."""
+    """The phase that it makes on its own; empty if it makes none."""
     reason: str = ""
 
 
 def can_infer(hooks: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell from a process's hooks whether one has seen anything that steps and phases follow from."""
+    """Return whether a hook of a process has seen anything from which steps and phases follow."""
     return any(hook["fired"] and not SEEN.isdisjoint(hook.get("emits") or ()) for hook in hooks)
 
 
 def is_known(hooks: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell from a process's hooks whether one of them makes its phases or its steps."""
+    """Return whether a hook of a process makes phases or steps itself."""
     return any(hook["fired"] and not MARKS.isdisjoint(hook.get("emits") or ()) for hook in hooks)
 
 
 def with_inferred(events: Iterator[Event], has_steps: Callable[[], bool], *, is_over: bool) -> Iterator[Event]:
-    """Yield the events of a process, and behind them its inferred steps and phases.
+    """Yield the events of a process, and after them its inferred steps and phases.
 
     Args:
         events: Of the process, on its own clock.
@@ -110,7 +111,7 @@ def infer(
 
     Args:
         found: What ran, in any order.
-        own: When the program was in phases that it marks itself, in order: there none is inferred.
+        own: When the program was in phases that it marks itself, in order. None is inferred there.
         last_ns: When the process last recorded a span.
         has_steps: Whether the run has steps already.
         is_over: Whether the process has ended its part.
@@ -140,32 +141,52 @@ def _span(of: Span, name: str, start_ns: int, end_ns: int | None, args: dict[str
 
 
 def _pieces(found: Sequence[Span], last_ns: int) -> tuple[list[Piece], list[Span]]:
-    """Return what ran in the order in which it began, labelled, and the work between, in order too."""
+    """Return what ran, with its label, and the work in between; both are in the order in which they began."""
     work = sorted((span for span in found if span.name == HOST_WORK), key=lambda span: span.start_ns)
-    ran = sorted((span for span in found if span.name != HOST_WORK), key=lambda span: span.start_ns)
+    ran = sorted((span for span in found if span.name not in (HOST_WORK, ON_GPU)), key=lambda span: span.start_ns)
     generations = [span for span in ran if span.name == GENERATE]
     learned, acting = _learned(ran), {span.args.get("model") for span in generations}
     pieces = []
     inside = _Inside(generations)
     for span in ran:
-        # A generation that a model's forward makes, as one behind DDP, is that and no forward.
+        # A forward that makes a generation, as one behind DDP does, is that generation and no forward.
         if span.name == FORWARD and inside.has_one(span):
             continue
         label, reason = _label(span, learned, acting)
         end_ns = last_ns + 1 if span.end_ns is None else span.end_ns  # it may be the last of what was recorded
         pieces.append(Piece(span.start_ns, end_ns, span, label, reason))
-    return _decoded(pieces), work
+    return _decoded(_until_computed(pieces, [span for span in found if span.name == ON_GPU])), work
+
+
+def _until_computed(pieces: list[Piece], on_gpu: Sequence[Span]) -> list[Piece]:
+    """Let a step of an optimizer last until the GPU is through with it, if nothing else was begun until then."""
+    if not on_gpu:
+        return pieces
+    launched = sorted((span.start_ns - int(span.args.get("behind_host_ns", 0)), span.end_ns or 0) for span in on_gpu)
+    limits_ns = [*(piece.start_ns for piece in pieces[1:]), 1 << 62]
+    return [
+        piece._replace(end_ns=max(piece.end_ns, min(limit_ns, _computed_ns(piece, launched))))
+        if piece.span.name == OPTIMIZER_STEP and piece.span.end_ns is not None
+        else piece
+        for piece, limit_ns in zip(pieces, limits_ns, strict=True)
+    ]
+
+
+def _computed_ns(piece: Piece, launched: Rows) -> int:
+    """Return when the GPU was through with what was launched in a piece; 0 if nothing was timed."""
+    inside = launched[bisect_left(launched, (piece.start_ns, 0)) : bisect_left(launched, (piece.end_ns, 0))]
+    return max((end_ns for _, end_ns in inside), default=0)
 
 
 class _Inside:
-    """Which spans have another one in them, asked for in order."""
+    """Knows which spans have another one inside; it has to be asked in order."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self._spans = spans
         self._at = 0
 
     def has_one(self, span: Span) -> bool:
-        """Tell whether one begins in a span."""
+        """Return whether one begins inside of a span."""
         while self._at < len(self._spans) and self._spans[self._at].start_ns < span.start_ns:
             self._at += 1
         if span.end_ns is None or self._at == len(self._spans):
@@ -174,8 +195,7 @@ class _Inside:
 
 
 def _learned(ran: Iterable[Span]) -> set[object]:
-    """Return the models that optimizers hold; where these hold none that is known, as in DeepSpeed, those with
-    gradients."""
+    """Return the models that optimizers hold; if none of these is known, as in DeepSpeed, those with gradients."""
     held: set[object] = set()
     with_gradient: set[object] = set()
     for span in ran:
@@ -205,7 +225,7 @@ def _label(span: Span, learned: set[object], acting: set[object]) -> tuple[str, 
 
 
 def _decoded(pieces: list[Piece]) -> list[Piece]:
-    """Call forwards a generation if each has one token, or one more than the last: a loop that samples by hand."""
+    """Label forwards as a generation if each has one token, or one more than the last: the loop samples by hand."""
     decoded: list[Piece] = []
     reason = "forwards without gradient, each of one token more"
     for run in _runs(pieces, lambda piece: (piece.label, piece.span.args.get("model"))):
@@ -219,7 +239,7 @@ def _decoded(pieces: list[Piece]) -> list[Piece]:
 
 
 def _grows(run: Sequence[Piece]) -> list[bool]:
-    """Tell of each forward whether it goes on where the last one ended, or the next one does with it."""
+    """Return for each forward whether it continues the last one, or the next one continues it."""
     lengths = [piece.span.args.get("columns", 0) for piece in run]
     goes_on = [later in (1, earlier + 1) for earlier, later in pairwise(lengths)]
     return [before or after for before, after in zip([False, *goes_on], [*goes_on, False], strict=True)]
@@ -229,7 +249,7 @@ _Item = TypeVar("_Item")
 
 
 def _runs(items: Iterable[_Item], key: Callable[[_Item], object]) -> Iterator[list[_Item]]:
-    """Return what follows on one another and has the same key."""
+    """Yield runs of consecutive items that have the same key."""
     run: list[_Item] = []
     for item in items:
         if run and key(run[0]) != key(item):
@@ -244,7 +264,7 @@ def _runs(items: Iterable[_Item], key: Callable[[_Item], object]) -> Iterator[li
 
 
 def _steps(pieces: Sequence[Piece], *, is_over: bool) -> tuple[Rows, str]:
-    """Return from when to when each step went, and why; the last one may be under way."""
+    """Return when each step was, and why it is one; the last one may still be under way."""
     if not any(piece.span.name in LEARNS for piece in pieces):
         return [], ""
     if any(piece.label == ROLLOUT for piece in pieces):
@@ -265,12 +285,14 @@ def _by_generation(pieces: Sequence[Piece], *, is_over: bool) -> Rows:
         has_learned |= piece.span.name in LEARNS
     last_ns = max(piece.end_ns for piece in pieces)
     steps = list(pairwise([*starts, last_ns]))
-    return steps if has_learned or not is_over else steps[:-1]  # what was generated at last, to evaluate, is no step
+    return steps if has_learned or not is_over else steps[:-1]  # a last generation without an update is no step
 
 
 def _by_optimizer(pieces: Sequence[Piece]) -> Rows:
-    """Return steps that end where the optimizer that steps least has stepped; its steps without a backward between are
-    one, as DeepSpeed's, which are one for each group of parameters."""
+    """Return steps that end where the optimizer that steps most rarely has stepped.
+
+    Its steps without a backward in between are one step: DeepSpeed makes one for each group of parameters.
+    """
     accumulations: list[tuple[int, set[object]]] = []
     is_new = True
     for piece in pieces:
@@ -286,7 +308,7 @@ def _by_optimizer(pieces: Sequence[Piece]) -> Rows:
             counts[number] = counts.get(number, 0) + 1
     if not counts:
         return []
-    rarest = min(reversed(counts), key=lambda number: counts[number])  # of several, the one that came last
+    rarest = min(reversed(counts), key=lambda number: counts[number])  # of several, the last one
     ends = [end_ns for end_ns, numbers in accumulations if rarest in numbers]
     return list(pairwise([pieces[0].start_ns, *ends]))
 
@@ -294,11 +316,11 @@ def _by_optimizer(pieces: Sequence[Piece]) -> Rows:
 # ---- phases -----------------------------------------------------------------------------------------------------
 
 Phase = tuple[str, int, int, str]
-"""Name, from when to when, and why."""
+"""The name of a phase, when it begins and ends, and why it is one."""
 
 
 def _phases(pieces: Sequence[Piece], steps: Rows, work: Sequence[Span]) -> Iterator[Phase]:
-    """Return the phases of the steps, and of what was before and behind them."""
+    """Yield the phases of the steps, and those before and after them."""
     cuts = sorted({start_ns for start_ns, _ in steps} | {end_ns for _, end_ns in steps})
     window: list[Piece] = []
     at = 0
@@ -311,7 +333,7 @@ def _phases(pieces: Sequence[Piece], steps: Rows, work: Sequence[Span]) -> Itera
 
 
 def _of_window(window: Sequence[Piece], work: Sequence[Span]) -> Iterator[Phase]:
-    """Return the phases of a step, one behind the other: what learns is one, with all that runs meanwhile."""
+    """Yield the phases of a step, one after another. The update is one, with everything that runs inside of it."""
     update = _update(window)
     begin_ns, until_ns = update or (0, 0)
     alone = [
@@ -337,7 +359,7 @@ def _of_run(run: Sequence[Piece], work: Sequence[Span]) -> Phase:
 
 
 def _update(window: Sequence[Piece]) -> tuple[int, int] | None:
-    """Return from when to when a model learned; None if no backward was made."""
+    """Return when a model learned; None if there was no backward."""
     ends = [piece.end_ns for piece in window if piece.span.name == OPTIMIZER_STEP]
     ends = ends or [piece.end_ns for piece in window if piece.span.name == BACKWARD]
     starts = (piece.start_ns for piece in window if piece.span.name == BACKWARD or piece.span.args.get("gradient"))
@@ -346,8 +368,10 @@ def _update(window: Sequence[Piece]) -> tuple[int, int] | None:
 
 
 def _with_work(end_ns: int, work: Sequence[Span]) -> int:
-    """Return when what is computed from the last forward's output, as log-probs, is over: when the program drops it;
-    where it keeps it, as long as the process computes."""
+    """Return when the program has finished what it computes from the last forward's output, such as log-probs.
+
+    That is when it drops the output; if it keeps the output, it is when the process stops computing.
+    """
     at = bisect_left(work, end_ns, key=_start_ns)
     if at == len(work) or work[at].start_ns > end_ns + SLACK_NS:
         return end_ns
@@ -359,7 +383,7 @@ _start_ns = attrgetter("start_ns")
 
 
 def _merged(rows: Rows) -> Rows:
-    """Return rows in order, those that touch as one."""
+    """Return the rows in order, with rows that touch merged."""
     merged: Rows = []
     for begin_ns, end_ns in sorted(rows):
         if merged and begin_ns <= merged[-1][1]:
@@ -370,7 +394,7 @@ def _merged(rows: Rows) -> Rows:
 
 
 def _outside(start_ns: int, end_ns: int, own: Rows) -> Iterator[tuple[int, int]]:
-    """Return the parts of a phase in which the program marks none itself."""
+    """Yield the parts of a phase in which the program marks no phase itself."""
     at = max(0, bisect_left(own, (start_ns, 0)) - 1)
     while at < len(own) and own[at][0] < end_ns:
         if own[at][1] > start_ns:

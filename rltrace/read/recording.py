@@ -12,7 +12,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType
@@ -22,7 +21,7 @@ from rltrace.errors import RecordingError
 from rltrace.events import AUTOMATIC, MARKED_SINCE, SAMPLER, STEP, VERSION, Args, Counter, Span, is_of_bytes
 from rltrace.host import clock, regular_file
 from rltrace.limits import LIMITS, Limits
-from rltrace.read import alignment, archive, ending, engines, gate, unmarked
+from rltrace.read import alignment, archive, ending, engines, gate, order, unmarked
 from rltrace.read.alignment import Alignment, Domain
 from rltrace.read.crossing import Crossing
 from rltrace.read.ending import Ending
@@ -243,7 +242,7 @@ class Recording:
         """Return the processes of the run that were seen and not traced: `pid`, `command` and `reason` of each."""
         return self._read_untraced().values
 
-    def _read_untraced(self) -> gate.Lines:
+    def _read_untraced(self) -> gate.Fitting:
         found = gate.lines(_content(self.folder / manifest.UNTRACED, self.limits), by_one_writer=False)
         return found.fitting(gate.UNTRACED)
 
@@ -368,7 +367,8 @@ class Process:
         self._last_counts: dict[int, int] | None = None
         """The content of `counts.u64` when it ended."""
         self._closed_segments: int | None = None
-        self._types: dict[int, TypedSpan] = {}
+        self.types: dict[int, TypedSpan] = {}
+        """The typed spans that it declared, by number."""
         self._cut = Cut()
         self._read_lines()
         self.life_ns = self._life_ns()
@@ -443,9 +443,9 @@ class Process:
             for begin_ns, end_ns in self._own_pauses
         ]
 
-    def paused_after_ns(self, span: Span) -> int | None:
-        """When, on its own clock, it first paused after a span began; None if it did not."""
-        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= span.start_ns), None)
+    def paused_after_ns(self, start_ns: int) -> int | None:
+        """When it first paused after a span began, both on its own clock; None if it did not."""
+        return next((begin_ns for begin_ns, _ in self._own_pauses if begin_ns >= start_ns), None)
 
     @property
     def name(self) -> str:
@@ -507,7 +507,7 @@ class Process:
 
     def typed(self, name: str) -> dict[int, list[str]]:
         """The fields of each typed span that it declared by this name, by its number."""
-        return {number: declared.fields for number, declared in self._types.items() if declared.name == name}
+        return {number: declared.fields for number, declared in self.types.items() if declared.name == name}
 
     @property
     def lost_events(self) -> int:
@@ -523,9 +523,8 @@ class Process:
             among them that a pause cut off end where it began. Behind all of them come the steps and phases that are
             inferred from them, if nobody marks any.
         """
-        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
-        self.unfit, self.unsealed = self._unfit_fields, {}
-        events: Iterator[Event] = _EventReader(self, self._types).events()
+        self._forget_losses()
+        events: Iterator[Event] = _EventReader(self, self.types).events()
         if self.mark is not None:
             events = map(self.mark, events)
         if self.infers:
@@ -533,6 +532,20 @@ class Process:
         if self.alignment is not None:
             events = map(self._aligned, events)
         return events if self._cut.windows is None else map(self._numbered, inside(events, self._cut.windows))
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield its segments in order, and count what is not as it was written, as `events` does."""
+        self._forget_losses()
+        return _EventReader(self, self.types).segments()
+
+    def _forget_losses(self) -> None:
+        self.torn = self.orphans = self.stray_flows = self.misfits = self.damaged_segments = 0
+        self.unfit, self.unsealed = self._unfit_fields, {}
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether it is a part of a process, of which only some events count."""
+        return self._cut.windows is not None
 
     def has_steps(self) -> bool:
         """Return whether it recorded a step itself, without decoding anything else."""
@@ -579,17 +592,20 @@ class Process:
         self.has_checksums, self.damaged_lines = found.are_signed, found.damaged
         hooks: dict[tuple[str, str], dict[str, Any]] = {}
         numbers: set[int] = set()
-        for line in found.values:
+        for line in found.readable:
             try:
-                kind = gate.text(line.pop("kind", None))
-                number = gate.LINE_NUMBER(line.pop("line", None))
-                if number in numbers:  # there twice
-                    continue
-                numbers |= {number} - {None}
-                if kind in gate.LINES:
-                    self._read_line(kind, gate.LINES[kind](line), hooks)
+                kind, number, fields = line.of_process
             except ValueError:
                 self.damaged_lines += 1
+                continue
+            if number is not None:
+                if number in numbers:  # there twice
+                    continue
+                numbers.add(number)
+            if fields is None:
+                self.damaged_lines += 1
+            elif kind in gate.LINES:
+                self._read_line(kind, fields, hooks)
         if missing := max(numbers, default=-1) + 1 - len(numbers):  # a damaged one among them is one of these
             self.damaged_lines = max(self.damaged_lines, missing)
         self._has_said_who = "start_ns" in self.identity
@@ -603,14 +619,14 @@ class Process:
     def _read_line(self, kind: str, line: dict[str, Any], hooks: dict[tuple[str, str], dict[str, Any]]) -> None:
         if kind == "process":
             if line.get("role") == UNSAID_ROLE and self.identity:  # a plug-in that joined late has no better word
-                del line["role"]
+                line = {name: value for name, value in line.items() if name != "role"}
             said, unfit = gate.fields(line, gate.IDENTITY)
             self.identity |= said
             self._unfit_fields += unfit
         elif kind == "hook":
             hooks[line["instrumentation"], line["target"]] = line
         elif kind == "type":
-            self._types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
+            self.types[line["number"]] = TypedSpan(line["name"], line["fields"], line.get("automatic", False))
         elif kind == "pause":
             self._own_pauses.append((line["ts_ns"], None))
         elif kind == "resume":
@@ -702,6 +718,20 @@ MOST_COUNT = 1 << 53
 """A larger count is damage: nothing happens so often."""
 
 
+class Segment(NamedTuple):
+    """What a process wrote into one file."""
+
+    content: bytes
+    first_ns: int
+    last_ns: int
+    """From when to when its records can have been written."""
+    sound: list[list[Any]] | None = None
+    """Its records in order, if some are not."""
+
+
+def _nothing() -> None: ...
+
+
 class _EventReader:
     """Matches the ends of one process's spans to their beginnings."""
 
@@ -740,19 +770,26 @@ class _EventReader:
         }
 
     def events(self) -> Iterator[Event]:
-        paths = sorted(self.process.folder.glob("*.seg"))
-        for path in paths:
+        for segment in self.segments():
             self.thread = 0
-            yield from self._segment(path)
-        self.process.check_all_there(path.name for path in paths)
+            yield from self._segment(segment)
         for span in [span for spans in self.open.values() for span in spans]:
             crossing = self.crossings.get((span.thread, span.task))
             span.lane = 0 if crossing is None else crossing.lane(span)
-            span.end_ns = self.process.paused_after_ns(span)  # if it ended in a pause, nobody wrote that down
+            span.end_ns = self.process.paused_after_ns(span.start_ns)  # if it ended in a pause, nobody wrote that down
             yield span
         self.process.orphans += len(self.early_ends)
 
-    def _segment(self, path: Path) -> Iterator[Event]:
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments that can be read."""
+        paths = sorted(self.process.folder.glob("*.seg"))
+        for path in paths:
+            segment = self._content(path)
+            if segment is not None:
+                yield segment
+        self.process.check_all_there(path.name for path in paths)
+
+    def _segment(self, segment: Segment) -> Iterator[Event]:
         """Yield the events of one segment.
 
         Nearly every record begins a span that starts alone, or ends the innermost span of its thread and task. These
@@ -760,9 +797,13 @@ class _EventReader:
         """
         open_spans, stacks, crossings = self.open, self.stacks, self.crossings
         leave_out_unfit = gate.leave_out_unfit
-        records = self._records(path)
-        first_ns, last_ns, checks = self.first_ns, self.last_ns, self.checks
-        for record in records:
+        data, first_ns, last_ns, sound = segment
+        self.first_ns, self.last_ns, checks = first_ns, last_ns, self.checks
+        decoded = self._decoded(data, self._damaged)
+        if sound is not None:
+            for _ in decoded:  # which counts what is damaged besides
+                pass
+        for record in decoded if sound is None else sound:
             first, size = record[0], len(record)
             if size == 4 and first.__class__ is int:
                 end_ns, late = record[1], record[2]
@@ -818,28 +859,36 @@ class _EventReader:
 
     def _event(self, record: list[Any]) -> Event | None:
         """What a record makes; every reader takes, for the `true` at its end, whether a hook wrote it."""
-        unmarked = _unmarked(record)
+        unmarked = order.unmarked(record)
         read = self.readers.get((*map(type, unmarked),))
         return self._typed(*record) if read is None else read(*unmarked[:-1], unmarked is not record)
 
-    def _records(self, path: Path) -> Iterator[list[Any]]:
-        """Yield the records of a segment. What can have been written into it is known when the first one is asked
-        for."""
-        self.first_ns, self.last_ns = 0, gate.MOST_NS
+    def _content(self, path: Path) -> Segment | None:
+        """Return a segment; None if it is refused, or gone."""
         try:
             data = regular_file.read(path, self.process.limits)
         except regular_file.RefusedError:
             self._damaged()
-            return iter(())
+            return None
         except OSError:  # dropped by `max_bytes` a moment ago
-            return iter(())
-        if not self.process.check_segment(path.name, data):
-            first_ns, last_ns = self.process.life_ns
-            if last_ns == gate.MOST_NS and self.process.has_checksums:
-                last_ns = _last_ns(self._decoded(data, lambda: None), gate.MOST_NS)
-            self.first_ns = max(0, first_ns - gate.SLACK_NS)
-            self.last_ns = min(last_ns + gate.SLACK_NS, gate.MOST_NS)
-        return self._decoded(data, self._damaged)
+            return None
+        if self.process.check_segment(path.name, data):
+            return Segment(data, 0, gate.MOST_NS)
+        return self._unvouched(data)
+
+    def _unvouched(self, data: bytes) -> Segment:
+        """Return a segment that no checksum vouches for: its records are of its process's life, and in order."""
+        first_ns, last_ns = self.process.life_ns
+        sound: list[list[Any]] | None = None
+        if self.process.has_checksums:
+            found = list(self._decoded(data, _nothing))
+            if last_ns == gate.MOST_NS:
+                last_ns = order.last_ns(found, gate.MOST_NS)
+            sound = list(order.in_order(found))
+            self.process.torn += len(found) - len(sound)
+            sound = sound if len(sound) < len(found) else None
+        first_ns, last_ns = max(0, first_ns - gate.SLACK_NS), min(last_ns + gate.SLACK_NS, gate.MOST_NS)
+        return Segment(data, first_ns, last_ns, sound)
 
     def _decoded(self, data: bytes, report_damage: Callable[[], None]) -> Iterator[list[Any]]:
         return records(data, self._makes_sense, report_damage, may_grow=self.process.is_alive)
@@ -849,10 +898,10 @@ class _EventReader:
         life."""
         if record.__class__ is not list or len(record) < 3 or record[-1] is not True:
             return False
-        unmarked = _unmarked(record)
+        unmarked = order.unmarked(record)
         types = (*map(type, unmarked),)
         if types in self.readers:
-            times_ns = unmarked[_TIMES[types[0], len(types)]]
+            times_ns = unmarked[order.TIMES[types[0], len(types)]]
         elif record[0].__class__ is int and record[0] in self.types and types[-4:-1] in _TYPED:
             times_ns = record[-3:-2]
         else:
@@ -1015,42 +1064,9 @@ def _index(stack: list[Span], span: Span) -> int:
 _start_ns = attrgetter("start_ns")
 
 
-def _last_ns(records: Iterable[list[Any]], otherwise: int) -> int:
-    """Return the latest time in a segment for which nobody knows when its process died.
-
-    Records are in order, so one that lies after both of those that follow it is damaged. The last one may be the end of
-    a span that took long, with nothing recorded in it. Finished spans were written some time after they ended.
-    """
-    times_ns: list[int] = []
-    finished_ns: list[int] = []
-    for record in map(_unmarked, records):
-        where = _TIMES.get((type(record[0]), len(record)))
-        for at_ns in record[where][-1:] if where else ():
-            if at_ns.__class__ is int:
-                (finished_ns if len(record) == 6 else times_ns).append(at_ns)
-    if not times_ns:
-        return otherwise
-    most_ns = sorted(times_ns[-3:])[len(times_ns[-3:]) // 2] + MOST_SILENCE_NS
-    behind_ns = [max(pair) + gate.SLACK_NS for pair in pairwise(times_ns[1:])] + 2 * [most_ns]
-    sound_ns = [at_ns for at_ns, limit_ns in zip(times_ns, behind_ns, strict=False) if at_ns <= limit_ns]
-    return max([*sound_ns, *(end_ns for end_ns in finished_ns if end_ns <= most_ns)], default=otherwise)
-
-
-MOST_SILENCE_NS = 3600 * 10**9
-"""How long a process that was killed while nobody watched may have been silent before its last record; a longer gap is
-damage."""
-
-
-def _unmarked(record: list[Any]) -> list[Any]:
-    """The record of a span as it is without the mark that a hook made it; any other record itself."""
-    return record[1:] if len(record) > 5 and record[0] == AUTOMATIC else record
-
-
 _ARGS = (dict, NoneType)
 _TYPED = ((int, int, dict), (int, int, NoneType))
 """What precedes the end of a typed span's beginning."""
-_TIMES = {(int, 3): slice(0), (int, 4): slice(2), (str, 4): slice(1, 2), (str, 5): slice(2, 3), (str, 6): slice(2, 4)}
-"""Where a record has its times, by the type of its first element and its length."""
 _NEW: dict[str, gate.Check] = {"": gate.text}
 """Checks for a name of which nothing is known yet."""
 _MOST = gate.MOST_BYTES

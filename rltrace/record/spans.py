@@ -118,11 +118,17 @@ class NoSpan:
     async def __aexit__(self, *_: object) -> None:
         return None
 
+    def end_interrupted(self, interruption: BaseException | None) -> None:
+        """Do nothing."""
+
     def set(self, /, **late_args: Any) -> None:
         """Do nothing."""
 
 
 _NO_SPAN = NoSpan()
+
+newest: Any = None
+"""The span that was entered last, in any thread. It tells a hook which span an error from outside has taken from it."""
 
 
 class _Enterable:
@@ -135,6 +141,7 @@ class _Enterable:
     """The arguments of the beginning's record; once that is written, the arguments that the end will add."""
 
     def __enter__(self: Any) -> Any:
+        global newest
         if _recorder is None:
             return self
         if _current_tasks:
@@ -144,6 +151,7 @@ class _Enterable:
                 if task is not None:  # None: a callback of the loop
                     self.task = id(task)
         self.start_ns = _now_ns()
+        newest = self
         try:
             _local.write(encode(self))
             self.args = None
@@ -168,13 +176,16 @@ class _Enterable:
         except own_failure():
             _write_slowly((self.start_ns, end_ns, self.args, True))
         except BaseException as interruption:
-            if not _is_written(_ARRAY_OF_4 + encode(self.start_ns)):
-                self._end_interrupted(interruption)
+            self.end_interrupted(interruption)
             raise
 
-    def _end_interrupted(self, interruption: BaseException) -> None:
-        """Write the end of a span that an error from outside interrupted, so that it does not stay open."""
-        args = {**error_args(interruption), **(self.args or {})}
+    def end_interrupted(self, interruption: BaseException | None) -> None:
+        """End the span if it has begun, and an error from outside has kept its hook from ending it."""
+        if self.start_ns and not _is_written(_ARRAY_OF_4 + encode(self.start_ns)):
+            self._end_interrupted(interruption)
+
+    def _end_interrupted(self, interruption: BaseException | None) -> None:
+        args = {**({} if interruption is None else error_args(interruption)), **(self.args or {})}
         _write((self.start_ns, _now_ns(), args, True))
 
     async def __aenter__(self: Any) -> Any:
@@ -271,6 +282,17 @@ def automatic_span(name: str, /, **args: Any) -> LiveSpan | NoSpan:
 def phase(name: str, /, **args: Any) -> LiveSpan | NoSpan:
     """Make a span that partitions its rank's step: phases of one rank do not overlap."""
     return _NO_SPAN if _recorder is None else LiveSpan(name, 0, 0, {**args, "phase": True})
+
+
+def end_lost(before: Any, interruption: BaseException) -> None:
+    """End the span that was entered last, if it was in this thread, and no hook got it.
+
+    Args:
+        before: `newest` before the hook began.
+        interruption: The error from outside that came between.
+    """
+    if newest is not before and _is_written(encode(newest.start_ns)):
+        newest.end_interrupted(interruption)
 
 
 def watch_spans(watched: str, begin: Callable[[dict[str, Any]], Any], end: Callable[[Any], None]) -> Callable[[], None]:

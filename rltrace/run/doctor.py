@@ -305,6 +305,8 @@ def framework_finding(
     # A module that cannot be imported may be one behind which hooks are only named.
     reasons |= dict.fromkeys(errors.values())
     said = f"{package} {version}: {bound} of {len(hooks)} hooks bind"
+    if unverified := sum(hook.unverified for hook in hooks):
+        said += f", {unverified} unverified: their source is not the one that was read"
     if not reasons:
         return Finding(about=name, state="ok", said=said)
     disabled = all(reason.startswith("disabled by ") for reason in reasons)

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rltrace.analysis.intervals import covered_ns, cut, opened_last, outside, total_ns, union
-from rltrace.analysis.phases import partition
+from rltrace.analysis.phases import partitions
 
 Row = tuple[int, int]
 rows = st.lists(
@@ -94,9 +94,8 @@ def test_step_parts_add_up(phases: list[list[Row]], driver: list[Row]) -> None:
 
     Whatever the phases do: overlap, touch, be empty, cover nothing or everything.
     """
-    window = (0, 100)
     named = {f"phase {number}": as_array(of_phase) for number, of_phase in enumerate(phases)}
-    parts = partition(named, as_array(driver), window)
+    (parts,) = partitions(named, as_array(driver), as_array([(0, 100)]))
     assert sum(parts.phases_ns.values()) - parts.overlap_ns + parts.wait_driver_ns + parts.idle_ns == 100
     busy = moments([row for of_phase in phases for row in of_phase])
     assert parts.wait_driver_ns == len(moments(driver) - busy)

@@ -231,8 +231,11 @@ def test_sync_rest_is_in_no_stage(tmp_path: Path) -> None:
     assert (without_phase.seconds, without_phase.rest_seconds) == (4, 2)
 
 
-def test_emptying_the_cache_is_a_stage_of_the_sync_around_it_alone(tmp_path: Path) -> None:
-    """The sync is interrupted by a wake-up; a cache that is emptied outside of it is no part of it."""
+def test_emptied_cache_is_a_stage_of_its_sync(tmp_path: Path) -> None:
+    """Emptying the cache inside of a sync is a stage of it.
+
+    The sync is interrupted by a wake-up; a cache that is emptied outside of it is no part of it.
+    """
     pieces = [span("weight_sync", 1, 3), span("rollout.wake_weights", 3, 4), span("weight_sync", 4, 8)]
     stages = [span("allocator.empty_cache", 1, 3), span("weight_sync.merge", 4, 5), span("weight_sync.load", 5, 8)]
     elsewhere = span("allocator.empty_cache", 8.5, 9.5)
@@ -401,6 +404,18 @@ def test_reused_pid_is_not_alive(tmp_path: Path) -> None:
     """A pid that was given to another process is not the one that recorded."""
     written = Written(tmp_path / "run").process("old", **MYSELF | {"start_ticks": MYSELF["start_ticks"] - 1})
     assert summarize(written.read()).processes[0].state == "died"
+
+
+def test_calls_by_choice_are_not_missed(tmp_path: Path) -> None:
+    """A hook on a call that a program makes or does without is not missed when it never fired."""
+    hooks = (
+        hook(1, "dist:all_gather", emits=["dist.all_gather"]),
+        hook(2, "fsdp:unshard", emits=["fsdp.unshard"]),
+        hook(3, "m:f"),
+    )
+    written = Written(tmp_path / "run").process("worker", hooks=hooks)
+    missed = {hook.target for hook in summarize(written.read()).hooks if hook.never_fired}
+    assert missed == {"fsdp:unshard", "m:f"}
 
 
 def test_hook_states(summary: Summary) -> None:

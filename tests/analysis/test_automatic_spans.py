@@ -67,7 +67,8 @@ def test_the_record_says_who_made_a_span(recorded: Process) -> None:
     assert {span.task != 0 for span in found[-4:-2]} == {True}
 
 
-def test_a_programs_span_with_a_name_of_ours_is_its_own(recorded: Process) -> None:
+def test_own_span_with_a_hooks_name(recorded: Process) -> None:
+    """A program's span that has the name of a hook's is the program's own."""
     summary = summarize(Recording.open(recorded.folder.parents[1]))
     own = {made.name: made.count for made in summary.own_spans}
     assert own == {**dict.fromkeys(NAMES, 2), "fsdp.forward": 4, "is open": 0}
@@ -85,7 +86,8 @@ def test_what_msgpack_refuses_costs_no_mark(tmp_path: Path) -> None:
     assert encode_anyhow(spans.AutomaticSpan("a", 0, 1, {"b": 2}))[:3] == b"\x96\x00\xa1"
 
 
-def test_damage_before_a_marked_record_costs_no_more_than_before_another(tmp_path: Path) -> None:
+def test_damage_before_a_marked_record(tmp_path: Path) -> None:
+    """Damage before a record of a hook costs no more than before another one."""
     rltrace.start(tmp_path / "run")
     for n in range(20):
         with spans.automatic_span("a", n=n):
@@ -100,7 +102,8 @@ def test_damage_before_a_marked_record_costs_no_more_than_before_another(tmp_pat
     assert process.torn == 1
 
 
-def test_names_tell_in_a_recording_from_before_there_were_marks(tmp_path: Path) -> None:
+def test_names_tell_where_no_record_is_marked(tmp_path: Path) -> None:
+    """In a Recording that is older than the marks, names tell which spans hooks made."""
     hooks = (hook(1, "m:f", emits=["theirs"]),)
     events = [span(name, at, at + 1) for at, name in enumerate(("theirs", "mine", "gpu.fsdp.forward"))]
     written = Written(tmp_path / "run").process("one", *events, role="main", hooks=hooks, ended_s=9)

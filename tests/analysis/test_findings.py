@@ -267,6 +267,25 @@ def test_sync_in_no_stage(tmp_path: Path) -> None:
     has_price(planted(tmp_path, "sync_in_no_stage", plant), 0.4)
 
 
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("sync_in_no_stage", 0.8), ("sender_waits", 0.6), ("one_by_one", 0.6), ("wide_weights", 0.75)]
+)
+def test_sync_of_every_second_step(tmp_path: Path, name: str, seconds: float) -> None:
+    """Where not every step syncs its weights, a step costs its share of a sync, and the step of a sync is shown."""
+    run = PlantedRun(tmp_path / "run")
+    run.sync_every = 2
+    run.sent_bytes *= 2
+    run.gathers = 400
+    run.stages = {"gather": 0.6, "wait": 0.6, "load": 0.3}
+    for rank in range(run.ranks):
+        run.longer["weight_sync", rank] = lambda step: 0.8
+    (finding,) = run.found(name)
+    assert finding.seconds_per_step == pytest.approx(seconds / 2, rel=CLOSE)
+    assert finding.bound_seconds is not None and finding.bound_seconds >= finding.seconds_per_step * 0.999
+    assert finding.evidence.moment is not None and finding.evidence.moment.step in (2, 4, 6, 8)
+    assert finding.evidence.steps == [2, 4, 6, 8]
+
+
 # ---------------------------------------------------------------- the driver, and Python
 
 

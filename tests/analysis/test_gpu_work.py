@@ -71,8 +71,11 @@ def test_layers_of_unsharded_model(tmp_path: Path) -> None:
     assert (row.seconds, row.count) == (3, 3)
 
 
-def test_gpu_work_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
-    """An optimizer step that the GPU ends, or even begins, in the next step of the program counts whole and once."""
+def test_gpu_work_is_of_its_launching_step(tmp_path: Path) -> None:
+    """GPU work counts in the step that launched it.
+
+    An optimizer step that the GPU ends, or even begins, in the next step of the program counts whole and once.
+    """
     steps = ((0, 10, True), (10, 20, True), (20, 30, True), (30, 40, False))
     behind_s = 1.5  # the GPU begins after the program's step is over
     work = [span(OPTIMIZER, n + 0.5, n + 2, behind_host_ns=int(behind_s * SECOND)) for n in (10, 20, 30)]

@@ -145,7 +145,8 @@ def test_waiting_is_told_from_running(tmp_path: Path) -> None:
     assert "engine" not in requests.stages and adds_up(requests)
 
 
-def test_waiting_is_not_told_where_some_do_not_say(tmp_path: Path) -> None:
+def test_waiting_is_unknown_if_some_do_not_say(tmp_path: Path) -> None:
+    """How long requests waited is unknown if some of them do not say."""
     run = Requested()
     run.whole("a", 1, queued_ns=SECOND)
     run.whole("b", 2)
@@ -263,14 +264,16 @@ def test_run_without_requests(tmp_path: Path) -> None:
 # ---- shown --------------------------------------------------------------------------------------------------------
 
 
-def test_first_screen_says_where_time_outside_of_the_engine_went(tmp_path: Path) -> None:
+def test_first_screen_has_time_outside_engines(tmp_path: Path) -> None:
+    """The first screen says where the time outside of the engine went."""
     run = Requested()
     run.whole("a", 1)
     text = printed(summarize(run.read(tmp_path, 0)), whole=False)
     assert "Requests 10.000 s each, 60% outside of the engine: in the agent loop, before it is sent 2.000 s" in text
 
 
-def test_first_screen_is_silent_where_the_engine_has_most(tmp_path: Path) -> None:
+def test_first_screen_where_the_engine_has_most(tmp_path: Path) -> None:
+    """The first screen is silent about requests if most of their time is the engine's."""
     run = Requested()
     run.agents("a", 1, 2, 11)
     run.servers("a", 3, 10)

@@ -121,8 +121,11 @@ def test_idle_process_changes_nothing(tmp_path: Path, used_ms: float, taken: tup
     assert at(read(tmp_path / "run", looked, said), 2) == taken
 
 
-def test_sample_of_an_idle_process_ends_with_its_next(tmp_path: Path) -> None:
-    """Though it has hardly run since: by its own next stamp its memory has changed."""
+def test_idle_process_sample_ends_with_its_next(tmp_path: Path) -> None:
+    """A sample of an idle process holds until the process samples again.
+
+    Though it has hardly run since: by its own next stamp its memory has changed.
+    """
     looked = worker().looks(2, 10, used_mib=300, cpu_ms={ENGINE: 8})
     said = engine().looks(1, 50, cpu_ms={ENGINE: 7}).looks(1.1, 0, cpu_ms={ENGINE: 7.5})
     assert at(read(tmp_path / "run", looked, said), 2) == (0, True)

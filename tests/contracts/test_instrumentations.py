@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rltrace import instrument, plugins
+from rltrace.hooks import binding
 from rltrace.hooks.patching import PatchSet
 from rltrace.hooks.versions import PYTHON
 from rltrace.instrument.memory import allocation_owners, cuda_memory
@@ -36,6 +37,8 @@ REPLACE_NOTHING = (
     "rltrace.hooks.boundaries:watch",
 )
 """Public hooks: what registers with them leaves them as they are."""
+
+VERSIONS = Path(__file__).parents[2] / "docs" / "versions.md"
 
 every_row = pytest.mark.parametrize("name", plugins.INSTRUMENTATIONS)
 
@@ -125,10 +128,17 @@ def test_row_has_its_classs_name(name):
 @every_row
 def test_versions_table_names_every_row(name):
     """The table of what is traced names the versions of every row."""
-    table = (Path(__file__).parents[2] / "docs" / "versions.md").read_text().splitlines()
+    table = VERSIONS.read_text().splitlines()
     (line,) = [line for line in table if line.startswith(f"| `{name}` |")]
     supports = plugins.load(plugins.INSTRUMENTATIONS[name]).supports
     assert line.split(" | ")[2] == (", ".join(supports) or "ours")
+
+
+def test_versions_table_names_last_releases():
+    """The table of newer versions names the last release of each package that was read."""
+    rows = [line.strip("|").split("|") for line in VERSIONS.read_text().partition("## Newer")[2].splitlines()]
+    named = {row[0].strip(): row[1].strip() for row in rows if len(row) == 2 and row[1].strip()[:1].isdigit()}
+    assert named == binding.known().versions
 
 
 @every_row
@@ -155,6 +165,17 @@ def test_hooks_bind_to_the_framework(name, rows):
         hook.target: ("installed", None) for hook in patches.hooks
     }
     patches.undo()
+
+
+@every_row
+def test_what_hooks_read_ships(name, rows):
+    """The digests of every target, and of all that its hook reads, ship: else `make digests`."""
+    patches = PatchSet(name, rows)
+    patches.refuse("only named")
+    plugins.load(plugins.INSTRUMENTATIONS[name])().install(patches)
+    read = {hook.target for hook in patches.hooks} | {one for reads in patches.reads.values() for one in reads}
+    packages = binding.known().versions
+    assert {one for one in read if one.split(":")[0].split(".")[0] in packages} <= binding.known().digests.keys()
 
 
 @installed_row
@@ -211,11 +232,11 @@ def test_unsupported_version_is_skipped(name, rows):
     """An unsupported version is skipped with the reason."""
     instrumentation = plugins.load(plugins.INSTRUMENTATIONS[name])()
     package = (*instrumentation.supports, "msgspec")[0].split()[0]
-    patches = PatchSet(name, rows, (f"{package} < 0.0.1",))
+    patches = PatchSet(name, rows, (f"{package} > 99",))
     instrumentation.install(patches)
     import_targets(patches)
     assert rows.states() == {"skipped"}
-    assert all(f"is not supported; this hook supports {package} < 0.0.1" in row.reason for row in rows.rows.values())
+    assert all(f"is not supported; this hook supports {package} > 99" in row.reason for row in rows.rows.values())
 
 
 @installed_row

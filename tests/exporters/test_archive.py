@@ -169,7 +169,8 @@ def test_paths_keep_last_name_only(run: Path, text: str, kept: str) -> None:
     assert archived_says == said
 
 
-def test_what_else_lies_in_the_folder_stays_there(run: Path) -> None:
+def test_other_files_stay_in_the_folder(run: Path) -> None:
+    """Files of others in the folder are not packed."""
     (run / "trace.pftrace").write_bytes(bytes(100))
     (run / "processes" / "notes").mkdir()
     (run / "processes" / "notes" / "secret.txt").write_text("mine")

@@ -35,7 +35,8 @@ def test_a_missing_slice_is_seen(importer: Importer) -> None:
         importer.load(_trace(10, 20)).check_clean(slices=2, counters=0, starts=0)
 
 
-def test_packets_that_the_importer_drops_are_seen(importer: Importer) -> None:
+def test_dropped_packets_are_seen(importer: Importer) -> None:
+    """The harness sees packets that the importer drops."""
     with pytest.raises(AssertionError):
         importer.load(_trace(10, 20, cleared=False)).check_clean(slices=1, counters=0, starts=0)
 

@@ -202,7 +202,7 @@ def test_overlapping_engines_share_a_band(tmp_path: Path) -> None:
     ], "those that do not overlap stay apart"  # fmt: skip
 
 
-def test_verl_device_has_server_and_worker_phases() -> None:
+def test_verl_device_has_phases_of_both() -> None:
     """A device of verl has the phases of its server and those of its worker."""
     bands = picture(Recording.open(VERL)).devices[0].bands
     (generate,) = [band for band in bands if band.name == "rollout.generate"]

@@ -979,7 +979,8 @@ def test_half_an_arrow_is_no_error(importer: Importer, recording: RecordingFile)
     load(importer, recording).check_clean(slices=2, counters=0, flows=0)
 
 
-def test_arrows_of_open_spans_and_instants_arrive(importer: Importer, recording: RecordingFile) -> None:
+def test_arrows_of_open_spans_arrive(importer: Importer, recording: RecordingFile) -> None:
+    """Arrows from open spans and from instants arrive."""
     sender = recording.process(1, role="driver").thread()
     for start, key in ((10, "a"), (20, "b")):
         sender.begin("send", start)

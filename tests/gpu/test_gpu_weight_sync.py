@@ -93,7 +93,8 @@ def test_stale_parameter_is_named() -> None:
             sender.sync(parameters(0).items(), 0)
 
 
-def test_freed_buckets_leave_no_gpu_memory_behind() -> None:
+def test_freed_buckets_leave_no_gpu_memory() -> None:
+    """No GPU memory stays behind when buckets are freed."""
     with engine("cuda_ipc") as channel:
         sender = Sender(channel, BUCKET_BYTES, "s", device.transport("cuda_ipc"))
         sent = parameters(0)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.run
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 BUG = "ZeroDivisionError: a bug of ours"
+BROKEN = {("failed", BUG), ("skipped", f"it cannot be looked at: {BUG}")}
 
 OUR_FRAME = re.compile(r'  File "[^"]*/rltrace/(?:hooks|host|record|instrument)/[\w/]+\.py", .*\n(?:    .*\n)*')
 
@@ -88,7 +89,7 @@ def untraced(tmp_path_factory: pytest.TempPathFactory):
     return of
 
 
-EVERYWHERE = ("before", "after", "binding", "install", "recorder", "counting", "report")
+EVERYWHERE = ("before", "after", "binding", "look", "install", "recorder", "counting", "report")
 IN_SPANS = ("args", "late_args", "flow_out", "flow_in")
 
 IN_FRAMEWORKS = [
@@ -118,9 +119,23 @@ def check_broken(tmp_path: Path, bare: tuple[int, str, str], program: str, place
         hook
         for process in broken.recording.processes
         for hook in process.hooks
-        if hook["instrumentation"] == instrumentation and hook["state"] == "failed" and hook["reason"] == BUG
+        if hook["instrumentation"] == instrumentation and (hook["state"], hook["reason"]) in BROKEN
     ]
     assert failed, "nothing was broken: the comparison says nothing"
+
+
+def test_renamed_parameter_changes_nothing(tmp_path: Path, untraced) -> None:
+    """A framework has renamed one parameter: its one hook is skipped, all others work, and the program runs on."""
+    traced = run(tmp_path, "fsdp2_training", traced=True, broken="renamed")
+    assert what_it_did(traced) == untraced("fsdp2_training")
+    hooks = [hook for process in traced.recording.processes for hook in process.hooks]
+    skipped = {hook["target"]: hook["reason"] for hook in hooks if hook["state"] == "skipped"}
+    assert list(skipped) == ["torch.distributed.fsdp._fully_shard._fsdp_param_group:foreach_all_gather"]
+    assert "parameter 0 is `shards`, not `fsdp_params`" in skipped.popitem()[1]
+    assert {hook["state"] for hook in hooks} == {"skipped", "installed", "waiting"}
+    names = {span.name for span in traced.spans()}
+    assert "fsdp.all_gather" not in names
+    assert {"fsdp.forward", "fsdp.backward", "fsdp.reduce_scatter", "optimizer.step"} <= names
 
 
 @pytest.mark.parametrize("program", ["asyncio_service", "fsdp2_training", "ray_driver"])

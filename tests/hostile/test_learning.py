@@ -7,7 +7,8 @@ from pathlib import Path
 import reference_runs as runs
 
 
-def test_one_rank_that_sleeps_at_level_1_learns_to_count_down_in_24_steps(tmp_path: Path) -> None:
+def test_one_rank_learns_to_count_down(tmp_path: Path) -> None:
+    """One rank, whose engine sleeps at level 1, learns to count down in 24 steps."""
     records = runs.finish(tmp_path, ranks=1, seed=1, rollout={"sleep_level": 1})
     rewards = runs.rewards(records)
     assert [record["step"] for record in records] == list(range(24))

@@ -27,21 +27,21 @@ ways = settings(
 @pytest.fixture(scope="module")
 def runs() -> Iterator[list[Run]]:
     with tempfile.TemporaryDirectory(prefix="rltrace-hostile-") as folder:
-        yield [Run.recorded(Path(folder) / name, is_killed=name == "killed") for name in ("closed", "killed")]
+        yield Run.of_each_kind(Path(folder))
 
 
 @settings(ways, max_examples=MANY)
 @given(seed=seeds)
 def test_a_damaged_folder(runs: list[Run], seed: int) -> None:
     """Every reader reads it or refuses it in words, within seconds; what is wrong by more than twice is warned of."""
-    mutations.check(runs[seed % 2], random.Random(seed))
+    mutations.check(runs[seed % len(runs)], random.Random(seed))
 
 
 @settings(ways, max_examples=SOME)
 @given(seed=seeds)
 def test_a_damaged_archive(runs: list[Run], seed: int) -> None:
     """The same of the bytes of a zip file, or of what is in one that is whole."""
-    mutations.check_archive(runs[seed % 2], random.Random(seed))
+    mutations.check_archive(runs[seed % len(runs)], random.Random(seed))
 
 
 @settings(ways, max_examples=FEW)
@@ -49,11 +49,12 @@ def test_a_damaged_archive(runs: list[Run], seed: int) -> None:
 def test_the_command(runs: list[Run], seed: int) -> None:
     """It ends by itself, with an exit code of its own and without a traceback."""
     chance = random.Random(seed)
-    with runs[seed % 2].copied() as copy:
+    with runs[seed % len(runs)].copied() as copy:
         done = mutations.damage(copy, chance)
         out = copy.with_name("out")
         for command in (
-            ["summary", copy], ["summary", "--all", copy], ["summary", "--json", copy], ["diff", copy, copy],
+            ["summary", copy], ["summary", "--all", copy], ["summary", "--json", copy], ["why", copy],
+            ["why", "--json", copy], ["diff", copy, copy],
             ["export", "--to", chance.choice(["perfetto", "memory", "archive"]), "-o", out, "--force", copy],
         ):  # fmt: skip
             words = [sys.executable, "-m", "rltrace", *map(str, command)]

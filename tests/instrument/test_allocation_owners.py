@@ -211,15 +211,15 @@ EXPECTED = {
 }
 
 
-def test_owners_are_set_where_their_bytes_come_into_being(kind: str, told: dict[str, Any]) -> None:
+def test_owners_are_set_at_the_allocation(kind: str, told: dict[str, Any]) -> None:
+    """The owner is set where its bytes are allocated."""
     of_actor, of_ref = EXPECTED[kind]
     assert texts(told[kind], "kept", "actor") == of_actor
     assert texts(told[kind], "kept", "ref") == of_ref
 
 
-def test_on_any_other_step_nobody_says_whose_an_allocation_is_and_modules_have_no_hook(
-    kind: str, told: dict[str, Any]
-) -> None:
+def test_other_steps_have_no_hooks(kind: str, told: dict[str, Any]) -> None:
+    """Outside of the chosen step no owner is set, and modules have no hook."""
     said = told[kind]
     assert said["set before"] == said["set after"] == []
     for step in ("silent", "after"):
@@ -229,21 +229,26 @@ def test_on_any_other_step_nobody_says_whose_an_allocation_is_and_modules_have_n
     assert hooks["silent"] == hooks["after"] < hooks["kept"]
 
 
-def test_what_was_there_before_has_its_owner_by_its_address(kind: str, told: dict[str, Any]) -> None:
+def test_older_blocks_have_owners_by_address(kind: str, told: dict[str, Any]) -> None:
+    """What was allocated before the step has its owner by its address."""
     found = told[kind]["by address"]
     assert found["actor"] == ["actor.params"]
     assert found["ref"] == (["None"] if kind == "plain" else ["ref.params"])
     assert found["states"] == ["actor.optimizer"]
 
 
-def test_gradients_have_theirs_once_they_are_computed(kind: str, told: dict[str, Any]) -> None:
-    """Of FSDP1 also those of whole parameters, which are gone when backward is over."""
+def test_gradients_have_owners_once_computed(kind: str, told: dict[str, Any]) -> None:
+    """Gradients have their owner as soon as they are computed.
+
+    Of FSDP1 also those of whole parameters, which are gone when backward is over.
+    """
     found = told[kind]["by address"]
     assert found["gradients"] == ["actor.grads"]
     assert found["whole gradients"] == (["actor.grads"] if kind.startswith("fsdp1") else [])
 
 
-def test_every_hook_is_in_place_and_taken_back_and_then_nothing_is_said_any_more(told: dict[str, Any]) -> None:
+def test_hooks_are_taken_back(told: dict[str, Any]) -> None:
+    """Each hook is in place, and sets no owner any more when it is taken back."""
     ours = {"rltrace_reference.actor", "rltrace_reference.weight_sync", "rltrace_reference.host_staging"}
     ours |= {"rltrace_reference.cuda_ipc"}  # of the reference run, which this program does not import
     waiting = {target.partition(":")[0] for target in told["hooks"].pop("waiting")}
@@ -252,14 +257,16 @@ def test_every_hook_is_in_place_and_taken_back_and_then_nothing_is_said_any_more
     assert told["undone"] == {"left": [], "set": [], "hooks": 0}
 
 
-def test_the_modules_of_parameters_are_those_around_them_and_no_others() -> None:
+def test_modules_of_parameters() -> None:
+    """The modules of parameters are those that hold them, and no others."""
     inner, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     outer = torch.nn.Sequential(torch.nn.Sequential(inner), torch.nn.ReLU())
     is_meant = Having(list(inner.parameters()))
     assert [is_meant(module) for module in (inner, outer[0], outer, outer[1], other)] == [True] * 3 + [False] * 2
 
 
-def test_behind_a_backward_nobody_looks_for_owners_while_no_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backward_without_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a backward nobody looks for owners unless a history is kept."""
     asked: list[None] = []
     monkeypatch.setattr(instrument, "owners", lambda: asked.append(None) or {})
     instrument.end_backward([], None, None)
@@ -269,7 +276,8 @@ def test_behind_a_backward_nobody_looks_for_owners_while_no_history_is_kept(monk
     assert asked == [None]
 
 
-def test_hooks_that_cannot_be_on_all_modules_are_on_none() -> None:
+def test_hooks_are_on_all_modules_or_none() -> None:
+    """If one module refuses the hooks, no module has them."""
     first, frozen = torch.nn.Linear(2, 2), object()
     forwards = Forwards(Hook("allocations", "torch:nothing"), lambda *_: None)
     with pytest.raises(AttributeError):

@@ -102,7 +102,7 @@ def test_ddp_says_what_its_buckets_moved(runs) -> None:
     assert len(during) >= 10 and all(during)
 
 
-def test_collective_that_the_program_calls_has_its_bytes(runs) -> None:
+def test_called_collective_has_its_bytes(runs) -> None:
     """A collective says how many bytes it moved among which ranks."""
     reduced = [span for span in spans_of(runs("fsdp2_torchrun")) if span.name == "dist.all_reduce"]
     assert [span.args["bytes"] for span in reduced] == [4] * 5
@@ -199,7 +199,7 @@ BOUNDARIES = """
 """
 
 
-def test_memory_is_looked_at_where_phases_seem_to_begin(tmp_path) -> None:
+def test_memory_at_inferred_boundaries(tmp_path) -> None:
     """Who watches memory is told of phases while they run, until the program tells of its own."""
     run = run_traced(tmp_path, BOUNDARIES, RLTRACE_DISABLE="cuda_memory,allocations")
     assert run.returncode == 0, run.err

@@ -105,7 +105,8 @@ def loop(
 
 
 @pytest.mark.parametrize("in_step", ["pass", "raise ValueError", "sys.exit(0)"])
-def test_a_loop_keeps_its_chosen_step_once_whole_and_nothing_else_however_it_ends(tmp_path: Path, in_step: str) -> None:
+def test_chosen_step_is_kept_once(tmp_path: Path, in_step: str) -> None:
+    """A loop keeps its chosen step once and whole, and nothing else, however it ends."""
     done = loop(tmp_path, in_step=in_step)
     assert done.returncode == 0, done.err
     (whole,) = kept(named(done.recording, "loop"))
@@ -120,7 +121,8 @@ def test_a_loop_keeps_its_chosen_step_once_whole_and_nothing_else_however_it_end
     assert not done.err
 
 
-def test_what_it_takes_to_write_a_step_is_a_span_behind_it(tmp_path: Path) -> None:
+def test_writing_a_step_is_a_span(tmp_path: Path) -> None:
+    """The time that it takes to write a step is a span after the step."""
     done = loop(tmp_path)
     process = named(done.recording, "loop")
     (written,) = [event for event in process.events() if isinstance(event, Span) and event.name == ALLOCATIONS_WRITTEN]
@@ -130,7 +132,8 @@ def test_what_it_takes_to_write_a_step_is_a_span_behind_it(tmp_path: Path) -> No
     assert ALLOCATIONS_WRITTEN not in {span.name for span in found.own_spans}
 
 
-def test_several_steps_are_kept_and_each_is_told_apart(tmp_path: Path) -> None:
+def test_several_steps_are_kept(tmp_path: Path) -> None:
+    """Several steps are kept, and told apart."""
     done = loop(tmp_path, steps="3, 1")
     assert [(part.args["step"], part.args["peak_bytes"]) for part in kept(named(done.recording, "loop"))] == [
         (1, 1010),
@@ -139,7 +142,8 @@ def test_several_steps_are_kept_and_each_is_told_apart(tmp_path: Path) -> None:
     assert [peak.step for peak in summarize(done.recording).allocations] == [1, 3]
 
 
-def test_a_process_that_leaves_in_the_middle_of_its_step_has_written_it(tmp_path: Path) -> None:
+def test_exit_inside_the_step_writes_it(tmp_path: Path) -> None:
+    """A process that exits inside of the chosen step has written it."""
     source = """
         import rltrace
         from pretended_gpu import Tensor, come_up
@@ -154,7 +158,8 @@ def test_a_process_that_leaves_in_the_middle_of_its_step_has_written_it(tmp_path
     assert allocation_steps.lines(done.recording.path)[-1].endswith('"is_over": true}')
 
 
-def test_of_one_that_was_killed_it_is_said_that_it_had_begun(tmp_path: Path) -> None:
+def test_killed_inside_the_step(tmp_path: Path) -> None:
+    """Of a process that was killed in the chosen step, the Recording says that the step had begun."""
     done = loop(tmp_path, in_step="os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
     assert missed(done.recording) == {"loop": GONE}
@@ -162,7 +167,8 @@ def test_of_one_that_was_killed_it_is_said_that_it_had_begun(tmp_path: Path) -> 
     assert f"allocations of step 2 were not kept by loop: {GONE}" in text
 
 
-def test_a_step_that_never_began_is_said_with_those_that_did(tmp_path: Path) -> None:
+def test_step_that_never_began(tmp_path: Path) -> None:
+    """If a chosen step never began, the summary names it, with the steps that did."""
     done = loop(tmp_path, steps="9")
     assert missed(done.recording) == {"step 9": "no such step has begun: the steps of this Recording are 0 to 3"}
 
@@ -172,7 +178,8 @@ def test_a_program_that_marks_no_step_is_told_so(tmp_path: Path) -> None:
     assert missed(done.recording) == {"step 2": "no such step has begun: no step is marked"}
 
 
-def test_where_nobody_uses_a_gpu_that_is_said_in_words_and_no_hook_is_blamed(tmp_path: Path) -> None:
+def test_no_gpu_is_said_in_words(tmp_path: Path) -> None:
+    """Where no process uses a GPU, the summary says so and blames no hook."""
     source = "import rltrace, torch\nfor n in range(4):\n    with rltrace.span('step', step=n): pass"
     recording = run(tmp_path, source).recording
     for whole in (False, True):
@@ -183,7 +190,8 @@ def test_where_nobody_uses_a_gpu_that_is_said_in_words_and_no_hook_is_blamed(tmp
         assert "chosen_allocations imported, nothing fired" not in text
 
 
-def test_a_torch_whose_allocations_carry_no_owner_is_said(tmp_path: Path) -> None:
+def test_torch_without_owners_is_said(tmp_path: Path) -> None:
+    """If torch's history can carry no owner, the summary says so."""
     done = loop(tmp_path, has_text=False)
     assert done.returncode == 0, done.err
     (reason,) = missed(done.recording).values()
@@ -191,12 +199,14 @@ def test_a_torch_whose_allocations_carry_no_owner_is_said(tmp_path: Path) -> Non
     assert kept(named(done.recording, "loop")) == []
 
 
-def test_a_pause_at_the_steps_end_loses_it_and_that_is_said(tmp_path: Path) -> None:
+def test_pause_at_the_end_loses_the_step(tmp_path: Path) -> None:
+    """A pause at the end of the step loses it, and the summary says so."""
     done = loop(tmp_path, in_step="rltrace.pause()", after="rltrace.resume()")
     assert missed(done.recording) == {"loop": "recording was paused when it ended"}
 
 
-def test_a_history_that_the_program_asked_for_itself_is_left_alone(tmp_path: Path) -> None:
+def test_own_history_is_left_alone(tmp_path: Path) -> None:
+    """A history that the program itself asked for stays as it is."""
     source = """
         import rltrace
         from pretended_gpu import Tensor, come_up
@@ -214,7 +224,8 @@ def test_a_history_that_the_program_asked_for_itself_is_left_alone(tmp_path: Pat
     assert missed(done.recording) == {}
 
 
-def test_where_cuda_comes_up_inside_the_step_the_rest_of_it_is_kept(tmp_path: Path) -> None:
+def test_cuda_starts_inside_the_step(tmp_path: Path) -> None:
+    """If CUDA is initialized inside of the step, the rest of the step is kept."""
     source = """
         import rltrace
         from pretended_gpu import Tensor, come_up
@@ -251,19 +262,22 @@ UNUSED = """
 """
 
 
-def test_where_cuda_is_up_and_nothing_is_allocated_nothing_of_ours_is_either(tmp_path: Path) -> None:
+def test_without_allocations_nothing_is_ours(tmp_path: Path) -> None:
+    """Where CUDA is initialized and nothing is allocated, we allocate nothing either."""
     done = run(tmp_path, UNUSED.format(then="pass"))
     assert json.loads(done.out.splitlines()[0]) == {}
     loop = named(done.recording, "loop")
     assert (kept(loop), loop.unavailable[allocations_of(2)]) == ([], NO_GPU)
 
 
-def test_what_is_allocated_there_later_in_the_step_is_kept(tmp_path: Path) -> None:
+def test_later_allocations_are_kept(tmp_path: Path) -> None:
+    """What is allocated there later in the step is kept."""
     (whole,) = kept(named(run(tmp_path, UNUSED.format(then="held = Tensor(300)")).recording, "loop"))
     assert (whole.args["start_bytes"], whole.args["peak_bytes"]) == (300, 300)
 
 
-def test_of_a_step_whose_part_of_the_history_is_gone_that_is_said_and_no_peak(folder: Path) -> None:
+def test_lost_history_has_no_peak(folder: Path) -> None:
+    """If the history of a step is gone, the summary says so, and has no peak."""
     written = Written(folder).process("driver", *(span("step", at_s, at_s + 10, step=at_s // 10) for at_s in (20, 30)))
     behind = [span(ALLOCATIONS_KEPT, 32, 38, step=2, lost=99), sample(f"{ALLOCATIONS}rollout.weights_bytes", 33, 700)]
     written.process("engine", *behind, role="engine", rank=0, chosen_steps=[2], ended_s=40)
@@ -274,7 +288,8 @@ def test_of_a_step_whose_part_of_the_history_is_gone_that_is_said_and_no_peak(fo
     ]
 
 
-def test_of_two_steps_of_one_number_it_is_the_one_in_which_it_was_kept(folder: Path) -> None:
+def test_two_steps_of_one_number(folder: Path) -> None:
+    """Of two steps with one number, the peak is that of the one that was kept."""
     steps = [span("step", 10 + 10 * place, 20 + 10 * place, step=place % 2) for place in range(4)]
     written = Written(folder).process("driver", *steps, role="driver")
     levels = [sample(f"{ALLOCATIONS}actor.params_bytes", at_s, size) for at_s, size in ((40, 300), (44, 900), (49, 0))]
@@ -283,7 +298,8 @@ def test_of_two_steps_of_one_number_it_is_the_one_in_which_it_was_kept(folder: P
     assert (peak.step, peak.peak_bytes, peak.late_seconds) == (1, 900, 0)
 
 
-def test_a_step_without_a_number_has_that_of_its_place_as_in_the_summary(tmp_path: Path) -> None:
+def test_step_without_a_number(tmp_path: Path) -> None:
+    """A step without a number has the number of its place, as in the summary."""
     done = run(tmp_path, LOOP.format(in_step="pass", after="pass", has_text=True).replace(", step=step)", ")"))
     (whole,) = kept(named(done.recording, "loop"))
     assert whole.args["peak_bytes"] == 1100
@@ -291,7 +307,8 @@ def test_a_step_without_a_number_has_that_of_its_place_as_in_the_summary(tmp_pat
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_step_of_trls_trainer_is_kept_also_if_only_the_next_one_ends_it(tmp_path: Path, ends: bool) -> None:
+def test_trl_step_ends_with_the_next(tmp_path: Path, ends: bool) -> None:
+    """A step of TRL's trainer is kept, though only the next one ends it."""
     source = f"""
         from types import SimpleNamespace
         import rltrace
@@ -332,16 +349,20 @@ ANOTHERS = """
 """Another process is in the chosen step; then this one comes to steps of its own, which nobody chose."""
 
 
-def test_what_was_kept_of_anothers_step_is_dropped_where_a_process_comes_to_steps_of_its_own(tmp_path: Path) -> None:
+def test_own_steps_replace_the_drivers(tmp_path: Path) -> None:
+    """A process that comes to steps of its own drops what it kept of the driver's."""
     done = run(tmp_path, ANOTHERS.format(first="", last="assert not allocations.is_kept()"))
     assert done.returncode == 0, done.err
     assert kept(named(done.recording, "loop")) == []
 
 
-def test_a_vllm_worker_keeps_a_generation_that_is_no_phase_of_it_and_writes_as_it_executes_the_next(
+def test_vllm_worker_keeps_a_generation(
     tmp_path: Path,
 ) -> None:
-    """As of verl, whose server begins and ends it; the worker itself comes to an edge only as it falls asleep."""
+    """A vLLM worker keeps a generation that is no phase of its own, and writes it with the next call.
+
+    As of verl, whose server begins and ends it; the worker itself comes to an edge only as it falls asleep.
+    """
     worker = tmp_path / "vllm" / "v1" / "worker" / "gpu_worker.py"
     worker.parent.mkdir(parents=True)
     worker.write_text(
@@ -379,13 +400,15 @@ def test_a_vllm_worker_keeps_a_generation_that_is_no_phase_of_it_and_writes_as_i
     assert held == {f"{ALLOCATIONS}rollout.activations_bytes": 70}, "of the first execution too"
 
 
-def test_a_programs_own_history_goes_on_whatever_step_another_is_in(tmp_path: Path) -> None:
+def test_own_history_goes_on(tmp_path: Path) -> None:
+    """A program's own history goes on, whichever step another process is in."""
     source = ANOTHERS.format(first="rltrace.start_allocations()", last="rltrace.stop_allocations()")
     (whole,) = kept(named(run(tmp_path, source).recording, "loop"))
     assert (whole.args["peak_bytes"], "step" in whole.args) == (5000, False)
 
 
-def test_a_step_that_was_tried_again_after_a_death_is_over_with_the_second_try(tmp_path: Path) -> None:
+def test_repeated_step_ends_with_the_second_try(tmp_path: Path) -> None:
+    """A step that is repeated after a death ends with the second try."""
     running = RunningSteps(tmp_path)
     allocation_steps.say(tmp_path, 3, "first", is_over=False)
     assert running.now() == [3]
@@ -396,7 +419,8 @@ def test_a_step_that_was_tried_again_after_a_death_is_over_with_the_second_try(t
     assert running.now() == [10]
 
 
-def test_a_forked_child_has_no_part_in_what_its_parent_keeps(tmp_path: Path) -> None:
+def test_forked_child_keeps_nothing(tmp_path: Path) -> None:
+    """A forked child keeps nothing of its parent's step."""
     fork = """
             if not os.fork():
                 with rltrace.phase("reward"):
@@ -464,7 +488,8 @@ def on_ray(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return done
 
 
-def test_each_actor_keeps_the_drivers_step_from_its_first_phase_in_it_to_its_first_behind_it(on_ray: TracedRun) -> None:
+def test_actors_keep_the_drivers_step(on_ray: TracedRun) -> None:
+    """Each actor keeps the driver's step, from its first phase in the step to its first one after it."""
     step, following = (step_of(on_ray.recording, number) for number in (2, 3))
     for rank in range(2):
         process = named(on_ray.recording, f"rank {rank} worker")
@@ -483,7 +508,8 @@ def test_each_actor_keeps_the_drivers_step_from_its_first_phase_in_it_to_its_fir
         assert most.count(51_000) == 2 and 1100 in most and 2000 not in most
 
 
-def test_who_uses_no_gpu_says_so_and_the_summary_has_those_that_do(on_ray: TracedRun) -> None:
+def test_actors_without_a_gpu_say_so(on_ray: TracedRun) -> None:
+    """An actor without a GPU says so, and the summary has those with one."""
     assert missed(on_ray.recording) == {"trainer": NO_GPU, "rank 2 worker": NO_GPU}
     peaks = summarize(on_ray.recording).allocations
     assert [(peak.lane, peak.step, peak.peak_bytes) for peak in peaks] == [("rank 0", 2, 51_000), ("rank 1", 2, 51_000)]
@@ -547,9 +573,10 @@ BACK = "torch.cuda.current_device = lambda: DEVICE"
         pytest.param("GPU.ring = 36", "pass", False, 1030 + 6 * 70, id="entries were lost"),
     ],
 )
-def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did_nothing(
+def test_worker_held_while_others_generate(
     tmp_path: Path, before: str, meanwhile: str, is_known: bool, start_bytes: int
 ) -> None:
+    """What a worker holds while others generate is known if its allocator did nothing."""
     done = run(tmp_path, WAITING.format(before=before, meanwhile=meanwhile))
     assert done.returncode == 0, done.err
     process = named(done.recording, "waiting")
@@ -564,7 +591,8 @@ def test_what_a_worker_holds_while_others_generate_is_known_if_its_allocator_did
     assert whole.args["start_bytes"] == start_bytes
 
 
-def test_an_allocator_that_counts_nothing_is_no_failure(tmp_path: Path) -> None:
+def test_allocator_without_counts(tmp_path: Path) -> None:
+    """An allocator that counts nothing is no failure."""
     refuse = """
         def refuse(*_):
             raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
@@ -578,22 +606,27 @@ def test_an_allocator_that_counts_nothing_is_no_failure(tmp_path: Path) -> None:
     assert "selects an allocator that keeps no history" in reason
 
 
-def test_a_worker_that_ends_behind_the_step_has_written_it(tmp_path: Path) -> None:
-    """The last step has no edge behind it."""
+def test_worker_that_ends_after_the_step(tmp_path: Path) -> None:
+    """A worker that ends after the step has written it.
+
+    The last step has no edge behind it.
+    """
     done = run(tmp_path, RAY.replace("range(5)", "range(3)"))
     for rank in range(2):
         (whole,) = kept(named(done.recording, f"rank {rank} worker"))
         assert whole.args["peak_bytes"] == 51_000
 
 
-def test_a_worker_without_a_phase_in_the_step_says_so(tmp_path: Path) -> None:
+def test_worker_without_a_phase(tmp_path: Path) -> None:
+    """A worker without a phase in the step says so."""
     source = RAY.replace("with rltrace.phase(phase):", "with rltrace.span(phase):")
     done = run(tmp_path, source)
     no_edge = "no phase of this process began or ended in it"
     assert missed(done.recording) == {"trainer": NO_GPU, "rank 0 worker": no_edge, "rank 1 worker": no_edge}
 
 
-def test_a_step_that_somebody_runs_again_is_not_kept_twice(tmp_path: Path) -> None:
+def test_step_that_runs_again_is_kept_once(tmp_path: Path) -> None:
+    """A step that runs again is not kept twice."""
     again = """
     @ray.remote
     def again(workers):
@@ -648,7 +681,8 @@ RANKS = """
 """
 
 
-def test_a_rank_with_steps_of_its_own_keeps_those_and_nobody_elses(tmp_path: Path) -> None:
+def test_rank_with_own_steps_keeps_them(tmp_path: Path) -> None:
+    """A rank with steps of its own keeps these, and nobody else's."""
     done = run(tmp_path, RANKS, "0")
     for rank in range(2):
         process = named(done.recording, f"rank {rank} worker")
@@ -662,7 +696,8 @@ def test_a_rank_with_steps_of_its_own_keeps_those_and_nobody_elses(tmp_path: Pat
 # ---- what is said -----------------------------------------------------------------------------------------------
 
 
-def test_a_step_runs_until_who_began_it_last_has_ended_it(tmp_path: Path) -> None:
+def test_step_ends_with_its_last_beginner(tmp_path: Path) -> None:
+    """A step ends when the process that began it last has ended it."""
     running = RunningSteps(tmp_path)
     assert running.now() == []
     for process, is_over, expected in (
@@ -687,7 +722,8 @@ def test_steps_are_numbers_separated_by_commas(text: str, steps: set[int]) -> No
 
 @pytest.mark.parametrize("text", ["x", "5-3", "-1", "3,,4", "1.5", "0-99999"])
 @pytest.mark.parametrize("way", ["option", "variable"])
-def test_anything_else_is_refused_before_the_command_runs(text: str, way: str, tmp_path: Path) -> None:
+def test_bad_option_is_refused(text: str, way: str, tmp_path: Path) -> None:
+    """Anything but numbers of steps is refused before the command runs."""
     option = [f"--allocations={text}"] if way == "option" else []
     environment = {**os.environ, **({} if option else {allocation_steps.VARIABLE: text})}
     done = subprocess.run(
@@ -698,7 +734,8 @@ def test_anything_else_is_refused_before_the_command_runs(text: str, way: str, t
     assert re.search(r"write 3, 100-110 or 1,5-7|names more than 1,000 numbers", done.stderr), done.stderr
 
 
-def test_the_option_reaches_every_process_of_the_command(tmp_path: Path) -> None:
+def test_option_reaches_all_processes(tmp_path: Path) -> None:
+    """The option reaches each process of the command."""
     (tmp_path / "program.py").write_text("import rltrace\nwith rltrace.span('step', step=3): pass\n")
     command = [sys.executable, str(tmp_path / "program.py")]
     words = ["exec", "--out", str(tmp_path / "run"), "--sample", "0", "--allocations", "3", "--", *command]
@@ -709,7 +746,8 @@ def test_the_option_reaches_every_process_of_the_command(tmp_path: Path) -> None
     assert [json.loads(line)["is_over"] for line in allocation_steps.lines(tmp_path / "run")] == [False, True]
 
 
-def test_where_no_step_is_chosen_nothing_is_watched(tmp_path: Path) -> None:
+def test_without_a_chosen_step(tmp_path: Path) -> None:
+    """Where no step is chosen, nothing is watched."""
     source = """
         import rltrace
         from rltrace.hooks import boundaries
@@ -724,8 +762,11 @@ def test_where_no_step_is_chosen_nothing_is_watched(tmp_path: Path) -> None:
     assert not (done.recording.path / allocation_steps.FILE).exists()
 
 
-def test_a_process_that_could_not_know_is_said_with_its_host(tmp_path: Path) -> None:
-    """On a host that is not the driver's, in a run that nobody supervises; and one that was killed without a word."""
+def test_process_that_could_not_know(tmp_path: Path) -> None:
+    """A process that could not know the step is named with its host.
+
+    On a host that is not the driver's, in a run that nobody supervises; and one that was killed without a word.
+    """
     held = [sample("actor.params_bytes", at, 5) for at in (1, 9)]
     written = Written(tmp_path / "run").process(
         "driver", span("step", 2, 4, step=3), role="driver", chosen_steps=[3], ended_s=9

@@ -223,9 +223,11 @@ def test_the_rows_of_a_worker_add_up_to_the_card(folder: Path, gpu: Simulated, l
 
 
 @pytest.mark.parametrize(("source", "size_bytes"), [("params", 300 * MIB), ("optimizer", 600 * MIB)])
-def test_without_a_source_its_bytes_have_no_owner(
+def test_without_a_source_bytes_have_no_owner(
     source: str, size_bytes: int, folder: Path, gpu: Simulated, ledger: CudaLedger
 ) -> None:
+    """If a source is missing, its bytes have no owner."""
+
     def work() -> None:
         ledger.sample()
         actor(gpu, ledger)
@@ -237,9 +239,9 @@ def test_without_a_source_its_bytes_have_no_owner(
     assert "unaccounted" not in rows
 
 
-def test_what_is_handed_out_between_two_edges_is_said_by_torchs_own_count(
-    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
-) -> None:
+def test_torch_counts_between_boundaries(folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens) -> None:
+    """Torch's own count says what was allocated between two phase boundaries."""
+
     def phase(name: str, transient_bytes: int) -> None:
         ledger.reached(Boundary((name,)))
         with rltrace.phase(name):
@@ -300,9 +302,9 @@ def test_peaks_of_passes_that_nobody_looks_at(folder: Path, gpu: Simulated, ledg
     assert of_steps[1].at_peak_bytes == held | {"actor.activations": (7 + 300) * MIB}
 
 
-def test_what_was_handed_out_before_a_phase_is_not_that_phases(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_earlier_allocations_are_not_the_phases(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What was allocated before a phase does not count for the phase."""
+
     def work() -> None:
         ledger.sample()
         with rltrace.span("step", step=3):
@@ -318,9 +320,9 @@ def test_what_was_handed_out_before_a_phase_is_not_that_phases(
     assert (peak.bytes, peak.phase, peak.step) == (900 * MIB, None, None)
 
 
-def test_an_engines_count_is_not_said_for_its_pools_are_in_it_asleep_too(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_engine_count_is_not_told(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """An engine's count is not told, because its sleeping pools are in it."""
+
     def work() -> None:
         ledger.engine = SleepingPools(gpu, 1_000 * MIB, 2_000 * MIB)
         ledger.sample()
@@ -329,9 +331,9 @@ def test_an_engines_count_is_not_said_for_its_pools_are_in_it_asleep_too(
     assert gpu.peak_bytes == 3_000 * MIB and of_device(folder).allocated_peaks == []
 
 
-def test_communicators_are_what_the_process_grew_while_they_were_made(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_communicators_are_the_growth(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A communicator's bytes are what the process grew by while it was made."""
+
     def work() -> None:
         ledger.sample()
         actor(gpu, ledger)
@@ -347,9 +349,8 @@ def test_communicators_are_what_the_process_grew_while_they_were_made(
     assert rows["unaccounted"] == 3 * MIB
 
 
-def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_made_in_them_do_not(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_first_calls_grow_the_context(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Kernels that a first call loads are the context's, and a communicator that is made in it is not."""
     whose = Work()
     kernels = loading(ledger, whose)
 
@@ -380,9 +381,10 @@ def test_kernels_that_first_calls_load_stay_with_the_context_and_communicators_m
     assert rows["unaccounted"] == 5 * MIB
 
 
-def test_kernels_that_verls_start_up_loads_stay_with_the_context_and_what_was_there_before_does_not(
+def test_verl_startup_grows_the_context(
     folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Kernels that verl's start-up loads are the context's, and what was there before is not."""
     monkeypatch.setattr(verl_worker, "KERNELS", Growth(ledger, "cuda.context"))
 
     def work() -> None:
@@ -402,9 +404,9 @@ def test_kernels_that_verls_start_up_loads_stay_with_the_context_and_what_was_th
     assert rows["unaccounted"] == 305 * MIB
 
 
-def test_an_engines_segments_are_listed_again_only_if_there_are_more_than_ever(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_segments_are_listed_when_they_grow(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """An engine's segments are listed again only if there are more than ever before."""
+
     def work() -> None:
         ledger.engine = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
         ledger.sample()
@@ -470,10 +472,11 @@ class Register:
         """One of them was called."""
 
 
-def test_communicators_that_are_made_at_once_are_not_taken_for_the_context(
-    folder: Path, gpu: Simulated, eager: tuple[CudaLedger, list[str]]
-) -> None:
-    """That of a group bound to its device, of a later one beside it, and one that is split from it."""
+def test_eager_communicators_are_no_context(folder: Path, gpu: Simulated, eager: tuple[CudaLedger, list[str]]) -> None:
+    """Communicators that are made with their group are not taken for the context.
+
+    That of a group bound to its device, of a later one beside it, and one that is split from it.
+    """
     ledger, made = eager
     device = torch.device("cuda", 0)
 
@@ -490,9 +493,8 @@ def test_communicators_that_are_made_at_once_are_not_taken_for_the_context(
     assert "unaccounted" not in rows
 
 
-def test_a_group_that_is_not_bound_to_a_gpu_gives_nobody_a_context(
-    gpu: Simulated, eager: tuple[CudaLedger, list[str]]
-) -> None:
+def test_unbound_group_makes_no_context(gpu: Simulated, eager: tuple[CudaLedger, list[str]]) -> None:
+    """A group that is bound to no GPU gives no process a context."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.new_group([0])
     dist.all_reduce(torch.ones(1))
@@ -500,9 +502,9 @@ def test_a_group_that_is_not_bound_to_a_gpu_gives_nobody_a_context(
     assert not eager[1]
 
 
-def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_sleeping_engine_holds_the_rest(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """An engine that sleeps holds its context, its graphs and its inputs."""
+
     def work() -> None:
         ledger.sample()
         pools = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
@@ -526,9 +528,9 @@ def test_an_engine_asleep_holds_its_context_its_graphs_and_its_inputs(
     }
 
 
-def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_forward_leaves_activations(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What a forward leaves is the actor's activations until the next phase boundary."""
+
     def forward() -> None:
         ledger.sample()
         actor(gpu, ledger)
@@ -544,9 +546,9 @@ def test_what_a_forward_leaves_is_the_actors_activations_until_the_next_edge(
     assert without_free(recorded(folder.with_name("second"), backward)) == ACTOR
 
 
-def test_what_a_forward_leaves_while_the_critic_acts_is_the_critics(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_critics_forward_leaves_its_activations(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What a forward leaves while the critic acts is the critic's."""
+
     def forward(owner: str, size_bytes: int) -> None:
         ledger.reached(Boundary())
         gpu.allocate(size_bytes)
@@ -615,7 +617,8 @@ def test_activations_end_with_their_backward(folder: Path, gpu: Simulated, ledge
     assert (found.row("unattributed") / MIB).tolist() == [0, 0, 0, 0, 0, 0, 0, 15]
 
 
-def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+def test_adjacent_phases_share_a_boundary(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Where a phase begins as another one ends, there is one boundary."""
     rltrace.start(folder, role="worker", rank=0)
     ledger.reached(Boundary(("actor.old_log_prob",)))
     ledger.reached(Boundary(("ref.log_prob",), is_end=False))
@@ -626,16 +629,16 @@ def test_where_a_phase_begins_as_another_ends_is_one_edge(folder: Path, gpu: Sim
     assert list(found.row("unattributed")) == [0, MIB]
 
 
-def test_a_process_without_a_gpu_is_looked_at_once_a_second_and_for_sure_where_it_has_one(gpu: Simulated) -> None:
+def test_process_without_a_gpu_is_asked_less(gpu: Simulated) -> None:
+    """A process without a GPU is asked once a second, and at each boundary as soon as it has one."""
     found: list[Simulated | None] = [None, gpu]
     looks = iter(found)
     ledger = CudaLedger(lambda: next(looks))
     assert [ledger.device(), ledger.device(), ledger.device(is_sure=True), ledger.device()] == [None, None, gpu, gpu]
 
 
-def test_processes_are_asked_for_again_only_if_another_one_has_moved(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_processes_are_asked_when_others_move(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """The card's processes are asked for again only if another one's memory has moved."""
     gpu.other_bytes = 50 * MIB
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
@@ -771,16 +774,18 @@ def two_processes(folder: Path, *, others_bytes: int) -> DeviceMemory:
     ("others_bytes", "settled"),
     [(500 * MIB, [True, True, True]), (502 * MIB, [True, True, True]), (503 * MIB, [True, True, False])],
 )
-def test_what_the_others_hold_together_tells_whether_their_last_word_still_holds(
-    others_bytes: int, settled: list[bool], tmp_path: Path
-) -> None:
+def test_others_total_keeps_their_samples(others_bytes: int, settled: list[bool], tmp_path: Path) -> None:
+    """What the others hold together tells whether their last samples still hold."""
     found = two_processes(tmp_path / "run", others_bytes=others_bytes)
     assert [edge.is_consistent for edge in found.boundaries if edge.side == "end"] == settled
     assert {edge.bytes["rollout.weights"] for edge in found.boundaries} == {500 * MIB}
 
 
-def test_the_next_word_of_a_process_is_taken_only_of_the_same_moment(tmp_path: Path) -> None:
-    """An engine that has not run since: what it says first, a second later, is of memory that it has just woken."""
+def test_next_sample_of_the_same_moment(tmp_path: Path) -> None:
+    """The next sample of a process is used only if it is of the same moment.
+
+    An engine that has not run since: what it says first, a second later, is of memory that it has just woken.
+    """
     written = Written(tmp_path / "run")
     device = {"host": "here", "uuid": "GPU-1"}
 
@@ -800,16 +805,14 @@ def test_the_next_word_of_a_process_is_taken_only_of_the_same_moment(tmp_path: P
     assert end.is_consistent
 
 
-def test_of_a_process_that_has_said_nothing_yet_all_is_context_and_of_a_stranger_unexplained(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_silent_process_and_stranger(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """All bytes of a process that has not sampled yet are its context; those of a stranger are unaccounted."""
     gpu.other_bytes = 70 * MIB
     assert recorded(folder, ledger.sample)["unaccounted"] == 70 * MIB
 
 
-def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_silent_driver_leaves_rows_unknown(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """If the driver does not answer, rows are unknown, with the reason."""
     gpu.answers = "NVML: Driver Not Loaded"
     rltrace.start(folder, role="worker", rank=0)
     actor(gpu, ledger)
@@ -824,9 +827,8 @@ def test_a_driver_that_does_not_answer_leaves_rows_unknown_with_the_reason(
     assert found.unknown["unaccounted"] == "NVML: Driver Not Loaded"
 
 
-def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_memory_error_is_written_first(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """An out-of-memory error is in the Recording before the program sees it."""
     rltrace.start(folder, role="worker", rank=0)
     actor(gpu, ledger)
     error = RuntimeError("CUDA Error: out of memory at csrc/cumem_allocator.cpp:62")
@@ -842,9 +844,8 @@ def test_an_error_about_memory_is_in_the_recording_before_it_goes_on(
     assert any("offload the optimizer" in change for change in failure.changes)
 
 
-def test_an_error_that_ends_a_phase_says_itself_what_was_asked_for(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_error_of_a_phase_says_what_was_asked(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """An error that ends a phase says how much memory was asked for."""
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
     for error in (KeyError("of no concern"), RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB")):
@@ -860,10 +861,13 @@ def edges_of(folder: Path) -> list[dict[str, object]]:
     return [event.args for event in process.events() if isinstance(event, Span)]
 
 
-def test_where_the_engine_moves_nobody_asks_who_holds_what_and_behind_it_the_next_phase_does(
+def test_nobody_asks_while_the_engine_moves(
     folder: Path, gpu: Simulated, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the next begins in the same moment, and this process has moved nothing."""
+    """While the engine moves memory nobody asks who holds what; the next phase does.
+
+    Though the next begins in the same moment, and this process has moved nothing.
+    """
     monkeypatch.setattr(cuda_ledger, "now_ns", lambda: 10**9)
     gpu.other_bytes = 50 * MIB
     rltrace.start(folder, role="worker", rank=0)
@@ -881,9 +885,8 @@ def test_where_the_engine_moves_nobody_asks_who_holds_what_and_behind_it_the_nex
     assert held == [50 * MIB, None, 900 * MIB], "what was held before is not said of what moved since"
 
 
-def test_an_edge_is_looked_at_again_once_the_last_look_is_old(
-    folder: Path, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_look_is_repeated(folder: Path, ledger: CudaLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A boundary is looked at again if the last look is old."""
     at_ns = [10**9]
     monkeypatch.setattr(cuda_ledger, "now_ns", lambda: at_ns[0])
     rltrace.start(folder, role="worker", rank=0)
@@ -894,9 +897,8 @@ def test_an_edge_is_looked_at_again_once_the_last_look_is_old(
     assert len(edges_of(folder)) == 2
 
 
-def test_tensors_are_asked_for_again_when_any_has_come_or_gone_and_not_else(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_tensors_are_asked_when_they_change(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Tensors are asked for again only if one has come or gone."""
     asked: list[int] = []
 
     def params() -> dict[str, int]:
@@ -915,9 +917,8 @@ def test_tensors_are_asked_for_again_when_any_has_come_or_gone_and_not_else(
     assert asked == [1, 2]
 
 
-def test_what_lies_in_host_memory_is_no_part_of_the_card_and_told_once_it_was_anything(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_host_memory_is_no_part_of_the_card(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What is in host memory is no part of the card, and is told from the moment when there is any."""
     host_bytes = [0]
     ledger.tensors["params"] = lambda: {
         "actor.params_bytes": 9 * MIB,
@@ -946,10 +947,11 @@ def pinned(folder: Path) -> HostMemory:
     return found
 
 
-def test_what_torch_has_pinned_and_no_owner_has_is_told_at_every_sample_and_its_cache_is_seen(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """A ref of 90 MiB was moved there, for which torch has taken 128; it goes, and torch keeps them."""
+def test_pinned_memory_without_an_owner(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """Pinned memory of torch that has no owner is in each sample, with torch's cache of it.
+
+    A ref of 90 MiB was moved there, for which torch has taken 128; it goes, and torch keeps them.
+    """
     ref_bytes = [0]
     ledger.tensors["ref"] = lambda: {
         "ref.params_host_bytes": ref_bytes[0],
@@ -976,9 +978,8 @@ def test_what_torch_has_pinned_and_no_owner_has_is_told_at_every_sample_and_its_
     assert found.pinned_unknown == {}
 
 
-def test_what_has_no_owner_of_pinned_memory_is_unknown_with_the_reason_where_torch_does_not_count_it(
-    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
-) -> None:
+def test_uncounted_pinned_memory_is_unknown(folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens) -> None:
+    """Where torch does not count pinned memory, what of it has no owner is unknown, with the reason."""
     gpu.pinned = "this torch does not"
     ledger.tensors["ref"] = lambda: {"ref.params_host_bytes": 9 * MIB, "ref.params_pinned_bytes": 9 * MIB}
     rltrace.start(folder, role="worker", rank=0)
@@ -1005,13 +1006,13 @@ def test_what_has_no_owner_of_pinned_memory_is_unknown_with_the_reason_where_tor
         ({"allocated_bytes": {"current": 8}, "active_bytes": {"current": 12}}, 8),
     ],
 )
-def test_all_that_torch_has_pinned_is_read_by_the_names_of_its_release(
-    stats: dict[str, dict[str, int]], size_bytes: int
-) -> None:
+def test_pinned_memory_by_release(stats: dict[str, dict[str, int]], size_bytes: int) -> None:
+    """Pinned memory is read by the names of torch's release."""
     assert memory.cards.pinned_bytes(stats) == size_bytes
 
 
-def test_a_torch_that_does_not_count_pinned_memory_is_no_zero() -> None:
+def test_uncounted_pinned_memory_is_no_zero() -> None:
+    """Where torch does not count pinned memory, it is unknown and not zero."""
     assert torch.cuda.host_memory_stats_as_nested_dict() == {}, "here there is no CUDA"
     with pytest.raises(UnavailableError, match="does not count the pinned memory"):
         memory.cards.pinned_bytes(torch.cuda.host_memory_stats_as_nested_dict())
@@ -1027,9 +1028,9 @@ def connect_asleep(gpu: Simulated, ledger: CudaLedger, on_host: dict[str, int] |
         gpu.context_bytes += 100 * MIB
 
 
-def test_a_copy_in_the_hosts_memory_is_not_taken_from_what_the_card_holds(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_host_copy_is_not_subtracted(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A copy in host memory is not subtracted from what the card holds."""
+
     def work() -> None:
         copy = {"rollout.weights_host_bytes": 1000 * MIB, "rollout.weights_pinned_bytes": 1000 * MIB}
         connect_asleep(gpu, ledger, copy)
@@ -1038,9 +1039,9 @@ def test_a_copy_in_the_hosts_memory_is_not_taken_from_what_the_card_holds(
     assert recorded(folder, work)["nccl"] == 100 * MIB
 
 
-def test_a_process_that_trains_beside_its_engine_has_no_activations_of_the_engine(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_trainer_has_no_engine_activations(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A process that trains beside its engine has no activations of the engine."""
+
     def work() -> None:
         ledger.engine = SleepingPools(gpu, weights_bytes=10 * MIB, kv_cache_bytes=20 * MIB)
         ledger.trains = lambda: True
@@ -1061,10 +1062,11 @@ def acting(ledger: CudaLedger, phase: str) -> Iterator[None]:
     ledger.reached(Boundary((phase,)))
 
 
-def test_an_engine_in_the_trainers_process_has_what_it_allocated_and_nothing_else(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """A policy that was there before is named, what the trainer left is nobody's, and a workspace is the engine's."""
+def test_engine_in_the_trainers_process(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """An engine in the trainer's process has what it allocated, and nothing else.
+
+    A policy that was there before is named, what the trainer left is nobody's, and a workspace is the engine's.
+    """
 
     def work() -> None:
         ledger.sample()
@@ -1125,10 +1127,11 @@ def test_peak_of_a_backward_is_not_the_engines(folder: Path, gpu: Simulated, led
     assert peak.at_peak_bytes.get("rollout.activations", 0) <= 77 * MIB
 
 
-def test_what_an_engine_has_given_back_is_not_its_own_when_others_allocate(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """As an engine that is deleted, outside of any phase of its own."""
+def test_freed_engine_memory_is_not_its_own(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What an engine has freed is not its own when others allocate it.
+
+    As an engine that is deleted, outside of any phase of its own.
+    """
 
     def work() -> None:
         ledger.sample()
@@ -1146,10 +1149,11 @@ def test_what_an_engine_has_given_back_is_not_its_own_when_others_allocate(
     assert (rows["unattributed"], rows.get("rollout.activations")) == (60 * MIB, None)
 
 
-def test_a_pool_that_is_made_in_what_a_trainer_gave_back_is_no_nameless_memory(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """The allocator has had more before, so that the most it ever had does not show the pool."""
+def test_pool_in_freed_trainer_memory(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A pool that is made in what the trainer has freed has its owner.
+
+    The allocator has had more before, so that the most it ever had does not show the pool.
+    """
 
     def work() -> None:
         ledger.trains = lambda: True
@@ -1167,9 +1171,9 @@ def test_a_pool_that_is_made_in_what_a_trainer_gave_back_is_no_nameless_memory(
     assert (rows["rollout.kv_cache"], rows.get("unattributed")) == (2_000 * MIB, None)
 
 
-def test_the_peak_of_a_trainer_beside_its_engine_is_told_without_the_pools(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_trainer_peak_without_the_pools(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """The peak of a trainer beside its engine does not have the pools in it."""
+
     def work() -> None:
         ledger.trains = lambda: True
         ledger.engine = SleepingPools(gpu, weights_bytes=1000 * MIB, kv_cache_bytes=2000 * MIB)
@@ -1186,9 +1190,9 @@ def test_the_peak_of_a_trainer_beside_its_engine_is_told_without_the_pools(
     assert (peak.bytes, peak.phase) == (700 * MIB, "actor.update")
 
 
-def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothing_shrinks_below_zero(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_sleep_while_a_communicator_is_made(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What goes to sleep while a communicator is made is not subtracted from it, and no row falls below zero."""
+
     def work() -> None:
         connect_asleep(gpu, ledger)
         with growing(ledger, "rollout.graphs"):
@@ -1199,10 +1203,11 @@ def test_what_sleeps_while_a_communicator_is_made_is_not_taken_from_it_and_nothi
     assert (rows["nccl"], rows.get("rollout.graphs"), rows["unaccounted"]) == (100 * MIB, None, -30 * MIB)
 
 
-def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begin_and_end(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """The engine's rows are those that it wrote itself: here both are this process, one after the other."""
+def test_server_looks_at_its_engines_card(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """A server without GPU memory looks at its engine's card at the boundaries of its phases.
+
+    The engine's rows are those that it wrote itself: here both are this process, one after the other.
+    """
     looks: list[Simulated | None] = [None, gpu]
     server = CudaLedger(lambda: None, lambda: looks.pop(0) if looks else pytest.fail("it has one"))
 
@@ -1226,7 +1231,8 @@ def test_a_server_without_memory_looks_at_its_engines_card_where_its_phases_begi
     assert found.at(-1)["rollout.kv_cache"] == 200 * MIB
 
 
-def test_a_device_that_a_process_was_told_stays_its_device(folder: Path, ledger: CudaLedger) -> None:
+def test_told_device_stays(folder: Path, ledger: CudaLedger) -> None:
+    """The device that a process was told stays its device."""
     told = {"host": "here", "uuid": "GPU-of-its-rank"}
     rltrace.start(folder, role="worker", rank=0, device=told)
     ledger.sample()
@@ -1235,9 +1241,10 @@ def test_a_device_that_a_process_was_told_stays_its_device(folder: Path, ledger:
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
-def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
+def test_host_group_is_not_measured(
     gpu: Simulated, ledger: CudaLedger, device: torch.device | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The making of a host's group is not measured, and its first collective of a GPU tensor is."""
     eager = eager_connections(ledger, lambda _: pytest.fail("nobody asked for a context"))
     assert eager.begin((None, device), {}) is None
     ledger.device(is_sure=True)
@@ -1260,7 +1267,8 @@ def test_a_group_of_the_host_is_not_looked_at_and_its_first_gpu_tensor_is(
     assert send(later, [on_gpu]) == ("2", [on_gpu]) and looked == ["nccl"] * 3
 
 
-def test_a_first_collective_that_fails_raises_what_it_raised(gpu: Simulated, ledger: CudaLedger) -> None:
+def test_failing_first_collective(gpu: Simulated, ledger: CudaLedger) -> None:
+    """A first collective that fails raises its own error."""
     hook = Hook("test", "a:b")
     hook.bind(True)
     fail = first_collectives(ledger, Turns(ledger, Work()))(lambda group, tensors: 1 // 0, hook)
@@ -1269,7 +1277,8 @@ def test_a_first_collective_that_fails_raises_what_it_raised(gpu: Simulated, led
     assert hook.failures == 0
 
 
-def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: Path) -> None:
+def test_phases_are_boundaries(folder: Path) -> None:
+    """Each phase has a boundary on both sides, and other spans have none."""
     told: list[Boundary] = []
     undo = boundaries.watch(told.append)
     rltrace.start(folder)
@@ -1289,7 +1298,8 @@ def test_every_phase_is_an_edge_on_both_sides_and_other_spans_are_none(folder: P
     assert told == [Boundary(("actor.update",), is_end, error) for is_end, error in ends]
 
 
-def test_those_that_sample_are_told_of_an_edge_closest_to_its_phase_and_who_may_take_time_is_not() -> None:
+def test_samplers_are_closest_to_the_phase() -> None:
+    """Watchers that sample are told of a boundary closest to its phase, and those that take time further off."""
     told: list[str] = []
     undo = [
         boundaries.watch(lambda _: told.append("slow"), is_last=True),
@@ -1305,9 +1315,8 @@ def test_those_that_sample_are_told_of_an_edge_closest_to_its_phase_and_who_may_
     assert told == ["slow too", "slow", "sample", "sample", "slow", "slow too"]
 
 
-def test_an_edges_sample_lies_just_outside_of_its_phase_and_belongs_to_it(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
+def test_sample_is_just_outside_its_phase(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """The sample of a boundary is just outside of its phase, and belongs to it."""
     rltrace.start(folder, role="worker", rank=0)
     ledger.sample()
     with rltrace.phase("actor.update"):
@@ -1341,9 +1350,8 @@ UNTOLD = "NVML does not say what this process holds"
 
 
 @pytest.mark.parametrize(("why", "reason"), [(None, UNTOLD), ("NVML: No Permission", "NVML: No Permission")])
-def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_no_zero(
-    why: str | None, reason: str, folder: Path, screens: Screens
-) -> None:
+def test_context_is_unknown_without_processes(why: str | None, reason: str, folder: Path, screens: Screens) -> None:
+    """Where the driver has totals and names no process, a context is unknown and not zero."""
     gpu = Refusing()
     gpu.why = why
     ledger = CudaLedger(lambda: gpu)
@@ -1369,8 +1377,11 @@ def test_where_the_driver_tells_totals_and_no_process_a_context_is_unknown_and_n
             assert {cell.split()[0] for cell in cells(text, owner)} == {"unknown"}
 
 
-def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(folder: Path, screens: Screens) -> None:
-    """Graphs: torch knows their pools, and only the driver knows what they take besides."""
+def test_partly_known_row_is_a_bound(folder: Path, screens: Screens) -> None:
+    """A row of which only a part is known is at least that part.
+
+    Graphs: torch knows their pools, and only the driver knows what they take besides.
+    """
     gpu = Refusing()
     ledger = CudaLedger(lambda: gpu)
     ledger.engine = SleepingPools(gpu, weights_bytes=100 * MIB, kv_cache_bytes=0)
@@ -1387,7 +1398,8 @@ def test_a_row_of_which_only_a_part_can_be_told_is_at_least_that(folder: Path, s
     assert {cell[:6] for cell in cells(whole, "rollout.graphs")} == {"≥ 32.0"}
 
 
-def test_a_context_that_no_process_measured_is_unknown_beside_a_total(tmp_path: Path) -> None:
+def test_unmeasured_context_is_unknown(tmp_path: Path) -> None:
+    """A context that no process measured is unknown beside a total."""
     written = Written(tmp_path / "run")
     totals = {"used": 100 * MIB, "driver.reserved": 0}
     said = [sample("actor.params_bytes", 1, 90 * MIB), span("memory.edge", 1, 1.001, totals=totals)]
@@ -1397,10 +1409,11 @@ def test_a_context_that_no_process_measured_is_unknown_beside_a_total(tmp_path: 
 
 
 @pytest.mark.parametrize("before_it_ended", [[], [span("memory.edge", 1.5, None)]])
-def test_a_process_that_never_measured_itself_leaves_the_card_to_those_that_did(
-    before_it_ended: list[Any], tmp_path: Path
-) -> None:
-    """Where the driver names no process: rows without an edge, as of a program that was killed in its first one."""
+def test_unmeasured_process_leaves_the_card(before_it_ended: list[Any], tmp_path: Path) -> None:
+    """A process that never measured itself leaves the card to those that did.
+
+    Where the driver names no process: rows without an edge, as of a program that was killed in its first one.
+    """
     written = Written(tmp_path / "run")
     device = {"host": "here", "uuid": "GPU-1"}
     totals = {"used": 100 * MIB, "driver.reserved": 0}
@@ -1483,7 +1496,7 @@ OF_TOTAL = ("driver.reserved", "unaccounted", "free")
         ([{"uuid": "GPU-other", "divided": False}, {"uuid": "GPU-more"}], NOT_SHOWN),
     ],
 )
-def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unknown_with_the_reason(
+def test_without_nvml_torch_is_sampled(
     cards: list[dict[str, Any]],
     reason: str,
     folder: Path,
@@ -1491,6 +1504,7 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
     monkeypatch: pytest.MonkeyPatch,
     screens: Screens,
 ) -> None:
+    """Without NVML what torch knows is sampled, and the rest is unknown, with the reason."""
     nvml = nvml_of(*cards)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     allocated(300 * MIB)
@@ -1520,9 +1534,10 @@ def test_without_nvml_of_the_device_what_torch_knows_is_sampled_and_the_rest_unk
         assert all(cells(text, owner) == {"unknown"} for owner in ("cuda.context", "free", "unaccounted")), text
 
 
-def test_nvml_is_opened_once_for_a_gpus_uuid_however_often_a_process_says_its_own(
+def test_nvml_is_opened_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """NVML is opened once for a GPU's UUID, however often a process says its own."""
     nvml = nvml_of({"uuid": "GPU-0"}, {"uuid": "GPU-1"})
     nvml.nvmlShutdown = lambda: None
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -1533,10 +1548,11 @@ def test_nvml_is_opened_once_for_a_gpus_uuid_however_often_a_process_says_its_ow
     assert nvml.asked.count("init") == 2
 
 
-def test_a_device_of_which_the_driver_names_no_process_is_ours_once_torch_has_memory_there(
-    allocated: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in many a container; without memory of torch's it may be that no context was made yet."""
+def test_unnamed_device_is_ours_with_memory(allocated: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of which the driver names no process is ours as soon as torch has memory there.
+
+    As in many a container; without memory of torch's it may be that no context was made yet.
+    """
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of({"uuid": "GPU-mine"}))
     allocated(0)
     assert open_device() is None
@@ -1547,9 +1563,10 @@ def test_a_device_of_which_the_driver_names_no_process_is_ours_once_torch_has_me
 
 
 @pytest.mark.parametrize("cards", [[], [{"uuid": "GPU-mine", "divided": True, "pids": {1: 5}}]])
-def test_a_server_says_nothing_of_an_engines_card_whose_totals_it_cannot_have(
+def test_server_without_totals_says_nothing(
     cards: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A server says nothing about its engine's card if it cannot have the card's totals."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml_of(*cards))
     monkeypatch.setattr(memory.cards, "is_below", lambda *_: True)
     monkeypatch.setattr(Gpu, "_is_certain", lambda *_: True)
@@ -1562,9 +1579,9 @@ def test_a_server_says_nothing_of_an_engines_card_whose_totals_it_cannot_have(
     assert edges_of(folder) == []
 
 
-def test_whose_the_bytes_are_that_a_card_has_of_strangers_is_said_beside_what_is_unexplained(
-    folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens
-) -> None:
+def test_strangers_are_named(folder: Path, gpu: Simulated, ledger: CudaLedger, screens: Screens) -> None:
+    """Strangers that hold memory of a card are named beside what is unaccounted."""
+
     def work() -> None:
         ledger.sample()
         gpu.context_bytes += 3 * MIB  # of nobody whom we know, and no stranger's
@@ -1595,7 +1612,8 @@ def test_of_many_strangers_the_largest_are_named(tmp_path: Path, screens: Screen
         assert line in text
 
 
-def test_a_process_of_the_recording_is_no_stranger_on_another_ranks_card(tmp_path: Path) -> None:
+def test_process_of_the_run_is_no_stranger(tmp_path: Path) -> None:
+    """A process of the Recording is no stranger on another rank's card."""
     written = Written(tmp_path / "run")
 
     def rank(number: int) -> None:

@@ -80,9 +80,8 @@ def by_start(process: Process, name: str) -> list[Span]:
 
 
 @pytest.mark.parametrize("name", ["fsdp.forward", "fsdp.backward", "autograd.backward", "optimizer.step"])
-def test_what_the_host_does_and_what_the_device_does_for_it_are_the_same_work(
-    trained: tuple[int, TracedRun], name: str
-) -> None:
+def test_host_and_device_work_agree(trained: tuple[int, TracedRun], name: str) -> None:
+    """What the host does and what the device does for it are the same work."""
     ranks, run = trained
     matched = 0
     for process in run.recording.processes:
@@ -97,7 +96,8 @@ def test_what_the_host_does_and_what_the_device_does_for_it_are_the_same_work(
 
 
 @pytest.mark.parametrize("name", ["fsdp.all_gather", "fsdp.reduce_scatter"])
-def test_the_pair_of_a_collective_lies_inside_what_launches_it(trained: tuple[int, TracedRun], name: str) -> None:
+def test_collective_pair_is_inside_its_launch(trained: tuple[int, TracedRun], name: str) -> None:
+    """The pair of events of a collective is inside of what launches it."""
     ranks, run = trained
     for process in run.recording.processes:
         host, device = by_start(process, name), by_start(process, f"gpu.{name}")
@@ -109,14 +109,16 @@ def test_the_pair_of_a_collective_lies_inside_what_launches_it(trained: tuple[in
     assert bool(run.spans(f"gpu.{name}")) == (ranks > 1)
 
 
-def test_a_pair_says_its_stream_and_how_far_off_it_may_be(trained: tuple[int, TracedRun]) -> None:
+def test_pair_has_stream_and_error(trained: tuple[int, TracedRun]) -> None:
+    """A pair of events says its stream, and how far off it may be."""
     _, run = trained
     pairs = [span for span in run.spans() if span.name.startswith("gpu.")]
     assert pairs
     assert all(span.args["stream"] == 1 and 0 < span.args["error_ns"] < 10**9 for span in pairs)
 
 
-def test_a_collective_says_its_bytes_and_at_one_rank_there_is_none(trained: tuple[int, TracedRun]) -> None:
+def test_collective_has_its_bytes(trained: tuple[int, TracedRun]) -> None:
+    """A collective says its bytes; at one rank there is none."""
     ranks, run = trained
     gathers = run.spans("gpu.fsdp.all_gather")
     if ranks == 1:
@@ -150,8 +152,11 @@ class Group:
         self.size = lambda: ranks
 
 
-def test_collectives_of_one_group_are_one_queue_and_an_asynchronous_one_is_left_out() -> None:
-    """An asynchronous one ends on NCCL's stream, which an event on this one does not wait for."""
+def test_collectives_of_a_group_are_a_queue() -> None:
+    """Collectives of one group are one queue, and an asynchronous one is left out.
+
+    An asynchronous one ends on NCCL's stream, which an event on this one does not wait for.
+    """
     pairs, groups = Pairs(), [Group(2), Group(4), Group(1)]
     small, large = torch.zeros(3), torch.zeros(12)
     for group in groups:
@@ -166,7 +171,8 @@ def test_collectives_of_one_group_are_one_queue_and_an_asynchronous_one_is_left_
     ]
 
 
-def test_the_copies_of_a_bucket_are_gpu_spans_that_name_it_whether_they_end_well_or_not() -> None:
+def test_bucket_copies_are_gpu_spans() -> None:
+    """Copies of a bucket are GPU spans that name it, whether they succeed or not."""
     pairs, bucket = Pairs(), SimpleNamespace(key="3.0.7")
     patches = PatchSet("test", Register())
     cuda_time.name_hooks(patches, cast(Any, pairs), of_layers=False)
@@ -208,7 +214,8 @@ pairs.close()
 """
 
 
-def test_what_a_framework_of_its_own_launches_is_timed_beside_its_span_while_anybody_times(tmp_path: Path) -> None:
+def test_own_frameworks_launches_are_timed(tmp_path: Path) -> None:
+    """What a framework of the user's launches is timed beside its span, while anybody times."""
     run = run_traced(tmp_path, ON_THE_HOST + OF_ANOTHER)
     assert (run.returncode, run.out) == (0, "division by zero\n"), run.err
     on_host, on_gpu = run.spans("micro_batch.log_probs"), run.spans("gpu.micro_batch.log_probs")
@@ -228,13 +235,15 @@ pairs.close()
 """
 
 
-def test_a_backward_within_a_backward_has_no_pair_of_its_own(tmp_path: Path) -> None:
+def test_inner_backward_has_no_pair(tmp_path: Path) -> None:
+    """A backward inside of another one has no pair of events of its own."""
     run = run_traced(tmp_path, ON_THE_HOST + NESTED)
     assert run.returncode == 0, run.err
     assert len(run.spans("gpu.autograd.backward")) == len(run.spans("autograd.backward")) == 1
 
 
-def test_the_log_probs_of_the_reference_run_are_a_gpu_span() -> None:
+def test_log_probs_are_a_gpu_span() -> None:
+    """The log-probs of the reference run are a GPU span."""
     pairs, logits, tokens = Pairs(), torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.int64)
     patches = PatchSet("test", Register())
     cuda_time.name_hooks(patches, cast(Any, pairs), of_layers=False)
@@ -245,7 +254,8 @@ def test_the_log_probs_of_the_reference_run_are_a_gpu_span() -> None:
     assert pairs.opened == [("gpu.micro_batch.log_probs", {}, 0)]
 
 
-def test_the_device_is_asked_where_something_has_ended_and_not_where_it_begins() -> None:
+def test_device_is_asked_at_ends() -> None:
+    """The device is asked where work has ended, and not where it begins."""
     asked: list[str] = []
     pairs = cuda_time.CudaPairs()
     pairs._times = cast(Any, SimpleNamespace(poll=lambda: asked.append("poll")))
@@ -254,7 +264,8 @@ def test_the_device_is_asked_where_something_has_ended_and_not_where_it_begins()
     assert asked == ["poll"]
 
 
-def test_what_a_pair_costs_is_measured_hook_and_resolution_included(tmp_path: Path) -> None:
+def test_cost_of_a_pair_is_measured(tmp_path: Path) -> None:
+    """The measured cost of a pair includes the hook and the resolution."""
     program = f"""{ON_THE_HOST}
 from rltrace.hooks import cost
 written = []
@@ -286,13 +297,15 @@ print(status)
 """
 
 
-def test_a_forked_child_has_no_part_in_its_parents_device(tmp_path: Path) -> None:
+def test_forked_child_has_no_device(tmp_path: Path) -> None:
+    """A forked child does not touch its parent's device."""
     run = run_traced(tmp_path, ON_THE_HOST + FORKED)
     assert (run.returncode, run.out, run.err) == (0, "0\n", "")
     assert len(run.spans("gpu.in the parent")) == 1
 
 
-def test_what_was_not_measured_is_said_with_the_reason(tmp_path: Path) -> None:
+def test_unmeasured_work_has_a_reason(tmp_path: Path) -> None:
+    """Work that was not measured has a reason."""
     lost = """
 with pairs.span("not over"):
     pass
@@ -309,7 +322,8 @@ for _ in range(2):
     assert f"GPU work of {process.name} that was not timed: {reason}" in screen(run.recording, 140, whole=True)
 
 
-def test_a_device_that_is_lost_is_said_at_the_end_and_breaks_nothing(tmp_path: Path) -> None:
+def test_lost_device_breaks_nothing(tmp_path: Path) -> None:
+    """A device that is lost breaks nothing, and is named at the end."""
     lost = """
 def refuse(*_):
     raise RuntimeError("the device is lost")
@@ -340,7 +354,8 @@ def test_without_a_driver_there_is_no_hook(tmp_path: Path) -> None:
     assert hooks == []
 
 
-def test_of_forwards_and_backwards_the_models_have_a_pair_and_those_of_layers_if_asked_for(tmp_path: Path) -> None:
+def test_layers_have_pairs_if_asked(tmp_path: Path) -> None:
+    """Forwards and backwards of a model have pairs of events; those of layers have them if asked for."""
     run = train_on_the_host(tmp_path, 1, ON_THE_HOST.replace("of_layers=True", "of_layers=False"))
     for name in ("fsdp.forward", "fsdp.backward"):
         whole = [span for span in run.spans(name) if span.args["module"] == "" and "recompute" not in span.args]
@@ -348,7 +363,8 @@ def test_of_forwards_and_backwards_the_models_have_a_pair_and_those_of_layers_if
 
 
 @pytest.mark.parametrize(("of_layers", "fewer"), [(True, 0), (False, 1)])
-def test_a_layer_without_a_pair_has_no_hook_for_one(tmp_path: Path, of_layers: bool, fewer: int) -> None:
+def test_layer_without_a_pair_has_no_hook(tmp_path: Path, of_layers: bool, fewer: int) -> None:
+    """A layer without a pair of events has no hook for one."""
     counted = "print('hooks', [len(m._forward_hooks) for m in (model, model.layers[0])], flush=True)\n    learned = b"
     source = ON_THE_HOST.replace("of_layers=True", f"{of_layers=}") + TRAIN.replace("learned = b", counted)
     run = train(tmp_path, "fsdp2", ranks=1, source=source)
@@ -356,9 +372,10 @@ def test_a_layer_without_a_pair_has_no_hook_for_one(tmp_path: Path, of_layers: b
     assert root - layer == fewer
 
 
-def test_where_cuda_is_initialized_and_nothing_was_allocated_no_event_of_ours_makes_a_context(
+def test_no_event_makes_a_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Where CUDA is initialized and nothing was allocated, no event of ours makes a context."""
     stats = {"num_device_alloc": 0, "reserved_bytes": {"all": {"current": 0}}}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
@@ -373,7 +390,8 @@ def test_where_cuda_is_initialized_and_nothing_was_allocated_no_event_of_ours_ma
         assert made == [torch]
 
 
-def test_a_process_that_does_not_use_cuda_is_not_made_to() -> None:
+def test_process_without_cuda_stays_so() -> None:
+    """A process that does not use CUDA is not made to."""
     code = (
         "import torch; from rltrace.instrument.torch.cuda_time import CudaPairs\n"
         "with CudaPairs().span('x'): pass\n"

@@ -140,9 +140,8 @@ WORK = st.tuples(
     drift=st.floats(-2e-4, 2e-4),
     latency_ns=st.integers(500, 30_000),
 )
-def test_every_span_lies_within_its_stated_error_of_the_truth_whatever_the_clocks_do(
-    works: list[tuple[int, int, int]], drift: float, latency_ns: int
-) -> None:
+def test_spans_are_within_their_error(works: list[tuple[int, int, int]], drift: float, latency_ns: int) -> None:
+    """Each span is within its stated error of the truth, whatever the clocks do."""
     device = SimulatedDevice(drift=drift, latency_ns=latency_ns)
     times, written = times_on(device)
     truth = {}
@@ -165,7 +164,8 @@ def test_every_span_lies_within_its_stated_error_of_the_truth_whatever_the_clock
 
 @settings(max_examples=40, deadline=None)
 @given(lengths=st.lists(st.integers(1_000, 3_000_000), min_size=2, max_size=40))
-def test_spans_of_one_stream_keep_their_order_and_do_not_overlap_beyond_the_error(lengths: list[int]) -> None:
+def test_spans_of_a_stream_keep_their_order(lengths: list[int]) -> None:
+    """Spans of one stream keep their order, and do not overlap by more than the error."""
     device = SimulatedDevice()
     times, written = times_on(device)
     for number, length_ns in enumerate(lengths):
@@ -178,7 +178,8 @@ def test_spans_of_one_stream_keep_their_order_and_do_not_overlap_beyond_the_erro
         assert other.start_ns >= one.end_ns - one.error_ns - other.error_ns
 
 
-def test_a_length_is_as_precise_as_its_own_events_however_far_the_anchor_is(device: SimulatedDevice) -> None:
+def test_length_does_not_depend_on_the_anchor(device: SimulatedDevice) -> None:
+    """A length is as precise as its own events, however far the anchor is."""
     times, written = times_on(device)
     with times.pair("before"):
         device.work(1000)
@@ -205,8 +206,11 @@ def test_the_host_never_waits_for_the_device(device: SimulatedDevice) -> None:
     assert abs(written[0].end_ns - written[0].start_ns - 60 * 10**9) < 100_000
 
 
-def test_how_far_the_device_is_behind_its_host_is_told(device: SimulatedDevice) -> None:
-    """What was launched at once begins when the work before it is done."""
+def test_delay_behind_the_host_is_told(device: SimulatedDevice) -> None:
+    """How far the device is behind its host is told.
+
+    What was launched at once begins when the work before it is done.
+    """
     times, written = times_on(device)
     with times.pair("first"):
         device.work(17_000_000)
@@ -221,7 +225,8 @@ def test_how_far_the_device_is_behind_its_host_is_told(device: SimulatedDevice) 
     assert abs(second.behind_host_ns - 17_000_000) < 100_000
 
 
-def test_pairs_are_resolved_by_the_next_ones_without_anybody_asking(device: SimulatedDevice) -> None:
+def test_next_pairs_resolve_earlier_ones(device: SimulatedDevice) -> None:
+    """Pairs are resolved by those that follow; nobody has to ask."""
     times, written = times_on(device)
     with times.pair("first"):
         device.work(1_000)
@@ -231,7 +236,8 @@ def test_pairs_are_resolved_by_the_next_ones_without_anybody_asking(device: Simu
     assert [span.name for span in written] == ["first"]
 
 
-def test_work_that_is_done_is_resolved_past_work_that_is_not(device: SimulatedDevice) -> None:
+def test_finished_work_is_resolved_first(device: SimulatedDevice) -> None:
+    """Finished work is resolved though earlier work is not finished."""
     times, written = times_on(device)
     with times.pair("long"):
         device.work(10**10)
@@ -243,9 +249,10 @@ def test_work_that_is_done_is_resolved_past_work_that_is_not(device: SimulatedDe
     assert [span.name for span in written] == ["short"]
 
 
-def test_work_of_one_queue_begins_when_the_work_before_it_has_ended_whatever_its_stream(
+def test_queue_orders_its_work(
     device: SimulatedDevice,
 ) -> None:
+    """Work of one queue begins when the work before it has ended, on whatever stream."""
     times, written = times_on(device)
     device.current = 8
     with times.pair("earlier"):
@@ -271,8 +278,11 @@ def test_work_of_one_queue_begins_when_the_work_before_it_has_ended_whatever_its
     assert "queued_ns" not in other.args
 
 
-def test_work_that_its_queue_was_seen_busy_beyond_ends_where_it_ended(device: SimulatedDevice) -> None:
-    """By the error of both: no span ends before it begins."""
+def test_busy_queue_bounds_an_end(device: SimulatedDevice) -> None:
+    """Work ends where it ended, though its queue was seen busy after that.
+
+    By the error of both: no span ends before it begins.
+    """
     times, written = times_on(device)
     with times.pair("long", 5):
         device.work(2_000_000)
@@ -286,7 +296,8 @@ def test_work_that_its_queue_was_seen_busy_beyond_ends_where_it_ended(device: Si
     assert abs(short.end_ns - end_ns) < 20_000
 
 
-def test_events_are_used_again_and_never_while_something_waits_for_them(device: SimulatedDevice) -> None:
+def test_events_are_reused(device: SimulatedDevice) -> None:
+    """Events are used again, and never while something waits for them."""
     times, written = times_on(device)
     for round_number in range(200):
         with times.pair("work", number=round_number):
@@ -299,7 +310,8 @@ def test_events_are_used_again_and_never_while_something_waits_for_them(device: 
     assert device.events <= 8
 
 
-def test_a_pair_keeps_its_anchor_however_many_others_come_and_go_meanwhile(device: SimulatedDevice) -> None:
+def test_pair_keeps_its_anchor(device: SimulatedDevice) -> None:
+    """A pair keeps its anchor, however many others come and go meanwhile."""
     times, written = times_on(device)
     with times.pair("long"):
         start_ns, end_ns = device.work(10**10)
@@ -332,7 +344,8 @@ def test_a_stream_that_is_captured_is_left_alone(device: SimulatedDevice) -> Non
     assert times.missed.capturing == 1
 
 
-def test_a_capture_that_begins_inside_a_pair_takes_its_end_away(device: SimulatedDevice) -> None:
+def test_capture_inside_a_pair(device: SimulatedDevice) -> None:
+    """A capture that begins inside of a pair takes its end away."""
     times, written = times_on(device)
     with times.pair("work"):
         device.capturing = True
@@ -342,7 +355,8 @@ def test_a_capture_that_begins_inside_a_pair_takes_its_end_away(device: Simulate
     assert (written, times.missed.other_stream) == ([], 1)
 
 
-def test_a_device_that_does_not_answer_costs_a_bounded_look_and_nothing_is_made_up(device: SimulatedDevice) -> None:
+def test_silent_device_costs_a_bounded_look(device: SimulatedDevice) -> None:
+    """A device that does not answer costs a bounded time, and nothing is made up."""
     times, written = times_on(device)
     device.stuck = True
     before_ns = device.host_ns
@@ -357,7 +371,8 @@ def test_a_device_that_does_not_answer_costs_a_bounded_look_and_nothing_is_made_
     assert times.poll() == 1
 
 
-def test_work_that_raised_or_changed_its_stream_is_counted_and_not_measured(device: SimulatedDevice) -> None:
+def test_work_that_raised_is_counted(device: SimulatedDevice) -> None:
+    """Work that raised or changed its stream is counted and not measured."""
     times, written = times_on(device)
     with pytest.raises(KeyError), times.pair("failed"):
         raise KeyError
@@ -368,7 +383,8 @@ def test_work_that_raised_or_changed_its_stream_is_counted_and_not_measured(devi
     assert (written, times.missed.other_stream) == ([], 2)
 
 
-def test_work_on_another_device_is_counted_and_not_measured(device: SimulatedDevice) -> None:
+def test_work_on_another_device_is_counted(device: SimulatedDevice) -> None:
+    """Work on another device is counted and not measured."""
     times, written = times_on(device)
     device.current = OTHER_DEVICE
     for _ in range(50):
@@ -380,9 +396,8 @@ def test_work_on_another_device_is_counted_and_not_measured(device: SimulatedDev
     assert device.events <= 8, "events that were not recorded are used again"
 
 
-def test_more_pairs_than_are_kept_are_counted_and_once_some_are_done_there_is_room_again(
-    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_surplus_pairs_are_counted(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs beyond the limit are counted; when some are done, there is room again."""
     monkeypatch.setattr(device_time, "MOST_PAIRS", 4)
     times, written = times_on(device)
     for waiting in (4, 8):
@@ -394,7 +409,8 @@ def test_more_pairs_than_are_kept_are_counted_and_once_some_are_done_there_is_ro
         assert (len(written), times.missed.too_many) == (waiting, waiting // 2)
 
 
-def test_work_between_two_looks_at_a_clock_that_stands_still_is_counted_and_not_measured() -> None:
+def test_standing_clock_is_not_measured() -> None:
+    """Work between two readings of a clock that stands still is counted and not measured."""
     device = SimulatedDevice(tick_ns=10**15)
     times, written = times_on(device)
     with times.pair("work"):
@@ -404,7 +420,8 @@ def test_work_between_two_looks_at_a_clock_that_stands_still_is_counted_and_not_
     assert (written, times.missed.no_anchor) == ([], 1)
 
 
-def test_the_error_is_that_of_the_wider_look_at_the_clock() -> None:
+def test_error_is_of_the_wider_reading() -> None:
+    """The error is that of the wider reading of the clock."""
     narrow, wide = Anchor(None, 0, 5_000), Anchor(None, 10**9, 20_000)
     bounds = [error_bound_ns(narrow, wide, 1e3), error_bound_ns(wide, narrow, 1e3)]
     assert bounds[0] == bounds[1] > 20_000
@@ -460,7 +477,8 @@ class Broken(SimulatedDevice):
         return super().elapsed_ms(earlier, later)
 
 
-def test_what_a_device_refuses_to_say_is_counted_and_its_events_are_used_again() -> None:
+def test_refused_pairs_are_counted() -> None:
+    """What a device refuses to say is counted, and its events are used again."""
     device = Broken()
     times, written = times_on(device)
     for name in ("told", "refused", "behind it"):
@@ -482,7 +500,8 @@ def test_what_a_device_refuses_to_say_is_counted_and_its_events_are_used_again()
     assert device.events <= events + 1, "the closing look at its clock"
 
 
-def test_what_the_process_does_not_live_to_see_is_counted(device: SimulatedDevice) -> None:
+def test_unresolved_at_exit_is_counted(device: SimulatedDevice) -> None:
+    """What is not resolved when the process ends is counted."""
     times, written = times_on(device)
     with times.pair("long"):
         device.work(10**12)
@@ -491,7 +510,8 @@ def test_what_the_process_does_not_live_to_see_is_counted(device: SimulatedDevic
 
 
 @pytest.mark.parametrize(("seconds", "coarse_ns"), [(0.001, 0.12), (1, 61.1), (10, 976.6), (600, 62_500)])
-def test_single_precision_is_as_coarse_as_is_said(seconds: float, coarse_ns: float) -> None:
+def test_single_precision_is_as_coarse_as_said(seconds: float, coarse_ns: float) -> None:
+    """Single precision is as coarse as is said."""
     elapsed_ms = seconds * 1e3
     assert coarseness_ns(elapsed_ms) == pytest.approx(coarse_ns, rel=0.03)
     (next_one,) = struct.unpack("f", struct.pack("I", struct.unpack("I", struct.pack("f", elapsed_ms))[0] + 1))

@@ -45,7 +45,8 @@ def test_every_span_of_a_training_step_is_there(two_ranks, kind):
 
 
 @every_kind
-def test_each_module_has_its_forward_and_backward(two_ranks, kind):
+def test_modules_have_forwards_and_backwards(two_ranks, kind):
+    """Each module that is sharded has its forward and its backward."""
     for spans in ranks_of(two_ranks, kind):
         forwards = [span for span in spans if span.name == "fsdp.forward"]
         first = [span.args["module"] for span in forwards if not span.args.get("recompute")]
@@ -72,7 +73,8 @@ def test_spans_nest_as_the_work_does(two_ranks, kind):
 
 
 @every_kind
-def test_the_models_backward_lies_in_the_one_that_begins_at_the_loss(two_ranks, kind):
+def test_backward_is_inside_that_of_the_loss(two_ranks, kind):
+    """The model's backward is inside of the one that begins at the loss."""
     for spans in ranks_of(two_ranks, kind):
         wholes = [span for span in spans if span.name == "autograd.backward"]
         models = [span for span in spans if span.name == "fsdp.backward" and span.args["module"] == ""]
@@ -102,7 +104,8 @@ torch.autograd.backward([layer(torch.ones(2, 4)).sum()])
 """
 
 
-def test_a_backward_within_a_backward_is_a_part_of_it_and_one_that_fails_says_so(tmp_path):
+def test_inner_and_failing_backwards(tmp_path):
+    """A backward inside of another one is a part of it, and one that fails says so."""
     run = run_traced(tmp_path, REPEATED)
     assert (run.returncode, run.out) == (0, "True\n"), run.err
     spans = run.spans("autograd.backward")
@@ -128,7 +131,8 @@ print(len(set(results)), sorted(counted["frames"].items()), sum(counted["graph_b
 """
 
 
-def test_a_compiled_function_with_a_backward_in_it_is_compiled_as_without_us(tmp_path):
+def test_compiled_backward_is_unchanged(tmp_path):
+    """A compiled function with a backward in it is compiled as it is without us."""
     (tmp_path / "bare").mkdir()
     bare = run_traced(tmp_path / "bare", COMPILED_WITH_BACKWARD, RLTRACE_DISABLE="torch_autograd")
     run = run_traced(tmp_path, COMPILED_WITH_BACKWARD)
@@ -156,7 +160,8 @@ def test_collectives_know_their_bytes(two_ranks, kind):
         assert collectives(spans, "fsdp.reduce_scatter") == [(LAYER_ELEMENTS * 4, "float32", 4, 2)] * 2
 
 
-def test_flat_parameters_are_traced_as_original_ones_are(two_ranks):
+def test_flat_parameters_are_traced(two_ranks):
+    """Flat parameters are traced as original ones are."""
     for flat, original in zip(ranks_of(two_ranks, "fsdp1_flat"), ranks_of(two_ranks, "fsdp1"), strict=True):
         assert [(s.name, s.args.get("module")) for s in flat] == [(s.name, s.args.get("module")) for s in original]
 
@@ -168,7 +173,8 @@ def test_an_optimizer_step_says_whose_it_is(two_ranks):
         assert [span.args for span in steps] == [said] * 2
 
 
-def test_training_is_the_same_with_and_without_the_hooks(two_ranks, tmp_path):
+def test_training_is_the_same_with_hooks(two_ranks, tmp_path):
+    """Training is the same with and without the hooks."""
     bare = train(tmp_path, *KINDS, ranks=2, RLTRACE_DISABLE=",".join(HOOKED))
     assert bare.out == two_ranks.out
     assert [line.split()[0] for line in bare.out.splitlines()] == [*KINDS]
@@ -276,19 +282,22 @@ def odd(tmp_path_factory):
     return lambda case: spans_inside(process, case)
 
 
-def test_a_module_that_is_frozen_ends_its_backward_with_the_whole_one(odd):
+def test_frozen_modules_backward_ends(odd):
+    """The backward of a frozen module ends with that of the whole model."""
     backwards = [span for span in odd("frozen") if span.name == "fsdp.backward"]
     assert [span.args["module"] for span in backwards] == ["2", "1", "0"] * 2
     assert all(span.end_ns is not None and "error" not in span.args for span in backwards)
 
 
-def test_a_backward_that_raised_is_over_at_the_next(odd):
+def test_raised_backward_ends_at_the_next(odd):
+    """A backward that raised is over when the next one begins."""
     backwards = [span for span in odd("backward raises") if span.name == "fsdp.backward"]
     assert len(backwards) == 2
     assert all(span.end_ns is not None for span in backwards)
 
 
-def test_a_step_that_raises_ends_its_span_at_the_next(odd):
+def test_raised_step_ends_at_the_next(odd):
+    """The span of an optimizer step that raised ends when the next one begins."""
     steps = [span for span in odd("step raises") if span.name == "optimizer.step"]
     assert [span.args.get("error") for span in steps] == ["RuntimeError", None]
 

@@ -40,7 +40,9 @@ def recorded(folder, work, copies=lambda asleep: {}):
     return [(span.name, span.args) for span in spans], samples
 
 
-def test_all_bytes_go_and_those_of_the_named_tags_come_back(folder):
+def test_named_tags_come_back(folder):
+    """All bytes go, and those of the tags that are named come back."""
+
     def work(pools):
         sleep(pools, kept=("weights",))
         wake(pools, ["weights"])
@@ -58,7 +60,8 @@ def test_all_bytes_go_and_those_of_the_named_tags_come_back(folder):
     }
 
 
-def test_a_wake_up_that_fails_holds_what_it_has_mapped_until_it_sleeps_again(folder):
+def test_failed_wake_up_holds_what_it_mapped(folder):
+    """A wake-up that fails holds what it has mapped until the next sleep."""
     seen = []
 
     def fail(pools):
@@ -82,7 +85,9 @@ def test_a_wake_up_that_fails_holds_what_it_has_mapped_until_it_sleeps_again(fol
     assert gone == [BYTES, BYTES, {"kv_cache": 30}, {}, BYTES, {"kv_cache": 30}]
 
 
-def test_what_a_wake_up_brought_back_is_gone_when_it_sleeps(folder):
+def test_woken_bytes_go_with_the_sleep(folder):
+    """What a wake-up brought back is gone with the next sleep."""
+
     def work(pools):
         sleep(pools)
         token = pools.begin_map()
@@ -94,7 +99,8 @@ def test_what_a_wake_up_brought_back_is_gone_when_it_sleeps(folder):
     assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0}
 
 
-def test_a_wake_up_that_fails_says_what_it_asked_for_and_what_was_free_before(folder):
+def test_failed_wake_up_says_what_it_asked(folder):
+    """A wake-up that fails says what it asked for, and what was free before."""
     told = []
     error = RuntimeError("CUDA Error: out of memory")
     pools = Pools(lambda: dict(BYTES), free_bytes=lambda: 77, out_of_memory=lambda *args: told.append(args))
@@ -106,9 +112,9 @@ def test_a_wake_up_that_fails_says_what_it_asked_for_and_what_was_free_before(fo
 
 
 @pytest.mark.parametrize("pinned_bytes", [100, 60, 0])
-def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed_and_the_copy_says_what_is_pinned(
-    folder, pinned_bytes
-):
+def test_kept_copy_is_in_host_memory(folder, pinned_bytes):
+    """A copy that a sleep keeps is in host memory until it is needed, and says what of it is pinned."""
+
     def copies(asleep):
         return level_1(asleep, pinned_bytes)
 
@@ -121,7 +127,9 @@ def test_what_was_kept_lies_in_the_hosts_memory_until_it_is_needed_and_the_copy_
     }
 
 
-def test_what_is_pinned_of_a_copy_whose_allocator_does_not_say_is_unknown_with_the_reason_asleep_and_awake(folder):
+def test_pinned_part_of_a_copy_is_unknown(folder):
+    """If the allocator does not say what of a copy is pinned, that is unknown, with the reason, asleep and awake."""
+
     def work(pools):
         for _ in range(2):
             sleep(pools, kept=("weights",))
@@ -136,7 +144,8 @@ def test_what_is_pinned_of_a_copy_whose_allocator_does_not_say_is_unknown_with_t
     assert lines.read_text().count('"unavailable"') == 1
 
 
-def test_where_copies_are_is_asked_behind_sleeps_and_wake_ups_and_at_no_edge(folder):
+def test_copies_are_asked_after_moves(folder):
+    """Where copies are is asked after sleeps and wake-ups, and at no phase boundary."""
     asked = []
 
     def copies(asleep):
@@ -175,13 +184,15 @@ def saver(monkeypatch):
     return impl
 
 
-def test_of_torch_memory_savers_copies_those_are_pinned_that_were_to_be_and_what_is_not_copied_is_none(saver):
+def test_torch_memory_savers_copies(saver):
+    """Of torch_memory_saver's copies those are pinned that should be, and what is not copied is none."""
     copies = torch_memory_saver.Copies()
     assert copies({"weights", "kv_cache"}) == {"weights": OnHost(130, 100)}
     assert copies(set()) == {}
 
 
-def test_a_copy_that_torch_memory_saver_retains_is_there_while_its_pool_is_awake(saver):
+def test_retained_copy_stays(saver):
+    """A copy that torch_memory_saver retains is there while its pool is awake."""
     copies = torch_memory_saver.Copies()
     saver.retains = True
     assert copies(set()) == {}, "none was made yet"
@@ -192,12 +203,15 @@ def test_a_copy_that_torch_memory_saver_retains_is_there_while_its_pool_is_awake
     assert copies(set()) == {}
 
 
-def test_of_a_torch_memory_saver_that_keys_its_pools_otherwise_nobody_knows_what_is_pinned(saver):
+def test_other_keys_leave_pinned_unknown(saver):
+    """Of a torch_memory_saver with other keys nobody knows what is pinned."""
     saver._mem_pools = {("weights", True): saver._mem_pools["weights", True, False, "pinned", 0]}
     assert torch_memory_saver.Copies()({"weights"}) == {"weights": OnHost(100, None)}
 
 
-def test_what_sleeps_already_is_not_counted_again(folder):
+def test_sleeping_pools_count_once(folder):
+    """What sleeps already is not counted again."""
+
     def work(pools):
         sleep(pools, {"kv_cache"})
         sleep(pools)
@@ -209,7 +223,9 @@ def test_what_sleeps_already_is_not_counted_again(folder):
     assert samples == {"rollout.weights_bytes": 100, "rollout.kv_cache_bytes": 50}
 
 
-def test_where_copies_cannot_be_asked_for_the_pools_are_sampled_all_the_same_and_the_error_is_told(folder):
+def test_pools_without_known_copies(folder):
+    """Where copies cannot be asked for, pools are sampled all the same, and the error is told."""
+
     def copies(_asleep):
         raise KeyError("backup")
 
@@ -222,7 +238,9 @@ def test_where_copies_cannot_be_asked_for_the_pools_are_sampled_all_the_same_and
     assert samples == {"rollout.weights_bytes": 0, "rollout.kv_cache_bytes": 0}
 
 
-def test_an_allocator_that_raises_has_moved_nothing(folder):
+def test_raising_allocator_moved_nothing(folder):
+    """An allocator that raises has moved nothing."""
+
     def work(pools):
         sleep(pools, error=MemoryError())
         sleep(pools)

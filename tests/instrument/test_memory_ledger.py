@@ -226,10 +226,11 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("interpreter", 100, 1),
     ],
 )
-def test_a_hidden_source_shows_as_bytes_without_an_owner(
-    hidden: dict[str, Any], owner: str, least_mib: int, row: int
-) -> None:
-    """What the heap handed out becomes unattributed (row 0), everything else unexplained (row 1)."""
+def test_hidden_source_has_no_owner(hidden: dict[str, Any], owner: str, least_mib: int, row: int) -> None:
+    """Bytes whose source is hidden have no owner.
+
+    What the heap handed out becomes unattributed (row 0), everything else unexplained (row 1).
+    """
     found = hidden[f"{owner}_bytes"]
     assert found["bytes"] >= least_mib * MIB, "nothing to hide"
     rise = [after - before for after, before in zip(found["after"], found["before"], strict=True)]
@@ -305,29 +306,33 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[TracedRun, list[d
         (3, "weight_sync.bucket", 32),
     ],
 )
-def test_a_planted_allocation_moves_its_own_row_and_no_other(
+def test_planted_allocation_moves_one_row(
     planted: tuple[TracedRun, list[dict[str, int]]], place: int, owner: str, mib: int
 ) -> None:
+    """An allocation that is planted moves its own row and no other."""
     before, after = planted[1][place - 1 : place + 1]
     moved = {name: size - before.get(name, 0) for name, size in after.items()}
     expected = {name: mib * MIB if name in (owner, "used", "witness") else 0 for name in moved}
     assert moved == {name: pytest.approx(size, abs=NOISE_BYTES) for name, size in expected.items()}
 
 
-def test_the_second_side_of_a_mapping_moves_nothing(planted: tuple[TracedRun, list[dict[str, int]]]) -> None:
+def test_second_mapping_moves_no_row(planted: tuple[TracedRun, list[dict[str, int]]]) -> None:
+    """The second mapping of the same memory moves no row."""
     before, after = planted[1][3:5]
     assert after == {name: pytest.approx(size, abs=NOISE_BYTES) for name, size in before.items()}
 
 
-def test_an_independent_sampler_reads_the_same_total(planted: tuple[TracedRun, list[dict[str, int]]]) -> None:
+def test_independent_total_agrees(planted: tuple[TracedRun, list[dict[str, int]]]) -> None:
+    """An independent sampler reads the same total."""
     assert [look["used"] for look in planted[1]] == [
         pytest.approx(look["witness"], abs=NOISE_BYTES) for look in planted[1]
     ]
 
 
-def test_every_edge_of_the_start_up_stays_below_what_may_have_no_owner(
+def test_startup_is_within_the_limit(
     planted: tuple[TracedRun, list[dict[str, int]]],
 ) -> None:
+    """At each boundary of the start-up, what is unaccounted is within the limit."""
     (device,) = summarize(planted[0].recording).memory
     found = device.residual
     assert isinstance(found, Residual)
@@ -348,10 +353,11 @@ def test_every_edge_says_what_it_cost(planted: tuple[TracedRun, list[dict[str, i
     assert (ledger.cost_ns > 0).all()
 
 
-def test_without_the_allocators_account_rows_are_unknown_and_not_zero(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with musl, or a glibc before 2.33."""
+def test_rows_are_unknown_without_the_allocator(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the allocator's account rows are unknown and not zero.
+
+    As with musl, or a glibc before 2.33.
+    """
 
     def no_account() -> None:
         raise OSError("the C library has no mallinfo2, which glibc has from 2.33 on")
@@ -369,8 +375,11 @@ def test_without_the_allocators_account_rows_are_unknown_and_not_zero(
     assert list(device.unknown) == ["unaccounted"]
 
 
-def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path: Path) -> None:
-    """The engine's sample is a second old at each edge; at the first it has slept since, at the second worked."""
+def test_cpu_time_makes_a_boundary_inconsistent(tmp_path: Path) -> None:
+    """A process that has used CPU time since its sample makes the boundary inconsistent.
+
+    The engine's sample is a second old at each edge; at the first it has slept since, at the second worked.
+    """
     device = {"host": socket.gethostname(), "uuid": "cpu-0"}
     written = Written(tmp_path / "run")
 
@@ -395,9 +404,10 @@ def test_a_process_that_used_cpu_time_since_it_spoke_unsettles_the_edge(tmp_path
     assert found.residual is not None and found.residual.inconsistent_boundaries == 3, "between the two nobody looked"
 
 
-def test_a_staged_bucket_has_the_hosts_memory_behind_it_too_which_says_itself_that_it_is_pinned(
+def test_staged_bucket_is_in_host_memory_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A staged bucket is in host memory too, which says itself that it is pinned."""
     host = SharedMemory().create(1 << 16)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() == host.bytes.data_ptr())
     staged = SimpleNamespace(bytes=torch.empty(100, dtype=torch.uint8), host=host)  # its GPU's part, of a CPU's here
@@ -414,8 +424,11 @@ def test_a_staged_bucket_has_the_hosts_memory_behind_it_too_which_says_itself_th
     host.close()
 
 
-def test_what_a_gpu_holds_is_not_mixed_with_the_processs_own_memory(folder: Path) -> None:
-    """Not from the moment on either when a bucket's owner is met, which knows no device."""
+def test_gpu_and_host_memory_are_apart(folder: Path) -> None:
+    """What a GPU holds is not mixed with the process's own memory.
+
+    Not from the moment on either when a bucket's owner is met, which knows no device.
+    """
 
     class Actor:
         config = SimpleNamespace(device="cuda")

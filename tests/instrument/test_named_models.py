@@ -20,7 +20,7 @@ import rltrace
 from rltrace.analysis import summarize
 from rltrace.hooks.boundaries import Boundary
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.memory import cuda_memory, named_models, sharded_models
+from rltrace.instrument.memory import cuda_memory, named_models, sharded_models, turn_hooks
 from rltrace.instrument.memory.cuda_ledger import CudaLedger
 from rltrace.instrument.memory.named_models import name_models
 from rltrace.instrument.memory.sharded_models import Models, Roles
@@ -76,8 +76,11 @@ def test_every_model_of_a_trainer_has_its_owner(models: Models) -> None:
     assert {owner: size for owner, size in rows.items() if size} == expected
 
 
-def test_a_model_that_is_named_twice_or_wrapped_counts_once(models: Models) -> None:
-    """The first name is right: a trainer that scores with its ref has one model."""
+def test_model_that_is_named_twice(models: Models) -> None:
+    """A model that is named twice, or wrapped, counts once.
+
+    The first name is right: a trainer that scores with its ref has one model.
+    """
     one = model(2)
     trainer = trainer_of(model=None, ref_model=one, reward_funcs=[one])
     for _ in range(2):
@@ -125,10 +128,11 @@ def ledger(gpu: Simulated, models: Models) -> Iterator[CudaLedger]:
     assert patches.undo() == []
 
 
-def test_what_a_forward_of_a_plain_model_leaves_is_seen_inside_the_update(
-    folder: Path, gpu: Simulated, ledger: CudaLedger
-) -> None:
-    """Nobody wraps the policy; forwards without gradients leave nothing."""
+def test_plain_model_leaves_activations(folder: Path, gpu: Simulated, ledger: CudaLedger) -> None:
+    """What a forward of a plain model leaves is seen inside of the update.
+
+    Nobody wraps the policy; forwards without gradients leave nothing.
+    """
     trainer = trainer_of(model=Model(gpu), ref_model=Model(gpu))
     name_models(trainer)
     rltrace.start(folder, role="worker", rank=0)
@@ -186,3 +190,73 @@ def test_a_model_that_fsdp_shards_keeps_its_name() -> None:
         [sys.executable, "-c", textwrap.dedent(SHARDED)], check=False, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+# ---- models of a loop that no hook knows ------------------------------------------------------------------------
+
+
+def test_models_of_a_plain_loop(models: Models) -> None:
+    """What an optimizer holds is the actor's, what none holds the ref's, and a model that scores has rewards."""
+
+    class RewardModel(torch.nn.Linear):
+        """Scores."""
+
+    actor, ref, scoring = model(2), model(3), RewardModel(WIDTH, WIDTH)
+    optimizer = torch.optim.AdamW(actor.parameters())
+    models.roles.meet_optimizer(optimizer)
+    for used in (actor, ref, scoring, ref):
+        models.meet_used(used, has_gradients=False)
+    named = {"actor.params": 2, "ref.params": 3, "reward.params": 1}
+    expected = {owner: layers * LAYER_BYTES for owner, layers in named.items()}
+    assert {owner: size for owner, size in held(models).items() if size} == expected
+    assert set(map(id, models.unwrapped())) == set(map(id, actor.parameters())), "where gradients come"
+    assert models.modules() == [], "nobody watches the forwards of what nobody named"
+
+
+def test_model_put_aside_is_met(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ref on a GPU has its owner from `eval` on; a part of the actor that is frozen stays the actor's."""
+    monkeypatch.setattr(turn_hooks, "MODELS", models)
+    monkeypatch.setattr(turn_hooks.boundaries, "are_told", lambda: False)
+    actor, ref = model(2), model(3)
+    optimizer = torch.optim.AdamW(actor[1].parameters())
+    models.roles.meet_optimizer(optimizer)
+    for put_aside in (actor[0].requires_grad_(False), ref.eval()):
+        turn_hooks.meet_made(put_aside, None, None)
+    assert not held(models).get("ref.params"), "they are in the host's memory"
+    monkeypatch.setattr(turn_hooks, "is_on_gpu", lambda _module: True)
+    for put_aside in (actor[0], ref):
+        turn_hooks.meet_made(put_aside, None, None)
+    models.meet_used(actor, has_gradients=True)
+    assert held(models)["ref.params"] == 3 * LAYER_BYTES
+    assert held(models)["actor.params"] == 2 * LAYER_BYTES
+
+
+def test_what_learns_is_the_actors(models: Models) -> None:
+    """A model that computes with gradients is the actor's, though its optimizer holds copies of its parameters."""
+    actor, ref = model(2), model(3)
+    copies = [torch.nn.Parameter(parameter.detach().double()) for parameter in actor.parameters()]
+    optimizer = torch.optim.AdamW(copies)
+    models.roles.meet_optimizer(optimizer)
+    for used in (actor, ref):
+        models.meet_used(used, has_gradients=False)
+    assert held(models)["ref.params"] == 5 * LAYER_BYTES, "nobody can tell yet"
+    models.meet_used(actor, has_gradients=True)
+    assert held(models)["ref.params"] == 3 * LAYER_BYTES
+    assert held(models)["actor.params"] == 2 * LAYER_BYTES + 2 * 2 * LAYER_BYTES
+
+
+def test_wrapped_model_is_met_once(models: Models) -> None:
+    """A wrapper's forward counts no parameter again; an engine's model is not met."""
+
+    class Wrapper(torch.nn.Module):
+        """As DDP."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = actor
+
+    actor = model(2)
+    engines = type("Engine", (torch.nn.Linear,), {"__module__": "vllm.model_executor.models.qwen3"})(WIDTH, WIDTH)
+    for used in (actor, Wrapper(), engines):
+        models.meet_used(used, has_gradients=False)
+    assert {owner: size for owner, size in held(models).items() if size} == {"actor.params": 2 * LAYER_BYTES}

@@ -44,7 +44,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     return run
 
 
-def test_who_held_what_and_what_was_asked_for_survive_kill_9(run: TracedRun) -> None:
+def test_out_of_memory_survives_kill_9(run: TracedRun) -> None:
+    """Who held what, and what was asked for, survive `kill -9`."""
     (failure,) = summarize(run.recording).out_of_memory
     assert failure.process == "rank 0 worker"
     assert "DefaultCPUAllocator" in failure.reason
@@ -66,7 +67,8 @@ def test_the_last_half_minute_is_there(run: TracedRun) -> None:
     assert {moment.bytes["actor.grads"] > 0 for moment in failure.before} == {True, False}, "before and after the grads"
 
 
-def test_changes_that_would_have_made_room_name_their_owner(run: TracedRun) -> None:
+def test_advice_names_the_owner(run: TracedRun) -> None:
+    """What would have made room is named with its owner."""
     (failure,) = summarize(run.recording).out_of_memory
     assert any("rollout.kv_cache holds 134,217,728 bytes" in change for change in failure.changes)
     assert not any("weight_sync.bucket" in change for change in failure.changes), "it holds nothing"
@@ -91,7 +93,8 @@ def test_the_summary_opens_with_it(run: TracedRun) -> None:
         ("mat1 and mat2 shapes cannot be multiplied", None),
     ],
 )
-def test_an_out_of_memory_error_of_torch_says_what_was_asked_for(said: str, asked_bytes: int | None) -> None:
+def test_torchs_error_says_what_was_asked(said: str, asked_bytes: int | None) -> None:
+    """An out-of-memory error of torch says what was asked for."""
     assert memory.asked_bytes(RuntimeError(said)) == asked_bytes
     assert memory.is_out_of_memory(RuntimeError(said)) == (asked_bytes is not None)
 
@@ -106,7 +109,8 @@ def test_an_out_of_memory_error_of_torch_says_what_was_asked_for(said: str, aske
         (ValueError("out of memory"), False),
     ],
 )
-def test_other_errors_are_about_memory_by_their_kind(error: Exception, is_about_memory: bool) -> None:
+def test_other_errors_by_their_kind(error: Exception, is_about_memory: bool) -> None:
+    """Other errors are about memory by their kind."""
     assert memory.is_out_of_memory(error) is is_about_memory
 
 
@@ -131,12 +135,14 @@ def room_in(tmp_path: Path, said: str) -> memory.Room:
     return memory.room(tmp_path, tmp_path / "of_process")
 
 
-def test_the_room_in_a_container_is_what_its_control_group_leaves(tmp_path: Path) -> None:
+def test_room_in_a_container(tmp_path: Path) -> None:
+    """The room in a container is what its control group leaves."""
     group(tmp_path, memory_max=80 * MIB, memory_current=70 * MIB)
     assert room_in(tmp_path, "0::/\n") == (10 * MIB, "memory.max of 80 MiB of the control group /")
 
 
-def test_the_tightest_of_the_groups_around_a_process_is_its_room(tmp_path: Path) -> None:
+def test_tightest_group_is_the_room(tmp_path: Path) -> None:
+    """The tightest of the groups around a process is its room."""
     group(tmp_path / "job" / "task", memory_max="max", memory_current=60 * MIB)
     group(tmp_path / "job", memory_max=80 * MIB, memory_current=75 * MIB)
     found = room_in(tmp_path, "0::/job/task\n")
@@ -145,7 +151,8 @@ def test_the_tightest_of_the_groups_around_a_process_is_its_room(tmp_path: Path)
     assert room_in(tmp_path, "0::/job/task\n").bound == "memory.max of 61 MiB of the control group /job/task"
 
 
-def test_what_the_kernel_takes_back_from_files_first_is_free(tmp_path: Path) -> None:
+def test_cached_files_are_free(tmp_path: Path) -> None:
+    """What the kernel takes back from cached files is free."""
     group(
         tmp_path,
         memory_max=80 * MIB,
@@ -155,7 +162,8 @@ def test_what_the_kernel_takes_back_from_files_first_is_free(tmp_path: Path) -> 
     assert room_in(tmp_path, "0::/\n").free_bytes == 31 * MIB
 
 
-def test_groups_of_version_1_have_limits_too_and_a_container_may_be_told_its_path_on_the_host(tmp_path: Path) -> None:
+def test_groups_of_version_1(tmp_path: Path) -> None:
+    """Groups of version 1 have limits too, and a container may be told its path on the host."""
     limit = {"memory_limit_in_bytes": 80 * MIB, "memory_usage_in_bytes": 90 * MIB}
     group(tmp_path / "memory", **limit)
     group(tmp_path / "memory" / "task", **limit | {"memory_limit_in_bytes": (1 << 63) - 4096})
@@ -164,12 +172,14 @@ def test_groups_of_version_1_have_limits_too_and_a_container_may_be_told_its_pat
 
 
 @pytest.mark.parametrize("said", ["", "0::/\n", "8:memory:/../..\n", "0::/gone\n"])
-def test_without_a_limit_the_room_is_the_machines(tmp_path: Path, said: str) -> None:
+def test_room_without_a_limit(tmp_path: Path, said: str) -> None:
+    """Without a limit the room is the machine's."""
     group(tmp_path, memory_stat="anon 0")
     assert room_in(tmp_path, said).bound == "the machine's memory"
 
 
-def test_the_kernels_own_control_group_is_the_room_of_a_process_in_it(memory_group: Path) -> None:
+def test_real_control_group(memory_group: Path) -> None:
+    """The control group that the kernel made is the room of a process in it."""
     program = f"""
     open({str(memory_group.parent / "cgroup.procs")!r}, "w").write("0")
     from rltrace.host import memory

@@ -59,7 +59,8 @@ def touched(pages: mmap.mmap | bytearray) -> None:
         pages[place] = 1
 
 
-def test_pages_are_counted_by_what_is_behind_them() -> None:
+def test_pages_by_what_is_behind_them() -> None:
+    """Pages are counted by what is behind them."""
     own = memory.ProcessMemory()
     kept = []
     for size in (7 * MIB, 9 * MIB):
@@ -74,8 +75,11 @@ def test_pages_are_counted_by_what_is_behind_them() -> None:
         assert own.resident_bytes() == pytest.approx(sum(after), abs=MIB // 4)
 
 
-def test_a_forked_child_counts_its_own_pages_and_not_its_parents() -> None:
-    """The file that the parent opened would go on telling of the parent."""
+def test_forked_child_counts_its_pages() -> None:
+    """A forked child counts its own pages, and not its parent's.
+
+    The file that the parent opened would go on telling of the parent.
+    """
     own = memory.ProcessMemory()
     own.resident_bytes()
     child = os.fork()
@@ -94,7 +98,8 @@ def test_a_page_that_a_range_ends_in_counts() -> None:
     assert memory.resident_bytes_at(address, mmap.PAGESIZE + 1) == 2 * mmap.PAGESIZE
 
 
-def test_pages_of_another_process_are_counted_until_it_is_gone() -> None:
+def test_pages_of_another_process() -> None:
+    """Pages of another process are counted until it is gone."""
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"\n"
@@ -108,8 +113,11 @@ def test_pages_of_another_process_are_counted_until_it_is_gone() -> None:
 
 
 @in_its_own_process
-def test_heaps_of_threads_that_came_later_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not looked for again and again, and yet as many pages as if they were."""
+def test_heaps_of_later_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heaps of threads that came later are counted too.
+
+    Not looked for again and again, and yet as many pages as if they were.
+    """
     memory.heap()
     barrier, kept = threading.Barrier(9), []
 
@@ -157,10 +165,13 @@ def ledger(folder: Path) -> ProcessLedger:
         (SAME_CPU_NS + 1, 4 * SAME_BYTES >> 10, 0, True, 1),
     ],
 )
-def test_the_allocator_is_asked_again_only_if_its_answer_can_have_changed(
+def test_allocator_is_asked_if_it_changed(
     ledger: ProcessLedger, monkeypatch: pytest.MonkeyPatch, cpu_ns: int, kib: int, grads: int, moved: bool, asked: int
 ) -> None:
-    """By CPU time used since, pages that came, or an owner's bytes; a sleep or wake-up takes CPU time alone."""
+    """The allocator is asked again only if its answer can have changed.
+
+    By CPU time used since, pages that came, or an owner's bytes; a sleep or wake-up takes CPU time alone.
+    """
     ask, answers, used_ns = memory.heap, [], [10**9]
     monkeypatch.setattr(memory, "heap", lambda *args: answers.append(ask(*args)) or answers[-1])
     monkeypatch.setattr(time, "process_time_ns", lambda: used_ns[0])
@@ -177,10 +188,13 @@ def test_the_allocator_is_asked_again_only_if_its_answer_can_have_changed(
     rltrace.stop()
 
 
-def test_what_a_process_repeats_holds_since_it_asked(
+def test_repeated_sample_holds_since_it_asked(
     folder: Path, ledger: ProcessLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the stamps: until it asks its allocator again, because it has worked, or an owner's mapping has changed."""
+    """A sample that a process repeats holds since the process asked.
+
+    By the stamps: until it asks its allocator again, because it has worked, or an owner's mapping has changed.
+    """
     used_ns, mapped = [10**9], {"rollout.weights_bytes": 0}
     monkeypatch.setattr(time, "process_time_ns", lambda: used_ns[0])
     ledger.mapped["Engine"] = lambda: dict(mapped)
@@ -193,8 +207,11 @@ def test_what_a_process_repeats_holds_since_it_asked(
 
 
 @in_its_own_process
-def test_what_a_process_held_before_its_model_is_taken_once_and_all_rows_are_its_pages(ledger: ProcessLedger) -> None:
-    """What the allocator had free then is no part of the interpreter, or it would count twice."""
+def test_rows_are_the_processs_pages(ledger: ProcessLedger) -> None:
+    """What a process held before its model counts once, and all rows add up to its pages.
+
+    What the allocator had free then is no part of the interpreter, or it would count twice.
+    """
     rltrace.stop()
     pieces = [bytearray(b"x" * 4096) for _ in range(5000)]
     del pieces[:-1]  # 20 MB that the heap keeps, below the last one
@@ -209,7 +226,8 @@ def test_what_a_process_held_before_its_model_is_taken_once_and_all_rows_are_its
     assert fresh.rows()["interpreter_bytes"] == pytest.approx(known, abs=MIB)
 
 
-def test_a_peer_that_is_gone_is_forgotten_with_its_file(ledger: ProcessLedger) -> None:
+def test_gone_peer_is_forgotten(ledger: ProcessLedger) -> None:
+    """A peer that is gone is forgotten, with its file."""
     rltrace.stop()
     ledger.totals()
     files_open = len(os.listdir("/proc/self/fd"))
@@ -222,7 +240,8 @@ def test_a_peer_that_is_gone_is_forgotten_with_its_file(ledger: ProcessLedger) -
     assert len(os.listdir("/proc/self/fd")) == files_open
 
 
-def test_shared_memory_counts_once_and_is_divided_anew_when_it_grows(ledger: ProcessLedger) -> None:
+def test_shared_memory_counts_once(ledger: ProcessLedger) -> None:
+    """Shared memory counts once, and is divided anew when it grows."""
     rltrace.stop()
     pages = mmap.mmap(-1, 40 * MIB)
     touched(memoryview(pages)[: 16 * MIB])  # type: ignore[arg-type]
@@ -243,14 +262,16 @@ def test_shared_memory_counts_once_and_is_divided_anew_when_it_grows(ledger: Pro
         os.waitpid(child, 0)
 
 
-def test_a_host_copy_and_its_owner_are_one_row_where_the_host_is_the_device(ledger: ProcessLedger) -> None:
+def test_host_copy_where_the_host_is_the_device(ledger: ProcessLedger) -> None:
+    """A host copy and its owner are one row where the host is the device."""
     ledger.mapped["engine"] = lambda: {"rollout.weights_bytes": 3}
     ledger.in_heap["copy"] = lambda: {"rollout.weights_host_bytes": 5}
     assert ledger.rows()["rollout.weights_bytes"] == 8
     rltrace.stop()
 
 
-def test_kernels_add_up_and_what_they_and_activations_hold_is_nobodys_no_more(ledger: ProcessLedger) -> None:
+def test_kernels_and_activations_have_rows(ledger: ProcessLedger) -> None:
+    """Kernels add up, and what they and activations hold has an owner."""
     before = ledger.rows()["unattributed_bytes"]
     for size_bytes in (30 * MIB, 40 * MIB):
         ledger.add_kernels(size_bytes)

@@ -73,7 +73,8 @@ def collect() -> tuple[int, int]:
 
 
 @pytest.mark.usefixtures("by_hand", "many", "patches")
-def test_a_full_collection_is_a_span_of_its_length(folder: Path) -> None:
+def test_full_collection_is_a_span(folder: Path) -> None:
+    """A full collection is a span of its length."""
     ours = [collect() for _ in range(3)]
     assert len(told(folder)) == 3
     for (before_ns, after_ns), (start_ns, end_ns) in zip(ours, told(folder), strict=True):
@@ -82,7 +83,8 @@ def test_a_full_collection_is_a_span_of_its_length(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_hand")
-def test_short_ones_are_not_told_and_none_after_the_hook_was_undone(patches: PatchSet, folder: Path) -> None:
+def test_short_collections_are_not_told(patches: PatchSet, folder: Path) -> None:
+    """Short collections are not recorded, and none is after the hook was undone."""
     gc.freeze()
     for _ in range(20):
         gc.collect(1)
@@ -108,7 +110,8 @@ def test_none_of_a_pause_is_told(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("by_hand", "many", "patches")
-def test_a_forked_child_tells_its_own_and_not_its_parents(folder: Path) -> None:
+def test_forked_child_tells_its_own(folder: Path) -> None:
+    """A forked child records its own collections, and not its parent's."""
     ours = collect()
     pid = os.fork()
     if pid == 0:
@@ -125,10 +128,13 @@ def test_a_forked_child_tells_its_own_and_not_its_parents(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [2, 16_384])
-def test_what_is_told_is_collections_however_many_there_were_and_whoever_reads_in_the_middle_of_one(
+def test_reading_inside_a_collection(
     folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, most: int
 ) -> None:
-    """A finalizer runs inside of a collection, and may reach an edge."""
+    """Only collections are recorded, however many there were, and whoever reads inside of one.
+
+    A finalizer runs inside of a collection, and may reach an edge.
+    """
     monkeypatch.setattr(python_gc, "MOST_COLLECTIONS", most)
     for fixture in ("by_hand", "many", "patches"):
         request.getfixturevalue(fixture)
@@ -152,8 +158,11 @@ def test_what_is_told_is_collections_however_many_there_were_and_whoever_reads_i
 
 
 @pytest.mark.parametrize("error", ["TimeoutError", "KeyboardInterrupt"])
-def test_a_signal_that_comes_in_the_middle_of_a_collection_is_the_programs(tmp_path: Path, error: str) -> None:
-    """Its handler raises behind the collection, where the program expects it."""
+def test_signal_inside_a_collection(tmp_path: Path, error: str) -> None:
+    """A signal that comes inside of a collection reaches the program.
+
+    Its handler raises behind the collection, where the program expects it.
+    """
     program = f"""
         import gc, msgspec, signal
 
@@ -177,7 +186,8 @@ def test_a_signal_that_comes_in_the_middle_of_a_collection_is_the_programs(tmp_p
     assert (run.out, run.err) == ("5\n", "")
 
 
-def test_an_unmodified_program_shows_its_collections_and_no_process_those_alone(tmp_path: Path) -> None:
+def test_unmodified_program_shows_collections(tmp_path: Path) -> None:
+    """An unmodified program shows its collections, and no process joins the Recording for them alone."""
     program = f"""
         import gc, os, msgspec, rltrace
         kept = [[number] for number in range({OBJECTS})]
@@ -197,7 +207,8 @@ def test_an_unmodified_program_shows_its_collections_and_no_process_those_alone(
         assert run_traced(tmp_path / name, program, **environment).spans(COLLECTION) == []
 
 
-def test_a_process_that_collects_all_the_time_loses_nothing(folder: Path) -> None:
+def test_collecting_all_the_time(folder: Path) -> None:
+    """A process that collects all the time loses nothing."""
     program = """
         import gc, threading, msgspec
         import rltrace
@@ -222,7 +233,8 @@ def test_a_process_that_collects_all_the_time_loses_nothing(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0.005])
-def test_what_it_takes_of_a_step_is_a_line_where_it_is_worth_one(tmp_path: Path, seconds: float) -> None:
+def test_collections_have_a_line(tmp_path: Path, seconds: float) -> None:
+    """The first screen says what collections take of a step, where it is worth a line."""
     steps = [span("step", at, at + 10, step=at // 10) for at in (0, 10, 20)]
     pauses = [span(COLLECTION, at, at + seconds) for at in (12, 23)]
     hooks = (hook(1, "gc:callbacks", instrumentation="python_gc", emits=[COLLECTION], fires=2),)

@@ -75,15 +75,19 @@ def calls(tmp_path_factory):
     return run_traced(tmp_path_factory.mktemp("ray"), CALLS)
 
 
-def test_every_call_gives_what_it_gives_without_hooks(calls, tmp_path):
+def test_calls_return_the_same(calls, tmp_path):
+    """Each call returns what it returns without hooks."""
     bare = run_traced(tmp_path, CALLS, RLTRACE_DISABLE="ray")
     assert (calls.returncode, bare.returncode) == (0, 0), calls.err
     assert calls.out == bare.out
     assert calls.out.splitlines()[:4] == ["13", "[1, 2]", "None", "[0, 1, 2]"]
 
 
-def test_a_driver_says_who_ran_when_it_left_its_cluster(calls):
-    """Ray kills those that take longer to leave than it likes, which is nobody's death."""
+def test_driver_says_who_ran(calls):
+    """A driver says which processes ran when it left its cluster.
+
+    Ray kills those that take longer to leave than it likes, which is nobody's death.
+    """
     (driver,) = [process for process in calls.recording.processes if process.role == "driver"]
     actors = {process.key for process in calls.recording.processes if process.name in ("Plain", "Asynchronous")}
     assert len(actors) == 2
@@ -104,13 +108,15 @@ def test_every_method_is_a_span_on_its_worker(calls):
     assert all(span.end_ns is not None for span in calls.spans())
 
 
-def test_an_asynchronous_method_is_watched_until_it_ends(calls):
+def test_asynchronous_method_until_its_end(calls):
+    """The span of an asynchronous method ends with the method."""
     adds = [span for span in calls.spans("ray.call") if span.args["method"] == "Asynchronous.add"]
     assert all(span.seconds >= 0.05 for span in adds)
     assert len({span.task for span in adds}) == 3
 
 
-def test_an_arrow_leads_from_each_call_to_its_method(calls):
+def test_arrow_from_each_call(calls):
+    """An arrow leads from each call to its method."""
     submits = calls.spans("ray.submit")
     leaving = [key for span in submits for key in span.flows_out]
     arriving = {key: span.args["method"] for span in calls.spans("ray.call") for key in span.flows_in}
@@ -136,7 +142,8 @@ BATCH = f"""
 """
 
 
-def test_what_a_batch_takes_on_its_way_is_told_on_both_sides(tmp_path):
+def test_batch_is_told_on_both_sides(tmp_path):
+    """What a batch takes on its way is told on both sides."""
     run = run_traced(tmp_path, BATCH)
     assert run.out.strip() == str(SAMPLES * (SAMPLES - 1)), run.err
     driver, worker = (
@@ -176,8 +183,11 @@ class Function:
         return False
 
 
-def test_a_task_that_is_loaded_in_a_pause_is_watched_behind_it(folder, spans_of):
-    """Ray's core keeps the function that it is given first."""
+def test_task_loaded_in_a_pause(folder, spans_of):
+    """A task that is loaded in a pause is watched after the pause.
+
+    Ray's core keeps the function that it is given first.
+    """
     info = namedtuple("Info", ["function", "max_calls"])(lambda number: 2 * number, 7)
     hook = Hook("ray", "a:b", (RAY_CALL,))
     hook.bind(True)
@@ -193,8 +203,11 @@ def test_a_task_that_is_loaded_in_a_pause_is_watched_behind_it(folder, spans_of)
     assert [span.name for span in spans_of(folder)] == [RAY_CALL]
 
 
-def test_a_clients_reference_is_not_asked_for_its_task():
-    """Its id comes from the server, and to ask would wait for it."""
+def test_clients_reference_is_not_asked():
+    """A client's reference is not asked for its task.
+
+    Its id comes from the server, and to ask would wait for it.
+    """
 
     class Reference:
         _id_future = object()
@@ -256,7 +269,8 @@ def tasks(tmp_path_factory):
     return run_traced(tmp_path_factory.mktemp("tasks"), TASKS)
 
 
-def test_tasks_and_waits_give_what_they_give_without_hooks(tasks, tmp_path):
+def test_tasks_and_waits_return_the_same(tasks, tmp_path):
+    """Tasks and waits return what they return without hooks."""
     bare = run_traced(tmp_path, TASKS, RLTRACE_DISABLE="ray")
     assert (tasks.returncode, bare.returncode) == (0, 0), tasks.err
     of_tasks, of_bare = (
@@ -267,7 +281,8 @@ def test_tasks_and_waits_give_what_they_give_without_hooks(tasks, tmp_path):
     assert not any(hook["state"] == "failed" for process in tasks.recording.processes for hook in process.hooks)
 
 
-def test_every_task_is_a_span_on_its_worker_with_an_arrow_from_its_call(tasks):
+def test_tasks_are_spans_with_arrows(tasks):
+    """Each task is a span on its worker, with an arrow from its call."""
     called = {key: span for span in tasks.spans("ray.call") for key in span.flows_in}
     submits = tasks.spans("ray.submit")
     assert [span.args["method"] for span in submits if span.end_ns is None] == []
@@ -283,7 +298,8 @@ def test_every_task_is_a_span_on_its_worker_with_an_arrow_from_its_call(tasks):
     assert workers == {"worker"}
 
 
-def test_whoever_waits_for_results_is_seen_waiting_and_who_only_looks_is_not(tasks):
+def test_waiting_for_results_is_seen(tasks):
+    """A process that waits for results is seen waiting, and one that only looks is not."""
     (driver,) = (process for process in tasks.recording.processes if process.role == "driver")
     gets, waits = (
         sorted((event for event in driver.events() if event.name == name), key=lambda span: span.start_ns)
@@ -321,8 +337,11 @@ ENDINGS = """
 """
 
 
-def test_who_was_killed_while_idle_is_told_from_whom_ray_stopped(tmp_path):
-    """Ray has one leave by itself, and ends all others when its driver leaves: those are nobody's death."""
+def test_killed_while_idle(tmp_path):
+    """A worker that was killed while idle is told from those that Ray stopped.
+
+    Ray has one leave by itself, and ends all others when its driver leaves: those are nobody's death.
+    """
     run = tmp_path / "run"
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(ENDINGS))

@@ -75,7 +75,8 @@ def process(batches: Batches, scheduler: Scheduler, batch: Batch, result: Result
     batches.end(token, None, None)
 
 
-def test_an_engine_is_idle_behind_its_last_batch_alone(idle: list[boundaries.Boundary]) -> None:
+def test_idle_after_the_last_batch(idle: list[boundaries.Boundary]) -> None:
+    """An engine is idle only after its last batch."""
     batches, scheduler, last = Batches(), Scheduler(), Request(2)
     batch = Batch([last])
     process(batches, scheduler, batch, run(batches, scheduler, batch))
@@ -85,9 +86,8 @@ def test_an_engine_is_idle_behind_its_last_batch_alone(idle: list[boundaries.Bou
 
 
 @pytest.mark.parametrize("elsewhere", ["waiting", "decoding", "in flight"])
-def test_an_engine_is_not_idle_while_another_request_is_anywhere(
-    elsewhere: str, idle: list[boundaries.Boundary]
-) -> None:
+def test_not_idle_with_requests(elsewhere: str, idle: list[boundaries.Boundary]) -> None:
+    """An engine is not idle while it has another request anywhere."""
     batches, other = Batches(), Request(1)
     scheduler = Scheduler([other] if elsewhere == "waiting" else [])
     if elsewhere == "decoding":
@@ -103,7 +103,8 @@ def test_an_engine_is_not_idle_while_another_request_is_anywhere(
     assert len(idle) == 1
 
 
-def test_results_that_nobody_processes_are_neither_kept_nor_steps(folder: Path, spans_of: Any) -> None:
+def test_unprocessed_results_are_no_steps(folder: Path, spans_of: Any) -> None:
+    """Results that nobody processes are neither kept nor steps."""
     rltrace.start(folder)
     batches, scheduler, batch = Batches(), Scheduler(), Batch([Request(1000)])
     unprocessed = [run(batches, scheduler, batch) for _ in range(IN_FLIGHT)]
@@ -119,7 +120,8 @@ def test_results_that_nobody_processes_are_neither_kept_nor_steps(folder: Path, 
     ("sizes", "name"),
     [({}, "scheduler 3"), ({"dp_size": 2}, "scheduler 3 DP1"), ({"dp_size": 2, "pp_size": 4}, "scheduler 3 DP1 PP2")],
 )
-def test_a_scheduler_is_named_by_all_that_tells_it_from_others(sizes: dict[str, int], name: str) -> None:
+def test_scheduler_has_its_ranks_in_its_name(sizes: dict[str, int], name: str) -> None:
+    """A scheduler is named by all that tells it from others."""
     assert scheduler_name(SimpleNamespace(**sizes), {"tp_rank": 3, "dp_rank": 1, "pp_rank": 2}) == name
 
 
@@ -135,7 +137,8 @@ def test_a_scheduler_is_named_by_all_that_tells_it_from_others(sizes: dict[str, 
         ("TokenizedGenerateReqInput", None),
     ],
 )
-def test_only_a_request_that_brings_weights_is_an_update(request_name: str, source: str | None) -> None:
+def test_only_weights_are_an_update(request_name: str, source: str | None) -> None:
+    """Only a request that brings weights is an update."""
     assert source_of(request_name) == source
 
 
@@ -147,7 +150,8 @@ def load(requests: ControlRequests, request: Any, *tensors: Any) -> None:
     requests.end(token, None, None)
 
 
-def test_an_update_says_its_bytes_however_it_comes(folder: Path, spans_of: Any) -> None:
+def test_update_says_its_bytes(folder: Path, spans_of: Any) -> None:
+    """An update says its bytes, however it comes."""
     rltrace.start(folder)
     requests = ControlRequests()
     requests.is_scheduler = True
@@ -164,7 +168,8 @@ def test_an_update_says_its_bytes_however_it_comes(folder: Path, spans_of: Any) 
     assert ["bucket" in span.args for span in spans_of(folder)] == [False, True, False]
 
 
-def test_both_ends_name_a_bucket_alike_whether_it_went_as_bytes_or_as_text() -> None:
+def test_both_ends_name_a_bucket_alike() -> None:
+    """Both ends name a bucket alike, whether it went as bytes or as text."""
     sender, receiver = Keys(), Keys()
     sent = SimpleNamespace(serialized_named_tensors=[b"ABC", b"of another rank"])
     arrived = SimpleNamespace(serialized_named_tensors=["QUJD", "b2Y="])

@@ -69,7 +69,8 @@ def test_a_pool_is_gone_while_it_is_paused(saver: SimpleNamespace) -> None:
     assert changes(pools) == [(KV_CACHE, 90, None), (KV_CACHE, 90, "rollout.kv_cache")]
 
 
-def test_what_slept_before_the_history_is_not_there_at_its_end(saver: SimpleNamespace) -> None:
+def test_slept_before_the_history(saver: SimpleNamespace) -> None:
+    """What slept before the history is not there at its end."""
     pools = SaverPools()
     move(pools, "pause", None)  # all tags, while nothing is kept
     pools.begin()
@@ -96,9 +97,11 @@ def test_without_the_package_there_are_no_pools() -> None:
 
 
 @pytest.mark.parametrize(("tag", "is_engine"), [("weights", True), ("kv_cache", True), ("default", False)])
-def test_pools_are_the_ledgers_where_an_engine_makes_them_and_not_a_trainer(
+def test_pools_of_an_engine_alone(
     saver: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tag: str, is_engine: bool
 ) -> None:
+    """Pools are the ledger's where an engine makes them, and not a trainer."""
+
     class Saver:
         @contextmanager
         def region(self, tag: str = "default", **_: Any) -> Iterator[None]:

@@ -159,25 +159,31 @@ def said(request: pytest.FixtureRequest) -> Moments:
     return said_by(request.param)
 
 
-def test_a_model_that_can_be_trained_is_the_actors_until_an_optimizer_holds_another(
+def test_trainable_model_is_the_actors(
     said: Moments,
 ) -> None:
+    """A model that can be trained is the actor's, until an optimizer holds another one."""
     assert said["built"] == {"actor.params_host_bytes": SIZE_BYTES}
     assert said["beside the ref"] == {"actor.params_host_bytes": SIZE_BYTES, "ref.params_host_bytes": SIZE_BYTES}
 
 
-def test_an_allocation_has_the_owner_that_its_parameters_have() -> None:
-    """The ref could be trained, so nothing but the optimizer tells it from the actor."""
+def test_allocations_follow_their_parameters() -> None:
+    """An allocation has the owner of its parameters.
+
+    The ref could be trained, so nothing but the optimizer tells it from the actor.
+    """
     owners = {"actor": ["actor.params"] * 3, "ref": ["ref.params"] * 3, "critic": ["critic.params"] * 3}
     assert told_by("fsdp2")[1] == owners
 
 
-def test_a_model_that_has_shapes_only_holds_nothing() -> None:
+def test_meta_model_holds_nothing() -> None:
+    """A model that has only shapes holds nothing."""
     said = said_by("fsdp2")
     assert said["beside one that has shapes only"] == said["built"]
 
 
-def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -> None:
+def test_gradients_and_states_come_and_go(said: Moments) -> None:
+    """Gradients and optimizer states are counted as they come and go."""
     both = said["beside the ref"]
     gathered_bytes = said["gradients"]["actor.params_host_bytes"] - SIZE_BYTES
     assert gathered_bytes >= 0  # what is gathered for the backward may stay until the next forward
@@ -187,7 +193,8 @@ def test_gradients_and_states_are_counted_when_they_come_and_go(said: Moments) -
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "fsdp1", "ddp", "plain"])
-def test_a_model_that_was_made_while_the_critic_acted_is_the_critics_with_all_that_belongs_to_it(kind: str) -> None:
+def test_critics_model(kind: str) -> None:
+    """A model that is made while the critic acts is the critic's, with all that belongs to it."""
     said = said_by(kind)
     of_actor = {owner: size for owner, size in said["without the ref"].items() if owner.startswith("actor.")}
     made, trained, stepped = (
@@ -205,8 +212,11 @@ def test_a_model_that_was_made_while_the_critic_acted_is_the_critics_with_all_th
     assert stepped["critic.optimizer_host_bytes"] == pytest.approx(2 * SIZE_BYTES, abs=100)
 
 
-def test_what_moves_to_pinned_memory_is_pinned_by_its_bytes_though_it_holds_as_many_as_before(said: Moments) -> None:
-    """As FSDP2 moves its shards at the first forward of a model that was materialized on the host."""
+def test_moves_to_pinned_memory_are_seen(said: Moments) -> None:
+    """What moves to pinned memory is pinned, though it has as many bytes as before.
+
+    As FSDP2 moves its shards at the first forward of a model that was materialized on the host.
+    """
     assert not any(owner.endswith("_pinned_bytes") for owner in said["where it was"])
     moved = said["moved to pinned memory"]
     assert moved["actor.params_pinned_bytes"] == moved["actor.params_host_bytes"] >= SIZE_BYTES
@@ -214,7 +224,8 @@ def test_what_moves_to_pinned_memory_is_pinned_by_its_bytes_though_it_holds_as_m
     assert said["there still"] == moved
 
 
-def test_of_several_storages_those_are_pinned_that_say_so_and_views_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_storages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several storages those are pinned that say so, and views count once."""
     pageable, pinned = torch.zeros(5), torch.zeros(7)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() == pinned.data_ptr())
     tensors = [pageable, pinned, pinned[:2], torch.empty(0), torch.empty(9, device="meta")]
@@ -225,7 +236,8 @@ def test_of_several_storages_those_are_pinned_that_say_so_and_views_count_once(m
     }
 
 
-def test_what_an_optimizer_holds_is_the_actors_though_nobody_shards_or_wraps_it() -> None:
+def test_optimizers_tensors_are_the_actors() -> None:
+    """What an optimizer holds is the actor's, though nobody shards or wraps it."""
     said = said_by("plain")
     assert said["built"] == {}, "nobody has said that it is a model"
     assert said["beside the ref"] == {"actor.params_host_bytes": SIZE_BYTES}, "the ref is not met"
@@ -234,7 +246,8 @@ def test_what_an_optimizer_holds_is_the_actors_though_nobody_shards_or_wraps_it(
     assert "actor.grads_host_bytes" not in said["stepped"]
 
 
-def test_frozen_parameters_of_what_ddp_wraps_are_the_models() -> None:
+def test_frozen_parameters_in_ddp() -> None:
+    """Frozen parameters of what DDP wraps are the model's."""
     base, adapter = torch.nn.Linear(8, 8, bias=False).requires_grad_(False), torch.nn.Linear(8, 2, bias=False)
     model = torch.nn.Sequential(base, adapter)
     optimizer = torch.optim.SGD(adapter.parameters())
@@ -252,7 +265,8 @@ def test_what_fsdp_has_is_not_plain_too() -> None:
     assert list(plain_params([known], [(optimizer, [known.parameter])])) == []
 
 
-def test_what_an_optimizer_is_given_later_is_met_too() -> None:
+def test_optimizer_is_given_more_later() -> None:
+    """What an optimizer is given later is found too."""
     models, first, later = Models(Roles(Work())), torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 4, bias=False)
     optimizer = torch.optim.SGD(first.parameters())
     models.roles.meet_optimizer(optimizer)
@@ -263,7 +277,8 @@ def test_what_an_optimizer_is_given_later_is_met_too() -> None:
     assert models()["actor.params_host_bytes"] == 4 * 32
 
 
-def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradients() -> None:
+def test_plain_parameters_that_move() -> None:
+    """Plain parameters are counted anew when they move, or have other gradients."""
     model = torch.nn.Linear(4, 4)
     (params,) = plain_params([], [(model, list(model.parameters()))])
     marks = [params.mark()]
@@ -275,7 +290,8 @@ def test_plain_parameters_are_counted_anew_when_they_move_or_have_other_gradient
     assert params.mark() == marks[-1]
 
 
-def test_what_is_sparse_has_no_storage_and_is_left_out() -> None:
+def test_sparse_tensors_are_left_out() -> None:
+    """Sparse tensors have no storage, and are left out."""
     models = Models(Roles(Work()))
     embedding, linear = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4, bias=False)
     model = torch.nn.Sequential(embedding, linear)
@@ -295,8 +311,11 @@ def test_a_model_that_is_gone_holds_nothing() -> None:
     assert "ref.params_host_bytes" not in said_by("fsdp2")["without the ref"]
 
 
-def test_an_optimizer_of_the_critics_says_nothing_about_the_models_of_others() -> None:
-    """verl makes its critic before its actor: until the actor has an optimizer too, that would make it the ref."""
+def test_critics_optimizer() -> None:
+    """The critic's optimizer says nothing about the models of others.
+
+    verl makes its critic before its actor: until the actor has an optimizer too, that would make it the ref.
+    """
     work, params, of_critic = Work(), Known(), Known()
     roles = Roles(work)
     before = work.begin("critic")
@@ -332,7 +351,8 @@ class Known(Params):
         return [self.parameter]
 
 
-def test_whose_a_model_is_follows_the_optimizers_as_they_are_made_and_once_trained_it_stays_the_actors() -> None:
+def test_models_follow_their_optimizers() -> None:
+    """A model's owner follows the optimizers as they are made; a model that was trained stays the actor's."""
     roles, params, other = Roles(Work()), Known(), Known()
     first = torch.optim.SGD([other.parameter])
     roles.meet_optimizer(first)

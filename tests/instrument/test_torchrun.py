@@ -50,7 +50,8 @@ def test_each_process_of_torchruns_is_its_rank(run):
     assert sorted((process.role, process.rank) for process in ranks) == [("worker", 0), ("worker", 1)]
 
 
-def test_what_a_rank_starts_is_no_rank_though_it_has_its_variables(run):
+def test_child_of_a_rank_is_no_rank(run):
+    """What a rank starts is no rank, though it inherits the rank's variables."""
     below = processes_with(run, "below")
     assert sorted(event.args["of"] for process in below for event in process.events() if event.name == "below") == [
         0,

@@ -113,6 +113,8 @@ def sync(engine: ColocatedEngine, generation: Any, *, merges: bool = False) -> N
             engine.begin_merge((), {})
             engine.end_merge(None, None, None)
         engine.end_gather(token, item, None)
+    engine.begin_reset((), {})
+    engine.end_reset(None, None, None)
     engine.end_sync(None, None, None)
 
 
@@ -128,13 +130,14 @@ def test_wake_up_interrupts_sync(told: list[tuple[str, str]]) -> None:
 
 
 def test_stages_of_sync(spans_of: Callable[[Callable[[], None]], list[Span]]) -> None:
-    """What is between two parameters is the loading of the first one; adapters are merged at both ends."""
+    """What is between two parameters is the loading of the first one; adapters are merged at both ends, and the engine
+    forgets its prefixes last."""
     engine, generation = ColocatedEngine(), SimpleNamespace(mode="colocate")
     engine.meet((generation,), {})
     stages = spans_of(lambda: sync(engine, generation, merges=True))
     stages = [span for span in stages if span.name.startswith("weight_sync.")]
     gather, load, merge = "weight_sync.gather", "weight_sync.load", "weight_sync.merge"
-    names = [gather, merge, gather, load, gather, load, gather, merge, gather]
+    names = [gather, merge, gather, load, gather, load, gather, merge, gather, "weight_sync.reset_cache"]
     assert [span.name for span in stages] == names
     assert all(span.end_ns is not None and span.end_ns <= after.start_ns for span, after in pairwise(stages))
     assert [(span.args["tensor"], span.args["bytes"]) for span in stages if span.name == load] == [

@@ -6,13 +6,17 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rltrace.events import Turn
+from rltrace.hooks.patching import Hook
 from rltrace.instrument.memory import turns as turns_module
 from rltrace.instrument.memory.turns import Turns
 from rltrace.instrument.memory.work import Work
+from rltrace.instrument.torch import models
 
 TRAINING = """
     import json, sys
@@ -236,3 +240,27 @@ def test_passes_of_who_is_worked_for(ledger: Clocked) -> None:
         work.end(before)
     owners = [owner for owner in ledger.activations if owner is not None]
     assert owners == ["critic.activations", "actor.activations", "actor.activations"]
+
+
+def test_first_forwards_are_watched_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a model's first forwards watchers are told of each module, later of the model alone."""
+    told: list[str] = []
+    watcher = SimpleNamespace(
+        meet=lambda _model: None,
+        begin_forward=lambda: told.append("model"),
+        end_forward=lambda _token: None,
+        inside_forward=lambda: told.append("module"),
+    )
+    monkeypatch.setattr(models, "FORWARD_WATCHERS", [watcher])
+    monkeypatch.setattr(models, "FIRST", models.First())
+    hook = Hook("torch_models", "torch:nn.Module.__call__")
+    hook.bind(True)
+    monkeypatch.setattr(torch.nn.Module, "__call__", models.wrap_call(torch.nn.Module.__call__, hook))
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    for gradients in (False, True):
+        for number in range(models.FIRST_FORWARDS + 2):
+            with torch.set_grad_enabled(gradients):
+                layers(torch.ones(1, 2))
+            assert told == ["model", *(["module"] * 2 if number < models.FIRST_FORWARDS else [])], number
+            told.clear()
+    assert hook.failures == 0

@@ -60,7 +60,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     return run_traced(tmp_path_factory.mktemp("plain"), PLAIN)
 
 
-def test_what_nobody_caught_is_told_once_of_every_thread_and_child_with_its_bytes(run: TracedRun) -> None:
+def test_uncaught_errors_are_told_once(run: TracedRun) -> None:
+    """An error that nobody caught is told once, of each thread and child, with its bytes."""
     told = summarize(run.recording).out_of_memory
     assert sorted(failure.asked_bytes or 0 for failure in told) == [1 << 47, 1 << 48, 1 << 49], run.err
     for failure in told:
@@ -69,7 +70,8 @@ def test_what_nobody_caught_is_told_once_of_every_thread_and_child_with_its_byte
         assert failure.moment is not None and failure.moment.used_bytes > 64 * MIB
 
 
-def test_the_program_dies_as_it_would_and_its_own_hook_is_called(run: TracedRun) -> None:
+def test_program_dies_as_it_would(run: TracedRun) -> None:
+    """The program dies as it would without us, and its own hook is called."""
     assert run.returncode == 1
     assert "its own hook" in run.out
     assert run.err.rstrip().endswith("ValueError: no batch fits")
@@ -100,12 +102,13 @@ def watch() -> Iterator[Callable[[CudaLedger], PatchSet]]:
 
 
 @pytest.mark.parametrize("is_told_by_a_phase", [False, True])
-def test_a_gpus_error_that_a_phase_has_told_of_is_not_told_again(
+def test_told_error_is_not_told_again(
     folder: Path,
     watch: Callable[[CudaLedger], PatchSet],
     monkeypatch: pytest.MonkeyPatch,
     is_told_by_a_phase: bool,
 ) -> None:
+    """A GPU's error that a phase has told of is not told again."""
     printed: list[object] = []
     monkeypatch.setattr(sys, "excepthook", lambda *args: printed.append(args[1]))
     rltrace.start(folder, role="worker", rank=0)

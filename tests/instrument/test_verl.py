@@ -50,7 +50,8 @@ def bind_to(version, tmp_path):
 
 
 @pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "0.10.0", "1.0.0"])
-def test_a_release_that_nobody_has_read_is_skipped_with_the_reason(version, tmp_path):
+def test_unknown_release_is_skipped(version, tmp_path):
+    """A release that nobody has tried is skipped, with the reason."""
     *lines, last = bind_to(version, tmp_path)
     assert last == "runs on"
     assert lines[-1] == (f"verl skipped verl {version} is not supported; this hook supports verl >= 0.4.1, < 0.10")
@@ -58,7 +59,8 @@ def test_a_release_that_nobody_has_read_is_skipped_with_the_reason(version, tmp_
 
 
 @pytest.mark.parametrize("line", range(FIRST, LAST + 1))
-def test_only_the_places_of_the_release_that_is_there_are_named(line, tmp_path):
+def test_only_the_releases_targets(line, tmp_path):
+    """Only targets of the installed release are named."""
     lines = bind_to(f"0.{line}.1", tmp_path)
     named = {text.split()[0] for text in lines[:-1]}
     assert named == {point.target for point in HOOK_POINTS if point.is_in(line)}
@@ -72,8 +74,10 @@ def test_no_place_is_named_twice_in_a_release(line):
     assert all(point.since <= point.until for point in HOOK_POINTS)
 
 
-def test_a_server_generates_while_a_request_is_in_flight(folder, spans_of):
-    """verl's server cannot run without vLLM: its `generate` is stood in for, two requests that overlap and a third.
+def test_server_generates_while_requests_run(folder, spans_of):
+    """A server generates while a request is in flight.
+
+    verl's server cannot run without vLLM: its `generate` is stood in for, two requests that overlap and a third.
 
     Memory is looked at where a phase begins and ends, not at each of its requests.
     """
@@ -132,9 +136,8 @@ def names_of(spans):
     ],
 )
 @pytest.mark.parametrize("mode", ["HYBRID", "STANDALONE"])
-def test_a_server_is_on_its_first_ranks_lane_if_it_shares_the_trainers_gpus(
-    mode, replica, node, config, rank, folder, process_of
-):
+def test_server_on_its_first_ranks_lane(mode, replica, node, config, rank, folder, process_of):
+    """A server is on its first rank's lane if it shares the trainer's GPUs."""
     rltrace.start(folder)
     server = SimpleNamespace(
         rollout_mode=SimpleNamespace(name=mode),
@@ -148,8 +151,11 @@ def test_a_server_is_on_its_first_ranks_lane_if_it_shares_the_trainers_gpus(
     assert (process_of(folder).role, process_of(folder).rank) == ("server", rank if mode == "HYBRID" else None)
 
 
-def test_a_server_that_prefills_or_decodes_alone_says_no_rank(folder, process_of):
-    """It does not know where among its replica's ranks its own are."""
+def test_disaggregated_server_has_no_rank(folder, process_of):
+    """A server that only prefills or only decodes says no rank.
+
+    It does not know where among its replica's ranks its own are.
+    """
     rltrace.start(folder)
     server = SimpleNamespace(rollout_mode=SimpleNamespace(name="HYBRID"), _disaggregation_role="decode")
     rollout.become_server(server, None, None)
@@ -157,8 +163,11 @@ def test_a_server_that_prefills_or_decodes_alone_says_no_rank(folder, process_of
     assert (process_of(folder).role, process_of(folder).rank) == ("server", None)
 
 
-def test_micro_batches_are_those_of_an_update_and_each_ends_where_the_next_begins(folder, spans_of):
-    """A forward outside of an update is none, nor one of an engine that is told to go forward only."""
+def test_micro_batches_of_an_update(folder, spans_of):
+    """Micro-batches are those of an update, and each one ends where the next begins.
+
+    A forward outside of an update is none, nor one of an engine that is told to go forward only.
+    """
     batches = worker.MicroBatches()
     rltrace.start(folder)
     for forward_only in ((object(),), (object(), object(), object(), True), (object(), object(), object(), False)):
@@ -189,14 +198,17 @@ def test_micro_batches_are_those_of_an_update_and_each_ends_where_the_next_begin
         ({"no_lora_adapter": False}, ["actor.old_log_prob"]),
     ],
 )
-def test_whose_log_probs_are_computed_is_in_the_batch(batch, names, folder, spans_of):
+def test_log_probs_owner_is_in_the_batch(batch, names, folder, spans_of):
+    """The batch says whose log-probs are computed."""
     rltrace.start(folder)
     end_span(worker.begin_log_prob((object(), batch), {}), None, None)
     rltrace.stop()
     assert names_of(spans_of(folder)) == names
 
 
-def test_a_timer_is_a_step_by_its_name_and_a_reward_is_that_of_a_sequence(folder, process_of):
+def test_timers_and_rewards(folder, process_of):
+    """A timer is a step by its name, and a reward is that of a sequence."""
+
     class Trainer:
         global_steps = 7
 
@@ -210,7 +222,8 @@ def test_a_timer_is_a_step_by_its_name_and_a_reward_is_that_of_a_sequence(folder
     assert [event.value for event in process_of(folder).events()] == [1.5, 1.5]
 
 
-def test_a_wake_up_in_the_switch_interrupts_the_sync_and_one_outside_of_it_begins_none(folder, spans_of):
+def test_wake_up_interrupts_the_sync(folder, spans_of):
+    """A wake-up in the switch interrupts the sync, and one outside of it begins none."""
     switch = weight_sync.Switch()
     rltrace.start(folder)
     switch.end_wake(switch.begin_wake((), {}), None, None)
@@ -223,7 +236,8 @@ def test_a_wake_up_in_the_switch_interrupts_the_sync_and_one_outside_of_it_begin
     assert all(one.end_ns <= other.start_ns for one, other in pairwise(found))
 
 
-def test_tensors_are_gathered_for_the_sync_in_the_switch_alone(monkeypatch):
+def test_gathers_of_the_switch_alone(monkeypatch):
+    """Tensors are gathered for the sync only in the switch."""
     switch = weight_sync.Switch()
     monkeypatch.setattr(weight_sync, "_switch", switch)
     assert weight_sync.gather_args(torch.ones(3)) is None
@@ -231,14 +245,18 @@ def test_tensors_are_gathered_for_the_sync_in_the_switch_alone(monkeypatch):
     assert weight_sync.gather_args(torch.ones(3)) == {"bytes": 12, "dtype": "float32"}
 
 
-def test_weights_that_come_asynchronously_are_handed_on_as_they_are():
+def test_asynchronous_weights_are_passed_on():
+    """Weights that come asynchronously are passed on as they are."""
     hook = Hook("verl", "a:b")
     for args, kwargs in (((object(), object()), {}), ((object(),), {"weights": object()})):
         assert weight_sync.watch_weights(hook, args, kwargs) == (args, kwargs)
 
 
-def test_a_bucket_has_a_key_of_its_own_in_every_transfer_over_a_handle_and_one_acknowledgement(folder, spans_of):
-    """Sender and receiver count alike, so that both name it so."""
+def test_buckets_have_keys(folder, spans_of):
+    """A bucket has a key of its own in each transfer over a handle, and one acknowledgement.
+
+    Sender and receiver count alike, so that both name it so.
+    """
 
     class Socket:
         def send_pyobj(self, _message):
@@ -272,8 +290,11 @@ def test_a_bucket_has_a_key_of_its_own_in_every_transfer_over_a_handle_and_one_a
 
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_call_of_a_worker_group_waits_only_if_it_blocks_and_ends_where_it_raises(blocking, fails, folder, spans_of):
-    """`func_generator` as verl writes it; its own is called in tests/verl_releases."""
+def test_worker_group_calls(blocking, fails, folder, spans_of):
+    """A call of a worker group waits only if it blocks, and ends where it raises.
+
+    `func_generator` as verl writes it; its own is called in tests/verl_releases.
+    """
 
     def func_generator(_group, method_name, dispatch_fn, collect_fn, execute_fn, blocking):
         class Functor:
@@ -304,7 +325,8 @@ def test_a_call_of_a_worker_group_waits_only_if_it_blocks_and_ends_where_it_rais
     assert ["error" in span.args for span in found][1:] == [fails] * (len(wanted) - 1)
 
 
-def test_a_call_of_a_worker_group_in_a_pause_makes_no_class_of_its_own():
+def test_worker_group_call_in_a_pause():
+    """A call of a worker group in a pause makes no class of its own."""
     made = []
 
     def func_generator(_group, method_name, _dispatch_fn, collect_fn, execute_fn, _blocking):
@@ -326,8 +348,11 @@ def test_a_call_of_a_worker_group_in_a_pause_makes_no_class_of_its_own():
     assert (call(2), len(made)) == (6, 2)
 
 
-def test_what_moves_is_each_parameter_once_as_it_is_now():
-    """Tied, of a module that stands in two places, or of none; and replaced since the last call."""
+def test_moved_bytes_of_parameters():
+    """Each parameter counts once, as it is now.
+
+    Tied, of a module that stands in two places, or of none; and replaced since the last call.
+    """
     shared = torch.nn.Linear(3, 5)
     model = torch.nn.Sequential(torch.nn.Embedding(7, 3), shared, torch.nn.ReLU(), shared, torch.nn.Linear(3, 7, False))
     model[4].weight = model[0].weight

@@ -116,11 +116,15 @@ def end_of(program: Path, hooks: str) -> int:
     return subprocess.run([sys.executable, str(program), hooks], check=False, timeout=120).returncode
 
 
-def test_a_program_whose_pools_outlive_its_modules_ends_as_it_does_without_hooks(program: Path) -> None:
+def test_pools_outlive_modules(program: Path) -> None:
+    """A program whose pools outlive its modules ends as it does without hooks."""
     assert end_of(program, "bare") == 0
     assert end_of(program, "hooked") == 0
 
 
-def test_a_callback_that_nobody_counted_would_have_killed_it(program: Path) -> None:
-    """Else the promise above is kept by chance."""
+def test_uncounted_callback_kills(program: Path) -> None:
+    """A callback whose reference nobody counts would have killed the program.
+
+    Else the promise above is kept by chance.
+    """
     assert end_of(program, "uncounted") == -11

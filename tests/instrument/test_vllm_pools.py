@@ -71,7 +71,8 @@ def allocate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int, in
     engine.NEVER_MAPPED.clear()
 
 
-def test_a_segment_for_which_there_was_no_room_counts_for_nobody(allocate: Callable[[str, int, int], None]) -> None:
+def test_segment_without_room(allocate: Callable[[str, int, int], None]) -> None:
+    """A segment for which there was no room counts for nobody."""
     allocate("weights", 1, 70)
     allocate("kv_cache", 2, 50)
     with pytest.raises(torch.OutOfMemoryError):
@@ -79,16 +80,18 @@ def test_a_segment_for_which_there_was_no_room_counts_for_nobody(allocate: Calla
     assert engine.bytes_by_tag() == {"weights": 70, "kv_cache": 50}
 
 
-def test_its_address_counts_again_once_another_segment_has_it(allocate: Callable[[str, int, int], None]) -> None:
+def test_address_is_used_again(allocate: Callable[[str, int, int], None]) -> None:
+    """Its address counts again when another segment has it."""
     with pytest.raises(torch.OutOfMemoryError):
         allocate("kv_cache", 3, 200)
     allocate("kv_cache", 3, 90)
     assert engine.bytes_by_tag() == {"kv_cache": 90}
 
 
-def test_a_copy_of_level_1_is_asked_itself_whether_it_is_pinned(
+def test_copy_of_level_1_says_if_pinned(
     allocate: Callable[[str, int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A copy of level 1 says itself whether it is pinned."""
     for address, (tag, size) in enumerate((("weights", 70), ("weights", 20), ("kv_cache", 50)), 1):
         allocate(tag, address, size)
     assert engine.copies(()) == {}
@@ -100,7 +103,8 @@ def test_a_copy_of_level_1_is_asked_itself_whether_it_is_pinned(
     assert engine.copies(()) == {"weights": memory.OnHost(90, 70)}
 
 
-def test_an_error_of_another_kind_takes_nothing_from_anybody(allocate: Callable[[str, int, int], None]) -> None:
+def test_other_errors_take_nothing(allocate: Callable[[str, int, int], None]) -> None:
+    """An error of another kind takes nothing from anybody."""
     allocate("weights", 1, 70)
     assert CuMemAllocator.instance is not None
     CuMemAllocator.instance.pointer_to_data[2] = SimpleNamespace(handle=(0, 9, 2, 0), tag="weights")

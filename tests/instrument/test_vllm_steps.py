@@ -41,9 +41,10 @@ class Scheduler:
 
 @pytest.mark.parametrize("is_naming", [False, True])
 @pytest.mark.parametrize(("preempted", "arriving"), [((), 0), ((), 2), ((3,), 0), ((0, 2), 0), ((1,), 2)])
-def test_a_step_says_how_many_requests_it_took_the_place_of(
+def test_step_says_what_it_preempted(
     preempted: tuple[int, ...], arriving: int, is_naming: bool, folder: Path, spans_of: Any
 ) -> None:
+    """A step says how many requests it has preempted."""
     rltrace.start(folder)
     scheduler, steps = Scheduler(6, is_naming=is_naming), Steps(lambda *_: None)
     for taken, come in (((5,), 0), ((), 0), ((0,), 0), (preempted, arriving)):

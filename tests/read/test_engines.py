@@ -16,8 +16,11 @@ def names(recording: Recording) -> list[str]:
     return [process.name for process in in_order(recording.processes)]
 
 
-def test_of_verl_every_engine_and_worker_says_its_rank_beside_that_ranks_processes() -> None:
-    """Workers are on a rank's GPU; engines have none, and their servers and workers know."""
+def test_verls_engines_have_ranks() -> None:
+    """Each engine and worker of verl has its rank, beside the processes of that rank.
+
+    Workers are on a rank's GPU; engines have none, and their servers and workers know.
+    """
     found = names(Recording.open(RECORDINGS / "verl_8b_4gpu.zip"))
     parts = ("worker", "server", "EngineCore", "Worker 0")
     assert [name for name in found if name.startswith("rank")] == [
@@ -46,13 +49,13 @@ def written_engines(folder: Path, *, gpus: bool, engines: int) -> Recording:
         (True, 1, {"EngineCore", "Worker 0"}),
     ],
 )
-def test_without_ranks_they_say_their_gpu_or_a_number_where_there_are_several(
-    tmp_path: Path, gpus: bool, engines: int, expected: set[str]
-) -> None:
+def test_engines_without_ranks(tmp_path: Path, gpus: bool, engines: int, expected: set[str]) -> None:
+    """Without ranks engines say their GPU, or a number where there are several."""
     assert set(names(written_engines(tmp_path / "run", gpus=gpus, engines=engines))) == expected
 
 
-def test_an_engine_over_two_ranks_has_the_lower_and_its_workers_their_own(tmp_path: Path) -> None:
+def test_engine_over_two_ranks(tmp_path: Path) -> None:
+    """An engine over two ranks has the lower one, and its workers have their own."""
     written = Written(tmp_path / "run")
     written.process("core", span("engine.step", 0, 1), role="engine", name="EngineCore", parent="core")
     for rank in (1, 0):

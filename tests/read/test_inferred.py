@@ -9,7 +9,10 @@ from recordings import Written, span
 
 from rltrace.analysis.summary import Summary, summarize
 
-EMITS = ["model.generate", "model.forward", "autograd.backward", "optimizer.step", "model.load_weights", "host.work"]
+EMITS = [
+    "model.generate", "model.forward", "autograd.backward", "optimizer.step", "gpu.optimizer.step",
+    "model.load_weights", "host.work",
+]  # fmt: skip
 HOOK = {
     "instrumentation": "torch_models", "target": "torch:nn.Module.__call__", "state": "installed", "slot": 1,
     "reason": None, "emits": EMITS, "fires": 9,
@@ -46,6 +49,20 @@ def steps(summary: Summary) -> list[tuple[float, float | None]]:
 def phases(summary: Summary, step: int | None) -> dict[str, float]:
     (row,) = [row for row in summary.phases if row.step == step]
     return {name: round(part.seconds, 6) for name, part in row.phases.items() if part.seconds}
+
+
+def on_gpu(launched: float, start: float, end: float):
+    """An optimizer's step as the GPU makes it."""
+    return span("gpu.optimizer.step", start, end, stream=1, error_ns=0, behind_host_ns=int((start - launched) * 1e9))
+
+
+def test_update_lasts_until_the_gpu_is_through(tmp_path: Path) -> None:
+    """An update is over when the GPU has stepped, or when the program begins something else; so is its step."""
+    one = [learn(0), on_gpu(2.5, 3.5, 5)]
+    two = [learn(10), on_gpu(12.5, 13.5, 17), learn(16)]  # the next one begins before
+    found = read(tmp_path, *one, *two)
+    assert steps(found) == [(0, 5), (5, 16), (16, 19)]
+    assert [phases(found, step)["actor.update"] for step in range(3)] == [5, 6, 3]
 
 
 def test_step_begins_with_its_generation(tmp_path: Path) -> None:
@@ -98,7 +115,7 @@ def test_sampling_by_hand_is_a_generation(tmp_path: Path) -> None:
     assert phases(found, 1) == {"rollout.generate": 6, "actor.update": 3}
 
 
-def test_log_probs_of_logits_belong_to_their_forward(tmp_path: Path) -> None:
+def test_log_probs_belong_to_their_forward(tmp_path: Path) -> None:
     """What the process computes behind a forward, as long as it keeps the output, is the same phase."""
     work = span("host.work", 5, 8, gap_ns=5 * 10**9, output_ns=2 * 10**9)
     found = read(tmp_path, generate(0, 4), forward(4, 5), work, learn(10))
@@ -122,7 +139,7 @@ def test_copies_into_what_generates_are_a_sync(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended_s", [100, None])
-def test_last_step_of_a_process_that_died_is_open(tmp_path: Path, ended_s: float | None) -> None:
+def test_last_step_of_a_dead_process_is_open(tmp_path: Path, ended_s: float | None) -> None:
     """The last step ends with its process's part; one that was killed in it leaves it open."""
     found = read(tmp_path, generate(0, 4), learn(4), generate(10, 14), learn(14), ended_s=ended_s)
     assert steps(found) == [(0, 10), (10, 17 if ended_s else None)]

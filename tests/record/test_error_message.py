@@ -43,7 +43,8 @@ def left_by(folder: Path, *errors: BaseException) -> dict[str, dict[str, Any]]:
     return {event.name: event.args for event in process.events() if isinstance(event, Span)}
 
 
-def test_its_first_line_is_an_argument_of_each_span_that_it_left(tmp_path: Path) -> None:
+def test_first_line_is_an_argument(tmp_path: Path) -> None:
+    """The first line of an error is an argument of each span that it left."""
     found = left_by(
         tmp_path / "run", ValueError("shape (3, 4)\nof actor"), KeyError(), MuteError(), TypeError(Tensor())
     )
@@ -53,7 +54,8 @@ def test_its_first_line_is_an_argument_of_each_span_that_it_left(tmp_path: Path)
     assert found["TypeError"] == {"error": "TypeError"}
 
 
-def test_the_summary_says_it_with_the_error_and_with_the_step_that_it_aborted(tmp_path: Path) -> None:
+def test_summary_says_the_message(tmp_path: Path) -> None:
+    """The summary says the message with the error, and with the step that it aborted."""
     left_by(tmp_path / "run", ValueError("no room for token=abc\nat all"))
     summary = summarize(Recording.open(tmp_path / "run"))
     (error, *_) = [found for found in summary.errors if found.name == "ValueError"]

@@ -209,8 +209,9 @@ def test_every_hook_fired_somewhere(traced):
     silent = {hook for hook, times in fired.items() if times == 0}
     assert {target for name, target in silent if name == "reference"} == OF_GPUS
     assert {target.partition(":")[2] for name, target in silent if name == "ray"} == OF_TASKS
-    of_others = {"fsdp1", "sglang", "torch_memory_saver", "trl", "vllm"}
-    assert {name for name, _ in silent} == {"reference", "ray", *of_others}, "none of these is in it"
+    of_others = {"fsdp1", "sglang", "sglang_calls", "torch_memory_saver", "transformers", "trl", "vllm", "vllm_calls"}
+    by_choice = {"torch_collectives", "torch_models"}
+    assert {name for name, _ in silent} == {"reference", "ray", *of_others, *by_choice}, "none of these is in it"
 
 
 def test_phases_do_not_overlap(traced):

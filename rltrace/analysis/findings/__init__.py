@@ -1,4 +1,4 @@
-"""What bounds a step, what it costs, and what to change: one file per finding.
+"""Finds what bounds a step, what it costs, and what to change: one file per finding.
 
 In: a Recording's figures and its spans (`run.py`). Out: findings in the order of their price, and what could not be
 judged. `finding.py` has what a finding says, and how a price gets its interval and its confidence. Which findings there
@@ -51,7 +51,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     """What every step pays comes first, by its seconds; then what the run pays once; then what costs bytes only."""
     nothing: list[str]
-    """Ids of those that were judged, and of which nothing was found that is worth 0.5 % of a step."""
+    """Ids of the findings that were judged and would cost less than 0.5 % of a step."""
     unjudged: list[Unjudged]
     """What could not be judged, and why."""
     critical_path: CriticalPath | None
@@ -74,7 +74,7 @@ def why(analysed: Analysed) -> Why:
             priced = [one for one in plugins.load(reference)(run) if _is_worth_telling(one)]
         except UnjudgeableError as lacking:
             unjudged.append(Unjudged(name, str(lacking)))
-        except Exception as error:  # one of another distribution must not take the others along
+        except Exception as error:  # one of another distribution must not stop the others
             unjudged.append(Unjudged(name, f"it failed: {type(error).__name__}: {error}"))
         else:
             found += priced

@@ -1,4 +1,4 @@
-"""Torch's cache is in the way of an engine that wakes, or it takes time to empty it."""
+"""Torch's cache is in the way of an engine that wakes up, or emptying it takes time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rltrace.events import EMPTY_CACHE, SLEEP, WAKE_UPS
 NAME = "allocator_cache"
 
 IN_THE_WAY = 0.05
-"""Share of a card that the cache must hold when an engine wakes. vLLM leaves 8 % of a card to everything that it does
-not count (`gpu_memory_utilization` is 0.92); with this, most of it is gone."""
+"""Share of a card that the cache must hold when an engine wakes up. vLLM leaves 8 % of a card to what it does not count
+(`gpu_memory_utilization` is 0.92); a cache of this size takes most of that."""
 
 LARGER_SEGMENTS = Setting("PyTorch", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the trainer: fewer segments")
 ONCE = Setting("your program", "torch.cuda.empty_cache() once, just before the engine wakes")
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price the emptying, and say where the cache is in the way."""
+    """Price the time that emptying takes, and say where the cache is in the way."""
     by_lane = {lane: rows_of(members, EMPTY_CACHE, run) for lane, members in run.members.items()}
     if not list(gpus(run)) and not any(map(len, by_lane.values())):
         raise UnjudgeableError(NOT_MEASURED)

@@ -1,4 +1,4 @@
-"""Nothing computes between two phases: the driver works on a batch, data is loaded, calls are on their way."""
+"""Nothing computes between two phases: the driver prepares a batch, data is loaded, or calls are on their way."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _price(run: Run, lanes: list[Lane]) -> PerStep:
-    """Return the seconds of all gaps that are no mere call."""
+    """Return the seconds of all gaps that are longer than a call."""
     requests = [
         process.passed[REQUEST].rows(run.seen.end_ns) for process in run.seen.processes if REQUEST in process.passed
     ]
@@ -66,7 +66,7 @@ def _price(run: Run, lanes: list[Lane]) -> PerStep:
 
 
 def _named(run: Run, lanes: set[str]) -> list[str]:
-    """Return the longest gaps, the mean of the lanes, each with what was open meanwhile."""
+    """Return the longest gaps, as means over the lanes, each with the spans that were open meanwhile."""
     seconds: dict[Between, float] = defaultdict(float)
     meanwhile: dict[Between, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for gap in run.summary.idle:

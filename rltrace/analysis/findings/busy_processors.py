@@ -1,4 +1,4 @@
-"""The processors of a host are all in use, so that whoever needs one waits."""
+"""All processors of a host are busy, so whoever needs one waits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NAME = "busy_processors"
 CPU = "host.cpu_percent"
 
 SATURATED = 95.0
-"""Per cent of all processors between two samples, of which there is one a second. At 95 % fewer than a twentieth was
-idle; a second is long beside a scheduler's slices, so that threads queued in it (Gregg, Systems Performance, ch. 6)."""
+"""Per cent of all processors that are in use between two samples, of which there is one a second. A second is long
+beside a scheduler's slices, so at 95 % threads have queued in it (Gregg, Systems Performance, ch. 6)."""
 
 LEAST_SHARE = 0.5
-"""Share of the samples that must be so: the median one is then."""
+"""Share of the samples that must be above it, so that the median is."""
 
 FEWEST_SAMPLES = 2
 """Of a clock that only grows, to say by how much it grew."""

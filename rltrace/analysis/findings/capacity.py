@@ -1,4 +1,4 @@
-"""How many bytes of the GPUs are taken, and how many are free."""
+"""The bytes of the GPUs that are taken and free; findings about memory share this."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_MEASURED = "no GPU's memory was measured"
 
 
 def gpus(run: Run) -> Iterator[DeviceMemory]:
-    """Return the devices whose size is known: a CPU has none that a run could fill alone."""
+    """Return the devices whose size is known. A CPU is not among them, because a run does not have it to itself."""
     for device in run.summary.memory:
         if device.device is not None and not device.device.startswith("cpu") and device.at_peak_bytes.get(FREE):
             yield device
@@ -25,7 +25,7 @@ def capacity_bytes(device: DeviceMemory) -> int:
 
 
 def least_free_in(run: Run, phase: str) -> int | None:
-    """Return what the fullest device has free in a phase when that holds most; None if nobody measured it."""
+    """Return how much the fullest device has free at its fullest moment in a phase; None if nobody measured it."""
     free = [
         moment.bytes[FREE]
         for device in gpus(run)

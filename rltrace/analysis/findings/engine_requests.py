@@ -1,4 +1,4 @@
-"""The requests of each engine, as columns: what the findings about a rollout have in common."""
+"""The requests of each engine, as columns; findings about a rollout share this."""
 
 from __future__ import annotations
 

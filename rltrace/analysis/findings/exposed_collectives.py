@@ -16,7 +16,7 @@ SETTINGS = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price what is exposed for certain, on the rank that has least: what others have more is a wait for a rank."""
+    """Price what is exposed for certain, on the rank with the least of it; others have waits for a rank in theirs."""
     if not run.summary.gpu_work:
         raise UnjudgeableError("no GPU was timed")
     whole = [row for row in run.summary.gpu_work if row.work == COLLECTIVES and row.phase is None]

@@ -1,4 +1,4 @@
-"""What a finding says, and what its price is made of."""
+"""What a finding says, and how its price gets an interval and a confidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 Confidence = Literal["high", "medium", "low"]
 _CONFIDENCES: tuple[Confidence, ...] = ("low", "medium", "high")
 Basis = Literal["measured", "modelled"]
-"""Whether spans have the seconds themselves, or they follow from something else that was measured."""
+"""Whether spans have the seconds themselves, or the seconds follow from something else that was measured."""
 When = Literal["step", "some_steps", "first_step", "startup"]
 
 _T_95 = (

@@ -14,11 +14,11 @@ from rltrace.analysis.phases import RankStep
 NAME = "first_step"
 
 LEAST_SHARE = 0.01
-"""Share of the run from which on a cost that comes once is told. Of a run of a day that would be a quarter of an hour;
-a short run, where people look at it, is recorded to find what a long one pays."""
+"""Share of the run that a cost must have if it comes once. Of a run of a day that is a quarter of an hour. People
+record short runs to find out what a long one pays, so such a cost is told there too."""
 
 NOTABLE = 0.1
-"""Share of it that a gap must have to be in the title."""
+"""Share of the price that a gap must have to be in the title."""
 
 MEANWHILE = 2
 """How many spans are named that were open meanwhile."""
@@ -81,7 +81,7 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _more(run: Run, first: int) -> list[tuple[str, float]]:
-    """Return by how much each phase is longer in the first step, in the mean of the ranks; the most first."""
+    """Return by how much each phase is longer in the first step, as a mean over the ranks, the largest first."""
     having = [row for row in run.summary.phases if row.rank is not None and row.finished] or run.summary.phases
     before, after = [row for row in having if row.step == first], [row for row in having if row.steady]
     if not before or not after:
@@ -104,7 +104,7 @@ Gap = tuple[tuple[str | None, str | None], float, list[str]]
 
 
 def _gaps(run: Run) -> list[Gap]:
-    """Return where the ranks are idle longer than in a later step, and what was open meanwhile; the longest first."""
+    """Return where ranks are idle longer than in a later step, with the spans that were open; the longest first."""
     lanes = len({gap.lane for gap in run.summary.idle}) or 1
     of_first, of_steady = (_by_place(run.summary.idle, what) for what in (FIRST_STEP, STEADY_STEP))
     found: list[Gap] = []

@@ -20,7 +20,7 @@ SETTINGS = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price the collections of the role whose processes spend most in them."""
+    """Price the collections of the role whose processes spend most time in them."""
     by_role: dict[str, dict[Lane, PerStep]] = {}
     for lane, members in run.members.items():
         for role in {process.process.role for process in members} - {SAMPLER}:

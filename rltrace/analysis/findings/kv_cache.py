@@ -1,4 +1,4 @@
-"""The KV cache is too small for the requests, or far too large."""
+"""The KV cache is too small for the requests, or far larger than they need."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ KV_CACHE = "rollout.kv_cache"
 GENERATE = "rollout.generate"
 
 FULL = 0.95
-"""Share that is taken from which on requests wait for room: blocks are whole ones, so that the rest fits nobody (vLLM's
-`KVCacheManager`)."""
+"""Share of the cache in use at which requests wait for room: it is given out in whole blocks, and the rest fits nobody
+(vLLM's `KVCacheManager`)."""
 
 FAR_TOO_LARGE = 0.25
-"""Of a cache that is never fuller than this, half can go, and twice as much is still there as was needed."""
+"""If a cache is never fuller than this, half of it can go, and twice of what was needed is still there."""
 
 LARGER = (
     Setting("vLLM", "gpu_memory_utilization: higher"),
@@ -41,7 +41,7 @@ SMALLER = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Price the time in which requests wait for room; of a cache that is far too large tell the bytes."""
+    """Price the time in which requests wait for room; if the cache is far too large, tell its bytes."""
     kept = [process.engine_steps for process in run.seen.processes if process.engine_steps.starts]
     inside = [run.step_of(np.array(steps.starts, np.int64)) >= 0 for steps in kept]
     usage = _joined([np.array(steps.kv_usage) for steps in kept], inside)
@@ -67,7 +67,7 @@ def _waiting(run: Run, steps: EngineSteps) -> PerStep:
 
 
 def _too_small(run: Run, waiting: PerStep, preempted: int, most: float) -> Finding:
-    """Without a preemption nothing is computed twice, so that the time is only a bound of what more room may gain."""
+    """Return the finding. If nothing was preempted, nothing is computed twice, and the time is only a bound."""
     lost = f"{preempted} were preempted and computed again" if preempted else "none was preempted"
     return run.finding(
         NAME,

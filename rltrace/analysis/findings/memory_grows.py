@@ -1,4 +1,4 @@
-"""A row of the ledger holds more after every sleep."""
+"""A row of the ledger is larger after each sleep."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rltrace.events import SLEEP
 NAME = "memory_grows"
 
 NO_OWNERS = CACHES | {UNACCOUNTED}
-"""Rows that fill with what they see for the first time, or are what the others miss."""
+"""Rows that fill as a run meets new sizes, or that hold what no other row does."""
 
 SETTINGS = (Setting("your program", "`rltrace exec --allocations 3,30` says who allocates, in two steps far apart"),)
 
 
 def judge(run: Run) -> list[Finding]:
-    """Say which owners grow, by more than the ledger may be wrong by."""
+    """Name the owners that grow by more than the ledger's error."""
     if not run.summary.sleeps:
         raise UnjudgeableError("no engine sleeps, and growth is judged from sleep to sleep")
     worst: dict[str, Leak] = {}

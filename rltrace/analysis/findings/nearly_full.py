@@ -1,4 +1,4 @@
-"""A card is nearly full: the next longer batch does not fit."""
+"""A card is nearly full, so a longer batch may not fit."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rltrace.analysis.memory import DeviceMemory
 NAME = "nearly_full"
 
 NEARLY_FULL = 0.95
-"""Share of a card. vLLM keeps 8 % back by default (`gpu_memory_utilization` is 0.92 in its `CacheConfig`), for what
-kernels, NCCL and fragments take besides; half of that is gone here."""
+"""Share of a card that is in use. By default vLLM keeps 8 % back for kernels, NCCL and fragments
+(`gpu_memory_utilization` is 0.92 in its `CacheConfig`); here nearly half of that is gone."""
 
 NAMED = 4
 """How many owners are named."""
@@ -29,7 +29,7 @@ SETTINGS = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Say which card is fullest, and when, if little of it is left."""
+    """Name the fullest card, and when it is fullest, if little of it is left."""
     having = list(gpus(run))
     if not having:
         raise UnjudgeableError(NOT_MEASURED)

@@ -17,7 +17,7 @@ class Occasion(NamedTuple):
 
     what: str
     names: tuple[str, ...]
-    """Names of its spans: of verl's hooks, and of programs."""
+    """Names of its spans, those of verl's hooks and those that programs use."""
     settings: tuple[Setting, ...]
 
 

@@ -1,4 +1,4 @@
-"""A model's layers lie in host memory and come over PCIe once per micro-batch, although the card may have room."""
+"""A model's layers are in host memory and come over PCIe for each micro-batch, although the card may have room."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "offloaded_layers"
 
 
 class Pass(NamedTuple):
-    """A phase that runs a model forward, and one that does the same with a model that lies on the card."""
+    """A phase with a model's forward pass, and a phase with the same pass of a model that is on the card."""
 
     owner: str
     phase: str
@@ -101,7 +101,7 @@ def _of_pass(run: Run, one: Pass) -> Iterator[Finding]:
 
 
 def _bytes_on_host(run: Run, lane: Lane, one: Pass) -> float:
-    """Return what of the model is in host memory while the phase begins; 0 if it is fetched before."""
+    """Return how much of the model is in host memory when the phase begins; 0 if it is fetched before."""
     where = run.phases[lane].get(one.phase)
     if where is None:
         return 0.0
@@ -115,7 +115,7 @@ def _bytes_on_host(run: Run, lane: Lane, one: Pass) -> float:
 
 
 def _longer(run: Run, one: Pass) -> PerStep | None:
-    """Return how much longer the phase takes than the other one, in the mean of the ranks; None without that."""
+    """Return how much longer the phase takes than the other one, as a mean over the ranks; None without the other."""
     here, there = run.phase_seconds(one.phase), run.phase_seconds(one.alike) if one.alike else {}
     if not there:
         return None

@@ -19,10 +19,10 @@ TAIL = 0.05
 (0.26, vllm/benchmarks/serve.py), which an engine with fewer than 100 requests in a step does not have."""
 
 LEAST_REQUESTS = 20
-"""So many requests of an engine have one in the last 5 %."""
+"""An engine needs this many requests to have one in the last 5 %."""
 
 LEAST_SHARE = 2 * TAIL
-"""Share of the rollout that the tail must take: requests that end evenly over it would take half of that."""
+"""Share of the rollout that the tail must take. If requests ended evenly, it would take half of this."""
 
 SETTINGS = (
     Setting("verl", "data.max_response_length: a lower limit cuts the tail"),
@@ -44,7 +44,7 @@ class Tails(NamedTuple):
 def tails_of(run: Run) -> Tails:
     """Return when only the slowest 5 % run in the engine that ends last.
 
-    The others of that engine count, and not those of all engines: that an engine is behind the others is told apart.
+    Only the requests of that engine are compared, because another finding tells that an engine is behind the others.
 
     Raises:
         UnjudgeableError: a step has too few requests in an engine.

@@ -1,4 +1,4 @@
-"""What findings are computed from: a Recording's figures, and its spans cut into the steady steps."""
+"""What findings are computed from: a Recording's figures, and its spans, cut into the steady steps."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Run:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The number of each."""
+        """The number of each steady step."""
         return [number for at in self.windows.steady if (number := self.windows.numbers[at]) is not None]
 
     @cached_property
     def step_seconds(self) -> PerStep:
-        """The length of each."""
+        """The length of each steady step."""
         return (self.steps[:, 1] - self.steps[:, 0]) / 1e9
 
     @cached_property
@@ -85,7 +85,7 @@ class Run:
         return sum(sorted(one.bound_seconds or 0.0 for one in self.summary.clocks)[-2:])
 
     def seconds_in(self, *rows: Intervals) -> PerStep:
-        """Return how much of each step some intervals cover; what overlaps counts once."""
+        """Return how many seconds of each step some intervals cover; where they overlap they count once."""
         pieces, step, _ = cut(union(*rows), self.steps)
         return np.bincount(step, pieces[:, 1] - pieces[:, 0], len(self.steps)) / 1e9
 
@@ -96,12 +96,12 @@ class Run:
 
     @cached_property
     def phases(self) -> dict[Lane, dict[str, Intervals]]:
-        """When each lane was in each of its phases, for lanes whose steps these are."""
+        """When each lane was in each of its phases, for the lanes that take part in these steps."""
         return {lane: of for lane, of in lane_phases(self.seen).items() if self.windows.of(lane) is self.windows}
 
     @cached_property
     def driver_phases(self) -> dict[str, Intervals]:
-        """When the driver was in each of its own."""
+        """When the driver was in each of its own phases."""
         return driver_phases(self.seen)
 
     @cached_property
@@ -136,7 +136,7 @@ class Run:
         return any(span in hook.emits and hook.processes.get("installed") for hook in self.summary.hooks)
 
     def most_in(self, lane: Lane, rows: Intervals) -> list[str]:
-        """Return the phase of a lane that has most of some intervals in the steady steps; none if no phase has any."""
+        """Return the phase of a lane with the most of some intervals in the steady steps; none if no phase has any."""
         inside = cut(rows, self.steps)[0]
         of_lane = {name: total_ns(cut(inside, where)[0]) for name, where in self.phases.get(lane, {}).items()}
         most = max(of_lane, key=lambda name: of_lane[name], default=None)
@@ -170,7 +170,7 @@ class Run:
         return np.concatenate([EMPTY, *(spans.rows(self.seen.end_ns) for spans in kept)])
 
     def moment(self, place: int, rank: int | None = None) -> Moment:
-        """Return a steady step, by its place, as what to look at."""
+        """Return the moment of a steady step, by the step's place."""
         start_ns, end_ns = self.steps[place].tolist()
         of_rank = "" if rank is None else f" --ranks {rank}"
         return Moment(
@@ -202,7 +202,7 @@ class Run:
         moment: Moment | None = None,
         steps: Sequence[int] | None = None,
     ) -> Finding:
-        """Return a finding with the mean of its price, the price's interval, its share, and how far to trust it.
+        """Return a finding with the mean of its price, its interval, its share of a step, and its confidence.
 
         Args:
             name: Its id.

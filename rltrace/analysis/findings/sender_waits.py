@@ -8,7 +8,7 @@ from rltrace.analysis.findings.amounts import as_text, bytes_as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.programs import EXAMPLE
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.findings.syncs import length, seconds_of, slowest
+from rltrace.analysis.findings.syncs import length, per_step, seconds_of, slowest
 
 NAME = "sender_waits"
 WAIT = "weight_sync.wait"
@@ -36,16 +36,15 @@ def judge(run: Run) -> list[Finding]:
     having = [sync for of_step in syncs.values() for sync in of_step if WAIT in sync.stages]
     if not having:
         raise UnjudgeableError(f"the weight sync has no stage `{WAIT}`")
-    price = slowest(syncs, seconds_of(WAIT))
+    seconds = fmean(slowest(syncs, seconds_of(WAIT)))
     buckets = max(having[-1].buckets, 1)
     bucket_bytes = having[-1].bytes / buckets
     return [
         run.finding(
             NAME,
-            f"The sender waits for the receiver for {as_text(fmean(price))} of a weight sync of "
-            f"{as_text(length(syncs))}",
+            f"The sender waits for the receiver for {as_text(seconds)} of a weight sync of {as_text(length(syncs))}",
             [f"{buckets} buckets of {bytes_as_text(bucket_bytes)} in the mean; on the rank that waits longest"],
-            per_step=price,
+            per_step=per_step(run, syncs, seconds_of(WAIT)),
             less_because="the receiver loads meanwhile, which has to be done; larger buckets take more of the card",
             figures={"buckets": float(buckets), "bucket_bytes": bucket_bytes},
             phases=["weight_sync"],

@@ -11,7 +11,7 @@ from rltrace.events import SLEEP
 NAME = "sleep_leaves"
 
 LEAVES = ("freed nothing", "freed less than it said", "partly awake", "left bytes behind")
-"""Verdicts about a sleep that leave bytes; their limits are those of `rltrace/analysis/transactions.py`."""
+"""Verdicts about sleeps that leave bytes behind; their limits are in `rltrace/analysis/transactions.py`."""
 
 SETTINGS = (
     Setting("vLLM", "sleep(level=2): it gives back the weights and the KV cache"),
@@ -51,7 +51,7 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _left_bytes(sleep: Transaction) -> int:
-    """Return what stayed: what the engine holds still, or what the device lacks of what it should have got back."""
+    """Return the bytes that stayed: those that the engine still holds, or those that the device did not get back."""
     held = sum(size for owner, size in sleep.left_bytes.items() if owner in ("rollout.weights", "rollout.kv_cache"))
     expected = max(sum(sleep.expected_bytes.values()), sum(sleep.moved_bytes.values()))
     missing = 0 if sleep.changed_bytes is None else max(expected - sleep.changed_bytes, 0)

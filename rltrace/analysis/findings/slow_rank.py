@@ -1,7 +1,7 @@
-"""One rank makes the others wait: it begins late or computes slowly, and is always the same or changes.
+"""One rank makes the others wait, because it begins late or computes slowly; it may always be the same rank or not.
 
-Where ranks exchange shards all the time, all of them take equally long, and the culprit is the one that waits least in
-the collectives.
+Where ranks exchange shards all the time, all of them take equally long. Then the culprit is the rank that waits least
+in the collectives.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from rltrace.analysis.phases import in_order
 NAME = "slow_rank"
 
 ALWAYS = 0.8
-"""Share of the steps in which a rank must be the slowest to be called always the same: of two ranks that are alike, one
-is so in 8 of 10 steps or more by chance in 11 % of the cases, and the interval must be above 0 besides."""
+"""Share of the steps in which one rank must be the slowest to count as always the same. Of two ranks that are alike,
+one is the slowest in 8 of 10 steps or more by chance in 11 % of the cases; the interval must be above 0 as well."""
 
 FEWEST_STEPS = 3
-"""Fewer steps say nothing about always."""
+"""With fewer steps nobody can say whether it is always the same rank."""
 
 NOISE = 0.1
-"""Steps on shared hosts differ by 5 to 10 % from one to the next (docs/measurements/index.md). Someone is the slowest
-in each step, and of 4 ranks with such noise he is 10 % behind their mean (the expected largest of 4 normal values)."""
+"""Steps on shared hosts differ by 5 to 10 % from one to the next (docs/measurements/index.md). Some rank is the slowest
+in each step, and of 4 ranks with such noise it is 10 % behind their mean (the expected largest of 4 normal values)."""
 
 OVER_NOISE = 1.5
-"""By what factor a slowest rank that changes must exceed that."""
+"""The factor by which the slowest rank must exceed that if it changes."""
 
 FEWEST_RANKS_IN_TURNS = 3
-"""Of two ranks one is always the slower one, and that it is the other one next time is what noise does, too."""
+"""Of two ranks one is always slower, and noise alone makes it the other one next time."""
 
 LEAST_SHARE_IN_TURNS = 0.02
-"""Share of a step that it must cost, too: short phases differ by more than long ones do."""
+"""The share of a step that it must cost as well: short phases differ by more than long ones."""
 
 FEWEST_RANKS_OF_A_HOST = 3
 """Of two, the median is moved by either."""
@@ -65,11 +65,11 @@ class Slowness(NamedTuple):
     phase: str
     lanes: list[Lane]
     took: NDArray[np.float64]
-    """What it took, its lateness included; where ranks wait for one another, how much less it waited."""
+    """How long the phase took, lateness included; where ranks wait for one another, how much less the rank waited."""
     late: NDArray[np.float64]
-    """By how much it began later than the others, through its own fault."""
+    """How much later than the others the rank began, by its own fault."""
     waited: NDArray[np.float64] | None
-    """Seconds in collectives, if these tell who is behind."""
+    """The seconds in collectives, if these tell which rank is behind."""
     mean_seconds: float
 
 
@@ -220,7 +220,7 @@ def slowness_of(run: Run) -> dict[str, Slowness]:
 
 
 def slowness(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Slowness | None:
-    """Return who is behind in a phase; None if fewer than two ranks have it in every step.
+    """Return how far each rank is behind in a phase; None unless two or more ranks have it in every step.
 
     Args:
         run: The run.
@@ -233,14 +233,14 @@ def slowness(run: Run, name: str, collectives: Mapping[Lane, Intervals]) -> Slow
     lanes, spans = [lanes[at] for at in whole], [spans[at] for at in whole]
     if len(lanes) < 2:
         return None
-    # Who begins no later than the others was not late, however long it had waited for them.
+    # A rank that begins no later than the others is not late, however long it had waited for them.
     late = np.maximum(np.minimum(behind_others(_of(spans, "late")), behind_others(_of(spans, "begins"))), 0)
     late = np.where(late > run.clock_bound_seconds, late, 0.0)
     took = _of(spans, "seconds") + late
     mean_seconds = float(_of(spans, "seconds").mean())
     if all(len(collectives[lane]) for lane in lanes):
         waited = np.array([run.seconds_in(cut(collectives[lane], run.phases[lane][name])[0]) for lane in lanes])
-        # Who waits less because he came late from another phase is told there.
+        # A rank that waits less because it came late from another phase is told in that phase.
         inherited = np.minimum(
             np.maximum(behind_others(_of(spans, "before")), 0), np.maximum(behind_others(-waited), 0)
         )
@@ -280,7 +280,7 @@ def _of(spans: list[_Spans], name: str) -> NDArray[np.float64]:
 
 
 def behind_others(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much more each rank has than the median of the others."""
+    """Return for each rank how much more it has than the median of the others."""
     ranks = len(seconds)
     in_order = np.sort(seconds, axis=0)
     place = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
@@ -297,7 +297,7 @@ CALLED_COLLECTIVES = "dist."
 def collectives_of(run: Run, lane: Lane) -> Intervals:
     """Return when a rank was in collectives: on its GPU's streams if these were timed, else in its calls.
 
-    On a GPU a call returns at once, so that its length says nothing.
+    On a GPU a call returns at once, so its length says nothing.
     """
     on_gpu = [kept.rows(run.seen.end_ns) for process in run.members[lane] for name, kept in process.device_spans.items()
               if name in GATHERS_AND_SCATTERS]  # fmt: skip

@@ -13,15 +13,15 @@ from rltrace.analysis.findings.run import Run
 NAME = "slow_steps"
 
 FEWEST = 5
-"""Steps; of fewer no one can be called an exception."""
+"""With fewer steps none can be called an exception."""
 
 OVER_NOISE = 0.2
-"""By what share of the median a step must be longer: twice the 10 % by which steps differ on shared hosts
+"""The share of the median by which a step must be longer: twice the 10 % by which steps differ on shared hosts
 (docs/measurements/index.md)."""
 
 DEVIATIONS = 5
-"""By how many deviations, too, told by the median absolute deviation times 1.4826 (Leys et al., 2013, take 2.5 to 3;
-of thousands of steps some are so far off by chance)."""
+"""The number of deviations by which it must be longer as well, estimated by the median absolute deviation times 1.4826.
+Leys et al. (2013) take 2.5 to 3, but of thousands of steps some are that far off by chance."""
 
 RARE = 0.005
 """Share of a step in the mean below which they are told as what the run paid once: in thousands of steps a single one
@@ -82,7 +82,7 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _most(run: Run, place: int) -> _Most | None:
-    """Return the phase that this step has most more of than the median step."""
+    """Return the phase that is longer by the most in this step than in the median step."""
     found = [
         _Most(float(seconds[place] - np.median(seconds)), name, lane.name, lane.rank)
         for lane, phases in run.phases.items()

@@ -13,7 +13,7 @@ from rltrace.events import REQUEST
 NAME = "slow_tools"
 
 TOOLS = ("agent_loop.tool_call", "tool.call", "tool", "environment.step", "env.step")
-"""Names of their spans: of verl's hooks, and of programs."""
+"""Names of their spans, those of verl's hooks and those that programs use."""
 
 SETTINGS = (
     Setting("your program", "more trajectories at once, and a time limit for each call"),

@@ -1,4 +1,4 @@
-"""Micro-batches are small although the card has room, and each of them gathers all parameters anew."""
+"""Micro-batches are small although the card has room, and each one gathers all parameters anew."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "small_micro_batches"
 GATHER = GATHERS_AND_SCATTERS[0]
 
 ROOM = 0.5
-"""Share of a card that must be free in a phase: whatever part of the rest activations are, twice of them fit then."""
+"""Share of a card that must be free in a phase: then twice the activations fit, whatever part of the rest they are."""
 
 
 def _of_verl(key: str) -> Setting:
@@ -72,7 +72,7 @@ def _of_phase(run: Run, phase: str) -> Iterator[Finding]:
 
 
 def _gathering(run: Run, phase: str) -> PerStep | None:
-    """Return the seconds of gathers in each step, of the rank that waits least in them; None if none was timed."""
+    """Return the seconds of gathers in each step on the rank that waits least in them; None if none was timed."""
     found = []
     for lane in run.ranks:
         kept = [process.device_spans[GATHER] for process in run.members[lane] if GATHER in process.device_spans]

@@ -1,4 +1,4 @@
-"""What happens before the first step takes a notable part of the run."""
+"""The start-up takes a notable part of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = (
 
 
 def judge(run: Run) -> list[Finding]:
-    """Say what the time before the first step goes to, in the mean of the ranks."""
+    """Say what the time before the first step goes to, as a mean over the ranks."""
     if not run.windows.spans:
         raise UnjudgeableError('no step is marked; `with rltrace.span("step", step=n)` marks one')
     if run.seen.recording.steps_are_chosen:

@@ -7,7 +7,8 @@ from statistics import fmean
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
-from rltrace.analysis.findings.syncs import length, slowest
+from rltrace.analysis.findings.syncs import length, per_step, slowest
+from rltrace.analysis.weight_sync import RankSync
 
 NAME = "sync_in_no_stage"
 
@@ -19,16 +20,20 @@ def judge(run: Run) -> list[Finding]:
     syncs = run.steady_syncs()
     if not any(sync.stages for of_step in syncs.values() for sync in of_step):
         raise UnjudgeableError("the weight sync was recorded without its stages")
-    price = slowest(syncs, lambda sync: sync.rest_seconds)
+    rest = fmean(slowest(syncs, _rest))
     return [
         run.finding(
             NAME,
-            f"{as_text(fmean(price))} of a weight sync of {as_text(length(syncs))} are in none of its stages",
+            f"{as_text(rest)} of a weight sync of {as_text(length(syncs))} are in none of its stages",
             ["neither gathered, nor packed, sent, waited for or loaded: copies into buckets, waits for the GPU, calls"],
-            per_step=price,
+            per_step=per_step(run, syncs, _rest),
             less_because="part of it is work that has no span",
             basis="modelled",
             phases=["weight_sync"],
             settings=SETTINGS,
         )
     ]
+
+
+def _rest(sync: RankSync) -> float:
+    return sync.rest_seconds

@@ -1,4 +1,4 @@
-"""Engines get uneven numbers of prompts or tokens, and those that are done first wait."""
+"""Engines get uneven numbers of prompts or tokens, and those that finish first wait."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NAME = "uneven_engines"
 GENERATE = "rollout.generate"
 
 LEAST_SURPLUS = 0.05
-"""By what share of the mean the busiest engine must have more: equal steps on one host differ by 5 to 10 %
-(docs/measurements/index.md), so that less could not be told from noise."""
+"""The share of the mean by which the busiest engine must have more. Equal steps on one host differ by 5 to 10 %
+(docs/measurements/index.md), so less could not be told from noise."""
 
 SETTINGS = (
     Setting(
@@ -33,7 +33,7 @@ class Balance(NamedTuple):
     work: NDArray[np.float64]
     unit: str
     seconds: NDArray[np.float64]
-    """From the first request of all to the last end in this engine; 0 if it had none."""
+    """The time from the first request of all engines to the last end in this engine; 0 if it had none."""
 
 
 def judge(run: Run) -> list[Finding]:
@@ -88,7 +88,7 @@ def _said(names: list[str], times: list[int], steps: int) -> str:
 
 
 def balanced(requests: EngineRequests, steps: int) -> Balance:
-    """Return the work and the time of each engine in each step; in tokens where every request says how many."""
+    """Return the work and the time of each engine in each step. The unit is tokens if each request says how many."""
     shape = (steps, len(requests.engines))
     at = requests.step * shape[1] + requests.engine
     has_tokens = bool((requests.tokens >= 0).all())
@@ -101,12 +101,12 @@ def balanced(requests: EngineRequests, steps: int) -> Balance:
 
 
 def surplus_of(balance: Balance) -> NDArray[np.float64]:
-    """Return in each step by what share of the mean the busiest engine has more work."""
+    """Return for each step by what share of the mean the busiest engine has more work."""
     return np.asarray(balance.work.max(axis=1) / np.maximum(balance.work.mean(axis=1), 1) - 1)
 
 
 def has_uneven_work(balance: Balance) -> bool:
-    """Return whether the work is uneven, and whoever has more takes longer."""
+    """Return whether the work is uneven, and engines with more of it take longer."""
     slowest = balance.seconds.argmax(axis=1)
     works_more = balance.work[np.arange(len(slowest)), slowest] >= balance.work.mean(axis=1)
     return bool(surplus_of(balance).mean() >= LEAST_SURPLUS and works_more.mean() > 0.5)

@@ -7,6 +7,7 @@ from statistics import fmean
 from rltrace.analysis.findings.amounts import as_text
 from rltrace.analysis.findings.finding import Finding, Setting, UnjudgeableError
 from rltrace.analysis.findings.run import Run
+from rltrace.analysis.findings.syncs import length, per_step, slowest
 from rltrace.analysis.weight_sync import RankSync
 from rltrace.events import EMPTY_CACHE, REQUEST
 
@@ -14,9 +15,10 @@ NAME = "wide_weights"
 WEIGHTS = "rollout.weights"
 
 LEAST_RATIO = 1.5
-"""Types differ by powers of two (IEEE 754, OCP FP8), and some tensors keep theirs, so the limit is between 1 and 2."""
+"""Widths of types differ by powers of two (IEEE 754, OCP FP8). Some tensors keep theirs, so the limit is between 1 and
+2."""
 
-NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", EMPTY_CACHE)
+NOT_BY_BYTES = ("weight_sync.merge", "weight_sync.map", "weight_sync.reset_cache", EMPTY_CACHE)
 """Stages whose length does not depend on the type."""
 
 SETTINGS = (
@@ -46,8 +48,7 @@ def judge(run: Run) -> list[Finding]:
         return []
     surplus = 1 - 1 / ratio
     of_rank = sent / len(held)
-    stages = [max(map(_by_bytes, of_step)) * surplus for of_step in syncs.values()]
-    whole = fmean(max(sync.seconds for sync in of_step) for of_step in syncs.values())
+    stages = per_step(run, syncs, lambda sync: _by_bytes(sync) * surplus)
     return [
         run.finding(
             NAME,
@@ -55,12 +56,12 @@ def judge(run: Run) -> list[Finding]:
             [
                 f"{ratio:.2f} times the bytes: {of_rank / 1e9:.1f} GB a rank and step are sent, "
                 f"{sum(held) / len(held) / 1e9:.1f} GB are held in the engine",
-                f"gather, send, wait and load take {as_text(fmean(stages) / surplus)} of a sync of {as_text(whole)}, "
-                "on the slowest rank",
+                f"gather, send, wait and load take {as_text(fmean(slowest(syncs, _by_bytes)))} of a sync of "
+                f"{as_text(length(syncs))}, on the slowest rank",
             ],
             per_step=stages,
             size_bytes=of_rank * surplus,
-            bound=surplus * whole,
+            bound=surplus * fmean(per_step(run, syncs, lambda sync: sync.seconds)),
             less_because="stages whose length is a launch or a call, and not bytes, stay as long",
             basis="modelled",
             figures={"sent_bytes": of_rank, "held_bytes": sum(held) / len(held), "ratio": ratio},
@@ -71,13 +72,13 @@ def judge(run: Run) -> list[Finding]:
 
 
 def _by_bytes(sync: RankSync) -> float:
-    """Return the seconds of a sync in stages that take longer for more bytes."""
+    """Return the seconds of a sync in stages whose length depends on the bytes."""
     fixed = sum(sync.stages[name].seconds for name in NOT_BY_BYTES if name in sync.stages)
     return max(sync.seconds - sync.rest_seconds - fixed, 0.0)
 
 
 def _ranks_of_an_engine(run: Run, workers: int) -> float:
-    """Return over how many ranks one engine spreads its weights: of a tensor that is sent, each holds a part."""
+    """Return over how many ranks one engine spreads its weights; each of them holds a part of a tensor that is sent."""
     replicas = sum(REQUEST in process.passed for process in run.seen.processes)
     if not replicas:
         raise UnjudgeableError(

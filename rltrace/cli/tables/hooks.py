@@ -11,8 +11,10 @@ from rich.text import Text
 from rltrace.analysis.hooks import HookFigures
 from rltrace.cli.tables import figures
 from rltrace.cli.tables.fit import Column, Figures, titled, words
+from rltrace.events import UNVERIFIED
 
 _STYLES = {"failed": "bold red", "skipped": "yellow"}
+NEWER = "in a newer release, their source is not the one that was read"
 OF_PYTHON = "python_gc"
 """This is in every process, and fires only if there is enough garbage."""
 OF_CHOSEN_STEPS = "chosen_allocations"
@@ -40,7 +42,15 @@ def hook_lines(hooks: Sequence[HookFigures]) -> RenderableType:
     line = Text.assemble(("Hooks", "bold"), f" {'; '.join(parts) or 'none: no framework with hooks was imported'}")
     if others and complaints:
         complaints[-1].append(f"; {others} more were not needed", "dim")
-    return Group(line, *complaints)
+    return Group(line, *complaints, *_unverified(hooks))
+
+
+def _unverified(hooks: Sequence[HookFigures]) -> Iterator[Text]:
+    """Return one line for all hooks that work on a source that nobody has read."""
+    counts = {name: sum(hook.unverified for hook in rows) for name, rows in _by_instrumentation(hooks)}
+    if any(counts.values()):
+        said = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+        yield Text(f"{UNVERIFIED}: {said}: {NEWER}", "dim")
 
 
 def _by_instrumentation(hooks: Sequence[HookFigures]) -> Iterator[tuple[str, list[HookFigures]]]:
@@ -165,6 +175,8 @@ def _add_hooks(table: Figures, hooks: Sequence[HookFigures], made: frozenset[str
 def _remark(hook: HookFigures) -> Text:
     if hook.never_fired:
         return Text("never fired", "yellow")
+    if hook.state == "installed" and hook.unverified:
+        return Text(hook.reason or UNVERIFIED, "dim")
     if hook.state == "installed":
         return Text(f"not applicable: {hook.not_applicable}" if hook.not_applicable and not hook.fired else "", "dim")
     return Text(hook.state + (f": {hook.reason}" if hook.reason else ""), _STYLES.get(hook.state, "dim"))

@@ -1,10 +1,10 @@
-"""Whose each allocation is, on the steps on which all of them are kept: `rltrace.start_allocations`.
+"""Says who owns each allocation, in the steps of which all allocations are kept: `rltrace.start_allocations`.
 
 Source read: torch 2.11 and 2.13, torch/distributed/fsdp, torch/nn/parallel/distributed.py, torch/autograd, and of
 torch's allocator c10/cuda/CUDACachingAllocator.cpp.
-The text that an allocation carries belongs to a thread, and autograd has threads of its own: a hook on what backward
-begins with sets it there. Parameters, gradients and optimizer state are known by their addresses too, whoever allocated
-them. On any other step these hooks pass their calls through, and modules have none.
+The text that an allocation carries is set per thread. Autograd has threads of its own, so a hook on what a backward
+begins with sets the text there. Parameters, gradients and optimizer state are also known by their addresses, whoever
+allocated them. In all other steps these hooks pass their calls through, and modules have no hooks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.host import memory
 from rltrace.host.interruption import own_failure
@@ -31,10 +31,15 @@ from rltrace.instrument.memory.work import WORK, Work
 from rltrace.instrument.torch.fsdp1 import HANDLE, RUNTIME
 from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.modules import Forwards, remove
-from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 from rltrace.record.torch import allocations
 
 GROUP = f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
+
+GRADIENTS = (
+    *attributes(GROUP, "fsdp_params"),
+    *attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "unsharded_accumulated_grad"),
+)
 
 ACTIVATIONS = "activations"
 GATHER, BUCKET = "weight_sync.gather", "weight_sync.bucket"
@@ -53,7 +58,7 @@ class Allocations:
     """Owners' scopes of FSDP's parameters and gradients, of forward, backward, optimizer and weight sync."""
 
     name = "allocations"
-    supports = ("torch >= 2.11, < 2.14",)
+    supports = ("torch >= 2.11",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
@@ -72,7 +77,7 @@ def name_hooks(patches: PatchSet, work: Work = WORK) -> None:
             patches.around(f"{GROUP}.{method}", functools.partial(enter_params, Fsdp2Params), leave)
         for method in ("pre_unshard", "unshard"):
             patches.around(f"{HANDLE}.{method}", functools.partial(enter_params, Fsdp1Params), leave)
-        patches.around(f"{GROUP}.post_backward", enter_grads, leave)
+        patches.around(f"{GROUP}.post_backward", enter_grads, leave, reads=GRADIENTS)
         patches.around(f"{RUNTIME}:_post_backward_hook", enter_flat_grads, leave)
         patches.around("torch.autograd:backward", functools.partial(watch_roots, work), end_backward)
         patches.use(
@@ -80,6 +85,7 @@ def name_hooks(patches: PatchSet, work: Work = WORK) -> None:
             functools.partial(
                 watch_optimizer_steps, span=lambda *_, **__: allocations.Scope(work.owner_of("optimizer"))
             ),
+            reads=STEPS,
         )
         for target, owner in SCOPES.items():
             patches.around(target, functools.partial(enter, owner), leave)
@@ -108,7 +114,7 @@ def owners() -> dict[int, str]:
 def addresses(tensors: Iterable[Any]) -> Iterator[int]:
     """Return where each tensor's memory begins; for a DTensor, where this rank's shard begins.
 
-    Of the host's tensors too: no GPU has memory at the same addresses.
+    Tensors in host memory may be among them, because no GPU has memory at the same addresses.
     """
     return (memory.local(tensor).untyped_storage().data_ptr() for tensor in tensors)
 
@@ -124,7 +130,7 @@ def params_owner(params: Params) -> str:
 
 
 def enter_grads(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> str | None:
-    """Begin the scope of a group's gradients, which are computed; what their reduction allocates are gradients too."""
+    """Begin the scope of a group's gradients, which are computed by now; what their reduction allocates counts too."""
     return enter_reduction(Fsdp2Params(args[0]), gradients_of(args[0]))
 
 
@@ -135,7 +141,7 @@ def enter_flat_grads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | Non
 
 
 def enter_reduction(params: Params, gradients: Iterable[Any]) -> str | None:
-    """Name these as gradients, whoever allocated them, and let allocations from here on be gradients too."""
+    """Name these tensors as gradients, whoever allocated them, and all allocations from here on too."""
     owner = grads_owner(MODELS.roles.subject_of(params))
     allocations.name(dict.fromkeys(addresses(gradients), owner))
     return allocations.enter(owner)
@@ -173,7 +179,7 @@ class ModelForwards:
         remove(self._handles)
 
     def switch(self, on: bool) -> None:
-        """Say whether what a forward allocates from here on are activations; this never raises."""
+        """Turn the hooks on modules on or off, which name what a forward allocates as activations. Never raises."""
         remove(self._handles)
         hook = self._hook
         if not on or hook is None:
@@ -188,15 +194,15 @@ class ModelForwards:
 
 
 class Having:
-    """Whether a module has any of these parameters: looked up once for each module that is called.
+    """Tells whether a module has any of these parameters, and looks it up once for each module that is called.
 
-    Asked of what is called, for the modules that there are cannot be listed: the garbage collector names none of those
-    that `gc.freeze` has put aside.
+    It is asked about modules as they are called, because nobody can list the modules of a process: the garbage
+    collector does not return those that `gc.freeze` has put aside.
     """
 
     def __init__(self, parameters: list[Any]) -> None:
         self._wanted = {id(parameter): parameter for parameter in parameters}
-        """Kept alive, so that no other object gets an id of theirs."""
+        """The parameters are kept alive, so that no other object gets the id of one."""
         self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
     def __call__(self, module: Any) -> bool:
@@ -210,7 +216,7 @@ class Having:
 
 
 def watch_roots(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Let the thread on which backward begins know that its allocations are activations, until it is through."""
+    """Have the thread on which a backward begins name its allocations as activations until the backward is over."""
     tensors = argument("tensors", 0, args, kwargs)
     roots = [tensors] if hasattr(tensors, "register_hook") else list(tensors)
     enter = functools.partial(enter_backward, work)
@@ -226,10 +232,10 @@ def enter_backward(work: Work, _grad: Any) -> None:
 
 
 def end_backward(handles: list[Any], _result: Any, _error: BaseException | None) -> None:
-    """Backward is over: what it began with needs no hook any more, and what has become of it has a name.
+    """End a backward: remove the hooks from what it began with, and name the gradients that it has made.
 
-    Where nobody shards, gradients are allocated among the activations. What the program has brought back to the GPU
-    since the history began is named here too.
+    Without sharding, gradients are allocated among the activations. Tensors that the program has brought back to the
+    GPU since the history began are named here too.
     """
     remove(handles)
     if allocations.is_kept():

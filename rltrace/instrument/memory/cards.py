@@ -1,4 +1,4 @@
-"""GPUs as the ledger asks them: by NVML, and by torch for the one that this process uses."""
+"""The GPUs that the ledger asks: through NVML, and through torch the one that this process uses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rltrace.instrument.memory.cuda_ledger import Reserved
 
 
 class NvmlCard:
-    """A GPU that others use, as `cuda_ledger.Card` says."""
+    """A GPU that other processes use; it implements `cuda_ledger.Card`."""
 
     def __init__(self, gpu: nvml.Gpu) -> None:
         self._gpu = gpu
@@ -28,7 +28,7 @@ class NvmlCard:
 
 
 class UnseenCard:
-    """A GPU of which NVML says nothing that holds for this process; the same reason at every question."""
+    """A GPU about which NVML says nothing that holds for this process; each question raises the same reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -41,7 +41,7 @@ class UnseenCard:
 
 
 class TorchCard:
-    """The current CUDA device, as `cuda_ledger.OwnCard` says."""
+    """The current CUDA device; it implements `cuda_ledger.OwnCard`."""
 
     def __init__(self, torch: Any, uuid: str, card: cuda_ledger.Card) -> None:
         self._cuda = torch.cuda
@@ -81,15 +81,16 @@ class TorchCard:
 
 
 def pinned_bytes(stats: dict[str, Any]) -> int:
-    """What torch's allocator of pinned memory has, handed out or kept, by its own count.
+    """Return how much pinned memory torch's allocator has, handed out or kept, by its own count.
 
-    Not what it has handed out: up to 2.12 `active_bytes` does not fall where memory is given back (pytorch#171662).
+    It is not the count of what is handed out: up to torch 2.12 `active_bytes` does not fall when memory is given back
+    (pytorch#171662).
 
     Args:
         stats: As `torch.cuda.host_memory_stats_as_nested_dict` gives them.
 
     Raises:
-        UnavailableError: They do not say.
+        UnavailableError: The statistics do not say it.
     """
     # Renamed in 2.10, from which on "allocated" is what "reserved" was, and no longer what is handed out.
     whole = stats.get("allocated_bytes" if "active_bytes" in stats else "reserved_bytes")
@@ -99,7 +100,7 @@ def pinned_bytes(stats: dict[str, Any]) -> int:
 
 
 def open_device() -> TorchCard | None:
-    """The device on which this process has a context; None while it has none."""
+    """Return the device on which this process has a context; None while it has none."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -113,9 +114,9 @@ def open_device() -> TorchCard | None:
 
 
 def open_engines_card() -> NvmlCard | None:
-    """The one GPU that processes below this one use; None where there are several, or NVML does not say.
+    """Return the one GPU that processes below this one use; None if there are several, or NVML does not say.
 
-    Nor of a part of one: the engine itself says why its card's totals are unknown.
+    It is None for a part of a GPU as well: the engine itself says why the totals of its card are unknown.
     """
     try:
         used = [gpu for gpu in nvml.gpus() if any(is_below(pid, os.getpid()) for pid in gpu.bytes_by_pid())]
@@ -125,7 +126,7 @@ def open_engines_card() -> NvmlCard | None:
 
 
 def is_listed(gpu: nvml.Gpu) -> bool:
-    """Whether NVML says that this process is one of a GPU's."""
+    """Return whether NVML lists this process as one that uses the GPU."""
     try:
         return os.getpid() in gpu.bytes_by_pid()
     except nvml.UnavailableError:

@@ -1,8 +1,8 @@
-"""Every allocation of the steps that `RLTRACE_ALLOCATIONS` names, in every process that uses a GPU.
+"""Keeps every allocation of the steps that `RLTRACE_ALLOCATIONS` names, in every process that uses a GPU.
 
 A process with `step` spans of its own keeps them from just before that span until just after it. Any other process, a
 worker or an engine, looks at each phase boundary whether such a step runs, as `allocation_steps.py` says. It begins at
-its first boundary inside the step, and writes at its first one behind the step, or when it ends. A vLLM worker also
+its first boundary inside the step, and writes at its first one after the step, or when it ends. A vLLM worker also
 looks whenever it executes its model (`instrument/vllm/allocations.py`).
 
 What came and went before the first boundary is missing; what was allocated before and is still there is not. If the
@@ -54,7 +54,7 @@ FOLLOWERS: list[Follower] = []
 
 
 def look() -> None:
-    """Look at what is a boundary for chosen steps alone; this never raises and never waits."""
+    """Look whether a chosen step runs, at a place that is no phase boundary. Never raises, and never waits."""
     for follower in FOLLOWERS:
         follower.boundary()
 
@@ -84,15 +84,15 @@ class OwnSteps:
     """The steps that this process marks itself."""
 
     begun: int = 0
-    """How many, chosen or not."""
+    """How many steps have begun, chosen or not."""
     told: set[int] = field(default_factory=set)
-    """The chosen ones that the other processes were told of."""
+    """The chosen steps that other processes were told about."""
     open: list[int] = field(default_factory=list)
-    """Those of them that have not ended."""
+    """The chosen steps that have begun and not ended."""
 
 
 class Follower:
-    """What this process has to do with the chosen steps: it finds out in which one it is."""
+    """Finds out in which of the chosen steps this process is."""
 
     def __init__(self, steps: frozenset[int], hook: Hook) -> None:
         self._steps = steps
@@ -102,9 +102,9 @@ class Follower:
     def forget(self) -> None:
         """Begin anew: in a forked child, what its parent keeps is not its own."""
         self._lock = threading.RLock()
-        """A signal handler may mark a phase in the middle of all this."""
+        """It is re-entrant, because a signal handler may mark a phase while it is held."""
         self._left = set(self._steps)
-        """The chosen steps that this process has not been through."""
+        """The chosen steps that this process has not finished."""
         self._own = OwnSteps()
         self._running: RunningSteps | None = None
         """The steps of other processes; None until somebody asks."""
@@ -113,9 +113,10 @@ class Follower:
     # -- told by hooks
 
     def boundary(self, boundary: boundaries.Boundary | None = None) -> None:
-        """A phase begins or ends, or a vLLM worker executes its model: then there is no boundary.
+        """Look whether a chosen step runs; this never raises, and never waits.
 
-        It never raises, and never waits.
+        Args:
+            boundary: The phase boundary that was reached; None where a vLLM worker executes its model.
         """
         is_done = self._kept.step is None and (self._own.begun or not self._left)
         if is_done or not self._hook.live or not self._lock.acquire(blocking=False):
@@ -130,7 +131,7 @@ class Follower:
             self._lock.release()
 
     def step_begins(self, args: dict[str, Any]) -> int | None:
-        """A step of this process begins; return its number if it is a chosen one. Never raises."""
+        """Begin a step of this process, and return its number if the step is chosen. Never raises."""
         try:
             with self._lock:
                 number = step_number(args, self._own.begun)
@@ -143,7 +144,7 @@ class Follower:
             return None
 
     def step_ended(self, step: int | None) -> None:
-        """End a step of this process, whether it went well or not; this never raises."""
+        """End a step of this process, whether it went well or not. Never raises."""
         if step is None:
             return
         try:
@@ -153,7 +154,7 @@ class Follower:
             self._hook.failed(error)
 
     def process_ends(self) -> None:
-        """Write what is kept, and say what could not be; never raises."""
+        """Write what is kept, and say what could not be kept. Never raises."""
         try:
             with self._lock:
                 for step in list(self._own.open):
@@ -180,7 +181,8 @@ class Follower:
         if step not in self._own.open:
             return
         self._own.open.remove(step)
-        self._tell(step, is_over=True)  # first: to write takes seconds, in which others would take the next step for it
+        # First, because writing takes seconds, in which other processes would take the next step for this one.
+        self._tell(step, is_over=True)
         if step == self._kept.step:
             self._leave()
 

@@ -119,7 +119,7 @@ class OwnCard(Card, Protocol):
         """Return all that torch's allocator has, including pools, whether they have memory behind them or not."""
 
     def pools(self, addresses: Collection[int]) -> tuple[Reserved, Reserved]:
-        """Of it, what lies in segments at these addresses, and in the private pools besides, which are graphs'."""
+        """Return the part in segments at these addresses, and the part in private pools, which are the graphs'."""
 
     def pinned_bytes(self) -> int:
         """Page-locked bytes of the host that torch's allocator of such memory has, handed out or kept for the next.
@@ -146,7 +146,7 @@ Found = TypeVar("Found")
 
 
 class Sought(Generic[Found]):
-    """Something that may come later: it is looked for once a second until it is there, because a look may take long."""
+    """Looks for something that may come later, once a second until it is there, because a look may take long."""
 
     def __init__(self, look: Callable[[], Found | None]) -> None:
         self._look = look
@@ -172,23 +172,23 @@ class CudaLedger:
     def __init__(
         self, open_device: Callable[[], OwnCard | None], open_engines_card: Callable[[], Card | None] = lambda: None
     ) -> None:
-        """A ledger of one device.
+        """Make the ledger of one device.
 
         Args:
-            open_device: Gives it; None while this process does not use one.
-            open_engines_card: Gives the one that an engine below this process uses, or None: a server has no memory
-                there, but begins and ends the phases in which it moves.
+            open_device: Returns the device; None while this process does not use one.
+            open_engines_card: Returns the card of an engine below this process, or None. A server has no memory there,
+                but it begins and ends the phases in which the engine moves its own.
         """
         self.tensors: dict[object, Callable[[], Rows]] = {}
-        """Sources whose bytes come from torch's allocator; rows of one name add up."""
+        """Sources whose bytes come from torch's allocator. Rows with the same name add up."""
         self.engine: SleepingMemory | None = None
-        """In an engine's process."""
+        """The pools of the engine that runs in this process; None if there is none."""
         self.activations: Rows = {}
-        """What forwards have left for their backward, by whose forward it was; nothing until a pass was looked at."""
+        """The bytes that forwards have left for their backward, by owner; empty until a pass was looked at."""
         self._unnamed_bytes = self._quiet_bytes = 0
-        """What was handed out for no owner at the last sample, and when no activations were there."""
+        """The allocated bytes without an owner: at the last sample, and at the last one without activations."""
         self.trains: Callable[[], bool] = lambda: False
-        """Whether this process trains a model, or holds one that it compares with."""
+        """Returns whether this process trains a model, or holds one to compare with."""
         self._device = Sought(open_device)
         self._engines_card = Sought(open_engines_card)
         self._outside: Rows = {}
@@ -199,7 +199,7 @@ class CudaLedger:
         self._sampled: tuple[State | None, int] = None, 0
         self._held: Held | None = None
         self._knows_holders = True
-        """Whether that still holds at the last sample."""
+        """Whether the driver could name the card's processes at the last sample."""
         self._pooled: tuple[int, int, tuple[Reserved, Reserved]] | None = None
         self._engine_share = EngineShare()
         self._peak_bytes = 0
@@ -220,7 +220,8 @@ class CudaLedger:
         """Return the device. At the first look, what this process has outside of torch's allocator is its context.
 
         Args:
-            is_sure: Whether this process uses one by now; else it is looked for once a second, which may take long.
+            is_sure: Whether this process uses one by now. If it does not say so, the device is looked for once a
+                second, because that may take long.
         """
         was_known = self.in_use
         device = self._device.get(now=is_sure)
@@ -245,7 +246,7 @@ class CudaLedger:
             self.out_of_memory(boundary.error)
         device, is_phase = self.device(), boundary.is_phase
         is_engines = not ENGINES_PHASES.isdisjoint(boundary.names)
-        # Where the engine moves it has just said so itself; once it is over, who holds what is asked for again.
+        # The engine itself has just sampled its moves. Who holds what is asked again once they are over.
         of_processes = is_phase and (not is_engines or (not boundary.is_end and self._knows_holders))
         if device is not None:
             state = self.state(device)
@@ -261,9 +262,9 @@ class CudaLedger:
         return self._engines_card.get()
 
     def _is_known(self, state: State, of_processes: bool) -> bool:
-        """Tell whether the last sample is of this boundary: phases end where others begin.
+        """Return whether the last sample serves for this boundary too, as where one phase ends and another begins.
 
-        An old one is not, though nothing has changed: a sample now says that nothing has.
+        An old sample does not, though nothing has changed since: a new one tells readers that nothing has.
         """
         known, end_ns = self._sampled
         is_old = now_ns() - end_ns >= SAME_NS
@@ -291,7 +292,7 @@ class CudaLedger:
 
         Args:
             turn: Where that is.
-            activations: In a pass, who owns what has come since it began and has no name.
+            activations: In a pass, the owner of what was allocated since the pass began and has no other owner.
         """
         device = self.device() if spans.is_recording() else None
         if device is None:
@@ -301,7 +302,7 @@ class CudaLedger:
             self._sample(device, state, turn, activations=activations, of_processes=False)
 
     def settle(self) -> None:
-        """Take what was handed out since the last sample for no activations of the pass that begins now."""
+        """Keep what was allocated since the last sample from counting as activations of the pass that begins now."""
         before = self._sampled[0]
         device = self.device() if spans.is_recording() else None
         if device is not None and before is not None:
@@ -309,7 +310,7 @@ class CudaLedger:
             self._settle_activations(self._unnamed_bytes + more_bytes, is_boundary=False)
 
     def has_moved(self) -> bool:
-        """Return whether the driver counts something else than at the last look; false where it does not say."""
+        """Return whether the card's used bytes differ from the last look's; false if the driver does not say."""
         device = self.device() if spans.is_recording() else None
         try:
             return device is not None and device.card().used_bytes != self._used_bytes
@@ -340,7 +341,7 @@ class CudaLedger:
         self._sampled = state, now_ns()
 
     def _say_pinned(self, device: OwnCard, rows: Rows) -> None:
-        """Sample what torch has pinned for no owner: unnamed tensors, what it rounds up by, and what it keeps."""
+        """Sample pinned memory of torch that has no owner: unnamed tensors, rounding, and what the allocator keeps."""
         if pinned_of(UNATTRIBUTED) in self._unavailable:
             return
         try:
@@ -353,7 +354,7 @@ class CudaLedger:
         spans.counter(f"{UNATTRIBUTED}{PINNED_BYTES}", pinned_bytes - named_bytes)
 
     def say_peak(self) -> None:
-        """Sample the most that torch has handed out, where nobody looks at who has it (13 µs)."""
+        """Sample the most that torch has ever allocated, without looking at who owns it (13 µs)."""
         device = self.device() if spans.is_recording() else None
         if device is not None:
             self._say_peak(device, self.state(device))
@@ -400,17 +401,17 @@ class CudaLedger:
         """Return the bytes of every owner in this process, in the state that it is in.
 
         Args:
-            device: Which it uses.
-            state: That it is in.
-            is_boundary: Whether a phase begins or ends, so that no forward waits for its backward.
-            activations: While one is under way, or does, who owns what it leaves.
+            device: The device that the process uses.
+            state: The state of the rows.
+            is_boundary: Whether a phase begins or ends here, so that no forward is waiting for its backward.
+            activations: The owner of what a forward leaves, while a forward runs or waits for its backward.
         """
         torch = state.torch
         pools, graphs = self._in_pools(device, torch.reserved_bytes)
         rows = self._named_rows(torch.changes)
         named_bytes = on_card(rows)
         cached_bytes, loose_bytes = remainder(torch, pools, graphs)
-        # What an engine has beside weights, cache and graphs are its inputs and workspaces: alone in its process, all.
+        # An engine also has inputs and workspaces. Alone in its process, it owns everything that has no other owner.
         nameless_bytes = loose_bytes - named_bytes
         engine_bytes = self._engine_share.of(nameless_bytes) if self.engine is not None else 0
         if self.engine is not None and not self.trains():
@@ -431,7 +432,7 @@ class CudaLedger:
         return self._without_never_used(rows)
 
     def _named_rows(self, changes: int) -> Rows:
-        """Return the bytes of the tensors that have an owner; they are counted anew when any has come or gone."""
+        """Return the bytes of tensors that have an owner. They are counted anew when any tensor has come or gone."""
         key = changes, tuple(self.tensors.values())
         if self._named[0] != key:
             rows: Rows = {}
@@ -441,16 +442,16 @@ class CudaLedger:
         return dict(self._named[1])
 
     def _without_never_used(self, rows: Rows) -> Rows:
-        """Return the rows without the host's rows of owners that have had nothing there so far, as most never do."""
+        """Return the rows without those of host memory for owners that never had any, which are most."""
         owners = {name: name.rsplit("_", 2)[0] for name in rows if name.endswith(OF_HOST)}
         self._on_host |= {owner for name, owner in owners.items() if rows[name]}
         return {name: size for name, size in rows.items() if name not in owners or owners[name] in self._on_host}
 
     def _settle_activations(self, unnamed_bytes: int, *, is_boundary: bool, owner: str | None = None) -> None:
-        """Set what of the bytes that have no name are activations.
+        """Set how many of the bytes without an owner are activations.
 
-        In a pass, which has an owner, it is what has come since it began. Elsewhere it is what of that is still there,
-        such as logits that the program keeps; at a boundary it is nothing.
+        In a pass, which has an owner, these are the bytes that have come since it began. Elsewhere they are those of
+        them that are still there, such as logits that the program keeps. At a boundary there are none.
         """
         self._unnamed_bytes = unnamed_bytes
         new_bytes = 0 if is_boundary else max(0, unnamed_bytes - self._quiet_bytes)
@@ -488,15 +489,15 @@ class CudaLedger:
         free_bytes: int | None = None,
         owners: Collection[str] = (),
     ) -> None:
-        """If an error is about memory, write what was asked for and what there was, and who holds the card.
+        """If an error is about memory, write how much was asked for, how much was free, and who holds the card.
 
-        It passes several hooks on its way up; the first one that sees it is nearest to the moment.
+        The error passes several hooks on its way up. The first one that sees it is nearest to the moment.
 
         Args:
-            error: That passes.
-            asked_bytes: What was asked for, if the error does not say.
-            free_bytes: What was free before; now, by default.
-            owners: Whose it would have been, if that is known.
+            error: The error.
+            asked_bytes: How much was asked for, if the error does not say.
+            free_bytes: How much was free before; what is free now, by default.
+            owners: Who would have owned it, if that is known.
         """
         device = self.device()
         if device is None or not self._errors.is_new(error):
@@ -533,10 +534,10 @@ class CudaLedger:
             return {}, str(reason)
 
     def _in_pools(self, device: OwnCard, reserved_bytes: int) -> tuple[Reserved, Reserved]:
-        """What lies in an engine's pools and graphs; they are made once.
+        """Return what is in an engine's pools and graphs, which are made once.
 
-        A new one shows in the most ever reserved, or, where a trainer has had more and given it back, in the segments.
-        To look takes 2 ms, as torch lists every block, and an engine's cache comes and goes with each rollout.
+        A new one shows in the most that was ever reserved; if a trainer has had more before, it shows in the segments.
+        A look takes 2 ms, because torch lists every block, and an engine's cache comes and goes with each rollout.
         """
         if self.engine is None:
             return Reserved(0, 0), Reserved(0, 0)
@@ -552,12 +553,12 @@ class CudaLedger:
 
 
 def on_card(rows: Rows) -> int:
-    """Return the bytes of all rows, without those of the host's memory."""
+    """Return the bytes of all rows, without those of host memory."""
     return sum(size for name, size in rows.items() if not name.endswith(OF_HOST))
 
 
 def remainder(torch: Reserved, pools: Reserved, graphs: Reserved) -> tuple[int, int]:
-    """Bytes that torch's allocator keeps for the next who asks, and that it has handed out, pools and graphs apart."""
+    """Return the bytes that torch's allocator keeps, and those that it has handed out, without pools and graphs."""
     allocated_bytes = torch.allocated_bytes - pools.allocated_bytes - graphs.allocated_bytes
     reserved_bytes = torch.reserved_bytes - pools.reserved_bytes - graphs.reserved_bytes
     return reserved_bytes - allocated_bytes, allocated_bytes

@@ -49,7 +49,7 @@ class CudaMemory:
     """Every process that uses a GPU samples what it holds there."""
 
     name = "cuda_memory"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
@@ -71,7 +71,7 @@ def on_device(device: Any) -> Iterator[None]:
 
 
 def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: OnDevice = on_device) -> None:
-    """Meet models, optimizers and communicators where they are made; look at every boundary."""
+    """Name the hooks that meet models, optimizers and communicators where they are made, and look at each boundary."""
     ledger.tensors[MODELS] = MODELS
     ledger.trains = lambda: MODELS.met
     patches.when_imported("torch.cuda", lambda _: boundaries.watch(ledger.reached))
@@ -79,7 +79,7 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: O
     name_turns(patches, turns, loading(ledger, turns.work))
     for method in COLLECTIVES:
         patches.wrap(f"{PROCESS_GROUP}.{method}", first_collectives(ledger, turns))
-    # By which FSDP1 and DDP begin: several tensors at once, in C++, which calls none of the above.
+    # FSDP1 and DDP begin with it: several tensors at once, in C++, which calls none of the above.
     patches.wrap("torch.distributed.utils:_sync_params_and_buffers", first_collectives(ledger, turns))
     eager, split = eager_connections(ledger, on_device), Growth(ledger, NCCL, splits)
     patches.around("torch.distributed:_Backend.eager_connect_single_device", eager.begin, eager.end)
@@ -87,15 +87,15 @@ def name_hooks(patches: PatchSet, ledger: CudaLedger, turns: Turns, on_device: O
 
 
 def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, Hook], Function]:
-    """Return a wrapper of a collective: the first call in each group makes its communicator and its channels.
+    """Return a wrapper of a collective, whose first call in each group makes the communicator and its channels.
 
-    Every later call is a beat and no more, for a step has seven hundred of them.
+    Each later call is only a beat, because a step has seven hundred of them.
     """
     known: set[str] = set()
     beat = beating(turns)
 
     def connects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether the call is about GPUs: one of the host's tensors needs no communicator of theirs."""
+        """Return whether the call is about a GPU's tensors; the host's tensors need no communicator of NCCL's."""
         if not any(map(is_on_gpu, (*args[1:], *kwargs.values()))):
             return False
         known.add(args[0].group_name)
@@ -121,13 +121,15 @@ def first_collectives(ledger: CudaLedger, turns: Turns) -> Callable[[Function, H
 
 
 def eager_connections(ledger: CudaLedger, on_device: OnDevice) -> Growth:
-    """Return what watches communicators that are made at once, not by a first collective: of a group bound to a device.
+    """Return what watches communicators that are made with their group and not by a first collective.
+
+    That is so for a group that is bound to a device.
 
     `init_process_group` and `new_group` end in this call (torch 2.6 to 2.13), and in 2.6 `split_group`.
     """
 
     def connects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether the device is a GPU; a process that has no context yet gets it before anybody looks."""
+        """Return whether the device is a GPU; a process without a context gets one before anybody looks."""
         device = argument("device", 1, args, kwargs)
         if device is None or device.type != "cuda":
             return False
@@ -140,20 +142,20 @@ def eager_connections(ledger: CudaLedger, on_device: OnDevice) -> Growth:
 
 
 def splits(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Tell whether a communicator is split from one of GPUs, which later releases do in C++ (2.9 to 2.13)."""
+    """Return whether a communicator is split from one of GPUs; torch 2.9 to 2.13 do that in C++."""
     device = getattr(args[0], "bound_device_id", None)
     return device is not None and device.type == "cuda"
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Tell whether a tensor, or the first one of nested lists, lies on a GPU, or a barrier's options name one."""
+    """Return whether a tensor, or the first one in nested lists, is on a GPU, or a barrier's options name a GPU."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return getattr(getattr(value, "device", None), "type", None) == "cuda"
 
 
 LEDGER = CudaLedger(open_device, open_engines_card)
-"""The one of this process."""
+"""The ledger of this process."""
 
 TURNS = Turns(LEDGER, WORK)
-"""Where it is looked at between boundaries."""
+"""Looks at the ledger between boundaries."""

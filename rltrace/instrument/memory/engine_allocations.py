@@ -1,4 +1,4 @@
-"""Whose each allocation of an engine is, on the steps on which all are kept: what is the same of every engine."""
+"""Says who owns each allocation of an engine, in the steps of which all are kept: what all engines have in common."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an engine has allocated in a process that trains too, of the bytes that nobody has a name for.
+"""The engine's part of the bytes without an owner, in a process that trains too.
 
-An engine alone in its process has all of them. Beside a trainer it has what they grew by while it acted: in its own
-phases and calls, in which the trainer waits. What the trainer has allocated before, or allocates in between, is not the
+An engine that is alone in its process has all of them. Beside a trainer it has what they grew by while it acted: in its
+own phases and calls, in which the trainer waits. What the trainer allocates before that, or in between, is not the
 engine's.
 """
 
@@ -17,18 +17,18 @@ ITS_OWN = frozenset(
 
 
 class EngineShare:
-    """The engine's part of the nameless bytes, told at every look at them and at the ends of the engine's phases."""
+    """The engine's part of the bytes without an owner, updated at each look and when a phase of the engine ends."""
 
     def __init__(self) -> None:
         self._size_bytes = 0
-        """What it had when it last ended to act."""
+        """The engine's bytes when it last stopped acting."""
         self._acts = False
         self._before_bytes: int | None = None
-        """The nameless bytes when it began to act; None: nobody had looked."""
+        """The bytes without an owner when the engine began to act; None if nobody had looked."""
         self._last_bytes: int | None = None
 
     def of(self, nameless_bytes: int) -> int:
-        """Return the engine's part of the bytes without a name, of which it cannot have more than there are."""
+        """Return the engine's part of the bytes without an owner, which is never more than all of them."""
         self._last_bytes = nameless_bytes
         if self._acts and self._before_bytes is None:
             self._before_bytes = nameless_bytes
@@ -39,7 +39,7 @@ class EngineShare:
         return size_bytes
 
     def reached(self, boundary: Boundary) -> None:
-        """Begin or end to act, behind the look at a boundary."""
+        """Note that the engine begins or stops acting, after the look at a boundary."""
         if ITS_OWN.isdisjoint(boundary.names):
             return
         if not boundary.is_end:

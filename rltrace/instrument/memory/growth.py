@@ -1,4 +1,4 @@
-"""What a process grows by in calls of a kind, outside of torch's allocator, has the owner that makes it grow."""
+"""Gives what a process grows by in certain calls, outside of torch's allocator, to the owner that made it grow."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def always(*_call: Any) -> bool:
 
 
 class Growth:
-    """Looks before a call and behind it, and gives its owner what has come, less what others were given meanwhile."""
+    """Looks before and after a call, and gives the owner what has come, less what others were given meanwhile."""
 
     def __init__(self, ledger: Ledger, owner: str, is_watched: Callable[..., bool] = always) -> None:
         """Args:
-        ledger: Of this process.
-        owner: Who has what comes.
-        is_watched: Called with what `begin` is called with, before each call; if it returns false nobody looks.
+        ledger: The ledger of this process.
+        owner: The owner of what comes.
+        is_watched: Called before each call, with what `begin` is called with; if it returns false, nobody looks.
         """
         self._ledger, self._owner, self._is_watched = ledger, owner, is_watched
 
@@ -43,7 +43,7 @@ class Growth:
         return self._ledger.ownerless_bytes()
 
     def end(self, before_bytes: int | None, _result: Any = None, _error: BaseException | None = None) -> None:
-        """Look behind it."""
+        """Look after the call."""
         after_bytes = None if before_bytes is None else self._ledger.ownerless_bytes()
         if before_bytes is not None and after_bytes is not None:
             self._ledger.give(self._owner, max(0, after_bytes - before_bytes))

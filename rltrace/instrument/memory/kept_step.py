@@ -1,4 +1,4 @@
-"""The chosen step in which this process is, and what becomes of its allocations: a table of states and events."""
+"""The chosen step in which this process is, and what happens to its allocations, as a table of states and events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KeptStep:
         self._step = 0
         """The step that was entered last."""
         self._reason = NO_GPU
-        """Why its allocations are not kept, in a state in which they are not."""
+        """Why the allocations of the step are not kept, in a state in which they are not."""
 
     @property
     def step(self) -> int | None:
@@ -54,7 +54,7 @@ class KeptStep:
         return None if self._state is State.OUTSIDE else self._step
 
     def enter(self, step: int) -> None:
-        """Be in a chosen step from here on, from outside of any."""
+        """Enter a chosen step from outside of any."""
         self._step, self._reason = step, NO_GPU
         self.on(Event.ENTER)
 
@@ -98,7 +98,7 @@ class KeptStep:
         lifecycle.unavailable(allocations_of(self._step), self._reason)
 
     def _do_nothing(self) -> None:
-        """The state says it all."""
+        """Do nothing: only the state changes."""
 
 
 TRANSITIONS: dict[tuple[State, Event], tuple[State, Callable[[KeptStep], None]]] = {

@@ -1,7 +1,7 @@
-"""Whose a model is, where a framework has a name for it: its trainer's `ref_model` is the ref.
+"""Says whose a model is where a framework has a name for it: a trainer's `ref_model` is the ref.
 
-An instrumentation says so wherever its framework names a model, sharded or not: `name_models(trainer)`. From there on
-the model's parameters, its gradients and what its forwards leave have owners, as those of a sharded model have.
+An instrumentation calls `name_models(trainer)` wherever its framework names a model, sharded or not. From then on the
+model's parameters, its gradients and what its forwards leave have owners, as those of a sharded model have.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ OF_TRAINERS: Mapping[str, str] = {
     "reward_model": REWARD,
     "reward_funcs": REWARD,
 }
-"""Whose the models are that trainers have as attributes of these names; a teacher is compared with, as a ref is."""
+"""Whose model a trainer's attribute of this name is. A teacher counts as a ref, because both are compared with."""
 
 
 def name_models(holder: Any, subjects: Mapping[str, str] = OF_TRAINERS) -> None:
-    """Say whose the models are that an object has as attributes now; those that come later are named by a later call.
+    """Say whose models an object has as attributes now; a later call names those that come later.
 
     Args:
-        holder: Such as a trainer.
-        subjects: `actor`, `ref`, `critic` or `reward`, by the attribute's name; it may have several models in a list.
+        holder: The object, such as a trainer.
+        subjects: `actor`, `ref`, `critic` or `reward`, by the attribute's name. The attribute may be a list of models.
     """
     for attribute, subject in subjects.items():
         for module in modules_in(getattr(holder, attribute, None)):
@@ -39,7 +39,7 @@ def name_models(holder: Any, subjects: Mapping[str, str] = OF_TRAINERS) -> None:
 
 
 def modules_in(value: Any) -> Iterator[Any]:
-    """Return what of a value is a module: itself, or those of its items that are one."""
+    """Return the modules in a value: the value itself, or its items."""
     torch = sys.modules.get("torch")
     items = value if isinstance(value, (list, tuple)) else (value,)
     return (item for item in items if torch is not None and isinstance(item, torch.nn.Module))

@@ -18,9 +18,9 @@ NOT_SAID = "its allocator does not say how it copied them"
 
 
 class Pools:
-    """Which pools of a process are awake, and how many bytes each holds.
+    """Knows which pools of a process are awake, and how many bytes each of them holds.
 
-    Kept here because no allocator says it in all of its releases: vLLM's does from 0.26 on only.
+    It is kept here because no allocator says it in all of its releases: vLLM's does only from 0.26 on.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Pools:
         bytes_by_tag: Asks the allocator for the bytes of every pool, asleep or awake.
         addresses: Asks it where their segments begin.
         free_bytes: Asks the device how much is free; None where it does not say.
-        out_of_memory: Called with the error of a wake-up that failed, the bytes that it asked for, those that were free
-            before it, for it maps what it can, and the owners that woke up.
-        copies: Asks the allocator what copies of pools lie in the host's memory, by tag, given the tags that sleep.
-            Called behind each sleep and wake-up.
+        out_of_memory: Called with the error of a wake-up that failed, the bytes that it asked for, the bytes that were
+            free before it (a wake-up maps what it can), and the owners that woke up.
+        copies: Asks the allocator which copies of pools are in host memory, by tag, given the tags that sleep. It is
+            called after each sleep and wake-up.
         """
         self._bytes_by_tag = bytes_by_tag
         self.addresses = addresses
@@ -47,12 +47,12 @@ class Pools:
         """How often any of their memory has come or gone."""
         self._asleep: set[str] = set()
         self._arrived: dict[str, int] = {}
-        """Bytes that a wake-up under way, or one that failed, has mapped, by tag."""
+        """The bytes by tag that a wake-up has mapped, if it is under way or has failed."""
         self._on_host: dict[str, OnHost] = {}
-        """What lies in the host's memory, by tag, of all tags that were ever copied there."""
+        """The bytes in host memory by tag, for all tags that were ever copied there."""
 
     def begin_unmap(self, tags: Collection[str] | None = None, kept: Collection[str] = ()) -> Any:
-        """Open the span with the bytes that are to go, of all tags without `tags`; `kept` are copied to the host."""
+        """Open the span with the bytes that will go: those of `tags`, by default all. `kept` are copied to the host."""
         going = {
             tag: held
             for tag, size in self.sample().items()
@@ -93,7 +93,7 @@ class Pools:
         self._sample_anew()
 
     def _sample_anew(self) -> None:
-        """Sample behind a sleep or a wake-up, with the copies that it made or freed if they can be told."""
+        """Sample after a sleep or a wake-up, with the copies that it made or freed if these are known."""
         try:
             self._look_for_copies()
         finally:
@@ -109,15 +109,15 @@ class Pools:
         self._on_host = gone | found
 
     def arrived(self, tag: str, size_bytes: int) -> None:
-        """Note that a segment has memory behind it again, in the middle of a wake-up."""
+        """Note that a segment has memory behind it again, during a wake-up."""
         self.moves += 1
         if tag in self._arrived:
             self._arrived[tag] += size_bytes
 
     def sample(self) -> dict[str, int]:
-        """Write the bytes of each owner that have memory behind them now; returns those of every pool.
+        """Write the bytes of each owner that have memory behind them now, and return those of each pool.
 
-        Asked once for both: vLLM has hundreds of segments to add up, and torch lists every block of a pool.
+        One question serves both: vLLM has hundreds of segments to add up, and torch lists every block of a pool.
         """
         sizes = self._bytes_by_tag()
         for name, size in self._rows(sizes).items():

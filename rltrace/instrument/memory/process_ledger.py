@@ -66,7 +66,7 @@ class ProcessLedger:
 
     @property
     def has_heap(self) -> bool:
-        """Whether the bytes come from an allocator that says what it holds."""
+        """Return whether the bytes come from an allocator that says what it holds."""
         return self._frozen is not None and not self.on_gpu
 
     def meet_peer(self, pid: int) -> None:
@@ -74,10 +74,10 @@ class ProcessLedger:
         self._peers.setdefault(pid, memory.ProcessMemory(pid))
 
     def freeze(self) -> None:
-        """Take what this process holds now for its interpreter and its libraries; the first call counts.
+        """Count what this process holds now as its interpreter and its libraries. Only the first call does anything.
 
-        Where the C library does not tell what its allocator holds, only owners with a name are sampled, without totals:
-        a reader then says that the rest is unknown.
+        If the C library does not say what its allocator holds, only owners with a name are sampled, without totals. A
+        reader then says that the rest is unknown.
         """
         if self._frozen is not None:
             return
@@ -95,10 +95,10 @@ class ProcessLedger:
         """Write every row, then the totals.
 
         Args:
-            moved: Since the last sample this process has moved owners' mappings, and its allocator had no part in it
-                unless other pages came or went too.
-            before_kernels: The heap's bytes without an owner before calls that made libraries keep something.
-            before_forward: Before a forward that is over now, and leaves activations for its backward.
+            moved: Whether this process has moved owners' mappings since the last sample. Its allocator had no part in
+                that, unless other pages came or went too.
+            before_kernels: The heap's bytes without an owner, before calls that made libraries keep something.
+            before_forward: The same, before a forward that is over now and has left activations for its backward.
         """
         if spans.current() is None or self.on_gpu:
             return
@@ -127,7 +127,7 @@ class ProcessLedger:
         )
 
     def unnamed_heap_bytes(self) -> int:
-        """Return what the allocator has handed out to no tensor with a name."""
+        """Return the bytes that the allocator has handed out, without those of tensors that have an owner."""
         asked = self._ask(self._process.resident(), _measure(self.in_heap), _measure(self.mapped))
         return asked.heap.used_bytes - sum(asked.in_heap.values())
 
@@ -136,9 +136,9 @@ class ProcessLedger:
         self._kernel_bytes += size_bytes
 
     def out_of_memory(self, error: BaseException) -> None:
-        """If an error is about memory, write what was asked for and what there was, and sample what everybody holds.
+        """If an error is about memory, write how much was asked for and was free, and sample what each process holds.
 
-        It passes several hooks on its way up; the first one that sees it is nearest to the moment.
+        The error passes several hooks on its way up. The first one that sees it is nearest to the moment.
         """
         if spans.current() is None or self.on_gpu or not self._errors.is_new(error):
             return
@@ -196,9 +196,9 @@ class ProcessLedger:
         return {pid: count.anonymous_bytes + count.file_bytes + shared[pid] for pid, count in counts.items()}
 
     def _shared_bytes(self, mapped: dict[int, int]) -> dict[int, int]:
-        """Return each process's part of the shared memory, so that a page that several map is counted once.
+        """Return each process's part of the shared memory, so that a page that several processes map counts once.
 
-        Dividing costs a walk of all pages: it is done when more than one maps any, and again when that changes.
+        Dividing it takes a walk over all pages. That is done when more than one process maps any, and when it changes.
         """
         if sum(size > 0 for size in mapped.values()) < 2:
             return mapped
@@ -218,7 +218,7 @@ class _Frozen:
 
 
 def _on_one_memory(rows: Rows) -> Rows:
-    """Add what lies in host memory to the owner's row: on a CPU the host's memory is the device's."""
+    """Add what is in host memory to the owner's row, because on a CPU the host's memory is the device's."""
     merged: Rows = {}
     for name, size in rows.items():
         owner = name.replace("_host_bytes", "_bytes")

@@ -1,8 +1,8 @@
-"""The models of this process and their optimizers: which tensors are whose, and how many bytes on the GPU and the host.
+"""Knows the models and optimizers of this process: which tensors are whose, and their bytes on the GPU and the host.
 
-Models that FSDP shards, those that DDP wraps, those that a framework names (`named_models.py`), and what else an
-optimizer holds. A model that nobody shards, wraps, names or trains is not met: its bytes are `unattributed`. The
-samples at boundaries and the history of allocations ask here.
+It meets models that FSDP shards, that DDP wraps or that a framework names (`named_models.py`), whatever else an
+optimizer holds and, in a loop that no hook knows, each model that computes. Any other is not met, and its bytes are
+`unattributed`. The samples at phase boundaries and the history of allocations ask here.
 
 Source read: torch 2.6 to 2.13, torch/distributed/fsdp/_fully_shard and _flat_param.py.
 """
@@ -13,26 +13,30 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rltrace.events import HOST_BYTES, PINNED_BYTES
+from rltrace.events import HOST_BYTES, PINNED_BYTES, REWARD_MODELS
 from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import After, Function, Hook, PatchSet, wrap_function
 from rltrace.host import memory
-from rltrace.instrument.memory.work import ACTOR, REF, WORK, Work, trained_subject
+from rltrace.instrument.memory.work import ACTOR, REF, REWARD, WORK, Work, trained_subject
 from rltrace.instrument.torch.fsdp1 import WRAPPER
 from rltrace.instrument.torch.fsdp2 import PACKAGE, groups_of
 
 Rows = dict[str, int]
 """The bytes by the name of the counter, such as `actor.params_bytes`."""
 
+ENGINES = ("vllm", "sglang")
+"""Packages whose models are an engine's: it has other owners."""
+
 MOST_KEPT = 64
-"""States of all groups: a step goes through fewer than ten."""
+"""How many states of all groups are kept; a step goes through fewer than ten."""
 
 
 class Roles:
-    """Whose parameters are: of whom a framework's hook said so where they were made, else the actor's or the ref's.
+    """Says whose parameters are: a framework's hook said so when they were made, or they are the actor's or the ref's.
 
-    The actor's if an optimizer that is not said to be another's holds any that are sharded together, else the ref's.
-    Before there is one, those that can be trained are the actor's; once they are trained they stay so.
+    Parameters that are sharded together are the actor's if an optimizer holds any of them, unless the optimizer is said
+    to be somebody else's. Else they are the ref's. Before there is an optimizer, those that can be trained are the
+    actor's; once they were trained, they stay the actor's.
     """
 
     def __init__(self, work: Work) -> None:
@@ -41,10 +45,10 @@ class Roles:
         """
         self.work = work
         self._named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        """Optimizers and holders of parameters that were made while somebody was worked for."""
+        """The owners of optimizers and holders of parameters that were made while somebody was worked for."""
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.met = 0
-        """How many optimizers were met: while that is the same, no parameter changes its owner."""
+        """How many optimizers were met. While that stays the same, no parameter changes its owner."""
         self._decided: weakref.WeakKeyDictionary[Any, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
     def meet_optimizer(self, optimizer: Any) -> None:
@@ -58,6 +62,12 @@ class Roles:
         """Set the owner of an optimizer or of a holder of parameters, where it is known."""
         if made is not None and subject is not None:
             self._named[made] = subject
+
+    def learns(self, module: Any) -> None:
+        """Let a model be the actor's, unless somebody has said whose it is."""
+        if self._named.get(module) in (None, REWARD):
+            self._named[module] = ACTOR
+            self.met += 1
 
     def optimizers(self) -> list[Any]:
         """Return the optimizers that there are."""
@@ -92,7 +102,7 @@ class Roles:
 class Models:
     """The models of a process and their optimizers.
 
-    Called, it gives the bytes of parameters, gradients and optimizer states by owner.
+    A call returns the bytes of parameters, gradients and optimizer states by owner.
     """
 
     def __init__(self, roles: Roles) -> None:
@@ -101,22 +111,26 @@ class Models:
         """
         self.roles = roles
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
-        """States and modules: several instrumentations tell of each."""
+        """States and modules that were met; several instrumentations tell of each."""
+        self._learning: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Modules that have computed with gradients."""
         self._units: list[Unit] = []
         self._wrapped: list[weakref.ref[Any]] = []
         """The modules that DDP wraps, and those that somebody names."""
+        self._used: list[weakref.ref[Any]] = []
+        """Whole models that compute, wrapped or not."""
         self._roots: weakref.WeakKeyDictionary[Any, NamedRoot] = weakref.WeakKeyDictionary()
-        """Of those that somebody names; kept here, for whoever watches them does not."""
+        """The roots of modules that somebody names, which are kept only here."""
         self._on_root: list[Callable[[NamedRoot], None]] = []
         self._known: tuple[Any, list[tuple[str, Params]]] = None, []
         self._rows: dict[Any, Rows] = {}
-        """By the marks of all groups: a step goes through a few of them, the next step through the same."""
+        """Rows by the marks of all groups. A step goes through a few of these, and the next step through the same."""
         self._states: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], Rows]] = weakref.WeakKeyDictionary()
 
     @property
     def met(self) -> bool:
         """Whether any model was met."""
-        return bool(self._units or self._wrapped or self.roles.met)
+        return bool(self._units or self._wrapped or self._used or self.roles.met)
 
     def meet_state(self, state: Any) -> None:
         """Meet an FSDP2 state; its parameters are in groups that are made after it."""
@@ -134,12 +148,28 @@ class Models:
             self._add_whole(wrapper.module, self.roles.work.subject)
 
     def meet_named(self, module: Any, subject: str) -> None:
-        """Meet a module of which somebody says whose it is; the first one who does is right."""
+        """Meet a module whose owner somebody names; the first one to do so is right."""
         if module not in self._roots:
             root = self._roots[module] = NamedRoot(module, subject)
             self._add_whole(module, subject)
             for on_root in self._on_root:
                 on_root(root)
+
+    def meet_used(self, module: Any, *, has_gradients: bool) -> None:
+        """Meet a whole model that computes in a loop that no hook knows.
+
+        It is the actor's once it has computed with gradients: DeepSpeed's optimizers hold copies of what learns. Else
+        it is a reward model by its class, or the optimizers decide.
+        """
+        if type(module).__module__.partition(".")[0] in ENGINES:
+            return
+        if self._is_new(module):
+            self._used.append(weakref.ref(module))
+            scores = any(part in type(module).__name__ for part in REWARD_MODELS)
+            self.roles.name(module, REWARD if scores else self.roles.work.subject)
+        if has_gradients and module not in self._learning and any(one.requires_grad for one in module.parameters()):
+            self._learning.add(module)
+            self.roles.learns(module)
 
     def _add_whole(self, module: Any, subject: str | None) -> None:
         if all(known() is not module for known in self._wrapped):
@@ -159,25 +189,30 @@ class Models:
         return is_new
 
     def tensors(self) -> Iterator[tuple[str, Iterable[Any]]]:
-        """Return the owners, each with the tensors that are its own now."""
+        """Return the owners, each with the tensors that it owns now."""
         for subject, params in self._groups():
             yield from by_owner(subject, params)
         for optimizer in self.roles.optimizers():
             yield self.roles.states_owner(optimizer), memory.optimizer_tensors(optimizer)
 
     def modules(self) -> list[Any]:
-        """Return the modules that compute in their forwards: the sharded ones, what DDP wraps, and what has a name.
+        """Return the modules whose forwards compute: those that are sharded, wrapped by DDP, or named.
 
-        Not DDP's own, whose forward may make the buckets of its gradients anew. What has only the parameters of
-        `unwrapped` is not met: nothing leads from a parameter to its modules.
+        DDP's own module is not one, because its forward may make the buckets of its gradients anew. A module that has
+        only parameters of `unwrapped` is missing, because nothing leads from a parameter to its modules.
         """
         return [*(module for unit in self._units for module in unit.modules()), *self._wrapped_modules()]
 
     def unwrapped(self) -> list[Any]:
-        """Return the parameters that an optimizer holds and no module has that is sharded or wrapped by DDP."""
+        """Return the parameters that learn and that are in no module that is sharded or wrapped by DDP."""
         wrapped = {id(module) for module in self._wrapped_modules()}
-        plain = [params for _, params in self._groups() if isinstance(params, PlainParams)]
-        return [one for params in plain if id(params.holder()) not in wrapped for one in params.trained()]
+        learning = [
+            params
+            for subject, params in self._groups()
+            if isinstance(params, PlainParams) and trained_subject(subject) == subject
+        ]
+        plain = [params for params in learning if id(params.holder()) not in wrapped]
+        return [one for params in plain for one in params.trained() if one.requires_grad]
 
     def _wrapped_modules(self) -> list[Any]:
         return [module for known in self._wrapped if (module := known()) is not None]
@@ -193,7 +228,7 @@ class Models:
     def _groups(self) -> list[tuple[str, Params]]:
         """Return the owner of each group of parameters, looked up again when that may have changed."""
         held = sum(len(group["params"]) for optimizer in self.roles.optimizers() for group in optimizer.param_groups)
-        key = len(self._units), len(self._wrapped), len(self._roots), self.roles.met, held
+        key = len(self._units), len(self._wrapped), len(self._used), len(self._roots), self.roles.met, held
         if self._known[0] != key or not self.roles.met:
             sharded = [params for unit in self._units for params in unit.params()]
             groups = [*sharded, *plain_params(sharded, self._holders())]
@@ -203,7 +238,7 @@ class Models:
         return self._known[1]
 
     def _name(self, sharded: list[Params]) -> None:
-        """Give parameters that are sharded together the owner that somebody has named their model by."""
+        """Give parameters that are sharded together the owner that somebody has named for their model."""
         if sharded and self._roots:
             roots = list(self._roots.items())
             named = {id(parameter): root.subject for module, root in roots for parameter in module.parameters()}
@@ -214,9 +249,10 @@ class Models:
 
     def _holders(self) -> Iterator[tuple[Any, list[Any]]]:
         """Return who may have parameters that are not sharded, and which these are."""
-        for wrapped in self._wrapped:
-            if (module := wrapped()) is not None:
-                yield module, list(module.parameters())
+        for module in self._wrapped_modules():
+            yield module, list(module.parameters())
+        used = [(module, list(module.parameters())) for known in self._used if (module := known()) is not None]
+        yield from sorted(used, key=lambda one: -len(one[1]))  # a whole model before a part that was put aside
         for optimizer in self.roles.optimizers():
             yield optimizer, [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -243,7 +279,7 @@ class Models:
 
 
 MODELS = Models(Roles(WORK))
-"""The one of this process."""
+"""The models of this process."""
 
 
 def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None = None) -> None:
@@ -277,7 +313,7 @@ def watch_models(patches: PatchSet, on_state: Callable[[Any, Hook], None] | None
 
 
 class NamedRoot:
-    """A model that a framework names, as a root's FSDP2 state would say it: nobody wraps it, so it is its own root."""
+    """A model that a framework names, in the form of a root's FSDP2 state. Nobody wraps it, so it is its own root."""
 
     def __init__(self, module: Any, subject: str) -> None:
         self._known = weakref.ref(module)
@@ -290,12 +326,12 @@ class NamedRoot:
 
     @property
     def _is_root(self) -> bool:
-        """Whether that is still so: FSDP2 makes the module one of its own kind, and has a state for it."""
+        """Whether it is still its own root: FSDP2 changes the class of a module that it shards, and keeps its state."""
         return all(kind.__name__ != "FSDPModule" for module in self._modules for kind in type(module).__mro__)
 
 
 def when_made(meet: Callable[[Any], None]) -> After:
-    """Return an `after` that meets what a call was about, if it went well."""
+    """Return an `after` that meets what a call has made, if the call went well."""
 
     def made(subject: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -305,7 +341,7 @@ def when_made(meet: Callable[[Any], None]) -> After:
 
 
 class Unit:
-    """Modules that are sharded together, the groups of their parameters, and their owner if it is known as they are."""
+    """Modules that are sharded together, the groups of their parameters, and their owner if it is known already."""
 
     def __init__(
         self,
@@ -336,7 +372,7 @@ class Unit:
 
 
 class Params:
-    """Parameters that are sharded together: those that an optimizer may hold, and tensors that hold them now."""
+    """Parameters that are sharded together: what an optimizer may hold, and the tensors that hold them now."""
 
     def holder(self) -> Any:
         """Return what holds them as long as it lives; None once it is gone."""
@@ -393,7 +429,7 @@ class Fsdp2Params(Params):
                     yield grad
 
     def mark(self) -> Any:
-        # At a boundary all of this lies cold in memory, which is what looking costs: 100 ns an object, of 70 groups.
+        # At a boundary none of this is in the processor's caches. That is the cost: 100 ns an object, of 70 groups.
         param = self._last()
         if param is None:
             return None
@@ -447,7 +483,7 @@ class Fsdp1Params(Params):
 
 
 class PlainParams(Params):
-    """Parameters that nothing shards, of a module that DDP wraps or of an optimizer."""
+    """Parameters that nobody shards, of a module that DDP wraps or of an optimizer."""
 
     def __init__(self, holder: Any, parameters: Iterable[Any]) -> None:
         self._holder = weakref.ref(holder)
@@ -479,11 +515,11 @@ class PlainParams(Params):
 
 
 def plain_params(sharded: Iterable[Params], holders: Iterable[tuple[Any, list[Any]]]) -> Iterator[PlainParams]:
-    """Return the parameters of each holder that nothing shards, each parameter once.
+    """Return the parameters of each holder that nobody shards, each parameter once.
 
     Args:
-        sharded: What FSDP has.
-        holders: Each with its parameters.
+        sharded: The parameters that FSDP shards.
+        holders: The holders, each with its parameters.
     """
     taken = {id(parameter) for params in sharded for parameter in params.trained()}
     is_sharding = bool(taken)  # then a DTensor is FSDP2's, though it be another object than when it was met
@@ -518,9 +554,9 @@ def grads_owner(subject: str) -> str:
 
 
 def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
-    """Return the bytes of tensors by where they lie: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in the host's memory.
+    """Return the bytes of tensors by where they are: `OWNER_bytes` on a GPU, `OWNER_host_bytes` in host memory.
 
-    Of the latter, `OWNER_pinned_bytes` are page-locked: each storage was asked.
+    Of the latter, `OWNER_pinned_bytes` are page-locked, which each storage was asked.
     """
     shards = [memory.local(tensor) for tensor in tensors]
     held = memory.on_host(shard for shard in shards if not shard.is_cuda)
@@ -529,12 +565,12 @@ def by_place(owner: str, tensors: Iterable[Any]) -> Rows:
 
 
 def host_rows(owner: str, held: memory.OnHost) -> Rows:
-    """Return the rows of an owner in the host's memory; pinned bytes have no row where nobody can tell them."""
+    """Return the rows of an owner in host memory. Pinned bytes have no row if nobody can tell them."""
     rows = {f"{owner}{HOST_BYTES}": held.size_bytes}
     return rows if held.pinned_bytes is None else rows | {f"{owner}{PINNED_BYTES}": held.pinned_bytes}
 
 
 def add(rows: Rows, more: Rows) -> None:
-    """Add up the rows of one name."""
+    """Add rows to rows; those with the same name add up."""
     for name, size in more.items():
         rows[name] = rows.get(name, 0) + size

@@ -10,17 +10,21 @@ from collections import Counter
 from typing import Any
 
 from rltrace.events import Turn
-from rltrace.hooks.patching import Hook, PatchSet, nothing_before
+from rltrace.hooks import boundaries
+from rltrace.hooks.arguments import keep_self
+from rltrace.hooks.patching import Hook, PatchSet, nothing_after, nothing_before
+from rltrace.host import memory
 from rltrace.instrument.memory.cuda_ledger import CONTEXT, CudaLedger
 from rltrace.instrument.memory.growth import Growth
-from rltrace.instrument.memory.sharded_models import watch_models
+from rltrace.instrument.memory.sharded_models import MODELS, watch_models
 from rltrace.instrument.memory.turns import Turns, at, beating
 from rltrace.instrument.memory.work import Work
 from rltrace.instrument.torch.dynamo import outside_graphs
 from rltrace.instrument.torch.fsdp2 import PACKAGE
 from rltrace.instrument.torch.models import FORWARD_WATCHERS
-from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 
+MODULE = "torch.nn.modules.module:Module"
 TRANSFORMERS = "transformers.modeling_utils:PreTrainedModel"
 
 
@@ -35,19 +39,23 @@ def name_turns(patches: PatchSet, turns: Turns, loading: Growth) -> None:
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         # What a look takes is no time of the step.
         functools.partial(watch_optimizer_steps, span=functools.partial(OptimizerStep, turns, loading), outermost=True),
+        reads=STEPS,
     )
     patches.around("torch.optim.optimizer:Optimizer.zero_grad", nothing_before, at(turns, Turn.ZERO_GRAD))
     for module in ("torch.cuda", "torch.cuda.memory"):
         patches.around(f"{module}:empty_cache", at(turns, Turn.EMPTY_CACHE), at(turns, Turn.EMPTY_CACHE))
     for call in ("synchronize", "mem_get_info"):  # a program asks there too, after what took long
         patches.around(f"torch.cuda:{call}", nothing_before, beating(turns))
+    patches.around("torch._inductor.graph:GraphLowering.run", beating(turns), nothing_after)  # to compile takes seconds
     patches.around(f"{TRANSFORMERS}.from_pretrained", nothing_before, at(turns, Turn.MOVED))
+    for method in ("eval", "requires_grad_"):  # a ref is put aside so, before it is used
+        patches.around(f"{MODULE}.{method}", keep_self, meet_made)
     moves = ModuleMoves(turns)
-    patches.around("torch.nn.modules.module:Module._apply", moves.begin, moves.end)
+    patches.around(f"{MODULE}._apply", moves.begin, moves.end)
 
 
 FIRST_CALLS = 3
-"""Of each kind: the second one has kernels of its own, for it finds state that the first one left."""
+"""How many calls of each kind are watched: the second one has kernels of its own, because the first one left state."""
 
 
 def loading(ledger: CudaLedger, work: Work) -> Growth:
@@ -66,8 +74,20 @@ def loading(ledger: CudaLedger, work: Work) -> Growth:
     return Growth(ledger, CONTEXT, is_first)
 
 
+def meet_made(module: Any, _result: Any, error: BaseException | None) -> None:
+    """Meet a model that is put aside on a GPU: the boundaries before its first forward count it too."""
+    if error is None and not boundaries.are_told() and is_on_gpu(module):
+        MODELS.meet_used(module, has_gradients=False)
+
+
+def is_on_gpu(module: Any) -> bool:
+    """Return whether a module's first parameter is a plain tensor on a GPU."""
+    first = next(module.parameters(), None)
+    return first is not None and first.is_cuda and memory.local(first) is first
+
+
 class Backwards:
-    """Looks around each backward: behind the one, activations are gone and gradients are there."""
+    """Looks before and after each backward, in which activations go and gradients come."""
 
     def __init__(self, turns: Turns, loading: Growth) -> None:
         self._turns, self._loading = turns, loading
@@ -101,18 +121,18 @@ class OptimizerStep:
 
 
 class ModuleMoves:
-    """Looks behind each call that moves, casts or makes the tensors of a whole module: `to`, `cuda`, `to_empty`."""
+    """Looks after each call that moves, casts or makes the tensors of a whole module: `to`, `cuda`, `to_empty`."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._depth = 0
 
     def begin(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Go into a module: it calls the same of its children."""
+        """Enter a module, which calls the same method of its children."""
         self._depth += 1
 
     def end(self, _token: Any, _result: Any, _error: BaseException | None) -> None:
-        """Come out of one."""
+        """Leave a module; look if it is the outermost one."""
         self._depth -= 1
         if self._depth:
             self._turns.beat()
@@ -121,10 +141,17 @@ class ModuleMoves:
 
 
 class Forwards:
-    """Looks around each forward of a whole model."""
+    """Looks before and after each forward of a whole model."""
 
     def __init__(self, turns: Turns, loading: Growth) -> None:
         self._turns, self._loading = turns, loading
+
+    def meet(self, model: Any, /) -> None:
+        """Meet the model, unless a trainer's hook has names for those that it knows."""
+        from torch import is_grad_enabled
+
+        if not boundaries.are_told():
+            MODELS.meet_used(model, has_gradients=is_grad_enabled())
 
     def begin_forward(self) -> int | None:
         """Look before it."""
@@ -135,11 +162,15 @@ class Forwards:
         return self._loading.begin("forward", has_gradients)  # with gradients to come: other kernels
 
     def end_forward(self, before_bytes: int | None, /) -> None:
-        """Look behind it."""
+        """Look after it."""
         from torch import is_grad_enabled
 
         self._loading.end(before_bytes)
         self._turns.end_forward(has_gradients=is_grad_enabled())
+
+    def inside_forward(self) -> None:
+        """Ask whether it has grown: the first forward of a kind takes seconds, in which its kernels are loaded."""
+        self._turns.beat()
 
 
 def beat_in_forwards(turns: Turns, state: Any, hook: Hook) -> None:

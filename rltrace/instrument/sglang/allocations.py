@@ -13,7 +13,7 @@ from rltrace.host.clock import now_ns
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.memory.engine_allocations import keep_pools, name_executions, owner_of
 from rltrace.instrument.sglang.scheduler import SCHEDULER
-from rltrace.instrument.torch_memory_saver import SAVER, segments, tags_of
+from rltrace.instrument.torch_memory_saver import POOLS, SAVER, segments, tags_of
 from rltrace.record.torch import allocations
 from rltrace.record.torch.allocation_replay import Change
 
@@ -22,7 +22,7 @@ class SglangAllocations:
     """A model's batches, and the pools that sleep."""
 
     name = "sglang_allocations"
-    supports = ("sglang >= 0.4.6, < 0.5.24", "torch_memory_saver >= 0.0.10, < 0.0.11")
+    supports = ("sglang >= 0.4.6", "torch_memory_saver >= 0.0.10")
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
@@ -35,8 +35,8 @@ def name_hooks(patches: PatchSet) -> None:
     pools = SaverPools()
     keep_pools(pools)
     name_executions(patches, f"{SCHEDULER}:Scheduler.run_batch")
-    patches.around(f"{SAVER}.pause", pools.named_tags, pools.paused)
-    patches.around(f"{SAVER}.resume", pools.named_tags, pools.resumed)
+    patches.around(f"{SAVER}.pause", pools.named_tags, pools.paused, reads=POOLS)
+    patches.around(f"{SAVER}.resume", pools.named_tags, pools.resumed, reads=POOLS)
 
 
 class SaverPools:

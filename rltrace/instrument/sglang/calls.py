@@ -21,7 +21,7 @@ class SglangCalls:
     """Makes each call that generates or sends weights a span."""
 
     name = "sglang_calls"
-    supports = ("sglang >= 0.4.6, < 0.5.24",)
+    supports = ("sglang >= 0.4.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""

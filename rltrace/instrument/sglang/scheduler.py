@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.hooks import boundaries
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Lanes
 from rltrace.host.clock import now_ns
@@ -39,11 +39,35 @@ STARTUP = (
 """Phases of a model runner's start-up, each with the names that its method has had."""
 
 
+BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
+RUNS = (
+    *attributes(f"{SCHEDULER}:Scheduler", "waiting_queue"),
+    *attributes(BATCH, "batch_size", "forward_mode", "extend_num_tokens"),
+    *attributes("sglang.srt.model_executor.forward_batch_info:ForwardMode", "is_extend"),
+)
+RESULTS = (
+    *attributes(f"{SCHEDULER}:Scheduler", "waiting_queue"),
+    *attributes(BATCH, "reqs"),
+    *attributes("sglang.srt.managers.schedule_batch:Req", "finished"),
+)
+REQUESTS = (
+    *attributes(
+        "sglang.srt.managers.io_struct:",
+        "ReleaseMemoryOccupationReqInput",
+        "ResumeMemoryOccupationReqInput",
+        "UpdateWeightFromDiskReqInput",
+        "UpdateWeightsFromDistributedReqInput",
+        "UpdateWeightsFromTensorReqInput",
+    ),
+    *attributes("sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput", "serialized_named_tensors"),
+)
+
+
 class Sglang:
     """Batches, weight updates, memory released and resumed."""
 
     name = "sglang"
-    supports = ("sglang >= 0.4.6, < 0.5.24",)
+    supports = ("sglang >= 0.4.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
@@ -53,16 +77,17 @@ class Sglang:
         )
         patches.around(f"{SCHEDULER}:Scheduler.__init__", nothing_before, is_ready)
         patches.around(f"{DETOKENIZER}:run_detokenizer_process", identify_detokenizer, nothing_after)
-        patches.around(f"{SCHEDULER}:Scheduler.run_batch", batches.begin, batches.keep_result)
-        patches.around(
-            f"{SCHEDULER}:Scheduler.process_batch_result", batches.find_result, batches.end, ("engine.step",)
-        )
+        scheduler = f"{SCHEDULER}:Scheduler"
+        patches.around(f"{scheduler}.run_batch", batches.begin, batches.keep_result, reads=RUNS)
+        found = f"{scheduler}.process_batch_result"
+        patches.around(found, batches.find_result, batches.end, ("engine.step",), reads=RESULTS)
         patches.around(
             DISPATCH,
             requests.begin,
             requests.end,
             ("rollout.sleep", "rollout.wake_weights", "rollout.wake_kv_cache", "weight_sync.load"),
             at_boundaries=False,  # every request of the scheduler passes, and every answer in the server
+            reads=REQUESTS,
         )
         patches.when_imported(MODEL_RUNNER, lambda _: name_moved(patches, requests))
 

@@ -1,7 +1,9 @@
 """`autograd.backward`: a whole backward, from the loss to the last gradient.
 
-FSDP's hooks see a backward from the model's last layer on. What lies between it and the loss, as the softmax over the
-vocabulary, is in this span alone. Source read: torch 2.6 to 2.13, torch/_tensor.py and torch/autograd/__init__.py.
+FSDP's hooks see a backward from the model's last layer on. What is between that layer and the loss, such as the softmax
+over the vocabulary, is only in this span.
+
+Source read: torch 2.6 to 2.13, torch/_tensor.py and torch/autograd/__init__.py.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import functools
 from typing import Any
 
 from rltrace.events import BACKWARD
+from rltrace.hooks.arguments import attributes
 from rltrace.hooks.patching import After, Before, Function, Hook, PatchSet, end_span
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.record import spans
 
 TARGET = "torch:autograd.backward"
 """`Tensor.backward` calls this. It is named from torch, whose dynamo is complete only when torch is imported."""
+TASK = attributes("torch._C:", "_current_graph_task_id")
+"""What says whether a backward is under way."""
 NAME = BACKWARD
 
 
@@ -23,15 +28,15 @@ class TorchAutograd:
     """Makes each backward a span."""
 
     name = "torch_autograd"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""
-        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,))
+        patches.wrap(TARGET, functools.partial(wrap_backward, before=begin, after=end_span), (NAME,), reads=TASK)
 
 
 def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Open the span; a backward within another one, as of a layer that is computed again, has none."""
+    """Open the span. A backward inside of another one, as of a layer that is recomputed, has none."""
     return None if is_in_backward() else spans.automatic_span(NAME).__enter__()
 
 
@@ -45,27 +50,31 @@ def is_in_backward() -> bool:
 def wrap_backward(original: Function, hook: Hook, before: Before, after: After) -> Function:
     """Put `before` and `after` around a backward, and let dynamo run both as they are.
 
-    A compiled function that calls `backward` has its graph end there; dynamo would go on with the frames inside of it,
-    which is as it should be for the program's own hooks on gradients, but not for us.
+    The graph of a compiled function ends where it calls `backward`. Dynamo then compiles the frames inside, which is
+    right for the program's own hooks on gradients, and wrong for ours.
     """
     import torch
 
     timed_before, timed_after = hook.timed(before), hook.timed(after)
     enter = outside_graphs(lambda args, kwargs: hook.enter(timed_before, args, kwargs))
     leave = outside_graphs(lambda token, result, error: hook.leave(timed_after, token, result, error))
+    leave_by_error = outside_graphs(
+        lambda token, error, is_leaving: hook.leave_by_error(timed_after, token, error, is_leaving=is_leaving)
+    )
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not hook.live:
             return original(*args, **kwargs)
-        token = enter(args, kwargs)
+        token, is_leaving = enter(args, kwargs), False
         try:
             result = original(*args, **kwargs)
+            is_leaving = True
+            leave(token, result, None)
+            return result
         except BaseException as error:
-            leave(token, None, error)
+            leave_by_error(token, error, is_leaving)
             raise
-        leave(token, result, None)
-        return result
 
     function: Function = backward
     skip_frames(torch._C._dynamo.eval_frame, function.__code__)

@@ -1,14 +1,16 @@
 """What a process does between two pieces of work that hooks see: it computes in Python, or it waits.
 
-Rewards, log-probs of logits and logging have no hook. Behind each piece of work its processor time is read, and where
-the next one begins, the time in between is divided: so much of it the process computed, and the rest it waited.
+Rewards, log-probs of logits and logging have no hook. The process's CPU time is read after each piece of work and
+before the next one. It divides the time in between: for that long the process computed, and for the rest it waited.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from time import process_time_ns
 from typing import Any
 
@@ -17,11 +19,11 @@ from rltrace.host.clock import now_ns
 from rltrace.record import spans
 
 LEAST_NS = 50_000
-"""A shorter time is not worth a record."""
+"""Less time than this is not worth a record."""
 
 
 class Between:
-    """The pieces of work that are under way in this process, on whatever thread, and what was between them."""
+    """Counts the pieces of work that are under way, on all threads of the process, and records what is between them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,11 +31,12 @@ class Between:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Begin anew: a forked child has done no work, and its processor time begins at 0."""
+        """Begin anew. A forked child has done no work, and its CPU time begins at 0."""
         self._lock = threading.Lock()
         self._under_way = 0
-        self._ended_ns = self._cpu_ns = self._output_until_ns = 0
+        self._ended_ns = self._cpu_ns = 0
         self._output: Any = None
+        self._dropped_ns: list[int] = []
 
     @property
     def is_over(self) -> bool:
@@ -41,7 +44,7 @@ class Between:
         return self._under_way == 0
 
     def begins(self) -> None:
-        """Say what was between the last piece of work and the one that begins now."""
+        """Begin a piece of work: record what was between the last one and this one."""
         with self._lock:
             self._under_way += 1
             is_first, began_ns, self._ended_ns = self._under_way == 1, self._ended_ns, 0
@@ -52,30 +55,35 @@ class Between:
             self._output = None
 
     def _record(self, began_ns: int, gap_ns: int) -> None:
-        """Write the part of the time in which the process computed, as far as the whole is known, in front."""
+        """Write for how long the process computed in a gap. Nobody knows when, so it is put at the gap's beginning."""
         cpu_ns = min(process_time_ns() - self._cpu_ns, gap_ns)
         if cpu_ns <= LEAST_NS:
             return
-        known = {"output_ns": max(0, self._output_until_ns - began_ns)} if self._output_until_ns else {}
+        known = {"output_ns": max(0, self._dropped_ns[0] - began_ns)} if self._dropped_ns else {}
         spans.automatic_span_at(HOST_WORK, began_ns, began_ns + cpu_ns, gap_ns=gap_ns, **known)
 
     def ends(self, output: Any = None, *, has_gradient: bool = False) -> None:
-        """A piece of work is over.
+        """End a piece of work.
 
         Args:
-            output: A tensor that it made: as long as the program keeps it, something is computed from it.
-            has_gradient: A backward follows, and all in front of that is a part of the same phase.
+            output: A tensor that it made. As long as the program keeps it, something may be computed from it.
+            has_gradient: Whether a backward follows; what is in front of that belongs to the same phase.
         """
         with self._lock:
             self._under_way = max(0, self._under_way - 1)
             if self._under_way or has_gradient:
                 return
-            self._ended_ns, self._cpu_ns, self._output_until_ns = now_ns(), process_time_ns(), 0
-        self._output = None if output is None else weakref.ref(output, self._dropped)
+            self._ended_ns, self._cpu_ns, self._dropped_ns = now_ns(), process_time_ns(), []
+        self._output = None if output is None else weakref.ref(output, appends_time(self._dropped_ns))
 
-    def _dropped(self, output: Any) -> None:
-        if output is self._output:
-            self._output_until_ns = now_ns()
+
+def appends_time(times_ns: list[int]) -> Callable[[Any], Any]:
+    """Return a function that is all in C, and appends the time to a list when it is called with one argument.
+
+    Python forgets what is raised in a callback of a weak reference. A bytecode of ours there might be the first since a
+    signal came, and what the program's handler raises would be lost.
+    """
+    return functools.partial(next, map(times_ns.append, iter(now_ns, None)))  # `next` takes the argument for a default
 
 
 BETWEEN = Between()

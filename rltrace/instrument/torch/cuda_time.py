@@ -5,9 +5,9 @@ collective sit inside FSDP2's own stream, by the classes that it calls: `foreach
 after the copy-in, and an event recorded before it would fire when the stream's work before ends. Instances are left
 alone.
 
-A pair takes 15 to 30 µs of the host, so of forwards and backwards those of the model have one and, by
-`RLTRACE_CUDA_TIME=layers`, those of each sharded module. A forward that is repeated for its backward is a part of that
-backward.
+A pair takes 15 to 30 µs of the host. So only the forward and backward of a whole model have one; with
+`RLTRACE_CUDA_TIME=layers`, those of each sharded module have one too. A forward that is repeated for its backward is a
+part of that backward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from rltrace.events import DEVICE_SPAN, DEVICE_TIME, GPU_TIME, LOG_PROBS
 from rltrace.hooks import boundaries, cost
-from rltrace.hooks.arguments import argument
+from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.gpu_use import has_used_gpu
 from rltrace.host.nvml import DRIVER
@@ -36,14 +36,14 @@ from rltrace.instrument.torch.device_time import (
     Missed,
     Work,
 )
-from rltrace.instrument.torch.fsdp2 import LAUNCHED, PACKAGE, Backwards, watch_forwards
-from rltrace.instrument.torch.optim import watch_optimizer_steps
+from rltrace.instrument.torch.fsdp2 import LAUNCHED, NAMED, PACKAGE, STATE, Backwards, watch_forwards
+from rltrace.instrument.torch.optim import STEPS, watch_optimizer_steps
 from rltrace.record import lifecycle, spans
 
 GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
 GATHERS = ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
 SCATTERS = ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter")
-"""The last class of each is torch 2.13's."""
+"""The last class in each tuple is torch 2.13's."""
 
 
 FORWARD, BACKWARD = f"{DEVICE_TIME}fsdp.forward", f"{DEVICE_TIME}fsdp.backward"
@@ -53,10 +53,10 @@ VARIABLE, LAYERS = "RLTRACE_CUDA_TIME", "layers"
 
 
 class CudaTime:
-    """Collectives, forward, log-probs, backward, optimizer steps, and the copies of a weight sync."""
+    """Times collectives, forwards, log-probs, backwards, optimizer steps and the copies of a weight sync."""
 
     name = "cuda_time"
-    supports = ("torch >= 2.11, < 2.14",)
+    supports = ("torch >= 2.11",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
@@ -65,7 +65,7 @@ class CudaTime:
 
 
 def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
-    """Name every place that a pair is around, and ask the device at the end of a phase which pairs are done."""
+    """Name each place that gets a pair of events, and ask the device at the end of a phase which pairs are done."""
     patches.when_imported("torch.cuda", lambda _: follow(pairs))
     for kind, whole, classes in ((GATHER, "output_tensor", GATHERS), (SCATTER, "input_tensor", SCATTERS)):
         for class_name in classes:
@@ -86,6 +86,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         backwards.look,
         backwards.begin_unsharded,
         (BACKWARD,),
+        reads=(*attributes(STATE, "_is_root", "_training_state"), *NAMED),
     )
     patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
     begin_backward = functools.partial(begin_whole_backward, pairs)
@@ -98,6 +99,7 @@ def name_hooks(patches: PatchSet, pairs: CudaPairs, *, of_layers: bool) -> None:
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
         functools.partial(watch_optimizer_steps, span=pairs.span),
         (f"{DEVICE_TIME}optimizer.step",),
+        reads=STEPS,
     )
     patches.around(
         "rltrace_reference.grpo:token_log_probs",
@@ -119,7 +121,7 @@ FOLLOWED: list[CudaPairs] = []
 
 
 def follow(pairs: CudaPairs) -> Callable[[], None]:
-    """Look at the end of every phase what is done, and let other hooks make pairs; return what undoes it."""
+    """Look at the end of each phase which pairs are done, and let other hooks make pairs; return what undoes it."""
     FOLLOWED.append(pairs)
     unwatch = boundaries.watch(pairs.reached, is_last=True)
 
@@ -131,7 +133,7 @@ def follow(pairs: CudaPairs) -> Callable[[], None]:
 
 
 def begin_work(name: str) -> Any:
-    """Return what to leave behind work that another hook sees begin now; None where nothing is measured."""
+    """Return what to leave after work that another hook sees begin now; None if nothing is measured."""
     return FOLLOWED[0].begin(DEVICE_TIME + name, {}) if FOLLOWED else None
 
 
@@ -173,7 +175,7 @@ class CudaPairs:
         self._lock = threading.Lock()
 
     def begin(self, name: str, args: dict[str, Any], queue: int = 0) -> Any:
-        """Return what to leave behind work that begins now, as `DeviceTimes.begin`; None where nothing is measured."""
+        """Return what to leave after work that begins now, as `DeviceTimes.begin` does; None if nothing is measured."""
         times = self._times or self._open()
         return None if times is None else times.begin(name, args, queue)
 
@@ -182,11 +184,11 @@ class CudaPairs:
         return Work(lambda: self.begin(DEVICE_TIME + name, args))
 
     def open_forward(self, path: str, is_repeated: bool) -> Any:
-        """Return what to leave behind a forward of the module at a path; the whole model is the module ""."""
+        """Return what to leave after a forward of the module at a path. The whole model is the module ""."""
         return (None if is_repeated else self.begin(FORWARD, {"module": path})) or NOTHING
 
     def open_backward(self, path: str) -> Any:
-        """Return what to leave behind its backward."""
+        """Return what to leave after the backward of the module at a path."""
         return self.begin(BACKWARD, {"module": path}) or NOTHING
 
     def close(self) -> None:
@@ -257,9 +259,9 @@ def write(span: DeviceSpan) -> None:
 
 
 class CudaEvents:
-    """The current CUDA device, as `device_time.DeviceEvents` says.
+    """The current CUDA device; it implements `device_time.DeviceEvents`.
 
-    Through torch's bindings where its Python functions around them take longer than the call to CUDA.
+    It calls torch's bindings directly where the Python functions around them take longer than the call to CUDA.
     """
 
     def __init__(self, torch: Any) -> None:

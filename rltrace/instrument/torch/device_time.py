@@ -1,4 +1,4 @@
-"""Time on a device's streams: pairs of events, brought to the host's clock afterwards.
+"""Times work on a device's streams by pairs of events, whose times are converted to the host's clock afterwards.
 
 An event is recorded where work is submitted and fires when the stream gets there; the host asks later, and never waits
 for it. A device's clock is related to the host's by anchors: an event on an idle stream, with the host's clock read
@@ -20,14 +20,14 @@ from rltrace.host import clock
 from rltrace.host.interruption import own_failure
 
 POLL_NS = 1_000_000_000
-"""A pair resolves the pairs before it after so long, if nobody has asked for that."""
+"""After this time a new pair resolves the pairs before it, unless somebody has asked for that since."""
 ANCHOR_NS = 1_000_000_000
-"""An anchor is used for so long: at one second, elapsed times are 61 ns coarse; at ten minutes, 62 µs."""
+"""How long an anchor is used. After one second, elapsed times have a resolution of 61 ns; after ten minutes, 62 µs."""
 MOST_PAIRS = 16_384
-"""So many pairs may wait for the device; further ones are counted and not measured."""
+"""How many pairs may wait for the device. Further ones are counted and not measured."""
 ANCHOR_TRIES = 3
 NARROW_NS = 30_000
-"""Half width of an anchor that is not tried for again; on a busy device the first one has 22 µs, on an idle one 5."""
+"""Half width of an anchor that is good enough. The first try has 22 µs on a busy device, and 5 µs on an idle one."""
 ANCHOR_LOOK_NS = 200_000
 """How long one try looks for its event to fire: on an idle stream that takes 10 µs; a busy device is asked later."""
 TICK_NS = 500
@@ -37,7 +37,7 @@ Event = Any
 
 
 class DeviceEvents(Protocol):
-    """The seam to the device: everything that depends on it."""
+    """Everything that depends on the device."""
 
     def new_event(self) -> Event:
         """Return an event that keeps its time."""
@@ -104,10 +104,10 @@ class Work:
     """Work that begins when this is entered."""
 
     def __init__(self, begin: Callable[[], Any]) -> None:
-        """Nothing has begun.
+        """Make work that has not begun.
 
         Args:
-            begin: Begins it, and returns what is left behind it, a `Pair`; or None.
+            begin: Begins the work, and returns the `Pair` to leave after it, or None.
         """
         self._begin = begin
 
@@ -130,7 +130,7 @@ class DeviceSpan(NamedTuple):
     error_ns: int
     """The start and the end are at most that far off."""
     behind_host_ns: int
-    """The host had launched it so long before the device began it."""
+    """How long after the host's launch the device began it."""
     args: dict[str, Any]
 
 
@@ -151,7 +151,7 @@ class Scale(NamedTuple):
 
 @dataclass
 class Missed:
-    """Pairs that were not measured, by why."""
+    """How many pairs were not measured, by reason."""
 
     capturing: int = 0
     """The stream was being captured."""
@@ -223,7 +223,7 @@ class DeviceTimes:
             return Pair(name, args, self, queue, self._submitted, launched_ns, anchor, stream, event)
 
     def _look(self) -> bool:
-        """Do what is due: resolve what is done, and renew the anchor; return false, and count it, without one."""
+        """Resolve what is done and renew the anchor, if that is due; without an anchor count the pair, return false."""
         now_ns = self.now_ns()
         is_anchor_due = self._anchor is None or now_ns - self._anchor.host_ns > ANCHOR_NS
         if is_anchor_due and self.device.is_capturing():
@@ -257,7 +257,7 @@ class DeviceTimes:
             self._count += 1
 
     def poll(self) -> int:
-        """Resolve what the device has done; returns how many pairs that were. Never waits for the device."""
+        """Resolve what the device has done, and return how many pairs that were. Never waits for the device."""
         with self._lock:
             return 0 if self.device.is_capturing() else self._poll()
 
@@ -267,14 +267,14 @@ class DeviceTimes:
             try:
                 self.poll()
                 self.missed.unfinished += self._count
-            except own_failure():  # an error of a device stays with it: it was told of where it came first
+            except own_failure():  # a device's error comes back at each call; it was told where it came first
                 self.missed.failed += self._count
             self._waiting, self._count = {}, 0
 
     def _poll(self) -> int:
         self._polled_ns = self.now_ns()
         fired = {stream: self._fired(pairs) for stream, pairs in self._waiting.items()}
-        # Taken after everything that it is to bound.
+        # It is taken after everything that it bounds.
         closing = self._new_anchor() if any(fired.values()) else None
         done = [] if closing is None else self._take(fired)
         if closing is not None:
@@ -351,7 +351,7 @@ class DeviceTimes:
             self._pool.append(anchor.event)
 
     def _new_anchor(self) -> Anchor | None:
-        """Return the narrowest of a few tries; None if the device did not answer, as one with full queues does not."""
+        """Return the narrowest of a few tries; None if the device did not answer, as one with full queues."""
         best: Anchor | None = None
         for _ in range(ANCHOR_TRIES):
             found = self._try_anchor()

@@ -1,4 +1,4 @@
-"""Which device a process works for, found without waking CUDA up."""
+"""Finds which device a process works for, without initializing CUDA."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on_gpu(place: int = 0) -> dict[str, Any]:
 
 
 def gpu_uuid(place: int = 0) -> str:
-    """Return the UUID of one of the GPUs that CUDA shows this process, without waking CUDA up."""
+    """Return the UUID of one of the GPUs that CUDA shows this process, without initializing CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     name = str(place) if visible is None else visible.split(",")[place]
     return _uuid_of(int(name)) if name.isdigit() else name
@@ -42,7 +42,7 @@ def gpu_uuid(place: int = 0) -> str:
 
 @functools.cache
 def _uuid_of(index: int) -> str:
-    """Return the UUID of a GPU by its number in the machine, asked for once: verl's engines say theirs at each sync."""
+    """Return the UUID of a GPU by its number in the machine. It is cached: verl's engines say theirs at each sync."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -1,7 +1,7 @@
-"""Which rank a process is, of a program that torchrun starts, or a launcher built on it, as accelerate's.
+"""Says which rank a process is, if torchrun has started it, or a launcher that is built on it, such as accelerate.
 
-torchrun tells each process its rank by environment variables, and these go on to all that the process starts: it is the
-first to join a process group that is the rank, and whatever it starts is none. A framework that knows better says so.
+torchrun tells each process its rank in environment variables, which everything that the process starts inherits. The
+first process to join a process group is the rank, and what it starts is none. A framework that knows better says so.
 
 Source read: torch 2.6 to 2.13, torch/distributed/elastic/agent/server/local_elastic_agent.py and distributed_c10d.py.
 """
@@ -25,7 +25,7 @@ class TorchDistributed:
     """Says which rank a process is."""
 
     name = "torch_distributed"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hook."""

@@ -8,9 +8,9 @@ from rltrace.hooks.patching import Function
 
 
 def outside_graphs(hook: Function) -> Function:
-    """Return a hook, as on modules, that a compiled model does not trace into.
+    """Return a hook that dynamo does not trace into, such as a hook on a module.
 
-    `torch._disable_dynamo` takes 3 µs a call, which only what runs under dynamo has to pay.
+    `torch._disable_dynamo` takes 3 µs a call. Only a call under dynamo has to pay that.
     """
     import torch
 
@@ -28,7 +28,7 @@ def outside_graphs(hook: Function) -> Function:
 
 
 def skip_frames(dynamo: Any, code: Any) -> bool:
-    """Have dynamo run frames of this code as they are; return false where this torch cannot be told so.
+    """Have dynamo run frames of this code as they are; return false if this torch has no way to say so.
 
     Source: torch/csrc/dynamo/eval_frame.c and torch/_dynamo/eval_frame.py, of torch 2.6 and 2.13.
     """

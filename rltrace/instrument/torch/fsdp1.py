@@ -10,7 +10,7 @@ import functools
 import weakref
 from typing import Any
 
-from rltrace.hooks.arguments import argument, keep
+from rltrace.hooks.arguments import argument, attributes, keep
 from rltrace.hooks.patching import Function, Hook, PatchSet, nothing_before
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.fsdp2 import open_forward, tensor_args
@@ -22,19 +22,26 @@ RUNTIME = f"{PACKAGE}._runtime_utils"
 HANDLE = f"{PACKAGE}._flat_param:FlatParamHandle"
 WRAPPER = f"{PACKAGE}.fully_sharded_data_parallel:FullyShardedDataParallel"
 
+SHARDS = (
+    *attributes(HANDLE, "flat_param", "world_size"),
+    *attributes(f"{PACKAGE}._flat_param:FlatParameter", "_num_params"),
+)
+"""What says how large a flat parameter is."""
+
 
 class Fsdp1:
     """Records collectives, forwards and backwards."""
 
     name = "fsdp1"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         paths, backwards = Paths(), Backwards()
         patches.around(f"{RUNTIME}:_share_state_and_init_handle_attrs", keep("root_module", 1), paths.learn)
-        patches.span(f"{HANDLE}._all_gather_flat_param", "fsdp.all_gather", paths.gather_args, gather_bytes)
-        patches.span(f"{RUNTIME}:_reduce_grad", "fsdp.reduce_scatter", paths.reduce_args)
+        gather = f"{HANDLE}._all_gather_flat_param"
+        patches.span(gather, "fsdp.all_gather", paths.gather_args, gather_bytes, reads=SHARDS)
+        patches.span(f"{RUNTIME}:_reduce_grad", "fsdp.reduce_scatter", paths.reduce_args, reads=SHARDS)
         patches.wrap(f"{WRAPPER}.__init__", functools.partial(watch_forwards, paths), ("fsdp.forward",))
         patches.around(
             f"{RUNTIME}:_pre_backward_hook", functools.partial(backwards.begin, paths), leave_open, ("fsdp.backward",)
@@ -45,13 +52,13 @@ class Fsdp1:
 
 
 class Paths:
-    """Knows where in its model each wrapped module lies, from the root's first forward on."""
+    """Knows the path of each wrapped module in its model, from the root's first forward on."""
 
     def __init__(self) -> None:
         self._by_handle: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def learn(self, root: Any, _result: Any, error: BaseException | None) -> None:
-        """Note the paths of all modules below a root that was just found to be one."""
+        """Note the paths of all modules below a module that has just turned out to be the root."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         for path, module in root.named_modules() if error is None else ():
@@ -66,7 +73,7 @@ class Paths:
         """Return the arguments of an all-gather; at one rank FSDP shards nothing, and there is none."""
         return {"module": self.of(handle), "tensors": handle.flat_param._num_params, "ranks": handle.world_size}
 
-    def reduce_args(self, _state: Any, handle: Any) -> dict[str, Any]:
+    def reduce_args(self, _state: Any, handle: Any, *_: Any, **__: Any) -> dict[str, Any]:
         """Return the arguments of a reduce-scatter, with the size of the unsharded gradients that go in."""
         return self.gather_args(handle) | tensor_args(handle.flat_param.grad)
 
@@ -94,7 +101,7 @@ def watch_forwards(paths: Paths, original: Function, hook: Hook) -> Function:
 
 
 class Backwards:
-    """The open backward spans, innermost last; those of a backward that raised stay until the next is over."""
+    """The open backward spans, innermost last. Those of a backward that raised stay until the next one is over."""
 
     def __init__(self) -> None:
         self._open: dict[int, Any] = {}

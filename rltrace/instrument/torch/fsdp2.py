@@ -12,15 +12,23 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from rltrace.hooks.arguments import argument, keep_self
+from rltrace.hooks.arguments import argument, attributes, keep_self
 from rltrace.hooks.patching import Function, Hook, PatchSet
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.modules import Forwards, OpenForward, without_wrappers
 from rltrace.record import spans
 
 PACKAGE = "torch.distributed.fsdp._fully_shard"
+
+STATE, GROUP = f"{PACKAGE}._fsdp_state:FSDPState", f"{PACKAGE}._fsdp_param_group:FSDPParamGroup"
+GATHERED = (
+    *attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "_param_fqn"),
+    *attributes(f"{PACKAGE}._fsdp_collectives:AllGatherResult", "all_gather_output"),
+)
+NAMED = attributes(GROUP, "_module_fqn")
+"""What says which module a state shards."""
 
 OpenBackward = Callable[[str], Any]
 """A function that opens what is around a backward of the module at a path."""
@@ -44,20 +52,21 @@ class Fsdp2:
     """Records collectives, forwards and backwards."""
 
     name = "fsdp2"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         # The names that FSDPParamGroup calls are those in its own module.
         gathers, group = Gathers(), f"{PACKAGE}._fsdp_param_group"
-        patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",))
-        patches.around(f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",))
-        patches.wrap(f"{PACKAGE}._fsdp_state:FSDPState.init", watch_forwards, ("fsdp.forward",))
-        backwards = Backwards()
+        patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",), reads=GATHERED)
         patches.around(
-            f"{PACKAGE}._fsdp_state:FSDPState._pre_backward", backwards.begin, leave_open, ("fsdp.backward",)
+            f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",), reads=GATHERED[:1]
         )
-        patches.wrap(f"{PACKAGE}._fsdp_param_group:FSDPParamGroup.post_backward", backwards.watch_ends)
+        patches.wrap(f"{STATE}.init", watch_forwards, ("fsdp.forward",), reads=(*attributes(STATE, "_modules"), *NAMED))
+        backwards = Backwards()
+        told = (*attributes(STATE, "_training_state"), *NAMED)
+        patches.around(f"{STATE}._pre_backward", backwards.begin, leave_open, ("fsdp.backward",), reads=told)
+        patches.wrap(f"{GROUP}.post_backward", backwards.watch_ends)
 
 
 # ---- collectives ------------------------------------------------------------------------------------------------
@@ -68,18 +77,18 @@ LAUNCHED = threading.local()
 
 
 class Gathers:
-    """All-gathers, each of which says what the first one of its parameters did.
+    """All-gathers. Each one has the arguments that the first gather of the same parameters had.
 
-    A step has six hundred, each between calls that leave nothing of a hook in the processor's caches: every function
-    and every attribute that it does without counts.
+    A step has six hundred of them, between calls that leave nothing of a hook in the processor's caches. So each
+    function call and each attribute that a hook can do without counts.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], tuple[str, int, int, int, str]]] = {}
-        """By the id of a group's list of parameters: its first parameter, and the span's arguments."""
+        """The first parameter and the span's arguments, by the id of a group's list of parameters."""
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Open the span; none at one rank, where nothing moves."""
+        """Open the span. At one rank nothing moves, and there is none."""
         fsdp_params = args[0] if args else kwargs["fsdp_params"]
         known = self._known.get(id(fsdp_params))
         if known is not None and known[0]() is fsdp_params[0]:
@@ -89,7 +98,7 @@ class Gathers:
         return FirstGather.begin(fsdp_params, group.size()) if group.size() > 1 else None
 
     def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
-        """Close the span; the first one learns the size of the gathered tensors, all ranks' shards together."""
+        """Close the span. The first gather learns the size of the gathered tensors, all ranks' shards together."""
         if opened is None:
             return
         if isinstance(opened, FirstGather):
@@ -102,8 +111,7 @@ class Gathers:
 _all_gather = spans.automatic_typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
 
 
-@dataclass
-class FirstGather:
+class FirstGather(NamedTuple):
     """The first all-gather of a list of parameters, whose size is known when it is over."""
 
     span: Any
@@ -118,7 +126,7 @@ class FirstGather:
         return cls(spans.automatic_span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
 
     def learn(self, gathered: Any, known: dict[int, Any]) -> None:
-        """Keep what the next ones say."""
+        """Keep the arguments for the next gathers."""
         size = tensor_args(gathered)
         self.span.set(**size)
         known[id(self.fsdp_params)] = weakref.ref(self.fsdp_params[0]), (*self.said.values(), *size.values())
@@ -166,8 +174,8 @@ def dtype_name(dtype: Any) -> str:
 def module_of(fsdp_params: list[Any]) -> str:
     """Return the path that the parameters' names share: the module that was sharded; "" is the root.
 
-    Looked up by what tells one group of a model from all others, because to compare all names takes 13 µs, and a step
-    has a thousand collectives.
+    It is looked up by what tells one group of a model from the others: comparing all names takes 13 µs, and a step has
+    a thousand collectives.
     """
     group = fsdp_params[0]._param_fqn, fsdp_params[-1]._param_fqn, len(fsdp_params)
     path = _paths.get(group)
@@ -219,10 +227,10 @@ def watch_forwards(
 
     Args:
         original: `FSDPState.init`.
-        hook: That this is one of.
-        opens: What is around a forward.
-        root_only: Of each model; its other modules are left alone from their first forward on.
-        waits: Whether it begins before FSDP waits for the gathered parameters; else behind that.
+        hook: Gates and counts the hooks.
+        opens: Opens what is around a forward.
+        root_only: Whether only the root of each model is watched; hooks on other modules go at their first forward.
+        waits: Whether a forward begins before FSDP waits for the gathered parameters, and not after that.
     """
     forwards = Forwards(hook, opens, root_only=root_only, waits=waits)
 
@@ -244,7 +252,7 @@ def watch_forwards(
 
 
 class Backwards:
-    """The open backward spans, by parameter group: they may end on another thread than they began on."""
+    """The open backward spans, by parameter group. They may end on another thread than they began on."""
 
     def __init__(self, opens: OpenBackward = open_backward, *, root_only: bool = False) -> None:
         self._opens = opens
@@ -256,7 +264,7 @@ class Backwards:
         self._begin(self.look(args, kwargs))
 
     def look(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> tuple[Any, bool] | None:
-        """Return the state, and whether it is told again: a module with several outputs is told once per output."""
+        """Return the state, and whether this is a repetition: a module with several outputs is told once per output."""
         state = args[0]
         return None if self._root_only and not state._is_root else (state, _is_told_again(state))
 
@@ -278,7 +286,7 @@ class Backwards:
             self._open[id(group)] = opened
 
     def watch_ends(self, original: Function, hook: Hook) -> Function:
-        """Wrap `FSDPParamGroup.post_backward`, behind which a backward is over."""
+        """Wrap `FSDPParamGroup.post_backward`, after which a backward is over."""
         is_open, end = self._open, hook.timed(self.end)
 
         @functools.wraps(original)
@@ -307,7 +315,7 @@ def _is_told_again(state: Any) -> bool:
 
 @dataclass(slots=True)
 class UnfinishedBackward:
-    """A backward span and how many parameter groups it still waits for."""
+    """A backward span, and how many parameter groups it still waits for."""
 
     span: Any
     groups: int
@@ -321,10 +329,10 @@ def leave_open(_token: Any, _result: Any, _error: BaseException | None) -> None:
 
 
 class Shards:
-    """This rank's shards of a model's parameters; its plain parameters before the model is sharded.
+    """This rank's shards of a model's parameters, or its plain parameters before the model is sharded.
 
-    Not `model.parameters()`: while a module is unsharded those are the gathered copies. The model is walked once, which
-    takes longer than asking its parameters, and is not kept alive.
+    These are not `model.parameters()`, which are the gathered copies while a module is unsharded. The model is walked
+    once, because that takes longer than asking its parameters, and it is not kept alive.
     """
 
     def __init__(self, model: Any) -> None:

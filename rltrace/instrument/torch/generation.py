@@ -1,8 +1,8 @@
-"""`model.generate`: a call that generates, in the program's process, by whatever generates there."""
+"""`model.generate`: a call that generates in the program's process, with whatever engine."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from rltrace.events import GENERATE
 from rltrace.hooks.patching import end_span
@@ -16,7 +16,7 @@ def begin_generation(by: str, module: Any = None, **said: Any) -> Any:
     """Open the span of a call that generates.
 
     Args:
-        by: Whose call it is.
+        by: The library that generates.
         module: The model that generates, whose forwards are a part of this; None if an engine has it.
         **said: What is known of the call.
 
@@ -25,19 +25,38 @@ def begin_generation(by: str, module: Any = None, **said: Any) -> Any:
     """
     if INSIDE.generation:
         return None
-    was_inside, INSIDE.model, INSIDE.generation = INSIDE.model, True, True
-    BOUNDARIES.begins(GENERATION)
-    BETWEEN.begins()
-    model = {} if module is None else {"model": MODELS.number(module)}
-    return spans.automatic_span(GENERATE, by=by, **model, **said).__enter__(), was_inside
+    was_inside = WasInside(INSIDE.model)
+    try:
+        INSIDE.model = INSIDE.generation = True
+        BOUNDARIES.begins(GENERATION)
+        BETWEEN.begins()
+        model = {} if module is None else {"model": MODELS.number(module)}
+        return spans.automatic_span(GENERATE, by=by, **model, **said).__enter__(), was_inside
+    except BaseException as error:
+        was_inside.end_interrupted(error)
+        raise
+
+
+class WasInside(NamedTuple):
+    """Whether a thread was in a model before it came into a generation."""
+
+    model: bool
+
+    def end(self) -> None:
+        """The thread is where it was."""
+        INSIDE.model, INSIDE.generation = self.model, False
+
+    def end_interrupted(self, _interruption: BaseException | None) -> None:
+        """The thread is where it was, though an error from outside has kept the hook from saying so."""
+        self.end()
 
 
 def end_generation(opened: Any, error: BaseException | None, **said: Any) -> None:
     """Close it, with what is known of it now."""
     if opened is None:
         return
-    span, INSIDE.model = opened
-    INSIDE.generation = False
+    span, was_inside = opened
+    was_inside.end()
     if said:
         span.set(**said)
     end_span(span, None, error)
@@ -47,7 +66,7 @@ def end_generation(opened: Any, error: BaseException | None, **said: Any) -> Non
 
 
 def begin_request(by: str, **said: Any) -> Any:
-    """Open the span of one of several calls that one thread makes at a time, as tasks do."""
+    """Open the span of a call of which one thread has several at a time, as asyncio tasks do."""
     BOUNDARIES.begins(GENERATION)
     BETWEEN.begins()
     return spans.automatic_span(GENERATE, by=by, **said).__enter__()

@@ -1,7 +1,7 @@
-"""Boundaries of the phases that a reader infers, told to who watches memory while the loop runs.
+"""Tells those who watch memory of the boundaries of phases that a reader will infer, while the loop runs.
 
-A reader knows all of a run; here only what begins is known, which is enough for a look at memory in front of it and
-behind what was before. Where a hook or the program tells of phases, it knows better.
+A reader knows the whole run. Here only what begins now is known, which is enough for a look at memory before it, and
+after what came before. If a hook or the program marks phases itself, this says nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ class LoopBoundaries:
         self._phase: tuple[str, int] = ("", 0)
 
     def begins(self, phase: str, model: int = 0) -> None:
-        """Something of a phase begins: log-probs of another model are another phase, in an update a part of it."""
+        """Begin something of a phase.
+
+        Log-probs of another model are another phase; inside of an update they are a part of it.
+        """
         if not boundaries.WATCHERS or boundaries.are_told() or (phase, model) == self._phase:
             return
         if (phase == LOG_PROBS and self._phase[0] == UPDATE) or is_capturing():
@@ -29,14 +32,14 @@ class LoopBoundaries:
         self._phase = phase, model
 
     def ends(self) -> None:
-        """The phase is over, as far as anybody can tell."""
+        """End the phase, which is over as far as anybody can tell."""
         phase, self._phase = self._phase[0], ("", 0)
         if phase and not is_capturing():
             boundaries.inferred(Boundary((phase,)))
 
 
 def is_capturing() -> bool:
-    """Tell whether a CUDA graph is being captured, in which nobody may ask the device anything."""
+    """Return whether a CUDA graph is being captured; then nobody may ask the device anything."""
     import torch
 
     capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)

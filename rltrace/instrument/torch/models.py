@@ -1,8 +1,9 @@
 """Whole models, in any program: `model.forward` of what the program calls itself, and copies of weights into a model.
 
-Of each call only the outermost module is a model: what it calls in turn costs one look at its thread. Global hooks on
-modules would take 2 µs of each of them, and torch.compile warns of these. Source read: torch 2.6 to 2.13,
-torch/nn/modules/module.py, torch/_dynamo/variables/nn_module.py.
+Only the outermost module of a call is a model; for each module inside, the hook looks once at its thread. Global hooks
+on modules would take 2 µs for each module, and torch.compile warns of them.
+
+Source read: torch 2.6 to 2.13, torch/nn/modules/module.py and torch/_dynamo/variables/nn_module.py.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import functools
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rltrace.events import FORWARD, LOAD_WEIGHTS
 from rltrace.hooks.boundaries import WATCHERS
-from rltrace.hooks.patching import Function, Hook, PatchSet, end_span
+from rltrace.hooks.patching import ENTERING, NOT_ENTERED, Function, Hook, PatchSet, end_span
 from rltrace.host.interruption import own_failure
-from rltrace.instrument.torch.autograd import is_in_backward
+from rltrace.instrument.torch.autograd import TASK, is_in_backward
 from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.dynamo import outside_graphs, skip_frames
 from rltrace.instrument.torch.loop_boundaries import BOUNDARIES, LOG_PROBS, UPDATE
@@ -28,12 +29,12 @@ class TorchModels:
     """Makes each forward of a whole model a span."""
 
     name = "torch_models"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
         # Named from torch, whose dynamo is complete only when torch is imported.
-        patches.wrap("torch:nn.Module.__call__", wrap_call, (FORWARD,))
+        patches.wrap("torch:nn.Module.__call__", wrap_call, (FORWARD,), reads=TASK)
         patches.around("torch.nn.modules.module:Module.load_state_dict", begin_load, end_span, (LOAD_WEIGHTS,))
 
 
@@ -41,15 +42,15 @@ class TorchModels:
 
 
 class Models:
-    """The models of this process, numbered from 1: what shares its first parameter, as a wrapper, has one number."""
+    """The models of this process, numbered from 1. Modules that share their first parameter are one model."""
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.met = 0
-        """How many modules there are; what was found out about all of them is old when this has grown."""
+        """How many modules were met. When it has grown, what was found out about all of them is out of date."""
 
     def number(self, module: Any) -> int:
-        """Return the number of a module's model; 0 for a module without parameters, as a loss."""
+        """Return the number of a module's model; 0 for a module without parameters, such as a loss."""
         known = self._modules.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
@@ -88,7 +89,7 @@ MODELS = Models()
 
 
 class Learned:
-    """Which models an optimizer holds; looked up once, and again when there are more modules."""
+    """Knows which models an optimizer holds; it looks again when there are more modules."""
 
     def __init__(self, models: Models = MODELS) -> None:
         self._models = models
@@ -113,70 +114,99 @@ class Learned:
 
 
 class Inside(threading.local):
-    """Where a thread is."""
+    """Says where a thread is."""
 
     model = False
-    """In a model, or in what calls models by itself, as a generation does."""
+    """Whether it is in a model, or in something that calls models itself, such as a generation."""
     generation = False
+    first = False
+    """In one of a model's first forwards, in which watchers are told of each module."""
 
 
 INSIDE = Inside()
 
 
 class ForwardWatcher(Protocol):
-    """What looks at each forward of a whole model from both sides; what it takes is not the forward's time."""
+    """Looks before and after each forward of a whole model; the time that it takes is not the forward's."""
+
+    def meet(self, model: Any, /) -> None:
+        """Learn of the model, before the phase that may begin with its forward."""
 
     def begin_forward(self) -> Any:
         """Look before it; return what `end_forward` takes."""
 
     def end_forward(self, token: Any, /) -> None:
-        """Look behind it."""
+        """Look after it."""
+
+    def inside_forward(self) -> None:
+        """Look inside of one of the first, if that is worth it: this is called in front of every module."""
 
 
 FORWARD_WATCHERS: list[ForwardWatcher] = []
 
 _forward = spans.automatic_typed_span(FORWARD, model=int, module=str, rows=int, columns=int)
+FIRST_FORWARDS = 3
+"""Of each model, with gradients and without: they take seconds, because kernels are compiled and loaded."""
 MERGED = ("_compiled_call_impl", "_call_impl")
-"""All that torch's `Module.__call__` knows; where it is so, the wrapper does it too, which saves a call of each."""
+"""The names in torch's `Module.__call__`. If there are no others, the wrapper does the same itself to save a call."""
 
 
 def wrap_call(original: Function, hook: Hook) -> Function:
-    """Wrap `Module.__call__`: the outermost call of a thread is a model's forward, all others are passed on."""
+    """Wrap `Module.__call__`. The outermost call of a thread is a model's forward; all others are passed on."""
     import torch
 
     inside, none_inside = INSIDE, _passes_on(original)
-    enter, leave = outside_graphs(hook.timed(begin_forward)), outside_graphs(hook.timed(end_forward))
+    enter, after = outside_graphs(hook.timed(begin_forward)), hook.timed(end_forward)
+    leave = outside_graphs(lambda opened, result, error: hook.leave(after, opened, result, error))
+    leave_by_error = outside_graphs(
+        lambda opened, error, newest, is_leaving: hook.leave_by_error(
+            after, opened, error, newest, is_leaving=is_leaving
+        )
+    )
+    look = outside_graphs(hook.timed(inside_forward))
+
+    def in_first(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            look()
+        except own_failure() as error:
+            hook.failed(error)
+        return original(module, *args, **kwargs)
 
     def at_root(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if inside.first:
+            return in_first(module, args, kwargs)
         inside.model = True
+        opened, is_leaving, newest = ENTERING, False, spans.newest
         try:
-            opened = None
             try:
                 opened = enter(module, args, kwargs, hook)
+                inside.first = opened is not NOT_ENTERED and opened.is_first
+                inside.model = not inside.first
             except own_failure() as error:
+                opened = NOT_ENTERED
                 hook.failed(error)
-            try:
-                result = original(module, *args, **kwargs)
-            except BaseException as error:
-                _left(hook, leave, opened, None, error)
-                raise
-            _left(hook, leave, opened, result, None)
+            result = original(module, *args, **kwargs)
+            is_leaving = True
+            leave(opened, result, None)
             return result
+        except BaseException as error:
+            leave_by_error(opened, error, newest, is_leaving)
+            raise
         finally:
-            inside.model = False
+            inside.model = inside.first = False
 
     call = none_inside(original, inside, hook, at_root)
     frames = torch._C._dynamo.eval_frame
-    for function in (call, at_root, _left):
+    for function in (call, at_root, in_first):
         skip_frames(frames, function.__code__)
     call = functools.wraps(original)(call)
-    # What dynamo reads in our place.
+    # Dynamo traces this instead of our wrapper.
     call._torchdynamo_inline = original  # type: ignore[attr-defined]
     return call
 
 
 def _passes_on(original: Function) -> Any:
-    """Return what makes the wrapper: one that does what torch's function does, if that is all it does."""
+    """Return what makes the wrapper: one that replaces torch's function if its body is known, else one around it."""
     code = getattr(original, "__code__", None)
     return _merged if code is not None and code.co_names == MERGED else _around
 
@@ -201,27 +231,47 @@ def _around(original: Function, inside: Inside, hook: Hook, at_root: Function) -
     return __call__
 
 
-def _left(hook: Hook, leave: Function, opened: Any, result: Any, error: BaseException | None) -> None:
-    if opened is None:
-        return
-    try:
-        leave(opened, result, error)
-    except own_failure() as failure:
-        hook.failed(failure)
+class Opened(NamedTuple):
+    """A forward that is under way."""
+
+    span: Any
+    tokens: list[Any]
+    """Of the watchers."""
+    is_first: bool
+
+
+class First:
+    """How many forwards of each model have begun, with gradients and without."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[int, bool], int] = {}
+
+    def met(self, number: int) -> bool:
+        """Count a forward of this model; return whether it is one of the first, if anybody watches."""
+        from torch import is_grad_enabled
+
+        key = number, is_grad_enabled()
+        begun = self._begun[key] = self._begun.get(key, 0) + 1
+        return begun <= FIRST_FORWARDS and bool(FORWARD_WATCHERS)
+
+
+FIRST = First()
 
 
 def begin_forward(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: Hook) -> Any:
-    """Open the span; a module without parameters has none, nor one that is called again for its backward."""
+    """Open the span. A module without parameters has none, and neither has one that is recomputed for its backward."""
     number = 0 if is_in_backward() else MODELS.number(module)
     if not number:
-        return None
+        return NOT_ENTERED
     hook.row.fired()
+    for watcher in FORWARD_WATCHERS:
+        watcher.meet(module)
     if WATCHERS:
         begin_phase(number)
     BETWEEN.begins()
     tokens = [watcher.begin_forward() for watcher in FORWARD_WATCHERS]
     rows, columns = shape_of(args, kwargs)
-    return _forward(number, type(module).__name__, rows, columns).__enter__(), tokens
+    return Opened(_forward(number, type(module).__name__, rows, columns).__enter__(), tokens, FIRST.met(number))
 
 
 def begin_phase(number: int) -> None:
@@ -232,8 +282,8 @@ def begin_phase(number: int) -> None:
 
 
 def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
-    """Close the span: it says whether a backward may follow."""
-    span, tokens = opened
+    """Close the span, which says whether a backward may follow."""
+    span, tokens = opened.span, opened.tokens
     output = None if error is not None else tensor_in(result)
     has_gradient = output is not None and output.requires_grad
     if has_gradient:
@@ -244,10 +294,16 @@ def end_forward(opened: Any, result: Any, error: BaseException | None) -> None:
     BETWEEN.ends(output, has_gradient=has_gradient)
 
 
-def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-    """Return the first two sizes of what a model is called with: the sequences of a language model and their length.
+def inside_forward() -> None:
+    """Tell watchers that a model is being computed."""
+    for watcher in FORWARD_WATCHERS:
+        watcher.inside_forward()
 
-    While a model is traced or exported its sizes are symbols, and to ask for their values would bind it to these.
+
+def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+    """Return the first two sizes of a model's input: for a language model, how many sequences and how long.
+
+    While a model is traced or exported, the sizes are symbols, and asking for their values would specialize the graph.
     """
     given = args[0] if args else kwargs.get("input_ids")
     sizes = (*getattr(given, "shape", ())[:2], 0, 0)
@@ -255,7 +311,7 @@ def shape_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
 
 
 def tensor_in(result: Any) -> Any:
-    """Return the first tensor of what a model returned: itself, its logits, or one of its items; None without any."""
+    """Return the first tensor of a model's output: itself, its logits or one of its items; None without any."""
     for found in (result, getattr(result, "logits", None), *_items(result)):
         if hasattr(found, "requires_grad"):
             return found

@@ -11,15 +11,16 @@ from typing import Any
 from rltrace.hooks.patching import Function, Hook
 from rltrace.host.interruption import own_failure
 from rltrace.instrument.torch.dynamo import outside_graphs
+from rltrace.record import spans
 
 OpenForward = Callable[[str, bool], Any]
-"""A function that opens what is around a forward of the module at a path, maybe one repeated for its backward."""
+"""Opens what is around a forward of the module at a path; the second argument says whether it is a recomputation."""
 
 
 class Forwards:
     """The open forward spans of each thread, innermost last.
 
-    A step has a thousand of them and may wait for its host, so the hooks are written out.
+    A step has a thousand of them, and may wait for its host, so the hooks are written out by hand.
     """
 
     def __init__(self, hook: Hook, opens: OpenForward, *, root_only: bool = False, waits: bool = True) -> None:
@@ -34,13 +35,13 @@ class Forwards:
 
         Args:
             modules: All of them.
-            path: Says where in their model they lie, from their first forward on.
+            path: Returns their path in the model, which is known from their first forward on.
         """
         handles: list[Any] = []
         before, after = self._hooks(handles, path)
         with undone_on_error(handles):
             for module in modules:
-                # Behind FSDP's own hook, which reshards; before the forward in front of it or behind it.
+                # After a forward it runs behind FSDP's own hook, which reshards; before a forward on either side of it.
                 handles.append(module.register_forward_pre_hook(before, prepend=self._waits))
                 handles.append(module.register_forward_hook(after, always_call=True))
         return handles
@@ -49,7 +50,7 @@ class Forwards:
         """Register the hooks on all modules of the process, for those that are chosen; returns what removes them.
 
         Args:
-            chosen: Asked in front of each forward of any module.
+            chosen: Called before each forward of any module.
         """
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -63,7 +64,7 @@ class Forwards:
     def _hooks(
         self, handles: list[Any], path: Callable[[], str], chosen: Callable[[Any], bool] | None = None
     ) -> tuple[Function, Function]:
-        """Return what is called before a forward, and after it."""
+        """Return the hooks that are called before and after a forward."""
         import torch
 
         hook, of_thread, in_backward = self._hook, self._of_thread, torch._C._current_graph_task_id
@@ -73,6 +74,7 @@ class Forwards:
             nonlocal known
             if not hook.live:
                 return
+            newest = spans.newest
             try:
                 if chosen is not None and not chosen(module):
                     return
@@ -84,6 +86,9 @@ class Forwards:
                     of_thread.stack.append((module, self._opens(known, in_backward() != -1)))
             except own_failure() as error:
                 hook.failed(error)
+            except BaseException as interruption:
+                spans.end_lost(newest, interruption)
+                raise
 
         def after(module: Any, _args: Any, _result: Any) -> None:
             if of_thread.stack:
@@ -114,7 +119,7 @@ def close(stack: list[tuple[Any, Any]], module: Any) -> None:
 
 @contextlib.contextmanager
 def undone_on_error(handles: list[Any]) -> Iterator[None]:
-    """Take hooks away if not all of them can be registered: who asked for them gets none to remove."""
+    """Remove the hooks if not all of them can be registered, because the caller gets none to remove."""
     try:
         yield
     except BaseException:
@@ -123,7 +128,7 @@ def undone_on_error(handles: list[Any]) -> Iterator[None]:
 
 
 def remove(handles: list[Any]) -> None:
-    """Take hooks on modules away."""
+    """Remove hooks from modules."""
     while handles:
         handles.pop().remove()
 

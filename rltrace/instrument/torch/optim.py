@@ -8,18 +8,26 @@ from collections.abc import Callable
 from typing import Any
 
 from rltrace.events import OPTIMIZER_STEP
+from rltrace.hooks.arguments import attributes
 from rltrace.hooks.patching import Hook, PatchSet
 from rltrace.instrument.torch.between import BETWEEN
 from rltrace.instrument.torch.loop_boundaries import BOUNDARIES
 from rltrace.instrument.torch.models import Learned
 from rltrace.record import spans
 
+MODULE = "torch.optim.optimizer:"
+STEPS = (
+    *attributes(MODULE, "register_optimizer_step_post_hook", "_global_optimizer_pre_hooks"),
+    *attributes(f"{MODULE}Optimizer", "param_groups"),
+)
+"""What `watch_optimizer_steps` reads."""
+
 
 class TorchOptim:
     """Makes each optimizer step a span."""
 
     name = "torch_optim"
-    supports = ("torch >= 2.6, < 2.14",)
+    supports = ("torch >= 2.6",)
 
     def install(self, patches: PatchSet) -> None:
         """Register a hook before and one after every optimizer's step."""
@@ -27,6 +35,7 @@ class TorchOptim:
             "torch.optim.optimizer:register_optimizer_step_pre_hook",
             functools.partial(watch_optimizer_steps, span=WorkSpan, identify=Learned()),
             (OPTIMIZER_STEP,),
+            reads=STEPS,
         )
 
 
@@ -48,7 +57,7 @@ class WorkSpan:
 
 
 def nothing_more(_optimizer: Any) -> dict[str, Any]:
-    """Say no more of an optimizer than its class and how many tensors it has."""
+    """Add nothing to an optimizer's class and the number of its tensors."""
     return {}
 
 
@@ -63,9 +72,9 @@ def watch_optimizer_steps(
 
     Args:
         hook: Whose calls are counted.
-        span: Makes what is entered before the step and left behind it.
-        identify: What else it says of the optimizer.
-        outermost: Enter it before all that are watched so far; who comes last leaves last in any case.
+        span: Makes what is entered before the step and left after it.
+        identify: Returns further arguments, which tell one optimizer from another.
+        outermost: Whether to enter it before all that are watched so far. The last one registered leaves last anyway.
 
     Returns:
         What undoes it.

@@ -16,7 +16,7 @@ import weakref
 from typing import Any
 
 from rltrace.events import STEP
-from rltrace.hooks.arguments import keep_self
+from rltrace.hooks.arguments import attributes, keep_self
 from rltrace.hooks.patching import PatchSet, nothing_after, nothing_before
 from rltrace.instrument.memory.named_models import name_models
 from rltrace.instrument.trl.engine import ColocatedEngine
@@ -40,7 +40,7 @@ class Trl:
     """Records phases, from TRL's own profiling contexts where it has one."""
 
     name = "trl"
-    supports = ("trl >= 1.16, < 1.17",)
+    supports = ("trl >= 1.11",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
@@ -61,15 +61,19 @@ def name_models_hooks(patches: PatchSet) -> None:
 def name_step_hooks(patches: PatchSet, step: StepPhases) -> None:
     """Name the hooks on the parts of a step."""
     around = functools.partial(patches.around, at_boundaries=False)  # most profiles and log-probs are no phase
-    patches.around(f"{CALLBACKS}.on_step_begin", step.begin, nothing_after, (STEP,))
+    number = attributes("transformers.trainer_callback:TrainerState", "global_step")
+    patches.around(f"{CALLBACKS}.on_step_begin", step.begin, nothing_after, (STEP,), reads=number)
     patches.around(f"{CALLBACKS}.on_step_end", nothing_before, step.end_update)
     patches.around(f"{CALLBACKS}.on_train_end", step.end_last, nothing_after)
     patches.around(f"{ANY_TRAINER}.train", nothing_before, step.end_training)
-    around(f"{PROFILED}.__enter__", step.begin_generate, nothing_after, ("rollout.generate",))
-    around(f"{PROFILED}.__exit__", step.end_generate, nothing_after)
-    patches.around(f"{TRAINER}._generate_and_score_completions", step.begin_batch, step.end_batch)
+    name = attributes(PROFILED, "name")
+    around(f"{PROFILED}.__enter__", step.begin_generate, nothing_after, ("rollout.generate",), reads=name)
+    around(f"{PROFILED}.__exit__", step.end_generate, nothing_after, reads=name)
+    metrics = attributes(TRAINER, "_metrics")
+    patches.around(f"{TRAINER}._generate_and_score_completions", step.begin_batch, step.end_batch, reads=metrics)
     log_prob = ("actor.old_log_prob", "ref.log_prob")
-    around(f"{TRAINER}._get_per_token_logps_and_entropies", step.begin_log_prob, step.end_log_prob, log_prob)
+    of_batch = f"{TRAINER}._get_per_token_logps_and_entropies"
+    around(of_batch, step.begin_log_prob, step.end_log_prob, log_prob, reads=attributes(TRAINER, "ref_model"))
     patches.around(USE_ADAPTER, step.begin_adapter, step.end_adapter)
     around(f"{TRAINER}._calculate_rewards", step.begin_reward, step.end_reward, ("reward", "advantage"))
     around(f"{TRAINER}.compute_loss", step.begin_update, nothing_after, ("actor.update", "actor.micro_batch"))
@@ -79,11 +83,12 @@ def name_step_hooks(patches: PatchSet, step: StepPhases) -> None:
 def name_engine_hooks(patches: PatchSet, engine: ColocatedEngine) -> None:
     """Name the hooks on an engine's wake-up, its weights and its sleep."""
     around = functools.partial(patches.around, at_boundaries=False)  # a sync is interrupted by a wake-up
-    patches.around(f"{VLLM}._init_vllm", engine.meet, nothing_after)
+    mode = attributes(VLLM, "mode")
+    patches.around(f"{VLLM}._init_vllm", engine.meet, nothing_after, reads=mode)
     around(f"{VLLM}.sync_weights", engine.begin_sync, engine.end_sync, ("weight_sync",))
     patches.span(f"{GENERATION}:empty_cache", "allocator.empty_cache")
     stages = ("weight_sync.gather", "weight_sync.load", "weight_sync.send")
-    patches.around_items(f"{VLLM}._iter_named_params", engine.begin_gather, engine.end_gather, stages)
+    patches.around_items(f"{VLLM}._iter_named_params", engine.begin_gather, engine.end_gather, stages, reads=mode)
     patches.when_imported(GENERATION, lambda _: name_optional_hooks(patches, engine))
 
 
@@ -92,6 +97,7 @@ def name_optional_hooks(patches: PatchSet, engine: ColocatedEngine) -> None:
     if importlib.util.find_spec("vllm") is not None:
         around = functools.partial(patches.around, at_boundaries=False)  # an engine that is not TRL's has no phases
         around(f"{LLM}.wake_up", engine.begin_wake, engine.end_wake, ("rollout.wake_weights", "rollout.wake_kv_cache"))
+        around(f"{LLM}.reset_prefix_cache", engine.begin_reset, engine.end_reset, ("weight_sync.reset_cache",))
         around(f"{LLM}.sleep", engine.begin_sleep, engine.end_sleep, ("rollout.sleep",))
     if importlib.util.find_spec("peft") is not None:
         for method in ("merge_adapter", "unmerge_adapter"):

@@ -1,8 +1,8 @@
 """The engine in a trainer's process: it wakes up, gets the weights, and goes to sleep.
 
-`VLLMGeneration.sync_weights` empties the cache, wakes the engine up, and hands it one parameter after the other; with
-adapters they are merged before, and taken out behind it. A sync is all of that without the wake-up: the phases of a
-rank do not overlap.
+`VLLMGeneration.sync_weights` empties the cache, wakes the engine up, hands it one parameter after the other and has it
+forget its cached prefixes; adapters are merged before, and taken out behind it. A sync is all of that without the
+wake-up: the phases of a rank do not overlap.
 """
 
 from __future__ import annotations
@@ -125,6 +125,16 @@ class ColocatedEngine:
         if known and stage:
             self._stage.begin(stage, **known, tensors=1)
         else:
+            self._stage.close(error)
+
+    def begin_reset(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Begin to forget the prefixes that the engine cached with the old weights: it walks over all KV blocks."""
+        if self._syncs:
+            self._stage.begin("weight_sync.reset_cache")
+
+    def end_reset(self, _token: Any, _result: Any, error: BaseException | None) -> None:
+        """They are forgotten."""
+        if self._syncs:
             self._stage.close(error)
 
     def begin_merge(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:

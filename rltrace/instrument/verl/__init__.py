@@ -7,14 +7,14 @@ table, `hook_points.py`; what a hook does is in the file named for the part of v
 from __future__ import annotations
 
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.verl.hook_points import HOOK_POINTS
+from rltrace.instrument.verl.hook_points import HOOK_POINTS, LAST
 
 
 class Verl:
     """Records the driver, workers, weight sync and rollout of the release that is installed."""
 
     name = "verl"
-    supports = ("verl >= 0.4.1, < 0.10",)
+    supports = ("verl >= 0.4.1",)
 
     def install(self, patches: PatchSet) -> None:
         """Wait until verl is imported: its release is known only then, and none of its parts is imported before."""
@@ -32,5 +32,6 @@ def name_hooks(patches: PatchSet) -> None:
 
 
 def release_line(version: str) -> int:
-    """Return the line of a release: 9 for "0.9.1"."""
-    return int(version.split(".")[1])
+    """Return the line of a release: 9 for "0.9.1". A newer one than was read has what the last one has, or says not."""
+    major, minor = version.split(".")[:2]
+    return LAST if int(major) else min(int(minor), LAST)

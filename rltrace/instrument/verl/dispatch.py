@@ -42,6 +42,10 @@ class Call:
         """End the call, which returns or raises, in whichever part it is."""
         self._open.close(error)
 
+    def end_interrupted(self, interruption: BaseException | None) -> None:
+        """End the part that is open, if an error from outside has kept the hook from that."""
+        self._open.end_interrupted(interruption)
+
 
 def begin_call(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call:
     """Open the first part of a call."""
@@ -90,13 +94,15 @@ def watch_callable(original: Function, hook: Hook) -> Function:
                 hook.leave(arrived, token, None, None)
                 return collect_fn(*args, **kwargs)
 
+            is_leaving = False
             try:
                 result = original(group, method_name, dispatch_fn, collect, execute, blocking)(*args, **kwargs)
+                is_leaving = True
+                hook.leave(end_call, token, result, None)
+                return result
             except BaseException as error:
-                hook.leave(end_call, token, None, error)
+                hook.leave_by_error(end_call, token, error, is_leaving=is_leaving)
                 raise
-            hook.leave(end_call, token, result, None)
-            return result
 
         # A class named for the method, as verl makes it, so that it is still told apart.
         return type(method_name, (of_method,), {"__call__": call})()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rltrace.hooks.arguments import argument, keep_self, with_argument
+from rltrace.hooks.arguments import argument, attributes, keep_self, with_argument
 from rltrace.hooks.bucket_flow import flow_key
 from rltrace.hooks.held_span import HeldSpan
-from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items
+from rltrace.hooks.patching import Function, Hook, PatchSet, end_span, watch_items, wrap_function
 from rltrace.record import spans
 
 # ---- the switch -------------------------------------------------------------------------------------------------
@@ -142,7 +142,8 @@ _sent, _received = Transfers(), Transfers()
 
 def watch_sender(patches: PatchSet, target: str) -> None:
     """Hook the opening of the sender's socket: verl has no function that sends one bucket."""
-    patches.wrap(target, watch_socket, ("weight_sync.send", "weight_sync.wait"))
+    reads = attributes(target.rpartition(".")[0], "socket", "zmq_handle")
+    patches.wrap(target, watch_socket, ("weight_sync.send", "weight_sync.wait"), reads=reads)
 
 
 def watch_socket(original: Function, hook: Hook) -> Function:
@@ -179,27 +180,20 @@ class BucketSocket:
         """Send a message; one that describes a bucket is a span with its bytes."""
         if not isinstance(message, dict) or "bucket_meta" not in message:
             return self._socket.send_pyobj(message, *args, **kwargs)
-        token = self._hook.enter(self._begin_send, (message["bucket_meta"],), {})
-        try:
-            return self._socket.send_pyobj(message, *args, **kwargs)
-        finally:
-            self._hook.leave(end_span, token, None, None)
+        return wrap_function(self._socket.send_pyobj, self._hook, self._begin_send, end_span)(message, *args, **kwargs)
 
     def recv(self, *args: Any, **kwargs: Any) -> Any:
         """Receive a message, which after a bucket is the acknowledgement."""
         if self._awaited is None:
             return self._socket.recv(*args, **kwargs)
-        token = self._hook.enter(self._begin_wait, (), {})
-        try:
-            return self._socket.recv(*args, **kwargs)
-        finally:
-            self._hook.leave(end_span, token, None, None)
+        return wrap_function(self._socket.recv, self._hook, self._begin_wait, end_span)(*args, **kwargs)
 
     def _begin_send(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         self._awaited = key = self._buckets.next_key()
-        size_bytes = sum(meta["shape"].numel() * meta["dtype"].itemsize for meta in args[0].values())
+        tensors = args[0]["bucket_meta"]
+        size_bytes = sum(meta["shape"].numel() * meta["dtype"].itemsize for meta in tensors.values())
         opened = spans.automatic_span(
-            "weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(args[0])
+            "weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(tensors)
         ).__enter__()
         spans.flow(flow_key(key), "out")
         return opened
@@ -211,7 +205,8 @@ class BucketSocket:
 
 def watch_receiver(patches: PatchSet, target: str) -> None:
     """Hook the receiver, which calls a function that loads each bucket."""
-    patches.arguments(target, watch_loads, ("weight_sync.load",))
+    reads = attributes(target.rpartition(".")[0], "zmq_handle")
+    patches.arguments(target, watch_loads, ("weight_sync.load",), reads=reads)
 
 
 def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -228,14 +223,5 @@ def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         spans.flow(flow_key(key), "in")
         return opened
 
-    def watched(weights: Any, *args: Any, **kwargs: Any) -> Any:
-        token = hook.enter(begin_load, (weights,), {})
-        try:
-            result = load(weights, *args, **kwargs)
-        except BaseException as error:
-            hook.leave(end_span, token, None, error)
-            raise
-        hook.leave(end_span, token, result, None)
-        return result
-
+    watched = wrap_function(load, hook, begin_load, end_span)
     return with_argument("on_bucket_received", 1, args, kwargs, watched)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rltrace.hooks import boundaries
-from rltrace.hooks.arguments import argument, keep_self
+from rltrace.hooks.arguments import argument, attributes, keep_self
 from rltrace.hooks.held_span import HeldSpan
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after
 from rltrace.host import memory
@@ -25,7 +25,7 @@ from rltrace.record import lifecycle, spans
 
 def identify(patches: PatchSet, target: str) -> None:
     """Hook a worker's `__init__`: afterwards it knows its rank and sees only its device."""
-    patches.around(target, keep_self, become_worker)
+    patches.around(target, keep_self, become_worker, reads=attributes(target.rpartition(".")[0], "rank"))
 
 
 def become_worker(worker: Any, _result: Any, error: BaseException | None) -> None:

@@ -15,7 +15,7 @@ from rltrace.host.clock import now_ns
 from rltrace.host.nvml import DRIVER
 from rltrace.instrument.memory.allocation_owners import enter, leave
 from rltrace.instrument.memory.engine_allocations import ACTIVATIONS, keep_pools, name_executions, owner_of
-from rltrace.instrument.vllm.engine import NEVER_MAPPED, segments
+from rltrace.instrument.vllm.engine import NEVER_MAPPED, POOLS, segments
 from rltrace.record.torch import allocations
 from rltrace.record.torch.allocation_replay import Change
 
@@ -27,7 +27,7 @@ class VllmAllocations:
     """A model's execution, and vLLM's allocator."""
 
     name = "vllm_allocations"
-    supports = ("vllm >= 0.12, < 0.27",)
+    supports = ("vllm >= 0.12",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks; there are none without a driver."""
@@ -43,11 +43,12 @@ def name_hooks(patches: PatchSet) -> None:
     name_executions(patches, f"{WORKER}.execute_model")
     with patches.dormant() as switch:
         patches.around(f"{WORKER}.sample_tokens", functools.partial(enter, ACTIVATIONS), leave)
-        patches.around(f"{CUMEM}:create_and_map", pools.handle, pools.mapped)
-        patches.around(f"{CUMEM}:unmap_and_release", pools.handle, pools.unmapped)
+        patches.around(f"{CUMEM}:create_and_map", pools.handle, pools.mapped, reads=POOLS)
+        patches.around(f"{CUMEM}:unmap_and_release", pools.handle, pools.unmapped, reads=POOLS)
         # The extension borrows these (csrc/cumem_allocator.cpp says so), and frees pools until the interpreter is gone.
-        patches.around(f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped, is_borrowed=True)
-        patches.around(f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped, is_borrowed=True)
+        borrowed = functools.partial(patches.around, is_borrowed=True, reads=POOLS)
+        borrowed(f"{allocator}._python_malloc_callback", pools.new_handle, pools.mapped)
+        borrowed(f"{allocator}._python_free_callback", pools.freed_handle, pools.unmapped)
     allocations.when_kept(switch)
 
 

@@ -24,21 +24,28 @@ class VllmCalls:
     """Makes each call that generates or copies weights a span."""
 
     name = "vllm_calls"
-    supports = ("vllm >= 0.8.5, < 0.27",)
+    supports = ("vllm >= 0.8.5",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        for method in ("generate", "chat"):
-            patches.around(f"{LLM}.{method}", begin, end, (GENERATE,))
+        patches.around(f"{LLM}.generate", begin, end, (GENERATE,))
+        patches.around(f"{LLM}.chat", begin_chat, end, (GENERATE,))
         patches.around(f"{ASYNC}.generate", begin_async, end_request, (GENERATE,))
         loads = Loads()
         patches.around(f"{LOADER}.load_weights", loads.begin, loads.end, (LOAD_WEIGHTS,))
 
 
 def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Open the span of a call, which has one prompt or several; `chat` may call `generate`."""
+    """Open the span of a call, which has one prompt or several."""
     prompts = argument("prompts", 1, args, kwargs, None)
     return begin_generation("vLLM", sequences=len(prompts) if isinstance(prompts, (list, tuple)) else 1)
+
+
+def begin_chat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Open the span of a call, which has one conversation or a list of them; it may call `generate`."""
+    messages = argument("messages", 1, args, kwargs)
+    is_list = isinstance(messages, (list, tuple)) and bool(messages) and isinstance(messages[0], (list, tuple))
+    return begin_generation("vLLM", sequences=len(messages) if is_list else 1)
 
 
 def end(opened: Any, _result: Any, error: BaseException | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from rltrace.hooks import boundaries
-from rltrace.hooks.arguments import argument, keep, keep_self
+from rltrace.hooks.arguments import argument, attributes, keep, keep_self
 from rltrace.hooks.patching import PatchSet, end_span, nothing_after, nothing_before
 from rltrace.hooks.request_spans import Lanes, Requests
 from rltrace.host import memory
@@ -29,15 +29,33 @@ from rltrace.record.error_message import error_args
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 ALLOCATOR = "vllm.device_allocator.cumem:CuMemAllocator"
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+REQUEST = "vllm.v1.request:Request"
+OUTPUT = "vllm.v1.core.sched.output"
 ENGINE_PROCESS = "vllm.v1.engine.core:EngineCoreProc.run_engine_core"
 WORKER_PROCESS = "vllm.v1.executor.multiproc_executor:WorkerProc.worker_main"
+
+POOLS = (
+    *attributes(ALLOCATOR, "instance", "pointer_to_data"),
+    *attributes("vllm.device_allocator.cumem:AllocationData", "handle", "tag"),
+)
+"""What says which segments there are."""
+SCHEDULED = (
+    *attributes(SCHEDULER, "running"),
+    *attributes(f"{OUTPUT}:SchedulerOutput", "total_num_scheduled_tokens", "scheduled_new_reqs"),
+    *attributes(f"{OUTPUT}:NewRequestData", "req_id"),
+)
+UPDATED = (
+    *attributes(SCHEDULER, "running", "waiting", "kv_cache_manager"),
+    *attributes("vllm.v1.core.kv_cache_manager:KVCacheManager", "usage"),
+)
 
 
 class Vllm:
     """One engine: its worker, its allocator and its scheduler."""
 
     name = "vllm"
-    supports = ("vllm >= 0.8.5, < 0.27",)
+    supports = ("vllm >= 0.8.5",)
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
@@ -63,13 +81,15 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
         ("compile_or_warm_up_model", "rollout.capture"),
     ):
         patches.around(f"{WORKER}.{method}", *phase(name, pools), (name,))
-    runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
-    patches.around(f"{runner}.load_model", keep_self, meet_weights)
-    patches.around(f"{runner}.initialize_kv_cache", keep_self, meet_kv_cache)
-    for target in (f"{WORKER}.execute_model", f"{runner}._dummy_run"):  # which profiling and capture run
+    patches.around(f"{RUNNER}.load_model", keep_self, meet_weights, reads=attributes(RUNNER, "model"))
+    kv_caches = attributes(RUNNER, "kv_caches")
+    patches.around(f"{RUNNER}.initialize_kv_cache", keep_self, meet_kv_cache, reads=kv_caches)
+    for target in (f"{WORKER}.execute_model", f"{RUNNER}._dummy_run"):  # which profiling and capture run
         patches.around(target, nothing_before, beating(TURNS))
+    # Its parameters have been allocated, and are filled now.
+    patches.around("vllm.model_executor.models.utils:AutoWeightsLoader.load_weights", beating(TURNS), nothing_after)
     graphs = Growth(LEDGER, GRAPHS)
-    patches.around(f"{runner}.capture_model", graphs.begin, graphs.end)
+    patches.around(f"{RUNNER}.capture_model", graphs.begin, graphs.end)
 
 
 def begin_inputs(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -110,27 +130,29 @@ def install_sleep(patches: PatchSet, pools: Pools) -> None:
     def begin_wake_up(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return pools.begin_map(argument("tags", 1, args, kwargs, None))
 
-    patches.around(f"{ALLOCATOR}.sleep", begin_sleep, pools.end_unmap, ("cumem.unmap",))
+    patches.around(f"{ALLOCATOR}.sleep", begin_sleep, pools.end_unmap, ("cumem.unmap",), reads=POOLS)
 
     def arrived(handle: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
             pools.arrived(tag_of(handle), handle[1])
 
-    patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",))
+    patches.around(f"{ALLOCATOR}.wake_up", begin_wake_up, pools.end_map, ("cumem.map",), reads=POOLS)
     # Behind the allocator's the worker has some 6 ms of its own to do, which would make the allocator's last word old.
     patches.around(f"{WORKER}.wake_up", nothing_before, sample)
-    patches.around("vllm.device_allocator.cumem:create_and_map", keep("allocation_handle", 0), arrived)
-    patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_before, meet_never_mapped)
+    patches.around("vllm.device_allocator.cumem:create_and_map", keep("allocation_handle", 0), arrived, reads=POOLS)
+    patches.around(f"{ALLOCATOR}.use_memory_pool", nothing_before, meet_never_mapped, reads=POOLS)
 
 
 def install_steps(patches: PatchSet) -> None:
     """Name the hooks on engine steps, from a scheduler output to the update by the same output, and on requests."""
     requests = SchedulerRequests()
     steps = Steps(requests.scheduled)
-    patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output)
-    patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",))
-    patches.around(f"{SCHEDULER}.add_request", keep("request", 1), requests.begin)
-    patches.around(f"{SCHEDULER}._free_request", keep("request", 1), requests.end, ("rollout.request",))
+    patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output, reads=SCHEDULED)
+    patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",), reads=UPDATED)
+    queued = attributes(REQUEST, "request_id")
+    patches.around(f"{SCHEDULER}.add_request", keep("request", 1), requests.begin, reads=queued)
+    freed = attributes(REQUEST, "request_id", "num_prompt_tokens", "num_output_tokens")
+    patches.around(f"{SCHEDULER}._free_request", keep("request", 1), requests.end, ("rollout.request",), reads=freed)
 
 
 def install_processes(patches: PatchSet) -> None:

@@ -46,8 +46,26 @@ def with_broken_call(method):
 def break_binding():
     """A hook's own code runs while it is put in place, too."""
     wrap, use = patching.PatchSet.wrap, patching.PatchSet.use
-    patching.PatchSet.wrap = lambda self, target, make, emits=(): wrap(self, target, broken, emits)
-    patching.PatchSet.use = lambda self, target, register, emits=(): use(self, target, broken, emits)
+    patching.PatchSet.wrap = lambda self, target, make, *more, **options: wrap(self, target, broken, *more, **options)
+    patching.PatchSet.use = lambda self, target, register, *more, **options: use(self, target, broken, *more, **options)
+
+
+def break_look():
+    """Every hook fails while it looks at what it is about to be put around."""
+    binding.look = broken
+
+
+def rename_parameter():
+    """Torch is newer than what was read, and has renamed one parameter that one hook reads."""
+
+    def rename(module):
+        function = module.foreach_all_gather.__wrapped__  # behind `torch.no_grad`
+        names = tuple("shards" if name == "fsdp_params" else name for name in function.__code__.co_varnames)
+        function.__code__ = function.__code__.replace(co_varnames=names)
+
+    known = binding.known()._replace(versions={**binding.known().versions, "torch": "2.6"})
+    binding.known = lambda: known
+    patching.register_post_import_hook(rename, "torch.distributed.fsdp._fully_shard._fsdp_collectives")
 
 
 def break_install():
@@ -93,7 +111,7 @@ if PLACE:
     waiting = [finder for finder in sys.meta_path if type(finder).__name__ == "FirstImport"]
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in waiting]
     from rltrace import plugins
-    from rltrace.hooks import patching
+    from rltrace.hooks import binding, patching
     from rltrace.record import lifecycle, spans, writer
 
     {
@@ -104,6 +122,8 @@ if PLACE:
         "before": lambda: break_wrappers(before=broken),
         "after": lambda: break_wrappers(after=broken),
         "binding": break_binding,
+        "look": break_look,
+        "renamed": rename_parameter,
         "install": break_install,
         "recorder": break_recorder,
         "counting": break_counting,

@@ -5,7 +5,7 @@ import time
 
 import torch
 from accelerate import Accelerator
-from own_timers import timed, write
+from own_timers import DEVICE, timed, write
 from sharded_layers import Layers, batch, loss_of
 
 STEPS, ACCUMULATED = 5, 2
@@ -13,7 +13,7 @@ STEPS, ACCUMULATED = 5, 2
 
 def accelerator():
     if "ZERO_STAGE" not in os.environ:
-        return Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+        return Accelerator(cpu=DEVICE == "cpu", gradient_accumulation_steps=ACCUMULATED)
     from accelerate import DeepSpeedPlugin
 
     plugin = DeepSpeedPlugin(zero_stage=int(os.environ["ZERO_STAGE"]), gradient_accumulation_steps=ACCUMULATED)
@@ -25,6 +25,7 @@ def accelerator():
 
 
 def main():
+    torch.set_default_device(DEVICE)
     found = accelerator()
     torch.manual_seed(0)
     model = Layers()
@@ -40,9 +41,11 @@ def main():
             with timed("actor.update"):
                 for _micro_batch in range(ACCUMULATED):
                     with found.accumulate(model):
-                        found.backward(loss_of(model, batch()))
+                        loss = loss_of(model, batch())
+                        found.backward(loss)
                         optimizer.step()
                         optimizer.zero_grad()
+                loss.item()  # as one logs it
     write()
     found.end_training()
 

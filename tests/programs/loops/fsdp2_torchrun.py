@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from own_timers import timed, write
+from own_timers import DEVICE, timed, write
 from sharded_layers import Layers, batch
 from torch.distributed.fsdp import fully_shard
 
@@ -12,7 +12,9 @@ STEPS = 5
 
 
 def main():
-    dist.init_process_group("gloo")
+    torch.set_default_device(DEVICE)
+    dist.init_process_group("gloo" if DEVICE == "cpu" else "nccl")
+    dist.barrier()  # NCCL connects at the first collective
     torch.manual_seed(dist.get_rank())
     teacher, model = Layers().requires_grad_(False), Layers()
     for layer in model.layers:
@@ -27,11 +29,12 @@ def main():
             with timed("ref.log_prob"), torch.no_grad():
                 wanted = teacher(tokens).log_softmax(-1)
             with timed("actor.update"):
-                for rows in torch.arange(16).split(8):
+                for rows in torch.arange(len(tokens)).chunk(2):
                     got = model(tokens[rows]).log_softmax(-1)
                     loss = torch.nn.functional.kl_div(got, wanted[rows], log_target=True)
                     loss.backward()
                 optimizer.step()
+                loss.item()  # as one logs it
             optimizer.zero_grad()
             dist.all_reduce(loss.detach())
     write()

@@ -4,7 +4,7 @@ import copy
 import time
 
 import torch
-from own_timers import timed, write
+from own_timers import DEVICE, WIDTHS, timed, write
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 STEPS, PROMPTS, GROUP, NEW_TOKENS = 5, 4, 4, 20
@@ -22,9 +22,11 @@ def reward(sequences):
 
 def main():
     torch.manual_seed(0)
+    torch.set_default_device(DEVICE)
+    wide = WIDTHS[DEVICE]
     config = Qwen2Config(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128,
+        vocab_size=512 * wide, hidden_size=64 * wide, intermediate_size=128 * wide, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
     )  # fmt: skip
     actor = Qwen2ForCausalLM(config)
     ref = copy.deepcopy(actor).eval()
@@ -50,6 +52,7 @@ def main():
                         loss = -(ratio * advantages[rows]).mean() + 0.01 * (away.exp() - away - 1).mean()
                         (loss / 2).backward()
                     optimizer.step()
+                loss.item()  # as one logs it
     write()
 
 

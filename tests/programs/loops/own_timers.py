@@ -5,6 +5,12 @@ import json
 import os
 import time
 
+DEVICE = os.environ.get("LOOP_DEVICE", "cpu")
+"""Where the loop computes."""
+
+WIDTHS = {"cpu": 1, "cuda": 16}
+"""How many times as wide a model is there as in a loop that is quick on a CPU."""
+
 _TIMES = []
 """Name, first instant and last one of each part."""
 

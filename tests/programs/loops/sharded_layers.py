@@ -1,11 +1,12 @@
 """A small stack of layers that predicts the next token, for loops that are about something else."""
 
 import torch
+from own_timers import DEVICE, WIDTHS
 from torch import nn
 
 
 class Layers(nn.Module):
-    def __init__(self, width=256, layers=4):
+    def __init__(self, width=256 * WIDTHS[DEVICE], layers=4):
         super().__init__()
         self.embedding = nn.Embedding(256, width)
         self.layers = nn.ModuleList(
@@ -25,4 +26,4 @@ def loss_of(model, tokens):
 
 
 def batch():
-    return torch.randint(0, 256, (16, 65))
+    return torch.randint(0, 256, (16 * WIDTHS[DEVICE], 65))

@@ -1,0 +1,482 @@
+"""Columns of what a process wrote: its spans, samples and arrows as numpy arrays, some ten thousand rows at a time.
+
+A row of spans has what every figure needs; arguments that figures are made of have columns of their own. All other
+arguments stay encoded until somebody asks for those of a row. The native decoder makes the columns where it is there
+and the segments are sound; the events of the Python reader make the same ones everywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.events import Args, Counter, Span, is_of_bytes
+from rltrace.read import gate, native
+from rltrace.read.alignment import Alignment
+from rltrace.read.native import Argument, Decoder, UnsoundError
+from rltrace.read.recording import Event, Process
+
+OPEN = -1
+"""The end of a span that has none."""
+NO_LANE = -1
+"""The lane of a span that was recorded when it was over."""
+NO_TEXT = -1
+"""In a column of texts: there is none."""
+MISSING = -(2**63)
+"""In a column of whole numbers: there is none. A column of decimals has NaN."""
+
+ROWS = 1 << 17
+"""About so many rows are made at a time."""
+EVENTS = 1 << 14
+"""So many, if they are made of events."""
+
+_BYTES = (-gate.MOST_BYTES, gate.MOST_BYTES)
+_NUMBER = Argument(native.WHOLE_NUMBER, *_BYTES)
+_COUNT = Argument(native.WHOLE_NUMBER, -1, 2**31 - 1)
+
+ARGUMENTS: dict[str, Argument] = {
+    "step": Argument(native.WHOLE_NUMBER, -(2**63), 2**63 - 1),
+    "bytes": _NUMBER,
+    "tensors": _NUMBER,
+    "ranks": _NUMBER,
+    "queued_ns": _NUMBER,
+    "error_ns": _NUMBER,
+    "behind_host_ns": _NUMBER,
+    "tokens": _NUMBER,
+    "running": _COUNT,
+    "waiting": _COUNT,
+    "preempted": _COUNT,
+    "rows": _NUMBER,
+    "columns": _NUMBER,
+    "kv_usage": Argument(native.DECIMAL, *_BYTES),
+    "error": Argument(native.ONLY_TEXT),
+    "method": Argument(native.AS_TEXT),
+    "request_id": Argument(native.AS_TEXT),
+    "phase": Argument(native.IS_TRUE),
+    "inferred": Argument(native.IS_TRUE),
+    "module": Argument(native.IS_TRUTHY),
+}
+"""Arguments that have a column. A number in one is whole, as `int` makes it; a text is its place in `texts`: that of
+`error` only if it is one, that of the others as `str` makes it. `phase` and `inferred` are whether it is True itself,
+`module` is whether it is true."""
+
+_TEXTS = [key for key, argument in ARGUMENTS.items() if argument.kind in (native.ONLY_TEXT, native.AS_TEXT)]
+
+Kept = TypeVar("Kept")
+
+
+class Texts:
+    """Names and other texts of a process, each once."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        """Return where a text is; a new one comes last."""
+        found = self._places.setdefault(text, len(self.all))
+        if found == len(self.all):
+            self.all.append(text)
+        return found
+
+
+class Samples(NamedTuple):
+    """Samples, in the order in which each thread took them."""
+
+    name: NDArray[np.int32]
+    thread: NDArray[np.int64]
+    ts_ns: NDArray[np.int64]
+    value: NDArray[np.float64]
+    is_whole: NDArray[np.bool_]
+    """Whether the value was written as a whole number; beyond 2**53 it is rounded."""
+
+    def without(self, rows: list[int]) -> Samples:
+        """Return all but some rows."""
+        columns: Iterable[Any] = self
+        return Samples(*(np.delete(column, rows) for column in columns))
+
+
+class Flows(NamedTuple):
+    """Ends of arrows, by the row of their span."""
+
+    row: NDArray[np.int64]
+    key: NDArray[np.int32]
+    is_out: NDArray[np.bool_]
+    keys: Callable[[], Sequence[str]]
+    """Gives what the column of keys has the places of: hardly anybody asks."""
+
+
+class Columns:
+    """Some rows of a process, in the order of its events."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        spans: Mapping[str, NDArray[Any]],
+        arguments: Mapping[str, NDArray[Any]],
+        samples: Samples,
+        flows: Flows,
+        args: Callable[[int], Args],
+    ) -> None:
+        self.texts = texts
+        """What the columns of names and texts have the places of; those of a process share it."""
+        self.name: NDArray[np.int32] = spans["name"]
+        self.thread: NDArray[np.int64] = spans["thread"]
+        self.task: NDArray[np.int64] = spans["task"]
+        self.lane: NDArray[np.int32] = spans["lane"]
+        self.start_ns: NDArray[np.int64] = spans["start_ns"]
+        self.end_ns: NDArray[np.int64] = spans["end_ns"]
+        self.is_automatic: NDArray[np.bool_] = spans["is_automatic"]
+        self.arguments = arguments
+        """The columns of `ARGUMENTS`."""
+        self.samples = samples
+        self.flows = flows
+        self.args = args
+        """Gives the arguments of a row."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def flows_of(self, row: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the keys of the arrows that leave a row, and of those that arrive there."""
+        found = self._keys.get(row, ())
+        return tuple(key for is_out, key in found if is_out), tuple(key for is_out, key in found if not is_out)
+
+    @functools.cached_property
+    def _keys(self) -> dict[int, list[tuple[bool, str]]]:
+        found: dict[int, list[tuple[bool, str]]] = {}
+        flows, keys = self.flows, self.flows.keys()
+        for row, key, is_out in zip(flows.row.tolist(), flows.key.tolist(), flows.is_out.tolist(), strict=True):
+            found.setdefault(row, []).append((is_out, keys[key]))
+        return found
+
+    def span(self, row: int) -> Span:
+        """Return a row as the event that it is."""
+        end_ns, lane = int(self.end_ns[row]), int(self.lane[row])
+        return Span(
+            self.texts[self.name[row]],
+            int(self.thread[row]),
+            int(self.task[row]),
+            int(self.start_ns[row]),
+            None if end_ns == OPEN else end_ns,
+            self.args(row),
+            *self.flows_of(row),
+            lane=None if lane == NO_LANE else lane,
+            is_automatic=bool(self.is_automatic[row]),
+        )
+
+
+def read(process: Process) -> list[Columns]:
+    """Return all that a process wrote."""
+    return fold(process, list, lambda rows, more: rows.append(more))
+
+
+def fold(process: Process, begin: Callable[[], Kept], add: Callable[[Kept, Columns], None]) -> Kept:
+    """Go through the columns of a process, without holding more than some of them.
+
+    Args:
+        process: What it lost is counted at its own attributes, as when its events are read.
+        begin: Makes what is kept. It is made anew if the native decoder comes upon damage.
+        add: Adds the next rows to it.
+    """
+    library = native.library()
+    if library is not None and not process.infers and not process.is_cut:
+        kept = begin()
+        try:
+            for columns in _Decoding(process, library).columns():
+                add(kept, columns)
+            return kept
+        except UnsoundError:
+            pass
+    kept = begin()
+    for columns in _of_events(process.events()):
+        add(kept, columns)
+    return kept
+
+
+# ---- by the native decoder --------------------------------------------------------------------------------------
+
+
+class _Decoding:
+    """Makes the columns of one process."""
+
+    def __init__(self, process: Process, library: Any) -> None:
+        self.process = process
+        self.types = [native.Type(number, *declared) for number, declared in process.types.items()]
+        self.decoder = Decoder(library, ARGUMENTS, self.types)
+        self.texts = Texts()
+        self._place_of = np.empty(0, np.int32)
+        """The place in `texts` of each text of the decoder: texts that are damaged may read alike."""
+        self._is_same = True
+        """Whether the decoder has every text at the same place."""
+        self.are_checked_whole = np.empty(0, np.bool_)
+        """Of each text, as a name of spans: whether there is more to check of them than numbers in columns."""
+        self._is_marked = np.empty(0, np.bool_)
+        """Of each text, as a name of spans: whether hooks make them, where records do not say so."""
+
+    def columns(self) -> Iterator[Columns]:
+        """Decode all segments."""
+        for content, first_ns, last_ns, sound in self.process.segments():
+            if sound is not None:
+                raise UnsoundError
+            self.decoder.decode(content, first_ns, last_ns, may_grow=self.process.is_alive)
+            if self.decoder.rows >= ROWS:
+                yield self._taken()
+        self.decoder.finish()
+        yield self._taken()
+        torn, orphans, strays = self.decoder.losses()
+        self.process.torn += torn
+        self.process.orphans += orphans
+        self.process.stray_flows += strays
+        self.process.threads.update(self.decoder.threads())
+
+    def _taken(self) -> Columns:
+        raw, arguments = self.decoder.take()
+        self._learn()
+        if not self._is_same:
+            raw |= {name: self._placed(raw[name]) for name in ("name", "sample_name")}
+            arguments |= {key: self._placed(arguments[key]) for key in _TEXTS}
+        args = _Encoded(self, raw, arguments)
+        args.check()
+        self._end_in_pauses(raw)
+        on_time_line = _time_line(self.process.alignment)
+        ends_ns = raw["end_ns"]
+        if self.process.alignment is not None:
+            raw["start_ns"] = on_time_line(raw["start_ns"])
+            raw["end_ns"] = np.where(ends_ns == OPEN, OPEN, on_time_line(ends_ns))
+        raw["is_automatic"] = (raw["flags"] & native.AUTOMATIC).astype(np.bool_)
+        if self.process.mark is not None:
+            raw["is_automatic"] |= self._is_marked[raw["name"]]
+        flows = Flows(raw["flow_row"], raw["flow_key"], raw["flow_is_out"].view(np.bool_), self.decoder.keys)
+        return Columns(self.texts.all, raw, arguments, self._samples(raw, on_time_line), flows, args)
+
+    def _placed(self, places: NDArray[np.int32]) -> NDArray[np.int32]:
+        if not len(self._place_of):
+            return places
+        return np.where(places == NO_TEXT, NO_TEXT, self._place_of[places]).astype(np.int32)
+
+    def _learn(self) -> None:
+        """Learn what there is to know of new texts."""
+        known = len(self._place_of)
+        new = [self.texts.place(text) for text in self.decoder.texts()[known:]]
+        self._place_of = np.append(self._place_of, np.array(new, np.int32))
+        self._is_same = self._is_same and new == [*range(known, known + len(new))]
+        names = self.texts.all[len(self.are_checked_whole) :]
+        self.are_checked_whole = np.append(self.are_checked_whole, np.array([*map(_is_checked_whole, names)], np.bool_))
+        if self.process.mark is not None:
+            self._is_marked = np.append(self._is_marked, np.array([*map(self._marked, names)], np.bool_))
+
+    def _marked(self, name: str) -> bool:
+        event = Span(name, 0, 0, 0, None, {})
+        if self.process.mark is not None:
+            self.process.mark(event)
+        return event.is_automatic
+
+    def _end_in_pauses(self, raw: Mapping[str, NDArray[Any]]) -> None:
+        """End the spans that a pause cut off where it began."""
+        for row in np.flatnonzero(raw["end_ns"] == OPEN).tolist():
+            paused_ns = self.process.paused_after_ns(int(raw["start_ns"][row]))
+            raw["end_ns"][row] = OPEN if paused_ns is None else paused_ns
+
+    def _samples(self, raw: Mapping[str, NDArray[Any]], on_time_line: _TimeLine) -> Samples:
+        flags = raw["sample_flags"]
+        found = Samples(
+            raw["sample_name"],
+            raw["sample_thread"],
+            on_time_line(raw["sample_ns"]),
+            raw["sample_value"],
+            (flags & native.WHOLE_SAMPLE).astype(np.bool_),
+        )
+        beyond = np.flatnonzero(flags & native.BEYOND_BYTES)
+        unfit = [row for row in beyond.tolist() if is_of_bytes(self.texts.all[found.name[row]])]
+        self.process.unfit += len(unfit)
+        return found.without(unfit) if unfit else found
+
+
+class _Encoded:
+    """The arguments of rows as they were written."""
+
+    def __init__(
+        self, source: _Decoding, raw: Mapping[str, NDArray[Any]], arguments: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self.source = source
+        self.raw = raw
+        self.arguments = arguments
+        self.decoded: dict[int, Args] = {}
+        """Of rows that were checked."""
+
+    def __call__(self, row: int) -> Args:
+        found = self.decoded.get(row)
+        if found is None:
+            begun, late = self._written(row)
+            found = begun | late
+        return found
+
+    def check(self) -> None:
+        """Leave out of the rows that the decoder could not judge what cannot be right, and count it."""
+        raw, texts = self.raw, self.source.texts
+        has_args = (raw["begin_bytes"] | raw["late_bytes"]) != 0
+        is_odd = (raw["flags"] & native.ODD).astype(np.bool_)
+        for row in np.flatnonzero(is_odd | (has_args & self.source.are_checked_whole[raw["name"]])).tolist():
+            begun, late = self._written(row)
+            checks = gate.arguments_of(texts.all[raw["name"][row]])
+            unfit = gate.leave_out_unfit(begun, checks) + gate.leave_out_unfit(late, checks) if checks else 0
+            self.source.process.unfit += unfit
+            args = self.decoded[row] = begun | late
+            if unfit or is_odd[row]:
+                for key, column in self.arguments.items():
+                    column[row] = _cell(ARGUMENTS[key].kind, args.get(key), texts.place)
+
+    def _written(self, row: int) -> tuple[Args, Args]:
+        """Return what a row has of its beginning, and what came late."""
+        raw = self.raw
+        at, begin_bytes, late_bytes = (int(raw[name][row]) for name in ("args_at", "begin_bytes", "late_bytes"))
+        encoded = raw["blobs"][at : at + begin_bytes + late_bytes].tobytes()
+        begun: Any = _unpacked(encoded[:begin_bytes]) if begin_bytes else {}
+        if isinstance(begun, list):
+            *values, more = begun
+            begun = dict(zip(self.source.types[raw["type"][row]].fields, values, strict=False)) | (more or {})
+        return begun, _unpacked(encoded[begin_bytes:]) if late_bytes else {}
+
+
+def _unpacked(encoded: bytes) -> Any:
+    return msgpack.unpackb(encoded, unicode_errors="replace", timestamp=1)
+
+
+def _is_checked_whole(name: str) -> bool:
+    checks = gate.arguments_of(name)
+    return bool(checks) and any(
+        key not in ARGUMENTS or gate.RANGES.get(check) != ARGUMENTS[key][1:] for key, check in checks.items()
+    )
+
+
+_TimeLine = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+_EXACT_NS = 1 << 53
+"""Differences of times below this are exact as decimals."""
+
+
+def _time_line(alignment: Alignment | None) -> _TimeLine:
+    """Return what maps times to another clock, each as `Alignment.shift_ns` does."""
+    if alignment is None:
+        return lambda times_ns: times_ns
+    readings = alignment.readings
+    at_ns = np.array([reading.at_ns for reading in readings], np.int64)
+    shifts_ns = np.array([reading.shift_ns for reading in readings], np.int64)
+    drift = alignment.drift
+
+    def map_times(times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(times_ns):
+            return times_ns
+        reach_ns = max(int(times_ns.max()) - int(at_ns[0]), int(at_ns[-1]) - int(times_ns.min()))
+        if reach_ns >= _EXACT_NS or int(np.abs(shifts_ns - shifts_ns[0]).max()) >= _EXACT_NS:
+            mapped = [time_ns + alignment.shift_ns(time_ns) for time_ns in times_ns.tolist()]
+            return np.array(mapped, np.int64)
+        behind = np.searchsorted(at_ns, times_ns, side="right")
+        after = np.minimum(behind, len(at_ns) - 1)
+        before = np.maximum(behind - 1, 0)
+        is_outside = before == after
+        is_outside |= behind == 0
+        is_outside |= behind == len(at_ns)
+        gone_ns = times_ns - at_ns[before]
+        part = gone_ns / np.where(is_outside, 1, at_ns[after] - at_ns[before])
+        grown_ns = np.where(is_outside, gone_ns * drift, (shifts_ns[after] - shifts_ns[before]) * part)
+        return times_ns + shifts_ns[before] + np.rint(grown_ns).astype(np.int64)
+
+    return map_times
+
+
+# ---- from events ------------------------------------------------------------------------------------------------
+
+
+def _cell(kind: int, value: Any, place: Callable[[str], int]) -> Any:
+    """Return what a column has of an argument's value; one that no figure could be made of is missing there."""
+    if kind == native.WHOLE_NUMBER:
+        if isinstance(value, float) and not math.isfinite(value):
+            return MISSING
+        return int(value) if isinstance(value, (int, float)) and -(2**63) < value < 2**63 else MISSING
+    if kind == native.DECIMAL:
+        return float(value) if isinstance(value, (int, float)) and -(2.0**63) < value < 2.0**63 else math.nan
+    if kind == native.ONLY_TEXT:
+        return place(value) if isinstance(value, str) else NO_TEXT
+    if kind == native.AS_TEXT:
+        return NO_TEXT if value is None else place(str(value))
+    return value is True if kind == native.IS_TRUE else bool(value)
+
+
+def _signed(number: int) -> int:
+    """Return a native id or a task as 64 bits with a sign; no two of 64 bits become one."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+class _OfEvents(Columns):
+    """Rows that were made of events."""
+
+    def __init__(self, events: Sequence[Event], texts: Texts) -> None:
+        self.spans = [event for event in events if isinstance(event, Span)]
+        arguments = {key: _argument(key, argument.kind, self.spans, texts) for key, argument in ARGUMENTS.items()}
+        counters = [event for event in events if isinstance(event, Counter)]
+        flows = _flows(self.spans, texts)
+        super().__init__(texts.all, _spans(self.spans, texts), arguments, _samples(counters, texts), flows, self._args)
+
+    def _args(self, row: int) -> Args:
+        return self.spans[row].args
+
+    def span(self, row: int) -> Span:
+        return self.spans[row]
+
+
+def _argument(key: str, kind: int, spans: Sequence[Span], texts: Texts) -> NDArray[Any]:
+    cells = [_cell(kind, span.args.get(key), texts.place) for span in spans]
+    return np.array(cells, dtype=native.DTYPES[kind])
+
+
+def _of_events(events: Iterable[Event]) -> Iterator[Columns]:
+    texts = Texts()
+    rest = iter(events)
+    while some := list(islice(rest, EVENTS)):
+        yield _OfEvents(some, texts)
+
+
+def _spans(spans: Sequence[Span], texts: Texts) -> dict[str, NDArray[Any]]:
+    return {
+        "name": np.array([texts.place(span.name) for span in spans], np.int32),
+        "thread": np.array([_signed(span.thread) for span in spans], np.int64),
+        "task": np.array([_signed(span.task) for span in spans], np.int64),
+        "lane": np.array([NO_LANE if span.lane is None else span.lane for span in spans], np.int32),
+        "start_ns": np.array([span.start_ns for span in spans], np.int64),
+        "end_ns": np.array([OPEN if span.end_ns is None else span.end_ns for span in spans], np.int64),
+        "is_automatic": np.array([span.is_automatic for span in spans], np.bool_),
+    }
+
+
+def _samples(counters: Sequence[Counter], texts: Texts) -> Samples:
+    return Samples(
+        np.array([texts.place(counter.name) for counter in counters], np.int32),
+        np.array([_signed(counter.thread) for counter in counters], np.int64),
+        np.array([counter.ts_ns for counter in counters], np.int64),
+        np.array([float(counter.value) for counter in counters], np.float64),
+        np.array([isinstance(counter.value, int) for counter in counters], np.bool_),
+    )
+
+
+def _flows(spans: Sequence[Span], texts: Texts) -> Flows:
+    ends = [
+        (row, texts.place(key), is_out)
+        for row, span in enumerate(spans)
+        for keys, is_out in ((span.flows_out, True), (span.flows_in, False))
+        for key in keys
+    ]
+    return Flows(
+        np.array([row for row, _, _ in ends], np.int64),
+        np.array([key for _, key, _ in ends], np.int32),
+        np.array([is_out for _, _, is_out in ends], np.bool_),
+        lambda: texts.all,
+    )

@@ -1,0 +1,258 @@
+"""The native decoder of segments, where it was built: `decoder.c`, called through ctypes.
+
+In: the segments of one process, one after another. Out: columns as numpy arrays, texts, threads and what was lost.
+
+It gives up on whatever is damaged or odd (`UnsoundError`); `rltrace/read/columns.py` then reads the process in Python,
+which gives the same columns, a hundred times slower. So does it where there is no library: `build.py` compiles one for
+the wheel, and `make native` in a working tree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rltrace.read.native.build import LIBRARY, source_crc32
+
+MOST_TYPES = 1024
+"""Typed spans of a process that are looked for one by one."""
+
+WHOLE_NUMBER, DECIMAL, ONLY_TEXT, AS_TEXT, IS_TRUE, IS_TRUTHY = range(6)
+"""Kinds of arguments, as in the source."""
+AUTOMATIC, ODD, FINISHED = 1, 2, 4
+"""Flags of a span: a hook made it; the columns of its arguments do not say all; it was recorded when it was over."""
+WHOLE_SAMPLE, BEYOND_BYTES = 1, 2
+"""Flags of a sample: it is a whole number; it is larger than any number of bytes."""
+
+DTYPES: dict[int, np.dtype[Any]] = {
+    WHOLE_NUMBER: np.dtype(np.int64),
+    DECIMAL: np.dtype(np.float64),
+    ONLY_TEXT: np.dtype(np.int32),
+    AS_TEXT: np.dtype(np.int32),
+    IS_TRUE: np.dtype(np.bool_),
+    IS_TRUTHY: np.dtype(np.bool_),
+}
+
+_MOST_ARGUMENTS = 32
+_SPANS = (
+    ("name", "i4"), ("thread", "i8"), ("task", "i8"), ("lane", "i4"), ("start_ns", "i8"), ("end_ns", "i8"),
+    ("flags", "u1"), ("type", "i4"), ("args_at", "i8"), ("begin_bytes", "i4"), ("late_bytes", "i4"),
+)  # fmt: skip
+_BEHIND = (
+    ("blobs", "u1"), ("sample_name", "i4"), ("sample_thread", "i8"), ("sample_ns", "i8"), ("sample_value", "f8"),
+    ("sample_flags", "u1"), ("flow_row", "i8"), ("flow_key", "i4"), ("flow_is_out", "u1"),
+)  # fmt: skip
+_COLUMNS = len(_SPANS) + _MOST_ARGUMENTS + len(_BEHIND)
+
+
+class UnsoundError(Exception):
+    """A segment has something that only the Python reader knows how to read."""
+
+
+class Argument(NamedTuple):
+    """An argument that has a column of its own."""
+
+    kind: int
+    least: int = 0
+    most: int = 0
+    """From where to where a number lies that is right; one beyond makes its row odd."""
+
+
+class Type(NamedTuple):
+    """A typed span that a process has declared."""
+
+    number: int
+    name: str
+    fields: Sequence[str]
+    is_automatic: bool
+
+
+def decoder() -> str:
+    """Return in words what decodes segments here, and what to do if that is slow."""
+    if library() is not None:
+        return "natively"
+    if LIBRARY.exists():
+        return f"in Python, because {LIBRARY} is of another release; build it again: make native"
+    return "in Python, because no native decoder was built; install a C compiler, then rltrace again"
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the library; None if it was not built, or from another source than the one beside it."""
+    return load(LIBRARY)
+
+
+def load(path: Path) -> ctypes.CDLL | None:
+    """Return a library that was built from the source here; None if it is none."""
+    try:
+        found = ctypes.CDLL(str(path))
+        found.rltrace_source.restype = ctypes.c_uint32
+        if found.rltrace_source() != source_crc32():
+            return None
+        _declare(found)
+    except (OSError, AttributeError):
+        return None
+    return found if found.rltrace_columns() == _COLUMNS else None
+
+
+def _declare(found: ctypes.CDLL) -> None:
+    pointer, pointers = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+    found.rltrace_new.restype = pointer
+    found.rltrace_new.argtypes = [ctypes.c_int32, ctypes.POINTER(ctypes.c_char_p), pointer, pointer, pointer]
+    found.rltrace_delete.argtypes = [pointer]
+    found.rltrace_declare.argtypes = [
+        pointer, ctypes.c_int64, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_int32, pointer,
+    ]  # fmt: skip
+    found.rltrace_decode.argtypes = [
+        pointer, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int,
+    ]  # fmt: skip
+    found.rltrace_finish.argtypes = [pointer]
+    found.rltrace_rows.restype = ctypes.c_int64
+    found.rltrace_rows.argtypes = [pointer]
+    found.rltrace_take.argtypes = [pointer, pointers, ctypes.POINTER(ctypes.c_uint64)]
+    found.rltrace_free.argtypes = [pointer]
+    found.rltrace_texts.restype = found.rltrace_threads.restype = ctypes.c_int64
+    found.rltrace_texts.argtypes = [pointer, ctypes.c_int, pointers, pointers]
+    found.rltrace_threads.argtypes = [pointer, pointers]
+    found.rltrace_losses.argtypes = [pointer, pointer]
+
+
+class _Memory:
+    """Memory that the library gave away: numpy's arrays keep this object, and with it the memory."""
+
+    def __init__(self, library: ctypes.CDLL, address: int, size: int) -> None:
+        self._free, self._address = library.rltrace_free, address
+        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        self._free(self._address)
+
+
+class Decoder:
+    """Decodes the segments of one process."""
+
+    def __init__(self, library: ctypes.CDLL, arguments: Mapping[str, Argument], types: Sequence[Type]) -> None:
+        """Prepare for the first segment.
+
+        Raises:
+            UnsoundError: the process has declared too many typed spans.
+        """
+        if len(types) > MOST_TYPES:
+            raise UnsoundError
+        self._library = library
+        self._arguments = arguments
+        self._decoder: int | None = self._new(arguments)
+        self._texts: tuple[list[str], list[str]] = [], []
+        self._letters_at = [0, 0]
+        places = {key: place for place, key in enumerate(arguments)}
+        for type_ in types:
+            fields = np.array([places.get(field, -1) for field in type_.fields], np.int32)
+            name = type_.name.encode()
+            self._check(
+                library.rltrace_declare(
+                    self._decoder, type_.number, name, len(name), type_.is_automatic, len(fields), fields.ctypes.data
+                )
+            )
+
+    def _new(self, arguments: Mapping[str, Argument]) -> int:
+        keys = (ctypes.c_char_p * len(arguments))(*(key.encode() for key in arguments))
+        of_all = list(arguments.values())
+        kinds = np.array([argument.kind for argument in of_all], np.int32)
+        least = np.array([argument.least for argument in of_all], np.int64)
+        most = np.array([argument.most for argument in of_all], np.int64)
+        made = self._library.rltrace_new(len(of_all), keys, kinds.ctypes.data, least.ctypes.data, most.ctypes.data)
+        if not made:
+            raise MemoryError
+        return int(made)
+
+    def __del__(self) -> None:
+        if getattr(self, "_decoder", None) is not None:
+            self._library.rltrace_delete(self._decoder)
+            self._decoder = None
+
+    def decode(self, content: bytes, first_ns: int, last_ns: int, *, may_grow: bool) -> None:
+        """Decode the next segment.
+
+        Raises:
+            UnsoundError: it is damaged, or has what only the Python reader knows; the decoder is of no use any more.
+        """
+        self._check(self._library.rltrace_decode(self._decoder, content, len(content), first_ns, last_ns, may_grow))
+
+    def finish(self) -> None:
+        """Add the spans that never ended."""
+        self._check(self._library.rltrace_finish(self._decoder))
+
+    def _check(self, state: int) -> None:
+        if state == 1:
+            raise UnsoundError
+        if state:
+            raise MemoryError
+
+    @property
+    def rows(self) -> int:
+        """How many spans and samples `take` would give."""
+        return int(self._library.rltrace_rows(self._decoder))
+
+    def take(self) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """Return the columns so far, and those of the arguments; the next ones begin empty."""
+        data, sizes = (ctypes.c_void_p * _COLUMNS)(), (ctypes.c_uint64 * _COLUMNS)()
+        self._library.rltrace_take(self._decoder, data, sizes)
+        raw = [self._array(address, size) for address, size in zip(data, sizes, strict=True)]
+        of_arguments = raw[len(_SPANS) : len(_SPANS) + len(self._arguments)]
+        behind = raw[len(_SPANS) + _MOST_ARGUMENTS :]
+        named = [*zip(_SPANS, raw, strict=False), *zip(_BEHIND, behind, strict=True)]
+        columns = {name: array.view(code) for (name, code), array in named}
+        kinds = [(key, DTYPES[argument.kind]) for key, argument in self._arguments.items()]
+        return columns, {key: array.view(dtype) for (key, dtype), array in zip(kinds, of_arguments, strict=True)}
+
+    def _array(self, address: int | None, size: int) -> NDArray[np.uint8]:
+        return np.asarray(_Memory(self._library, address, size)) if address else np.empty(0, np.uint8)
+
+    def texts(self) -> list[str]:
+        """Return all texts so far, by number; the list grows."""
+        return self._all(0)
+
+    def keys(self) -> list[str]:
+        """Return the keys of all arrows so far, likewise."""
+        return self._all(1)
+
+    def _all(self, of: int) -> list[str]:
+        known, letters_at = self._texts[of], self._letters_at[of]
+        letters, ends = ctypes.c_void_p(), ctypes.c_void_p()
+        many = self._library.rltrace_texts(self._decoder, of, ctypes.byref(letters), ctypes.byref(ends))
+        if many > len(known):
+            new = (ctypes.c_int64 * (many - len(known))).from_address((ends.value or 0) + 8 * len(known))
+            known += _cut((letters.value or 0) + letters_at, letters_at, new[:])
+            self._letters_at[of] = new[-1]
+        return known
+
+    def threads(self) -> list[tuple[int, str]]:
+        """Return the native ids and the names of threads, in the order in which they were said."""
+        pairs = ctypes.c_void_p()
+        many = self._library.rltrace_threads(self._decoder, ctypes.byref(pairs))
+        if not many:
+            return []
+        said, texts = (ctypes.c_int64 * (2 * many)).from_address(pairs.value or 0), self.texts()
+        return [(said[at], texts[said[at + 1]]) for at in range(0, 2 * many, 2)]
+
+    def losses(self) -> tuple[int, int, int]:
+        """Return how many records were damaged, how many ends and flows lost the beginning of their span, and how many
+        of these are flows."""
+        losses = (ctypes.c_int64 * 3)()
+        self._library.rltrace_losses(self._decoder, losses)
+        return losses[0], losses[1], losses[2]
+
+
+def _cut(address: int, begin: int, ends: list[int]) -> Iterator[str]:
+    """Yield the texts that lie from an address on, one behind the other."""
+    letters = ctypes.string_at(address, ends[-1] - begin)
+    at = 0
+    for end in ends:
+        yield letters[at : end - begin].decode(errors="replace")
+        at = end - begin

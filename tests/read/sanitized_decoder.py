@@ -1,0 +1,134 @@
+"""Feeds mutated segments to the native decoder, built with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+Each segment lies in memory of exactly its size, so that a read beyond its end is seen. The first wrong access ends the
+process with a report. What the decoder returns is compared with the Python reader in `test_columns.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgpack
+
+from rltrace.read import native
+from rltrace.read.columns import ARGUMENTS
+from rltrace.read.native import build
+from rltrace.read.native.build import SANITIZER
+from rltrace.read.recording import Recording
+
+LIBRARY = "RLTRACE_SANITIZED_DECODER"
+SHIPPED = Path(__file__).parents[2] / "examples" / "recordings" / "verl_8b_4gpu.zip"
+PIECE_BYTES = 2000
+TYPES = [native.Type(-1, "typed", ["bytes", "bytes", "error"], True), native.Type(-2, "other", [], False)]
+SPECIAL = [*range(0xC0, 0xE0), 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0x7F, 0x00, 0xFF]
+"""First bytes of values that say a size or a kind."""
+
+
+def _seeds() -> list[bytes]:
+    """Pieces of real segments, and records of the kinds that these lack."""
+    processes = Recording.open(SHIPPED).processes
+    contents = [segment.content for process in processes for segment in process.segments()]
+    rare = [
+        [-1, 5, 6, 0, 1, None, True], [-1, "x", [1, {"a": 2}], 0, 2, {"error": "E"}, True], [1, 9, {"bytes": 1}, True],
+        [-2, 0, 3, None, True], ["k", 0, 4, "out", True], ["k", 0, 4, "in", True], ["c", 5, 2**64 - 1, True],
+        ["c", 5, float("nan"), True], [0, "step", 7, 6, {"step": -(2**63), "kv_usage": 1.5, "module": []}, True],
+        ["a", 1, 7, {"request_id": b"x" * 300, "method": "y" * 70000}, True], [2, 9, None, True],
+        [99, 100, {"x": 1}, True],
+    ]  # fmt: skip
+    pieces = [piece for content in contents for piece in islice(_pieces(content), 8)]
+    return [*pieces, *(b"".join(map(msgpack.packb, chosen)) for chosen in (rare, rare[::-1], rare * 3))]
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+    """Yield whole records, some at a time."""
+    unpacker = msgpack.Unpacker(None, max_buffer_size=len(content) + 1)
+    unpacker.feed(content)
+    begin = 0
+    for record in unpacker:
+        if record == 0 or unpacker.tell() - begin > PIECE_BYTES:
+            yield content[begin : unpacker.tell()]
+            begin = unpacker.tell()
+        if record == 0:
+            return
+
+
+def _mutated(content: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(chance.choice([0, 1, 1, 2, 5, 30])):
+        at = chance.randrange(len(changed) + 1)
+        match chance.randrange(5):
+            case 0 if at < len(changed):
+                changed[at] ^= 1 << chance.randrange(8)
+            case 1 if at < len(changed):
+                changed[at] = chance.choice(SPECIAL)
+            case 2:
+                changed[at : at + chance.randrange(9)] = chance.randbytes(chance.randrange(9))
+            case 3:
+                changed[at : at + 4] = chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0"])
+            case _:
+                other = chance.randrange(len(changed) + 1)
+                changed[at:at] = changed[other : other + chance.randrange(80)]
+    return bytes(changed[: chance.randrange(len(changed) + 1)] if chance.random() < 0.2 else changed)
+
+
+def _feed(segments: int, seed: int) -> Counter[str]:
+    library = native.load(Path(os.environ[LIBRARY]))
+    assert library is not None, os.environ[LIBRARY]
+    chance, seeds, said = random.Random(seed), _seeds(), Counter[str]()
+    while said["segments"] < segments:
+        decoder = native.Decoder(library, ARGUMENTS, TYPES)
+        try:
+            for _ in range(chance.randrange(1, 5)):
+                said["segments"] += 1
+                content = _mutated(chance.choice(seeds), chance)
+                exact = (ctypes.c_char * len(content)).from_buffer_copy(content)
+                decoder.decode(exact, 0, 1 << 59, may_grow=chance.random() < 0.3)  # type: ignore[arg-type]
+                said["sound"] += 1
+                if chance.random() < 0.3:
+                    said["rows"] += sum(map(len, decoder.take()[0].values()))
+            decoder.finish()
+            columns, arguments = decoder.take()
+            said["rows"] += len(columns["name"]) + sum(len(column) for column in arguments.values())
+            decoder.threads()
+        except native.UnsoundError:
+            said["given up"] += 1
+    return said
+
+
+def main() -> int:
+    """Build the decoder and run this file with it, or feed it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--segments", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    wanted = parser.parse_args()
+    if LIBRARY in os.environ:
+        began_s = time.monotonic()
+        said = _feed(wanted.segments, wanted.seed)
+        print(f"{dict(said)} in {time.monotonic() - began_s:.0f} s: no wrong access")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "decoder.so"
+        if (refused := build.build(library, *SANITIZER)) is not None:
+            print(refused)
+            return 1
+        runtime = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+        environment = {
+            "LD_PRELOAD": runtime.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc",
+            LIBRARY: str(library),
+        }  # fmt: skip
+        return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **environment}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
