@@ -3,8 +3,8 @@
 Rows come from the processes, totals from the kernel (`memory.edge` spans: one process reads them for all processes of
 its device). The difference is a row of its own, `unaccounted`, and nothing else is computed that way.
 
-An edge is seen by one process. Which sample of another one belongs to the same moment, `same_moment.py` says; in
-Recordings that were made before samples were stamped, `unstamped.py`.
+One process reads the total in one look. `same_moment.py` says which samples of the other processes belong to the same
+moment; `unstamped.py` does so for Recordings that were made before samples were stamped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from rltrace.events import OWNERS, Span
 
 FREE, UNACCOUNTED, INTERPRETER = "free", "unaccounted", "interpreter"
 FORMER_NAMES = {"unexplained": UNACCOUNTED}
-"""What older Recordings call a row whose total nobody could read."""
+"""The names of rows in older Recordings, with their names now."""
 CONTEXT = "cuda.context"
 
 ALLOWED_SHARE = 0.01
 ALLOWED_CPU_BYTES = 24 << 20
 ALLOWED_GPU_BYTES = 256 << 20
-"""How much of a consistent edge may have no owner: a share of the used bytes, or this much, whichever is more."""
+"""How many bytes may be unaccounted at a consistent phase boundary: a share of the used bytes, or this many, whichever
+is more."""
 
 
 class Ledger:
@@ -37,15 +38,15 @@ class Ledger:
 
     def __init__(self, owners: list[str], times_ns: NDArray[np.int64], size_bytes: NDArray[np.float64]) -> None:
         self.owners = owners
-        """In the order of `events.OWNERS`; `unaccounted` is last where the total is known."""
+        """The owners in the order of `events.OWNERS`; `unaccounted` is the last one if the total is known."""
         self.times_ns = times_ns
         self.bytes = size_bytes
         self.apart_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
-        """How far apart the times lie during which a moment's samples hold; NaN where nobody read the total."""
+        """How far apart the times are during which a moment's samples hold; NaN if nobody read the total."""
         self.is_consistent: NDArray[np.bool_] = np.full(len(times_ns), False)
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
-        """How long the process that read it took for it."""
+        """How long the process that looked took for it."""
         self.held_bytes: list[dict[str, int]] = [{} for _ in times_ns]
         """What a GPU's driver said of each process, by pid; empty where nobody knows."""
         self.is_of_gpu = False
@@ -58,7 +59,7 @@ class Ledger:
 
     @property
     def used(self) -> NDArray[np.float64]:
-        """Of all owners, `free` apart; where the total is known, that."""
+        """The bytes of all owners without `free`; the total, if it is known."""
         counted = [index for index, owner in enumerate(self.owners) if owner != FREE]
         return np.asarray(self.bytes[:, counted].sum(axis=1))
 
@@ -72,7 +73,7 @@ class Ledger:
 
 
 def ledgers(seen: Observations) -> dict[Lane, Ledger]:
-    """One a device: by the edges where its processes recorded any, else by their counters alone."""
+    """Return one ledger per device, made of the looks of its processes, or of their counters if there are no looks."""
     members: dict[Lane, list[Seen]] = {}
     for process in seen.processes:
         if process.owners or process.edges:  # a server sees its engine's card, and holds nothing there
@@ -88,7 +89,7 @@ def ledgers(seen: Observations) -> dict[Lane, Ledger]:
 
 
 def counter_ledger(processes: list[Seen]) -> Ledger:
-    """A moment at every sample; an owner holds what it last said, until its process ends."""
+    """Return a ledger with a moment at each sample; an owner holds what it last said, until its process ends."""
     series = [
         (owner, _until_the_end(samples, process)) for process in processes for owner, samples in process.owners.items()
     ]
@@ -101,7 +102,7 @@ def counter_ledger(processes: list[Seen]) -> Ledger:
 
 
 def _until_the_end(samples: Samples, process: Seen) -> Samples:
-    """With the process, its bytes go."""
+    """Remove the bytes of a process when it ends."""
     if process.process.is_alive:
         return samples
     ended = Samples()
@@ -111,11 +112,11 @@ def _until_the_end(samples: Samples, process: Seen) -> Samples:
     return ended
 
 
-# ---- by edges ---------------------------------------------------------------------------------------------------
+# ---- by looks ---------------------------------------------------------------------------------------------------
 
 
 class _Process:
-    """What one process said of itself, edge by edge."""
+    """What one process said of itself, look by look."""
 
     def __init__(self, seen: Seen, owners: list[str]) -> None:
         self.last_ns = seen.last_ns
@@ -126,94 +127,94 @@ class _Process:
             self.rows[:, owners.index(owner)] = values_at(samples, ends_ns)
 
     def has_said(self, at_ns: int) -> bool:
-        """Whether it was there and had measured itself; one with rows and without an edge never did."""
+        """Return whether the process was there and had measured itself; one with rows and no look never did."""
         return bool(self.looks) and end_ns_of(self.looks[0]) <= at_ns <= self.last_ns
 
 
 def edge_ledger(processes: list[Seen]) -> Ledger | None:
-    """A moment at every edge of any process of the device; None if nobody read a total."""
-    edges = [(edge, str(seen.process.pid)) for seen in processes for edge in looks(seen) if totals_of(edge)]
+    """Return a ledger with a moment for each look of a process of the device; None if nobody read a total."""
+    readings = [(look, str(seen.process.pid)) for seen in processes for look in looks(seen) if totals_of(look)]
     pids = {str(seen.process.pid) for seen in processes if seen.owners}
-    of_all = {owner for edge, _ in edges for owner in _rows_of_all(edge, pids)}
+    of_all = {owner for look, _ in readings for owner in _rows_of_all(look, pids)}
     named = sorted({owner for process in processes for owner in process.owners} | of_all, key=OWNERS.index)
-    if not edges:
+    if not readings:
         return None
-    edges.sort(key=lambda edge: end_ns_of(edge[0]))
+    readings.sort(key=lambda look: end_ns_of(look[0]))
     known = {str(seen.process.pid): _Process(seen, named) for seen in processes if seen.owners}
     samples = {pid: process.looks for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
-    rule = SameMoment(samples, edges) if is_stamped else Unstamped(samples)
-    moments = [_moment(edge, writer, known, named, rule) for edge, writer in edges]
-    totals = np.array([sum(totals_of(edge).values()) for edge, _ in edges], np.float64)
+    rule = SameMoment(samples, readings) if is_stamped else Unstamped(samples)
+    moments = [_moment(look, writer, known, named, rule) for look, writer in readings]
+    totals = np.array([sum(totals_of(look).values()) for look, _ in readings], np.float64)
     rows = np.array([row for row, _ in moments])
     counted = [index for index, owner in enumerate(named) if owner != FREE]
     unaccounted = totals - rows[:, counted].sum(axis=1)
     ledger = Ledger(
         [*named, UNACCOUNTED],
-        np.array([end_ns_of(edge) for edge, _ in edges], np.int64),
+        np.array([end_ns_of(look) for look, _ in readings], np.int64),
         np.column_stack([rows, unaccounted]),
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
-    ledger.cost_ns = np.array([end_ns_of(edge) - edge.start_ns for edge, _ in edges], np.float64)
-    ledger.held_bytes = [_held_bytes(edge) for edge, _ in edges]
+    ledger.cost_ns = np.array([end_ns_of(look) - look.start_ns for look, _ in readings], np.float64)
+    ledger.held_bytes = [_held_bytes(look) for look, _ in readings]
     ledger.is_consistent = ledger.apart_ns <= CONSISTENT_NS
-    ledger.is_of_gpu = all(is_of_gpu(edge) for edge, _ in edges)
+    ledger.is_of_gpu = all(is_of_gpu(look) for look, _ in readings)
     if ledger.is_of_gpu and not is_stamped:
         ledger.is_consistent = consistent(ledger.apart_ns, unaccounted)
     return ledger
 
 
 def _moment(
-    edge: Span, writer: str, known: dict[str, _Process], owners: list[str], rule: SameMoment | Unstamped
+    look: Span, writer: str, known: dict[str, _Process], owners: list[str], rule: SameMoment | Unstamped
 ) -> tuple[NDArray[np.float64], float]:
-    """Rows of all processes of an edge's device, and how far apart their samples are.
+    """Return the rows of all processes of a look's device, and how far apart their samples are.
 
     Args:
-        edge: With totals.
-        writer: The pid of its process.
+        look: A look that has read totals.
+        writer: The pid of the process that looked.
         known: The processes, by pid.
-        owners: Of the rows.
-        rule: Says which samples belong to the edge.
+        owners: The owners of the rows.
+        rule: Says which samples belong to the look.
     """
     rows = np.zeros(len(owners))
-    for owner, size_bytes in _rows_of_all(edge, known).items():
+    for owner, size_bytes in _rows_of_all(look, known).items():
         rows[owners.index(owner)] += size_bytes
-    there = _processes(edge, known)
-    taken = rule.taken(edge, writer, [pid for pid in there if pid in known])
+    there = _processes(look, known)
+    taken = rule.taken(look, writer, [pid for pid in there if pid in known])
     for pid, held_bytes in there.items():
         index = taken.samples.get(pid)
         if index is not None:
             rows += known[pid].rows[index]
-        elif is_of_gpu(edge):
-            if pid in known and pid in _held_bytes(edge):  # what one holds that is not traced has no owner
+        elif is_of_gpu(look):
+            if pid in known and pid in _held_bytes(look):  # what one holds that is not traced has no owner
                 rows[owners.index(CONTEXT)] += held_bytes
         else:
             rows[owners.index(INTERPRETER)] += held_bytes
     return rows, taken.apart_ns
 
 
-def _rows_of_all(edge: Span, pids: Collection[str]) -> dict[str, float]:
-    """Rows that the totals tell of themselves; processes (`pids`) without a sample fall to the last one of each.
+def _rows_of_all(look: Span, pids: Collection[str]) -> dict[str, float]:
+    """Return the rows that follow from the totals alone.
 
-    On a GPU that is so only if its driver says what any of them holds: else nobody knows their contexts.
+    On a GPU these are what its driver keeps, and contexts if the driver says what any of the processes (`pids`) holds.
     """
-    if not is_of_gpu(edge):
+    if not is_of_gpu(look):
         return {INTERPRETER: 0.0}
-    reserved_bytes, free_bytes = totals_of(edge)[DRIVER_RESERVED], float(edge.args.get("free_bytes", 0))
-    contexts = {} if _held_bytes(edge).keys().isdisjoint(pids) else {CONTEXT: 0.0}
+    reserved_bytes, free_bytes = totals_of(look)[DRIVER_RESERVED], float(look.args.get("free_bytes", 0))
+    contexts = {} if _held_bytes(look).keys().isdisjoint(pids) else {CONTEXT: 0.0}
     return {DRIVER_RESERVED: reserved_bytes, FREE: free_bytes, **contexts}
 
 
-def _held_bytes(edge: Span) -> dict[str, int]:
-    return by_name(edge, "held_bytes")
+def _held_bytes(look: Span) -> dict[str, int]:
+    return by_name(look, "held_bytes")
 
 
-def _processes(edge: Span, known: dict[str, _Process]) -> dict[str, float]:
-    """The processes of an edge's device with what each holds; where the driver does not say, all that we know."""
-    if not is_of_gpu(edge):
-        return totals_of(edge)
-    if held := _held_bytes(edge):
+def _processes(look: Span, known: dict[str, _Process]) -> dict[str, float]:
+    """Return the processes of a look's device with what each holds; if the driver does not say, all that we know."""
+    if not is_of_gpu(look):
+        return totals_of(look)
+    if held := _held_bytes(look):
         return {pid: float(size) for pid, size in held.items()}
-    # Whose processor time was read is a list of an earlier edge, to which another may have come since.
-    there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(end_ns_of(edge)))
-    return dict.fromkeys([*by_name(edge, "cpu_ns"), *there], np.nan)
+    # The processes whose CPU time was read are those of an earlier look; another one may have come since.
+    there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(end_ns_of(look)))
+    return dict.fromkeys([*by_name(look, "cpu_ns"), *there], np.nan)

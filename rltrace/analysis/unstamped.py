@@ -1,12 +1,13 @@
 """What belongs to the same moment in Recordings whose samples do not say how long they hold: by age and agreement.
 
-What another process says at an edge is what it said last, or next: it is as old as the time that has passed, or as the
-CPU time that it has used since, whichever is less, for a process that did not run did not change. A process that
-repeats what it knows of itself says how old that is, in the same measure.
-On a GPU a process that says what it holds itself sees what the others hold together: while that stays the same, what
-they said is not older than it was; and where the driver says what each of them holds, not old at all while that is so.
-Where its last word is old, what a process says next is not, if the card's total is by then what it was at the edge:
-then nothing has come to the card or gone, whatever has moved within an allocator.
+What another process says at the time of a look is its last sample or its next one. A sample is as old as the time that
+has passed, or as the CPU time that its process has used since, whichever is less, because a process that did not run
+did not change. A process that repeats what it knows of itself says how old that is, in the same measure.
+
+On a GPU, a process that says what it holds itself also sees what the others hold together. While that stays the same,
+their samples are no older than they were. If the driver says what each process holds, its sample does not age at all
+while that stays the same. If the last sample is old, the next one is not, provided that the card's total is by then
+what it was at the look: nothing has come to the card or gone from it, whatever has moved within an allocator.
 """
 
 from __future__ import annotations
@@ -58,48 +59,48 @@ class _Samples:
         self._held_bytes = np.array([of_process(look, "held_bytes", pid) for look in looks])
         self._used_bytes = np.array([used_bytes(look) for look in looks])
 
-    def nearest(self, edge: Span) -> tuple[int | None, float]:
-        """Which of its own samples tells most about an edge, and how old that is in nanoseconds.
+    def nearest(self, look: Span) -> tuple[int | None, float]:
+        """Return which of the process's samples tells most about a look, and how old that is in nanoseconds.
 
-        One before or behind it if that is new. Else the next one, if the card held as much by then; else its last word,
-        for a process samples before it moves memory.
+        It is the one before or after the look if that is new. Else it is the next one, if the card held as much by
+        then; else it is the last one, because a process samples before it moves memory.
         """
-        behind = int(np.searchsorted(self._ends_ns, end_ns_of(edge), side="right"))
+        behind = int(np.searchsorted(self._ends_ns, end_ns_of(look), side="right"))
         near = [index for index in (behind - 1, behind) if 0 <= index < len(self._ends_ns)]
         if behind == 0:  # before its first sample a process is nothing but its interpreter, or its context
             return None, 0.0
         age_ns, _, index = min(
-            (self._age_ns(index, edge), abs(self._ends_ns[index] - end_ns_of(edge)), index) for index in near
+            (self._age_ns(index, look), abs(self._ends_ns[index] - end_ns_of(look)), index) for index in near
         )
         if age_ns <= CONSISTENT_NS:
             return index, age_ns
-        if self._used_bytes[near[-1]] == used_bytes(edge) and near[-1] == behind:
+        if self._used_bytes[near[-1]] == used_bytes(look) and near[-1] == behind:
             return behind, 0.0
-        return near[0], self._age_ns(near[0], edge)
+        return near[0], self._age_ns(near[0], look)
 
-    def _age_ns(self, index: int, edge: Span) -> float:
-        if self._held_bytes[index] == of_process(edge, "held_bytes", self._pid):
+    def _age_ns(self, index: int, look: Span) -> float:
+        if self._held_bytes[index] == of_process(look, "held_bytes", self._pid):
             return 0.0
-        passed_ns = abs(int(self._ends_ns[index]) - end_ns_of(edge))
-        if self._ends_ns[index] > end_ns_of(edge):  # the first thing that it did then may have been to move memory
+        passed_ns = abs(int(self._ends_ns[index]) - end_ns_of(look))
+        if self._ends_ns[index] > end_ns_of(look):  # the first thing that it did then may have been to move memory
             return float(self._said_age_ns[index]) + passed_ns
-        used_ns = abs(float(self._cpu_ns[index]) - of_process(edge, "cpu_ns", self._pid))
+        used_ns = abs(float(self._cpu_ns[index]) - of_process(look, "cpu_ns", self._pid))
         return float(self._said_age_ns[index]) + (min(passed_ns, used_ns) if np.isfinite(used_ns) else passed_ns)
 
 
 class _Said(NamedTuple):
-    """What a process said last, as an edge of another one takes it."""
+    """A sample of a process, as a look of another process takes it."""
 
     sample: int
     age_ns: float
     others_bytes: object
-    """What all others held together at that edge."""
+    """What all others held together at that look."""
     held_bytes: float
     """What it held itself; NaN where nobody asked."""
 
 
 def _still_said(now: _Said, before: _Said | None) -> _Said:
-    """What an edge takes of a process: its nearest sample, or what the edge before took if that holds and is newer."""
+    """Return what a look takes of a process: the nearest sample, or the one of the look before if that still holds."""
     if before is None or before.age_ns >= now.age_ns:
         return now
     holds = before.held_bytes == now.held_bytes or before.others_bytes == now.others_bytes is not None
