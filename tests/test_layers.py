@@ -236,14 +236,17 @@ def test_files_have_nouns_for_names() -> None:
 
 
 def test_every_folder_has_a_purpose() -> None:
-    """Every folder says what it is for.
+    """Each folder says what flows in, what flows out, and where to add one: in 30 lines at most, before any code."""
+    folders = {path.parent for _, path in _modules() if path.parent.name != "startup"} - set(SOURCES.values())
+    said = {folder: ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "" for folder in folders}
+    said |= {folder: (folder / "README.md").read_text() for folder in map(ROOT.joinpath, WITH_README)}
+    for folder, text in said.items():
+        assert len(text.splitlines()) <= 30, folder.relative_to(ROOT)
+        missing = [word for word in ("In: ", "Out: ", "o add ") if word not in text]
+        assert not missing, (folder.relative_to(ROOT), missing)
 
-    What flows in, what flows out, where to add one: in 30 lines at most, before any code.
-    """
-    folders = {path.parent for _, path in _modules() if path.parent.name != "startup"}
-    for folder in folders - set(SOURCES.values()):
-        said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
-        assert said and len(said.splitlines()) <= 30, folder.relative_to(ROOT)
+
+WITH_README = ("rltrace", "exporters", "reference_run", "examples", "tests")
 
 
 def test_check_sees_its_arrows() -> None:

@@ -146,7 +146,8 @@ def picture(recording: Recording) -> Picture:
     """Read a Recording once and work out what to draw: a step, and the fullest moment of each phase.
 
     The step is the last finished one of which every process of the device kept its allocations, else the last finished
-    one, edge by edge; and beside it the last one, if it failed. Devices that are alike are one picture, of the fullest.
+    one, boundary by boundary; and beside it the last one, if it failed. Devices that are alike are one picture, of the
+    fullest.
     """
     seen = Observations(recording)
     windows = StepWindows(seen)
@@ -301,7 +302,7 @@ def _is_whole(kept: AllocationTimeline, seen: Observations) -> bool:
 
 
 def _area(ledger: Ledger, start_ns: int, end_ns: int) -> Area:
-    """The ledger's edges; what was held when the step began was said before it, and holds until its end."""
+    """Return the ledger's moments. What was held when the step began was said before, and holds until its end."""
     inside = np.flatnonzero((start_ns <= ledger.times_ns) & (ledger.times_ns < end_ns))
     first = int(np.searchsorted(ledger.times_ns, start_ns, side="right")) - 1
     chosen = np.array([*([first] if first >= 0 else []), *inside, *inside[-1:]], np.int64)
@@ -312,7 +313,7 @@ def _area(ledger: Ledger, start_ns: int, end_ns: int) -> Area:
 
 
 def _spliced(edges: Area, exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns: int) -> Area:
-    """Every allocation from when to when all processes kept theirs, the edges before and behind that."""
+    """Return each allocation while all processes kept theirs, and the ledger's moments before and after that."""
     known_ns, until_ns = np.clip(exact.known(), start_ns, end_ns).tolist()
     parts = [_part(edges, start_ns, known_ns), _exact_area(exact, ledger, known_ns, until_ns)]
     parts.append(_part(edges, until_ns, end_ns))
@@ -340,9 +341,9 @@ def _row(owner: str, parts: list[Area]) -> NDArray[np.float64]:
 
 
 def _exact_area(exact: AllocationTimeline, ledger: Ledger, start_ns: int, end_ns: int) -> Area:
-    """Every allocation, and between them what only edges tell, as the last edge before has it.
+    """Return each allocation, and in between what only the ledger's moments tell, as of the last moment before.
 
-    Where nobody said what the allocators have from the driver, their caches are not known between edges.
+    If nobody said what the allocators have from the driver, their caches are not known between moments.
     """
     total = exact.allocated_bytes()
     chosen = _fullest(exact.times_ns, total, start_ns, end_ns)

@@ -3,8 +3,8 @@
 Rows come from the processes, totals from the kernel (`memory.edge` spans: one process reads them for all processes of
 its device). The difference is a row of its own, `unaccounted`, and nothing else is computed that way.
 
-An edge is seen by one process. Which sample of another one belongs to the same moment, `same_moment.py` says; in
-Recordings that were made before samples were stamped, `unstamped.py`.
+One process reads the total in one look. `same_moment.py` says which samples of the other processes belong to the same
+moment; `unstamped.py` does so for Recordings that were made before samples were stamped.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from rltrace.events import OWNERS, Span
 
 FREE, UNACCOUNTED, INTERPRETER = "free", "unaccounted", "interpreter"
 FORMER_NAMES = {"unexplained": UNACCOUNTED}
-"""What older Recordings call a row whose total nobody could read."""
+"""The names of rows in older Recordings, with their names now."""
 CONTEXT = "cuda.context"
 
 ALLOWED_SHARE = 0.01
 ALLOWED_CPU_BYTES = 24 << 20
 ALLOWED_GPU_BYTES = 256 << 20
-"""How much of a consistent edge may have no owner: a share of the used bytes, or this much, whichever is more."""
+"""How many bytes may be unaccounted at a consistent phase boundary: a share of the used bytes, or this many, whichever
+is more."""
 
 
 class Ledger:
@@ -39,15 +40,15 @@ class Ledger:
 
     def __init__(self, owners: list[str], times_ns: NDArray[np.int64], size_bytes: NDArray[np.float64]) -> None:
         self.owners = owners
-        """In the order of `events.OWNERS`; `unaccounted` is last where the total is known."""
+        """The owners in the order of `events.OWNERS`; `unaccounted` is the last one if the total is known."""
         self.times_ns = times_ns
         self.bytes = size_bytes
         self.apart_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
-        """How far apart the times lie during which a moment's samples hold; NaN where nobody read the total."""
+        """How far apart the times are during which a moment's samples hold; NaN if nobody read the total."""
         self.is_consistent: NDArray[np.bool_] = np.full(len(times_ns), False)
         """Whether all samples of a moment hold there."""
         self.cost_ns: NDArray[np.float64] = np.full(len(times_ns), np.nan)
-        """How long the process that read it took for it."""
+        """How long the process that looked took for it."""
         self.held_bytes: list[dict[str, int]] = [{} for _ in times_ns]
         """What a GPU's driver said of each process, by pid; empty where nobody knows."""
         self.is_of_gpu = False
@@ -60,7 +61,7 @@ class Ledger:
 
     @property
     def used(self) -> NDArray[np.float64]:
-        """Of all owners, `free` apart; where the total is known, that."""
+        """The bytes of all owners without `free`; the total, if it is known."""
         counted = [index for index, owner in enumerate(self.owners) if owner != FREE]
         return np.asarray(self.bytes[:, counted].sum(axis=1))
 
@@ -83,7 +84,7 @@ _LEDGERS: WeakKeyDictionary[Observations, dict[Lane, Ledger]] = WeakKeyDictionar
 
 
 def ledgers(seen: Observations) -> dict[Lane, Ledger]:
-    """One a device: by the edges where its processes recorded any, else by their counters alone."""
+    """Return one ledger per device, made of the looks of its processes, or of their counters if there are no looks."""
     if seen not in _LEDGERS:
         _LEDGERS[seen] = _ledgers(seen)
     return _LEDGERS[seen]
@@ -105,7 +106,7 @@ def _ledgers(seen: Observations) -> dict[Lane, Ledger]:
 
 
 def counter_ledger(processes: list[Seen]) -> Ledger:
-    """A moment at every sample; an owner holds what it last said, until its process ends."""
+    """Return a ledger with a moment at each sample; an owner holds what it last said, until its process ends."""
     series = [
         (owner, _until_the_end(samples, process)) for process in processes for owner, samples in process.owners.items()
     ]
@@ -118,7 +119,7 @@ def counter_ledger(processes: list[Seen]) -> Ledger:
 
 
 def _until_the_end(samples: Samples, process: Seen) -> Samples:
-    """With the process, its bytes go."""
+    """Remove the bytes of a process when it ends."""
     if process.process.is_alive:
         return samples
     ended = Samples()
@@ -128,11 +129,11 @@ def _until_the_end(samples: Samples, process: Seen) -> Samples:
     return ended
 
 
-# ---- by edges ---------------------------------------------------------------------------------------------------
+# ---- by looks ---------------------------------------------------------------------------------------------------
 
 
 class _Process:
-    """What one process said of itself, edge by edge."""
+    """What one process said of itself, look by look."""
 
     def __init__(self, seen: Seen, owners: list[str]) -> None:
         self.last_ns = seen.last_ns
@@ -143,11 +144,11 @@ class _Process:
             self.rows[:, owners.index(owner)] = values_at(samples, ends_ns)
 
     def has_said(self, at_ns: int) -> bool:
-        """Whether it was there and had measured itself; one with rows and without an edge never did."""
+        """Return whether the process was there and had measured itself; one with rows and no look never did."""
         return bool(self.looks) and end_ns_of(self.looks[0]) <= at_ns <= self.last_ns
 
 
-class _Edge:
+class _Reading:
     """A look that has read a total."""
 
     def __init__(self, look: Span, writer: str) -> None:
@@ -177,67 +178,67 @@ class _Edge:
             return self.totals
         if self.held_bytes:
             return {pid: float(size) for pid, size in self.held_bytes.items()}
-        # Whose processor time was read is a list of an earlier edge, to which another may have come since.
+        # Whose processor time was read is a list of an earlier reading, to which another may have come since.
         there = dict.fromkeys(pid for pid, process in known.items() if process.has_said(self.end_ns))
         return dict.fromkeys([*by_name(self.look, "cpu_ns"), *there], np.nan)
 
 
 def edge_ledger(processes: list[Seen]) -> Ledger | None:
-    """A moment at every edge of any process of the device; None if nobody read a total."""
-    edges = [_Edge(look, str(seen.process.pid)) for seen in processes for look in looks(seen) if totals_of(look)]
-    if not edges:
+    """Return a ledger with a moment for each look of a process of the device; None if nobody read a total."""
+    readings = [_Reading(look, str(seen.process.pid)) for seen in processes for look in looks(seen) if totals_of(look)]
+    if not readings:
         return None
     pids = {str(seen.process.pid) for seen in processes if seen.owners}
-    of_all = [edge.rows_of_all(pids) for edge in edges]
+    of_all = [reading.rows_of_all(pids) for reading in readings]
     named = sorted({owner for process in processes for owner in process.owners}.union(*of_all), key=OWNERS.index)
-    edges.sort(key=lambda edge: edge.end_ns)
+    readings.sort(key=lambda reading: reading.end_ns)
     known = {str(seen.process.pid): _Process(seen, named) for seen in processes if seen.owners}
     samples = {pid: process.looks for pid, process in known.items()}
     is_stamped = all(map(are_stamped, samples.values()))
-    readings = [(edge.look, edge.writer) for edge in edges]
-    rule = SameMoment(samples, readings) if is_stamped else Unstamped(samples, [look for look, _ in readings])
-    moments = [_moment(edge, known, named, rule) for edge in edges]
-    totals = np.array([sum(edge.totals.values()) for edge in edges], np.float64)
+    pairs = [(reading.look, reading.writer) for reading in readings]
+    rule = SameMoment(samples, pairs) if is_stamped else Unstamped(samples, [look for look, _ in pairs])
+    moments = [_moment(reading, known, named, rule) for reading in readings]
+    totals = np.array([sum(reading.totals.values()) for reading in readings], np.float64)
     rows = np.array([row for row, _ in moments])
     counted = [index for index, owner in enumerate(named) if owner != FREE]
     unaccounted = totals - rows[:, counted].sum(axis=1)
     ledger = Ledger(
         [*named, UNACCOUNTED],
-        np.array([edge.end_ns for edge in edges], np.int64),
+        np.array([reading.end_ns for reading in readings], np.int64),
         np.column_stack([rows, unaccounted]),
     )
     ledger.apart_ns = np.array([apart_ns for _, apart_ns in moments])
-    ledger.cost_ns = np.array([edge.end_ns - edge.look.start_ns for edge in edges], np.float64)
-    ledger.held_bytes = [edge.held_bytes for edge in edges]
+    ledger.cost_ns = np.array([reading.end_ns - reading.look.start_ns for reading in readings], np.float64)
+    ledger.held_bytes = [reading.held_bytes for reading in readings]
     ledger.is_consistent = ledger.apart_ns <= CONSISTENT_NS
-    ledger.is_of_gpu = all(edge.is_of_gpu for edge in edges)
+    ledger.is_of_gpu = all(reading.is_of_gpu for reading in readings)
     if ledger.is_of_gpu and not is_stamped:
         ledger.is_consistent = consistent(ledger.apart_ns, unaccounted)
     return ledger
 
 
 def _moment(
-    edge: _Edge, known: dict[str, _Process], owners: list[str], rule: SameMoment | Unstamped
+    reading: _Reading, known: dict[str, _Process], owners: list[str], rule: SameMoment | Unstamped
 ) -> tuple[NDArray[np.float64], float]:
-    """Rows of all processes of an edge's device, and how far apart their samples are.
+    """Return the rows of all processes of a look's device, and how far apart their samples are.
 
     Args:
-        edge: With totals.
+        reading: With totals.
         known: The processes, by pid.
-        owners: Of the rows.
-        rule: Says which samples belong to the edge.
+        owners: The owners of the rows.
+        rule: Says which samples belong to the look.
     """
     rows = np.zeros(len(owners))
-    for owner, size_bytes in edge.rows_of_all(known.keys()).items():
+    for owner, size_bytes in reading.rows_of_all(known.keys()).items():
         rows[owners.index(owner)] += size_bytes
-    there = edge.processes(known)
-    taken = rule.taken(edge.look, edge.writer, [pid for pid in there if pid in known])
+    there = reading.processes(known)
+    taken = rule.taken(reading.look, reading.writer, [pid for pid in there if pid in known])
     for pid, held_bytes in there.items():
         index = taken.samples.get(pid)
         if index is not None:
             rows += known[pid].rows[index]
-        elif edge.is_of_gpu:
-            if pid in known and pid in edge.held_bytes:  # what one holds that is not traced has no owner
+        elif reading.is_of_gpu:
+            if pid in known and pid in reading.held_bytes:  # what one holds that is not traced has no owner
                 rows[owners.index(CONTEXT)] += held_bytes
         else:
             rows[owners.index(INTERPRETER)] += held_bytes

@@ -1,12 +1,13 @@
 """What belongs to the same moment in Recordings whose samples do not say how long they hold: by age and agreement.
 
-What another process says at an edge is what it said last, or next: it is as old as the time that has passed, or as the
-CPU time that it has used since, whichever is less, for a process that did not run did not change. A process that
-repeats what it knows of itself says how old that is, in the same measure.
-On a GPU a process that says what it holds itself sees what the others hold together: while that stays the same, what
-they said is not older than it was; and where the driver says what each of them holds, not old at all while that is so.
-Where its last word is old, what a process says next is not, if the card's total is by then what it was at the edge:
-then nothing has come to the card or gone, whatever has moved within an allocator.
+What another process says at the time of a look is its last sample or its next one. A sample is as old as the time that
+has passed, or as the CPU time that its process has used since, whichever is less, because a process that did not run
+did not change. A process that repeats what it knows of itself says how old that is, in the same measure.
+
+On a GPU, a process that says what it holds itself also sees what the others hold together. While that stays the same,
+their samples are no older than they were. If the driver says what each process holds, its sample does not age at all
+while that stays the same. If the last sample is old, the next one is not, provided that the card's total is by then
+what it was at the look: nothing has come to the card or gone from it, whatever has moved within an allocator.
 """
 
 from __future__ import annotations
@@ -123,18 +124,18 @@ class _Samples:
 
 
 class _Said(NamedTuple):
-    """What a process said last, as an edge of another one takes it."""
+    """A sample of a process, as a look of another process takes it."""
 
     sample: int
     age_ns: float
     others_bytes: object
-    """What all others held together at that edge."""
+    """What all others held together at that look."""
     held_bytes: float
     """What it held itself; NaN where nobody asked."""
 
 
 def _still_said(now: _Said, before: _Said | None) -> _Said:
-    """What an edge takes of a process: its nearest sample, or what the edge before took if that holds and is newer."""
+    """Return what a look takes of a process: the nearest sample, or the one of the look before if that still holds."""
     if before is None or before.age_ns >= now.age_ns:
         return now
     holds = before.held_bytes == now.held_bytes or before.others_bytes == now.others_bytes is not None

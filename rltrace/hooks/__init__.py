@@ -11,5 +11,5 @@ marks itself. `held_span.py`, `request_spans.py` and `bucket_flow.py` are the sp
 `cost.py` measures what an event costs. `environment.py` and `startup/` reach the processes of a run: `startup/` is no
 package, because Python runs it before anything else can be imported.
 
-To hook another place of a framework, go to its file in `instrument/`. A new kind of wrapper belongs into `patching.py`.
+To add a kind of wrapper, write it in `patching.py`. Another place of a framework belongs in its file in `instrument/`.
 """

@@ -8,6 +8,6 @@ and their events, streamed, on one time line (`alignment.py`). `from rltrace imp
 opens a Recording that is one file, `ending.py` knows how its command ended, `command_line.py` takes a recorded command
 apart, and `perfetto_ui.py` serves a timeline to a browser.
 
-To read a new kind of record, or a new field of a process, see `record/`. The rule by which clocks are aligned is in
-`alignment.py`; `run/nodes.py` reads the clocks.
+To add a kind of record, or a field of a process, see `record/`, which says what to change here. The rule by which
+clocks are aligned is in `alignment.py`; `run/nodes.py` reads the clocks.
 """

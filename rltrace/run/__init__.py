@@ -11,7 +11,7 @@ process group.
 interpreter with `probe.py`, finds out with `launchers.py` what the command starts in the end, and checks the place of
 the Recording with `storage.py`.
 
-To sample something else of a host, add a value to `host_usage.py`, of a GPU to `host/nvml.py`, and its name to
-`SAMPLED` of `events.py`. Who died is seen by `supervisor.py`, which writes how; `analysis/processes.py` and `fates.py`
-judge it. To watch anything else, add a sidecar.
+To add a figure of a host, sample it in `host_usage.py`; of a GPU, in `host/nvml.py`. Its name belongs in `SAMPLED` of
+`events.py`. `supervisor.py` sees who died and writes how; `analysis/processes.py` and `fates.py` judge it. To watch
+anything else, add a sidecar.
 """

@@ -131,6 +131,19 @@ def test_named_files_exist(document: Path) -> None:
         assert (ROOT / path).exists(), f"{document.relative_to(ROOT)}:{number}: there is no {path}"
 
 
+def test_named_code_exists() -> None:
+    """Each name in the table of what to change is in one of the files that its row names."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where to change what")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if line.startswith("| ")]
+    checked = 0
+    for row in rows:
+        text = "".join((ROOT / code).read_text() for code in row if code.endswith(".py"))
+        for name in (code for code in row if re.fullmatch(r"\w+(\.\w+)?", code) and text):
+            assert all(re.search(rf"\b{part}\b", text) for part in name.split(".")), f"{name} is in none of {row}"
+            checked += 1
+    assert checked > 20
+
+
 def test_site_builds(tmp_path: Path) -> None:
     """mkdocs finds every page, picture and heading that another page names."""
     built = subprocess.run(

@@ -388,9 +388,9 @@ def test_forkserver_children_are_traced(preloaded, tmp_path):
         tmp_path,
         f"""
         import multiprocessing
-        import torch
 
         def train(steps):
+            import torch  # not at the top: the parent needs none
             parameter = torch.nn.Parameter(torch.ones(1))
             optimizer = torch.optim.SGD([parameter], lr=0.1)
             for _ in range(steps):

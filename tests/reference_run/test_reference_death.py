@@ -31,6 +31,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.P
     process.communicate()
 
 
+one_rank = pytest.mark.parametrize("run", [1], indirect=True)
+
+
 def children(run: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(run.pid).children(recursive=True)
 
@@ -55,6 +58,7 @@ def test_killed_worker_is_named(run: subprocess.Popen[str]) -> None:
     check_it_is_named("worker", victim, run, how=r"killed (by SIGKILL|or crashed)")
 
 
+@one_rank
 def test_killed_engine_is_named(run: subprocess.Popen[str]) -> None:
     """A stopped engine that is then killed while the driver waits is named."""
     victim = engines(run)[0]
@@ -72,9 +76,6 @@ def check_it_is_named(role: str, victim: psutil.Process, run: subprocess.Popen[s
     (line,) = errors.splitlines()
     assert re.fullmatch(rf"rltrace: {role} of rank [01] \(pid {victim.pid}\) died: {how}", line)
     wait_until_gone(others, seconds=10)
-
-
-one_rank = pytest.mark.parametrize("run", [1], indirect=True)
 
 
 @one_rank

@@ -4,6 +4,8 @@ In: `GRPOTrainer`, its `VLLMGeneration`, and the Trainer of transformers below b
 process is a rank: it generates, scores and learns, and there is no driver. `step.py` has what a step consists of,
 `engine.py` how the engine in the trainer's process wakes up, gets weights and goes to sleep.
 
+To add a part of a step, name its method in `step.py`.
+
 Source read: TRL 1.16, transformers 5.24, peft 0.21.
 """
 

@@ -1,7 +1,12 @@
 """verl: the phases of its steps, its weight sync bucket by bucket, its dispatch, its rollout, with no edit to it.
 
-Source read: the wheels of verl 0.4.1, 0.5.0, 0.6.1, 0.7.1, 0.8.0 and 0.9.1. Which place is hooked in which release is a
-table, `hook_points.py`; what a hook does is in the file named for the part of verl that it is about.
+In: verl's trainers, worker groups, workers, checkpoint engines, agent loops and servers. Out: the steps and phases of
+the driver and of each rank, `ray.dispatch`, `ray.execute`, `ray.collect`, the buckets of a weight sync, and requests.
+
+`hook_points.py` is a table of which place is hooked in which release. What a hook does is in the file that is named for
+its part of verl. To add a hook, add a row there and a function here; to add a release, extend the rows that it has too.
+
+Source read: the wheels of verl 0.4.1, 0.5.0, 0.6.1, 0.7.1, 0.8.0 and 0.9.1.
 """
 
 from __future__ import annotations
