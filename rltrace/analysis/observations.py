@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -307,6 +308,22 @@ class Observations:
             return self.now_ns
         gone_ns = seen.process.gone_ns
         return None if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
+
+
+Made = TypeVar("Made")
+
+
+def once(make: Callable[[Observations], Made]) -> Callable[[Observations], Made]:
+    """Make what several figures need once for each Recording. Nobody may change it."""
+    made: WeakKeyDictionary[Observations, Made] = WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def known(seen: Observations) -> Made:
+        if seen not in made:
+            made[seen] = make(seen)
+        return made[seen]
+
+    return known
 
 
 def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:
