@@ -313,15 +313,18 @@ class Observations:
 Made = TypeVar("Made")
 
 
-def once(make: Callable[[Observations], Made]) -> Callable[[Observations], Made]:
+Of = TypeVar("Of")
+
+
+def once(make: Callable[[Of], Made]) -> Callable[[Of], Made]:
     """Make what several figures need once for each Recording. Nobody may change it."""
-    made: WeakKeyDictionary[Observations, Made] = WeakKeyDictionary()
+    made: WeakKeyDictionary[Of, Made] = WeakKeyDictionary()
 
     @functools.wraps(make)
-    def known(seen: Observations) -> Made:
-        if seen not in made:
-            made[seen] = make(seen)
-        return made[seen]
+    def known(of: Of) -> Made:
+        if of not in made:
+            made[of] = make(of)
+        return made[of]
 
     return known
 

@@ -20,6 +20,7 @@ from rltrace.analysis.findings.uneven_engines import GENERATE, Balance, balanced
 from rltrace.analysis.gpu_work import GATHERS_AND_SCATTERS
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
 from rltrace.analysis.lanes import Lane
+from rltrace.analysis.observations import once
 from rltrace.analysis.phases import in_order
 
 NAME = "slow_rank"
@@ -174,9 +175,9 @@ def slowness(run: Run, name: str) -> Slowness | None:
     late = np.maximum(np.minimum(_behind(_of(spans, "late")), _behind(_of(spans, "begins"))), 0)
     took = _of(spans, "seconds") + late
     mean_seconds = float(_of(spans, "seconds").mean())
-    collectives = [_collectives(run, lane) for lane in lanes]
+    collectives = [_collectives(run)[lane] for lane in lanes]
     if all(map(len, collectives)):
-        rows = [cut(union(of), run.phases[lane][name])[0] for of, lane in zip(collectives, lanes, strict=True)]
+        rows = [cut(of, run.phases[lane][name])[0] for of, lane in zip(collectives, lanes, strict=True)]
         waited = np.array([run.seconds_in(of) for of in rows])
         # Who waits less because he came late from another phase is told there.
         inherited = np.minimum(np.maximum(_behind(_of(spans, "before")), 0), np.maximum(_behind(-waited), 0))
@@ -226,7 +227,12 @@ def _behind(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     return seconds - (without[0] + without[1]) / 2
 
 
-def _collectives(run: Run, lane: Lane) -> Intervals:
+@once
+def _collectives(run: Run) -> dict[Lane, Intervals]:
+    return {lane: union(_collectives_of(run, lane)) for lane in run.ranks}
+
+
+def _collectives_of(run: Run, lane: Lane) -> Intervals:
     """Return when a rank was in collectives: on its GPU's streams if these were timed, else in its calls.
 
     On a GPU a call returns at once, so that its length says nothing.
