@@ -81,9 +81,10 @@ docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: bench
-bench: $(VENV)/dev.done  ## Measure what recording and exporting cost, beside the peers
+bench: $(VENV)/dev.done native  ## Measure what recording, exporting and reading cost, beside the peers
 	$(BIN)/python tests/bench/hot_path.py
 	$(BIN)/python tests/bench/export.py --require 500000
+	$(BIN)/python tests/bench/summary.py
 
 .PHONY: clean
 clean:  ## Remove what was made, Recordings apart

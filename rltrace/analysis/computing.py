@@ -7,7 +7,7 @@ import numpy as np
 
 from rltrace.analysis.intervals import EMPTY, Intervals, cut, union
 from rltrace.analysis.lanes import Lane
-from rltrace.analysis.observations import Observations, Seen
+from rltrace.analysis.observations import Observations, Seen, once
 from rltrace.events import REQUEST, SAMPLER, subjects
 
 WAITING = (
@@ -27,6 +27,7 @@ CPU_COUNTER, BUSY_PERCENT = "process.cpu_percent", 50.0
 """The share of one processor from which on a process counts as computing between two samples."""
 
 
+@once
 def computing(seen: Observations) -> dict[Lane, Intervals]:
     """Return when the processes of each lane computed, by their automatic spans, GPU times and processor times.
 

@@ -105,14 +105,14 @@ def _of_lane(
 ) -> Iterator[GpuWork]:
     together = [spans for name in GATHERS_AND_SCATTERS for spans in kept.get(name, ())]
     of_phases = [(name, cut(phases[name], steady)[0]) for name in in_order(phases)]
-    windows: list[tuple[str | None, Intervals]] = [(None, steady), *of_phases]
+    inside = _Phases([rows for _, rows in of_phases])
     kinds = {**kept, COLLECTIVES: together} if together else kept
     columns = {name: _Columns(name, spans, until_ns) for name, spans in kinds.items()}
     compute = _maybe_computing(columns), _surely_computing(columns)
     for name in sorted(columns, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
         beside = compute if name in (*GATHERS_AND_SCATTERS, COLLECTIVES) else (EMPTY, EMPTY)
-        for phase, inside in windows:
-            pieces, begun = _launched(columns[name], steady) if phase is None else _while(columns[name], inside)
+        in_phases = zip((phase for phase, _ in of_phases), inside.cut(columns[name].rows), strict=True)
+        for phase, (pieces, begun) in ((None, _launched(columns[name], steady)), *in_phases):
             if not len(pieces):
                 continue
             row = _work(lane, name, phase, columns[name], pieces, begun, beside, len(steady))
@@ -156,10 +156,29 @@ def _launched(columns: _Columns, steps: Intervals) -> tuple[Intervals, NDArray[n
     return columns.rows[begun], begun
 
 
-def _while(columns: _Columns, inside: Intervals) -> tuple[Intervals, NDArray[np.intp]]:
-    """What the GPU did inside, and which rows began there."""
-    pieces, _, row = cut(columns.rows, inside)
-    return pieces, row[pieces[:, 0] == columns.rows[row, 0]]
+class _Phases:
+    """When a rank was in each of its phases."""
+
+    def __init__(self, windows: list[Intervals]) -> None:
+        self._windows = windows
+        together = np.concatenate([EMPTY, *windows])
+        of_phase = np.repeat(np.arange(len(windows)), [len(rows) for rows in windows])
+        in_order = np.argsort(together[:, 0], kind="stable")
+        self._together, self._of_phase = together[in_order], of_phase[in_order]
+        self._are_apart = bool((self._together[:-1, 1] <= self._together[1:, 0]).all())
+        """Whether no two phases overlap, so that all are cut at once."""
+
+    def cut(self, rows: Intervals) -> Iterator[tuple[Intervals, NDArray[np.intp]]]:
+        """Yield for each phase what the GPU did inside, and which rows began there."""
+        pieces, window, row = cut(rows, self._together if self._are_apart else EMPTY)
+        phase = self._of_phase[window]
+        for number, inside in enumerate(self._windows):
+            if self._are_apart:
+                own = np.flatnonzero(phase == number)
+                found, of_row = pieces[own], row[own]
+            else:
+                found, _, of_row = cut(rows, inside)
+            yield found, of_row[found[:, 0] == rows[of_row, 0]]
 
 
 def _maybe_computing(columns: dict[str, _Columns]) -> Intervals:

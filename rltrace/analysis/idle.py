@@ -68,9 +68,11 @@ def idle_gaps(seen: Observations, windows: StepWindows) -> list[IdleGap]:
     computed = computing(seen)
     found: list[IdleGap] = []
     for lane in lanes:
-        own = _Spans(seen, [process for process in seen.processes if process.lane == lane])
+        own = _Spans(seen, seen.on(lane))
         known = phases[lane] if lane.is_driver else {**phases[lane], **of_driver}
-        found += _Gaps(known, windows.of(lane)).figures(lane, busy, computed.get(lane, EMPTY), driver, own, elsewhere)
+        gaps = _Gaps(known, windows.of(lane))
+        own.keep_inside(gaps.rows)
+        found += gaps.figures(lane, busy, computed.get(lane, EMPTY), driver, own, elsewhere)
     return found
 
 
@@ -103,6 +105,13 @@ class _Spans:
         self._name_of_row = np.concatenate(places)
         self._opened: dict[int, tuple[Intervals, NDArray[np.intp]]] = {}
 
+    def keep_inside(self, gaps: Intervals) -> None:
+        """Leave out the spans that lie in none of some gaps, which are disjoint and in order."""
+        behind = np.append(gaps[:, 0], np.iinfo(np.int64).max)
+        gap = np.searchsorted(gaps[:, 1], self._rows[:, 0], side="right")
+        is_inside = behind[gap] < self._rows[:, 1]
+        self._rows, self._name_of_row = self._rows[is_inside], self._name_of_row[is_inside]
+
     def opened_last(self, windows: StepWindows) -> tuple[Intervals, NDArray[np.intp]]:
         """Return which span was opened last at each instant, of those that began in its window; a program's main span
         says nothing.
@@ -121,10 +130,10 @@ class _Gaps:
 
     def __init__(self, phases: dict[str, Intervals], windows: StepWindows) -> None:
         self._windows = windows
-        self._rows, self._window = outside(union(*phases.values()), windows.windows)
+        self.rows, self._window = outside(union(*phases.values()), windows.windows)
         edges = windows.windows[self._window]
-        after = _names_at(self._rows[:, 0], edges[:, 0], {name: rows[:, 1] for name, rows in phases.items()})
-        before = _names_at(self._rows[:, 1], edges[:, 1], {name: rows[:, 0] for name, rows in phases.items()})
+        after = _names_at(self.rows[:, 0], edges[:, 0], {name: rows[:, 1] for name, rows in phases.items()})
+        before = _names_at(self.rows[:, 1], edges[:, 1], {name: rows[:, 0] for name, rows in phases.items()})
         self._between: list[Between] = list(zip(after, before, strict=True))
 
     def figures(self, lane: Lane, busy: Intervals, computed: Intervals, *spans: _Spans) -> Iterator[IdleGap]:
@@ -150,7 +159,7 @@ class _Gaps:
                     after=after,
                     before=before,
                     count=len(gaps) / len(places),
-                    seconds=total_ns(self._rows[gaps]) / 1e9 / len(places),
+                    seconds=total_ns(self.rows[gaps]) / 1e9 / len(places),
                     unlabelled_seconds=float(computed_ns[gaps].sum()) / 1e9 / len(places),
                     others_seconds=float(others_ns[gaps].sum()) / 1e9 / len(places),
                     driver_seconds=driver[at],
@@ -160,23 +169,23 @@ class _Gaps:
 
     def _inside_ns(self, rows: Intervals) -> NDArray[np.float64]:
         """Return how much of each gap lies inside of some rows."""
-        pieces, _, gap = cut(self._rows, rows)
-        return np.bincount(gap, pieces[:, 1] - pieces[:, 0], len(self._rows)).astype(np.float64)
+        pieces, _, gap = cut(self.rows, rows)
+        return np.bincount(gap, pieces[:, 1] - pieces[:, 0], len(self.rows)).astype(np.float64)
 
     def _alike(self, places: list[int]) -> list[tuple[Between, list[int]]]:
         """Return the gaps of some windows, grouped by the phases around them; the longest first."""
         found: dict[Between, list[int]] = {}
         for gap in np.flatnonzero(np.isin(self._window, places)).tolist():
             found.setdefault(self._between[gap], []).append(gap)
-        return sorted(found.items(), key=lambda item: -total_ns(self._rows[item[1]]))
+        return sorted(found.items(), key=lambda item: -total_ns(self.rows[item[1]]))
 
     def _meanwhile(self, alike: list[tuple[Between, list[int]]], spans: _Spans, steps: int) -> list[dict[str, float]]:
         """Return seconds of a step by name, for each such group of gaps."""
         segments, name = spans.opened_last(self._windows)
-        group_of = np.full(len(self._rows), -1, np.intp)
+        group_of = np.full(len(self.rows), -1, np.intp)
         for group, (_, gaps) in enumerate(alike):
             group_of[gaps] = group
-        pieces, segment, gap = cut(self._rows, segments)
+        pieces, segment, gap = cut(self.rows, segments)
         counted = np.flatnonzero(group_of[gap] >= 0)
         cell = group_of[gap[counted]] * len(spans.names) + name[segment[counted]]
         lengths_ns = pieces[counted, 1] - pieces[counted, 0]

@@ -70,8 +70,7 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
     Returns:
         The pieces, shape (P, 2); for each piece the index of its window; and the index of the row it was cut from.
     """
-    first = np.searchsorted(windows[:, 1], rows[:, 0], side="right")
-    behind = np.searchsorted(windows[:, 0], rows[:, 1], side="left")
+    first, behind = _windows_of(rows, windows)
     pieces = np.maximum(behind - first, 0)
     if not pieces.any():
         return EMPTY, _NOWHERE, _NOWHERE
@@ -80,6 +79,19 @@ def cut(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp
     starts = np.maximum(rows[row, 0], windows[window, 0])
     ends = np.minimum(rows[row, 1], windows[window, 1])
     return paired(starts, ends), cast(NDArray[np.intp], window), row
+
+
+def _windows_of(rows: Intervals, windows: Intervals) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return for each row its first window, and the one behind its last."""
+    if len(rows) > 4 * len(windows) and (rows[1:] >= rows[:-1]).all():
+        # As nearly always, rows begin and end in order: then it is quicker to look for the few windows in the rows.
+        begun = np.searchsorted(rows[:, 0], windows[:, 1], side="left")
+        ended = np.searchsorted(rows[:, 1], windows[:, 0], side="right")
+        counts = (np.bincount(places, minlength=len(rows) + 1)[: len(rows)] for places in (begun, ended))
+        first, behind = (np.cumsum(count) for count in counts)
+        return first, behind
+    first = np.searchsorted(windows[:, 1], rows[:, 0], side="right")
+    return first, np.searchsorted(windows[:, 0], rows[:, 1], side="left")
 
 
 def outside(rows: Intervals, windows: Intervals) -> tuple[Intervals, NDArray[np.intp]]:

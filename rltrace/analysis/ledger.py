@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Set
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rltrace.analysis.lanes import Lane
 from rltrace.analysis.looks import CONSISTENT_NS, DRIVER_RESERVED, by_name, end_ns_of, looks, totals_of
-from rltrace.analysis.observations import Observations, Samples, Seen, values_at
+from rltrace.analysis.observations import Observations, Samples, Seen, once, values_at
 from rltrace.analysis.same_moment import SameMoment, are_stamped
 from rltrace.analysis.unstamped import Unstamped, consistent
 from rltrace.events import OWNERS, Span
@@ -79,18 +78,9 @@ class Ledger:
         return found
 
 
-_LEDGERS: WeakKeyDictionary[Observations, dict[Lane, Ledger]] = WeakKeyDictionary()
-"""Several figures are made of them; they are made once."""
-
-
+@once
 def ledgers(seen: Observations) -> dict[Lane, Ledger]:
     """Return one ledger per device, made of the looks of its processes, or of their counters if there are no looks."""
-    if seen not in _LEDGERS:
-        _LEDGERS[seen] = _ledgers(seen)
-    return _LEDGERS[seen]
-
-
-def _ledgers(seen: Observations) -> dict[Lane, Ledger]:
     members: dict[Lane, list[Seen]] = {}
     for process in seen.processes:
         if process.owners or process.edges:  # a server sees its engine's card, and holds nothing there

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -321,6 +322,25 @@ class Observations:
             return self.now_ns
         gone_ns = seen.process.gone_ns
         return None if gone_ns is None else gone_ns + self.time_line.shift_ns(seen.process)
+
+
+Made = TypeVar("Made")
+
+
+Of = TypeVar("Of")
+
+
+def once(make: Callable[[Of], Made]) -> Callable[[Of], Made]:
+    """Make what several figures need once for each Recording. Nobody may change it."""
+    made: WeakKeyDictionary[Of, Made] = WeakKeyDictionary()
+
+    @functools.wraps(make)
+    def known(of: Of) -> Made:
+        if of not in made:
+            made[of] = make(of)
+        return made[of]
+
+    return known
 
 
 def _went_on_ns(all_seen: list[Seen]) -> dict[str, int]:

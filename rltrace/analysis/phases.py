@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rltrace.analysis.computing import computing
 from rltrace.analysis.intervals import EMPTY, Intervals, added_up, covered_ns, cut, union
 from rltrace.analysis.lanes import Lane, order
-from rltrace.analysis.observations import Observations
+from rltrace.analysis.observations import Observations, once
 from rltrace.analysis.steps import StepWindows
 from rltrace.events import DRIVER_PHASES, STARTUP_PHASES, STEP_PHASES, WAIT_DRIVER
 
@@ -159,6 +159,7 @@ def rank_steps(seen: Observations, windows: StepWindows) -> list[RankStep]:
     return [rank_step for _, rank_step in sorted(found, key=lambda item: item[0])]
 
 
+@once
 def lane_phases(seen: Observations) -> dict[Lane, dict[str, Intervals]]:
     """Return when each lane was in each of its phases: ranks by number, then the driver and all others."""
     of_lane: dict[Lane, dict[str, list[Intervals]]] = {}
@@ -169,6 +170,7 @@ def lane_phases(seen: Observations) -> dict[Lane, dict[str, Intervals]]:
     return {lane: {name: union(*rows) for name, rows in of_lane[lane].items()} for lane in lanes}
 
 
+@once
 def driver_phases(seen: Observations) -> dict[str, Intervals]:
     """Return when the driver was in each of its own phases, wherever they were recorded."""
     found: dict[str, list[Intervals]] = {}

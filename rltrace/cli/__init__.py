@@ -29,6 +29,7 @@ from rltrace.cli.check import check
 from rltrace.cli.collect import collect
 from rltrace.cli.diff import diff
 from rltrace.cli.doctor import doctor
+from rltrace.cli.echo import echo
 from rltrace.cli.exec import exec_
 from rltrace.cli.export import export
 from rltrace.cli.ls import ls
@@ -95,7 +96,8 @@ VERSION_HELP = "Show the version, and what decodes segments."
 
 def _show_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked and not context.resilient_parsing:
-        click.echo(f"rltrace, version {metadata.version('rltrace-toolkit')}\nsegments are decoded {native.decoder()}")
+        echo(f"rltrace, version {metadata.version('rltrace-toolkit')}")
+        echo(f"segments are decoded {native.decoder()}")
         context.exit()
 
 

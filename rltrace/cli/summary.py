@@ -27,13 +27,14 @@ def summary(
     of it, by default the newest in ./rltrace-runs; the run may be over, still running, or dead.
     """
     from rltrace.analysis.selected import selected
-    from rltrace.analysis.summary import analyse
+    from rltrace.analysis.summary import analyse, without_collection
 
-    found = analyse(selected(open_run(run, limits), Selection(steps, ranks)))
-    if as_json:
-        echo_json(found.summary)
-        return
-    from rltrace.analysis.findings import why
-    from rltrace.cli.tables import console, show
+    with without_collection():
+        found = analyse(selected(open_run(run, limits), Selection(steps, ranks)))
+        if as_json:
+            echo_json(found.summary)
+            return
+        from rltrace.analysis.findings import why
+        from rltrace.cli.tables import console, show
 
-    show(found.summary, console(), whole=whole, why=why(found))
+        show(found.summary, console(), whole=whole, why=why(found))

@@ -18,7 +18,8 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 def visible(text: str) -> str:
     r"""Return one line of text in which every control character is shown: `\x1b`, `\n`, `\u202e`."""
-    return _CONTROL.sub(_shown, text)
+    # Nearly all text is printable, and control characters are not; to ask that is quicker.
+    return text if text.isprintable() else _CONTROL.sub(_shown, text)
 
 
 def visible_lines(text: str) -> str:

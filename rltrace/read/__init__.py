@@ -4,6 +4,8 @@ In: the folder of a run, while it goes on or after any of its processes was kill
 and their events, streamed, on one time line (`alignment.py`). `from rltrace import Recording` is its public name;
 `recording.py` has the types that it is made of. Reading loads no recorder and no framework, and works anywhere.
 
+`columns.py` gives the same as numpy arrays, a hundred times as fast where `native/` was built.
+
 `gate.py` checks every field that was written, and `order.py` the times of a segment that has no checksum. `archive.py`
 opens a Recording that is one file, `ending.py` knows how its command ended, `command_line.py` takes a recorded command
 apart, and `perfetto_ui.py` serves a timeline to a browser.

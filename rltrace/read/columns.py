@@ -146,15 +146,18 @@ class Columns:
 
     def flows_of(self, row: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the keys of the arrows that leave a row, and of those that arrive there."""
-        found = self._keys.get(row, ())
+        places = self._flows_of.get(row)
+        if places is None:
+            return (), ()
+        keys = self.flows.keys()
+        found = [(bool(self.flows.is_out[place]), keys[self.flows.key[place]]) for place in places]
         return tuple(key for is_out, key in found if is_out), tuple(key for is_out, key in found if not is_out)
 
     @functools.cached_property
-    def _keys(self) -> dict[int, list[tuple[bool, str]]]:
-        found: dict[int, list[tuple[bool, str]]] = {}
-        flows, keys = self.flows, self.flows.keys()
-        for row, key, is_out in zip(flows.row.tolist(), flows.key.tolist(), flows.is_out.tolist(), strict=True):
-            found.setdefault(row, []).append((is_out, keys[key]))
+    def _flows_of(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for place, row in enumerate(self.flows.row.tolist()):
+            found.setdefault(row, []).append(place)
         return found
 
     def span(self, row: int) -> Span:
@@ -337,7 +340,7 @@ class _Encoded:
     def _written(self, row: int) -> tuple[Args, Args]:
         """Return what a row has of its beginning, and what came late."""
         raw = self.raw
-        at, begin_bytes, late_bytes = (int(raw[name][row]) for name in ("args_at", "begin_bytes", "late_bytes"))
+        at, begin_bytes, late_bytes = raw["args_at"][row], raw["begin_bytes"][row], raw["late_bytes"][row]
         encoded = raw["blobs"][at : at + begin_bytes + late_bytes].tobytes()
         begun: Any = _unpacked(encoded[:begin_bytes]) if begin_bytes else {}
         if isinstance(begun, list):

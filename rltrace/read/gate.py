@@ -109,7 +109,7 @@ def by_name(check: Check) -> Check:
     def checked(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _UnfitError
-        if check is number and all(map(_is_usual, value, value.values())):
+        if check in (number, _or_unknown) and all(map(_is_usual, value, value.values())):
             return value
         return {text(name): check(item) for name, item in value.items()}
 

@@ -100,3 +100,19 @@ def test_step_parts_add_up(phases: list[list[Row]], driver: list[Row]) -> None:
     busy = moments([row for of_phase in phases for row in of_phase])
     assert parts.wait_driver_ns == len(moments(driver) - busy)
     assert parts.idle_ns == 100 - len(moments(driver) | busy)
+
+
+@given(st.lists(st.integers(0, 40), max_size=40), st.lists(st.integers(0, 9), max_size=40), edges)
+def test_rows_in_order_are_cut_alike(starts: list[int], lengths: list[int], edges: list[int]) -> None:
+    """Rows that begin and end in order, as most do, are cut in another way into the same pieces."""
+    windows = as_array(windows_of(edges))
+    ends = np.maximum.accumulate(
+        [start + length for start, length in zip(sorted(starts), lengths, strict=False)] or [0]
+    )
+    in_order = np.array([*zip(sorted(starts), ends.tolist(), strict=False)], np.int64).reshape(-1, 2)
+    found = cut(in_order, windows)
+    shuffled = np.concatenate([in_order[::-1], in_order])[: len(in_order)]
+    expected = cut(shuffled, windows)
+    order = np.lexsort((expected[1], len(in_order) - 1 - expected[2]))
+    assert (found[0] == expected[0][order]).all() and (found[1] == expected[1][order]).all()
+    assert (found[2] == len(in_order) - 1 - expected[2][order]).all()

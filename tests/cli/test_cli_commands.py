@@ -27,6 +27,7 @@ from rltrace.cli.run import report, show_steps
 from rltrace.cli.tables import WIDTH, show
 from rltrace.errors import RunError
 from rltrace.events import VERSION
+from rltrace.read import native
 from rltrace.read.recording import Recording
 from rltrace.record import manifest
 from rltrace.run.supervisor import Outcome
@@ -48,6 +49,14 @@ def the_line(result: Result, code: int) -> str:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return two_ranks(tmp_path / "run").folder
+
+
+def test_version_says_what_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rltrace --version` says whether segments are decoded natively, and what to do if they are not."""
+    monkeypatch.setattr(native, "library", object)
+    assert call("--version").stdout.splitlines()[1:] == ["segments are decoded natively"]
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert re.search(r"in Python, because .*; (install|build)", call("--version").stdout)
 
 
 READERS = [

@@ -31,17 +31,33 @@ DEEPEST = 32
 def visible_figures(value: Any, depth: int = 0) -> Any:
     """Return figures in which control characters are visible in every text, before a table measures how wide each
     is."""
+    if value.__class__ in _NUMBERS:
+        return value
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, msgspec.Struct):
-        return msgspec.structs.replace(value, **visible_figures(msgspec.structs.asdict(value), depth + 1))
+        fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+        shown = {name: visible_figures(item, depth + 2) for name, item in fields if item.__class__ not in _NUMBERS}
+        return msgspec.structs.replace(value, **shown) if shown else value
     if depth > DEEPEST and isinstance(value, (dict, list, tuple)):
         return "..."
     if isinstance(value, dict):
+        if _is_of_numbers(value):
+            return value
         return {visible_figures(key): visible_figures(item, depth + 1) for key, item in value.items()}
     if type(value) in (list, tuple, set, frozenset):
         return type(value)(visible_figures(item, depth + 1) for item in value)
     return value
+
+
+_NUMBERS = frozenset({int, float, bool, type(None)})
+
+
+def _is_of_numbers(value: dict[Any, Any]) -> bool:
+    """Return whether a dictionary has numbers by printable names, as a large summary has a hundred thousand of."""
+    return all(name.__class__ is str and name.isprintable() for name in value) and _NUMBERS.issuperset(
+        map(type, value.values())
+    )
 
 
 class _Console(Console):

@@ -1,0 +1,139 @@
+"""What is looked up in order is what a search through everything finds."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from unstamped_by_looks import Unstamped as ByLooks
+
+from rltrace.analysis.looks import CONSISTENT_NS
+from rltrace.analysis.memory import _Device
+from rltrace.analysis.observations import _moved
+from rltrace.analysis.phase_times import PhaseTimes
+from rltrace.analysis.transactions import _joined, _Rank
+from rltrace.analysis.unstamped import Unstamped
+from rltrace.events import MAP, MEMORY_EDGE, SLEEP, UNMAP, WAKE_UPS, Span
+from rltrace.read.alignment import Alignment, Reading
+from rltrace.read.columns import _time_line
+
+instants = st.integers(0, 30)
+phases = st.lists(st.tuples(instants, st.integers(0, 12), st.sampled_from("abc")), max_size=8).map(
+    lambda rows: sorted((start, start + length, name) for start, length, name in rows)
+)
+
+
+@given(phases, instants, st.integers(0, 9))
+def test_phases_around_an_instant(spans: list[tuple[int, int, str]], at: int, within: int) -> None:
+    """The phase that holds it, ended last before it, or begins first behind it."""
+    times = PhaseTimes(spans)
+    around = [(start, name) for start, end, name in spans if start <= at <= end]
+    ended = [(end, name) for _, end, name in spans if at - within <= end < at]
+    begins = [(-start, name) for start, _, name in spans if at < start <= at + within]
+    assert times.around(at) == (max(around)[1] if around else None)
+    assert times.ended(at, at - within) == (max(ended)[1] if ended else None)
+    assert times.begins(at, at + within) == (max(begins)[1] if begins else None)
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(-5, 45))
+def test_nearest_moment(times: list[int], at: int) -> None:
+    """The first of those that are nearest, or the last before an instant that none is near to."""
+    times_ns = [time * CONSISTENT_NS // 3 for time in sorted(times)]
+    device: Any = _Device.__new__(_Device)
+    device.times_ns, device.samplings = times_ns, ([], [])
+    at_ns = at * CONSISTENT_NS // 3
+    index = int(np.argmin(np.abs(np.array(times_ns) - at_ns)))
+    before = int(np.searchsorted(times_ns, at_ns, side="right")) - 1
+    is_near = abs(times_ns[index] - at_ns) <= CONSISTENT_NS
+    assert device.nearest(at_ns) == (index if is_near else max(before, 0))
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from([SLEEP, *WAKE_UPS, MAP, UNMAP]), instants, st.none() | st.integers(0, 12)), max_size=10
+).map(
+    lambda rows: sorted(
+        (Span(name, 1, 0, at, None if length is None else at + length, {}) for name, at, length in rows),
+        key=lambda span: span.start_ns,
+    )
+)
+
+
+@given(moves)
+def test_moves_inside_of_phases(spans: list[Span]) -> None:
+    """Each phase has the moves that begin in it, and a move outside of all stands alone."""
+
+    def holds(phase: Span, move: Span) -> bool:
+        return phase.start_ns <= move.start_ns and (phase.end_ns is None or move.start_ns < phase.end_ns)
+
+    outer = [phase for name in (SLEEP, *WAKE_UPS) for phase in _joined(spans, name)]
+    inner = [move for move in spans if move.name in (MAP, UNMAP)]
+    expected = [(phase, [move for move in inner if holds(phase, move)]) for phase in outer]
+    expected += [(move, [move]) for move in inner if not any(holds(phase, move) for phase in outer)]
+    expected.sort(key=lambda one: one[0].start_ns)
+    assert [*_Rank.outer_moves(SimpleNamespace(moves=spans))] == expected  # type: ignore[arg-type]
+
+
+looks = st.lists(
+    st.tuples(
+        st.integers(1, 4 * CONSISTENT_NS),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "cpu_ns": st.dictionaries(
+                    st.sampled_from("12"), st.integers(0, 2 * CONSISTENT_NS) | st.just(float("nan"))
+                ),
+                "held_bytes": st.dictionaries(st.sampled_from("12"), st.integers(0, 2)),
+                "others_bytes": st.integers(0, 2),
+                "age_ns": st.none() | st.integers(0, 2 * CONSISTENT_NS),
+                "totals": st.fixed_dictionaries({"used": st.integers(0, 2)}),
+            },
+        ),
+    ),
+    max_size=10,
+)
+
+
+def _spans(rows: list[tuple[int, dict[str, Any]]]) -> list[Span]:
+    ends = accumulate(gap for gap, _ in rows)
+    return [Span(MEMORY_EDGE, 1, 0, end - 1, end, args) for end, (_, args) in zip(ends, rows, strict=True)]
+
+
+@given(looks, looks)
+def test_samples_of_a_moment(first: list[Any], second: list[Any]) -> None:
+    """What each edge takes of two processes is what a search look by look takes."""
+    samples = {"1": _spans(first), "2": _spans(second)}
+    edges = sorted(((look, pid) for pid in samples for look in samples[pid]), key=lambda edge: edge[0].end_ns or 0)
+    by_looks, found = ByLooks(samples), Unstamped(samples, [look for look, _ in edges])
+    for look, writer in edges:
+        assert found.taken(look, writer, samples) == by_looks.taken(look, writer, samples)
+
+
+times = st.integers(0, 2**59) | st.integers(10**12, 10**12 + 10**9)
+readings = st.builds(
+    lambda at, out, shift, back: Reading.of(at, at + out - shift, at + out + back),
+    st.integers(10**12, 10**12 + 10**9),
+    st.integers(1, 10**6),
+    st.integers(-(10**15), 10**15) | st.just(10**12),
+    st.integers(1, 10**6),
+)
+
+
+@given(st.lists(readings, min_size=1, max_size=6), st.lists(times, max_size=12))
+def test_times_on_another_clock(taken: list[Reading], times_ns: list[int]) -> None:
+    """A column of times is mapped to another clock as each of them is."""
+    alignment = Alignment(taken)
+    mapped = _time_line(alignment)(np.array(times_ns, np.int64))
+    assert mapped.tolist() == [time_ns + alignment.shift_ns(time_ns) for time_ns in times_ns]
+
+
+@given(st.lists(st.tuples(st.integers(-(2**56), 2**56), st.integers(-(2**56), 2**56)), min_size=1, max_size=5))
+def test_moved_bytes(pairs: list[tuple[int, int]]) -> None:
+    """What a rank moves of a collective, however large the numbers."""
+    expected = [many * (ranks - 1) // ranks if ranks else 0 for many, ranks in pairs]
+    many, ranks = np.array(pairs, np.int64).T
+    if all(-(2**63) <= moved < 2**63 for moved in expected):
+        assert _moved(many, ranks).tolist() == expected

@@ -1,0 +1,94 @@
+"""What `rltrace summary` takes of large Recordings: `python tests/bench/summary.py --help`.
+
+A Recording is made of the records of a real one (`tests/scale/made_recording.py`), and read by the command itself in a
+process of its own. Figures are its CPU seconds and its peak memory. Each case has a goal, which is printed with whether
+it was met, and a limit, above which this fails: what was reached must not be lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scale"))
+
+from made_recording import Wanted, make
+
+from rltrace.read import native
+
+
+class Case(NamedTuple):
+    """A Recording, and what reading it may take."""
+
+    ranks: int
+    steps: int
+    limit_seconds: float
+    limit_megabytes: float
+    goal_seconds: float | None = None
+    goal_megabytes: float | None = None
+
+
+USUAL = (Case(8, 10, 1.5, 150), Case(256, 10, 20, 1000, 10, 1000))
+LARGE = (Case(8, 2000, 150, 6000, 5), Case(1024, 10, 90, 4000, 45, 2000))
+"""These take minutes, and up to 8 GB of disk."""
+
+
+class Taken(NamedTuple):
+    """What a process took."""
+
+    cpu_seconds: float
+    megabytes: float
+
+
+def measured(folder: Path, *arguments: str) -> Taken:
+    """Summarize a Recording in another process."""
+    command = [sys.executable, "-m", "rltrace", "summary", str(folder), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise RuntimeError(f"{' '.join(command)} failed")
+    return Taken(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6)
+
+
+def _said(what: float, goal: float | None, unit: str) -> str:
+    if goal is None:
+        return f"{what:,.1f} {unit}"
+    return f"{what:,.1f} {unit} (goal {goal:,.0f}: {'met' if what <= goal else 'NOT MET'})"
+
+
+def run(case: Case, folder: Path) -> bool:
+    """Make one, print what it takes, and return whether that is within the limits."""
+    records = make(folder, Wanted(case.ranks, case.steps))
+    taken = measured(folder)
+    print(
+        f"{case.ranks} ranks x {case.steps} steps, {records:,} records: "
+        f"{_said(taken.cpu_seconds, case.goal_seconds, 's of CPU')}, "
+        f"{_said(taken.megabytes, case.goal_megabytes, 'MB')}, "
+        f"{taken.cpu_seconds / records * 1e6:.2f} µs a record",
+        flush=True,
+    )
+    return taken.cpu_seconds <= case.limit_seconds and taken.megabytes <= case.limit_megabytes
+
+
+def main() -> int:
+    """Measure, and return 1 if a limit was exceeded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--large", action="store_true", help="the largest ones too: minutes, and up to 8 GB of disk")
+    cases = USUAL + (LARGE if parser.parse_args().large else ())
+    print(f"segments are decoded {native.decoder()}")
+    within = True
+    for case in cases:
+        with tempfile.TemporaryDirectory(prefix="rltrace-bench-") as folder:
+            within &= run(case, Path(folder) / "run")
+    if not within:
+        print("above the limits")
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
