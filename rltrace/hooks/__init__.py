@@ -5,7 +5,9 @@ the recorder around these targets, a row for each hook (installed, skipped and w
 memory at every phase boundary.
 
 `installation.py` installs the instrumentations and lets a process join a run. `patching.py` has the only `setattr` on
-foreign code, `arguments.py` finds an argument of a call, and `versions.py` says which releases a hook knows.
+foreign code, `arguments.py` finds an argument of a call, and `versions.py` says which releases are too old for a hook.
+In a release that is newer than the last one that was read, `binding.py` decides by what is there, from the source that
+`sources.py` reads and from `digests.json`.
 `boundaries.py` tells those who watch memory that a phase begins or ends, and `phase.py` is the phase that a program
 marks itself. `held_span.py`, `request_spans.py` and `bucket_flow.py` are the spans that several frameworks have;
 `cost.py` measures what an event costs. `environment.py` and `startup/` reach the processes of a run: `startup/` is no

@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,10 +67,9 @@ def look(instrumentation: str, target: str, reads: Iterable[str], original: Any)
         return None
     where = f"{package} {version or 'of an unknown version'}"
     parameters = known().parameters.get(instrumentation, {}).get(target, {})
-    source = Source()
-    if gone := changed_parameters(parameters, original) or missing_attributes(source, reads):
+    if gone := changed_parameters(parameters, original) or missing_attributes(reads, _is_there):
         raise UntouchableError(f"{where} has changed what this hook reads since {read}: {gone}")
-    others = [name for name in (target, *reads) if _differs(source, name)]
+    others = [name for name in (target, *reads) if _digest_there(name) != known().digests.get(name)]
     return (
         f"{UNVERIFIED}: in {where} the source of {', '.join(map(_short, others))} is not {read}'s" if others else None
     )
@@ -123,33 +122,38 @@ def changed(there: Parameters, name: str, place: int | None) -> str | None:
     return None if is_taken else f"there is no parameter `{name}`"
 
 
-def missing_attributes(source: Source, reads: Iterable[str]) -> str | None:
+def missing_attributes(reads: Iterable[str], is_there: Callable[[str], bool]) -> str | None:
     """Say which of these attributes are not there any more."""
-    for name in reads:
-        module = name.partition(":")[0]
-        is_there = source.has_attribute(name) if source.has(module) else _has(module, name)
-        if not is_there:
-            return f"there is no `{_short(name)}`"
-    return None
+    return next((f"there is no `{_short(name)}`" for name in reads if not is_there(name)), None)
 
 
-def _has(module: str, name: str) -> bool:
-    """Tell whether an attribute is there, of a module without a source; one that is not imported has what it had."""
+# ---- what is there, in this process -----------------------------------------------------------------------------
+
+_SOURCE = Source()
+
+
+@functools.lru_cache(maxsize=256)
+def _is_there(name: str) -> bool:
+    """Tell whether an attribute is there: by the source of its module, or by the module itself if it has none."""
+    module = name.partition(":")[0]
+    if _SOURCE.has(module):
+        return _SOURCE.has_attribute(name)
     found: Any = sys.modules.get(module)
-    if found is None:
+    if found is None:  # nobody has imported it, and nothing can be said against it
         return True
     for attr in name.partition(":")[2].split("."):
         found = getattr(found, attr, None)
     return found is not None
 
 
-def _differs(source: Source, name: str) -> bool:
-    """Tell whether the source of a target or of an attribute is another one than was read."""
+@functools.lru_cache(maxsize=256)
+def _digest_there(name: str) -> str | None:
+    """Return the digest of a target or of an attribute; None if it has no source, or none that can be read."""
     try:
-        found = source.find(name)
+        found = _SOURCE.find(name)
     except own_failure(SyntaxError, OSError, UnicodeError):
-        return True
-    return (None if found is None else digest(found)) != known().digests.get(name)
+        return None
+    return None if found is None else digest(found)
 
 
 def _short(name: str) -> str:

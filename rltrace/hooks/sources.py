@@ -12,6 +12,7 @@ import hashlib
 import importlib.machinery
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -130,7 +131,7 @@ class Source:
     def __init__(self, read: Callable[[str], ModuleText | None] = text_of_module) -> None:
         # Few at a time: the next target is mostly in the same module, and a traced program should not keep them.
         self._read = functools.lru_cache(maxsize=4)(read)
-        self._top_level = functools.lru_cache(maxsize=4)(self._parse_top_level)
+        self._of_class = functools.lru_cache(maxsize=256)(self._read_class)
         self._sought: set[tuple[str, str]] = set()
 
     def has(self, module: str) -> bool:
@@ -141,42 +142,45 @@ class Source:
         """Return the definition of "module:Class.attr", followed through imports, base classes and other names."""
         module, _, path = target.partition(":")
         first, *rest = path.split(".")
+        if len(rest) == 1:
+            method = self._method(module, first, rest[0])
+            if method is not None:
+                return method
+            of_class = self._of_class(module, first)
+            if of_class is not None:
+                return self._member(module, first, of_class, rest[0])
         found = self._top_level(module, first)
-        if found is None:
-            if rest and self.has(f"{module}.{first}"):
-                return self.find(f"{module}.{first}:{'.'.join(rest)}")
-            return self._find_imported(module, first, rest)
-        for attr in rest:
-            found = self._attribute(module, found, attr) if isinstance(found, ast.ClassDef) else None
-        return found
+        if found is not None:
+            return _within(found, rest)
+        if rest and self.has(f"{module}.{first}"):
+            return self.find(f"{module}.{first}:{'.'.join(rest)}")
+        imported = self._find_imported(module, first, rest)
+        return imported if imported is not None else _within(self._conditional(module, first), rest)
 
     def has_attribute(self, target: str) -> bool:
         """Tell whether the class of "module:Class.attr" or one below it defines it, or sets it of its objects."""
-        owner_name, _, attr = target.rpartition(".")
         if self.find(target) is not None:
             return True
-        owner = self.find(owner_name) if ":" in owner_name else None
-        if not isinstance(owner, ast.ClassDef):
+        owner_name, _, attr = target.rpartition(".")
+        if ":" not in owner_name:
             return False
-        if any(isinstance(node, ast.Attribute) and node.attr == attr and _is_set(node) for node in ast.walk(owner)):
-            return True
-        module = self._module_of(owner_name)
-        return any(self._inherits(module, base, attr) for base in _bases(owner))
+        module, _, name = self._home(owner_name).partition(":")
+        owner = self._of_class(module, name)
+        if owner is None:
+            return False
+        return attr in owner.sets or any(self._inherits(module, base, attr) for base in owner.bases if base != name)
 
     def _inherits(self, module: str, base: str, attr: str) -> bool:
         return self.find(f"{module}:{base}") is not None and self.has_attribute(f"{module}:{base}.{attr}")
 
-    def _module_of(self, target: str) -> str:
-        """Return the module that defines what a target names, which may be imported from there."""
-        module, _, path = target.partition(":")
-        first, _, rest = path.partition(".")
-        if self._top_level(module, first) is not None:
-            return module
-        for origin in self._origins(module, first):
-            imported = ".".join(filter(None, [origin, rest]))
-            if self.find(imported) is not None:
-                return self._module_of(imported)
-        return module
+    def _home(self, target: str) -> str:
+        """Return what a target names by the module that defines it, from which it may be imported."""
+        module, _, name = target.partition(":")
+        if self._of_class(module, name) is not None:
+            return target
+        origins = (origin for origin in self._origins(module, name) if self.find(origin) is not None)
+        origin = next(origins, None)
+        return target if origin is None else self._home(origin)
 
     def _find_imported(self, module: str, first: str, rest: list[str]) -> ast.AST | None:
         """Return what a module has from another one, or from one below it."""
@@ -206,33 +210,87 @@ class Source:
                     whole.append(f"{origin}:{name}")
         yield from whole
 
-    def _attribute(self, module: str, owner: ast.ClassDef, attr: str) -> ast.AST | None:
-        own = _definition(owner.body, attr)
-        if own is not None:
-            named = _name_of_value(own)  # `__call__ = _call_impl`
-            return own if named is None else _definition(owner.body, named) or own
-        inherited = (self.find(f"{module}:{base}.{attr}") for base in _bases(owner) if base != owner.name)
+    def _member(self, module: str, name: str, owner: _Class, attr: str) -> ast.AST | None:
+        """Return what a class defines or inherits."""
+        if attr in owner.defines:
+            return _within(self._top_level(module, name) or self._conditional(module, name), [attr])
+        inherited = (self.find(f"{module}:{base}.{attr}") for base in owner.bases if base != name)
         return next((found for found in inherited if found is not None), None)
 
-    def _parse_top_level(self, module: str, name: str) -> ast.AST | None:
-        """Return the last definition of a name in a module; of a long module only that definition is parsed."""
+    def _method(self, module: str, name: str, attr: str) -> ast.AST | None:
+        """Return a method of a class, without a look at the rest of it."""
         found = self._read(module)
-        if found is None or not re.search(rf"\b{re.escape(name)}\b", found.text):
+        owner = None if found is None else _last_block(found.text, name)
+        block = None if owner is None else _last_block(owner, attr, indent=4)
+        return None if block is None else _parsed(textwrap.dedent(block))
+
+    def _read_class(self, module: str, name: str) -> _Class | None:
+        """Read what a class has: its tree takes long to make, and too much memory to be kept in a traced program."""
+        tree = self._top_level(module, name) or self._conditional(module, name, "class")
+        if not isinstance(tree, ast.ClassDef):
             return None
-        text = found.text
-        *_, last = [None, *re.finditer(rf"^(?:async\s+def|def|class)\s+{re.escape(name)}\b", text, re.MULTILINE)]
-        if last is not None:
-            try:
-                return ast.parse(_block(text, last.start())).body[0]
-            except SyntaxError:  # what looks like its end is in the middle of a text or of a bracket
-                pass
-        return _definition(ast.parse(text).body, name)
+        sets = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_set(node)}
+        return _Class(tuple(_bases(tree)), frozenset(_all_defined(tree.body)), frozenset(sets))
+
+    def _top_level(self, module: str, name: str) -> ast.AST | None:
+        """Return the last definition of a name at a module's margin, which alone is parsed."""
+        found = self._read(module)
+        return None if found is None else _parsed(_last_block(found.text, name) or "")
+
+    def _conditional(self, module: str, name: str, kind: str = r"(?:async\s+)?def|class") -> ast.AST | None:
+        """Return a definition that is not so simple: under a condition, or a name that is assigned."""
+        found = self._read(module)
+        defines = rf"^[ \t]*(?:(?:{kind})\s+{name}\b|{name}\s*(?::[^=\n]+)?=[^=])"
+        if found is None or not re.search(defines, found.text, re.MULTILINE):
+            return None
+        return _definition(ast.parse(found.text).body, name)
 
 
-def _block(text: str, start: int) -> str:
-    """Return the lines from one that begins at the margin up to the next one that does."""
-    following = re.compile(r"^[^\s#)\]}]", re.MULTILINE).search(text, text.index("\n", start) + 1)
-    return text[start : following.start() if following else len(text)]
+class _Class(NamedTuple):
+    """What a class has."""
+
+    bases: tuple[str, ...]
+    defines: frozenset[str]
+    """The names in its body."""
+    sets: frozenset[str]
+    """Attributes that its methods set, of whatever object."""
+
+
+def _last_block(text: str, name: str, *, indent: int = 0) -> str | None:
+    """Return the lines of the last definition of a name at this margin; None if there is none."""
+    margin = " " * indent
+    defines = re.compile(rf"^{margin}(?:async\s+def|def|class)\s+{re.escape(name)}\b", re.MULTILINE)
+    *_, last = [None, *defines.finditer(text)]
+    if last is None:
+        return None
+    ends = re.compile(rf"^ {{0,{indent}}}[^\s#)\]}}]", re.MULTILINE)
+    following = ends.search(text, text.index("\n", last.start()) + 1)
+    return text[last.start() : following.start() if following else len(text)]
+
+
+def _parsed(block: str) -> ast.AST | None:
+    """Return the tree of a definition; None of a block whose end is in the middle of a text or of a bracket."""
+    try:
+        body = ast.parse(block).body
+    except SyntaxError:
+        return None
+    return body[0] if body else None
+
+
+def _within(found: ast.AST | None, path: list[str]) -> ast.AST | None:
+    """Return what lies in a class, by its names."""
+    for attr in path:
+        own = _definition(found.body, attr) if isinstance(found, ast.ClassDef) else None
+        named = None if own is None else _name_of_value(own)  # `__call__ = _call_impl`
+        found = own if named is None or not isinstance(found, ast.ClassDef) else _definition(found.body, named) or own
+    return found
+
+
+def _all_defined(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        yield from _names_defined(node)
+        if isinstance(node, ast.If | ast.Try):
+            yield from _all_defined(node.body + node.orelse)
 
 
 def _definition(body: list[ast.stmt], name: str) -> ast.AST | None:

@@ -86,7 +86,9 @@ def differences(releases: Releases, package: str) -> Iterator[tuple[str, str]]:
             wanted = known.parameters.get(name, {}).get(target, {})
             if node is None and known.digests.get(target) is not None:
                 yield f"{name} {target}", "it is gone"
-            elif gone := _changed(wanted, node) or binding.missing_attributes(source, _with_source(releases, reads)):
+            elif gone := _changed(wanted, node) or binding.missing_attributes(
+                _with_source(releases, reads), source.has_attribute
+            ):
                 yield f"{name} {target}", gone
             elif others := [one for one in (target, *reads) if _digest(source.find(one)) != known.digests.get(one)]:
                 yield f"{name} {target}", f"{UNVERIFIED}: another source of {', '.join(others)}"

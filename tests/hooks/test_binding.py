@@ -110,6 +110,9 @@ class Frame:
 
 @pytest.fixture
 def frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frame]:
+    for name, cached in (("_is_there", binding._is_there), ("_digest_there", binding._digest_there)):
+        monkeypatch.setattr(binding, name, cached.__wrapped__)  # of a package that each test has anew
+    monkeypatch.setattr(binding, "_SOURCE", Source())
     made = Frame(tmp_path, monkeypatch)
     yield made
     for name in [name for name in sys.modules if name.partition(".")[0] == "frame"]:
@@ -186,7 +189,7 @@ def test_new_parameter_is_no_loss(frame: Frame) -> None:
 
 def test_known_release_is_not_looked_at(frame: Frame, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to the last release that was read nothing is looked at: that takes time."""
-    monkeypatch.setattr(binding, "Source", None)
+    monkeypatch.setattr(binding, "_SOURCE", None)
     frame.release(READ.replace("* scale", "* scale * 2"), version="1.0")
     assert set(frame.hooked().values()) == {BOUND}
 

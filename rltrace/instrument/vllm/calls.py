@@ -42,10 +42,14 @@ def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def begin_chat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Open the span of a call, which has one conversation or a list of them; it may call `generate`."""
-    messages = argument("messages", 1, args, kwargs)
-    is_list = isinstance(messages, (list, tuple)) and bool(messages) and isinstance(messages[0], (list, tuple))
-    return begin_generation("vLLM", sequences=len(messages) if is_list else 1)
+    """Open the span of a call; it may call `generate`."""
+    return begin_generation("vLLM", sequences=conversations(argument("messages", 1, args, kwargs)))
+
+
+def conversations(messages: Any) -> int:
+    """Return how many conversations these are: a list of messages is one, and a list of such lists is several."""
+    is_several = isinstance(messages, (list, tuple)) and bool(messages) and isinstance(messages[0], (list, tuple))
+    return len(messages) if is_several else 1
 
 
 def end(opened: Any, _result: Any, error: BaseException | None) -> None:
