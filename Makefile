@@ -54,13 +54,14 @@ test-hostile: $(VENV)/dev.done  ## Run the tests that take long: damaged Recordi
 	$(BIN)/python -m pytest tests/hostile --timeout 7200 -n 2
 
 .PHONY: test-frameworks
-test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and TRL: 8 GB of packages, then minutes
+test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 14 GB of packages, then minutes
 	$(BIN)/python tests/frameworks/environments.py .frameworks
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
 
 .PHONY: docs
 docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/json_keys.py
+	$(BIN)/python docs/support.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: bench

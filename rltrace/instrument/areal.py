@@ -39,7 +39,7 @@ OF_STEP = "train."
 """How the scopes of a step begin."""
 SCOPES = {
     "rollout": "trainer.generate",
-    "critic_values": "trainer.values",
+    "compute_values": "trainer.values",
     "ref_logp": "trainer.ref_log_prob",
     "recompute_logp": "trainer.old_log_prob",
     "ppo_update": "trainer.update_actor",

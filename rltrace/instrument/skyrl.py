@@ -90,6 +90,8 @@ def name_worker_hooks(patches: PatchSet) -> None:
     ):
         patches.span(f"{FSDP}:FSDP{kind}WorkerBase.init_model", f"{subject}.build")
         patches.span(f"{FSDP}:FSDP{kind}WorkerBase.forward", forward, batch_args)
+    shards = tuple(f"{subject}.shard" for subject in SUBJECTS.values())
+    patches.around(f"{BACKEND}.distributed.fsdp_strategy:FSDPStrategy.prepare", begin_shard, end_span, shards)
     for kind, subject in (("Policy", ACTOR), ("Critic", CRITIC)):
         worker = f"{WORKERS}:{kind}WorkerBase"
         # The driver asks for the two of each mini-batch, so an update is as many pieces.
@@ -205,7 +207,7 @@ def dispatch_args(group: Any, dispatch_type: str, method_name: str, *args: Any, 
     return {**known, "mesh": [chunks, copies], "chunk": len(args[0] if args else kwargs["data"]) // chunks}
 
 
-def staged_args(actor_infos: Any, method: str, *_: Any, **__: Any) -> dict[str, Any]:
+def staged_args(_dispatch: Any, actor_infos: Any, method: str, *_: Any, **__: Any) -> dict[str, Any]:
     """Return what is called with chunks that lie in Ray's store already."""
     return {"method": method, "mode": "staged", "calls": len(actor_infos), "mesh": mesh_of(actor_infos)}
 
@@ -216,7 +218,9 @@ def mesh_of(actor_infos: Any) -> list[int]:
     return [chunks, len(actor_infos) // chunks]
 
 
-def stage_args(dp_size: int, data: Any, mini_batch_boundaries: Any, *_: Any, **__: Any) -> dict[str, Any]:
+def stage_args(
+    _dispatch: Any, dp_size: int, data: Any, mini_batch_boundaries: Any, *_: Any, **__: Any
+) -> dict[str, Any]:
     """Return how many mini-batches are put into Ray's store, in how many chunks each."""
     return {"sequences": len(data), "mini_batches": len(mini_batch_boundaries), "mesh": [dp_size]}
 
@@ -229,6 +233,11 @@ def become_worker(worker: Any, _result: Any, error: BaseException | None) -> Non
     if error is None:
         lifecycle.identify(role="worker", rank=worker._rank, **device_of(f"cpu-{worker._rank}"))
         WORK.begin(next((SUBJECTS[kind.__name__] for kind in type(worker).__mro__ if kind.__name__ in SUBJECTS), None))
+
+
+def begin_shard(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    """Begin to shard this process's model and to make its optimizer."""
+    return None if WORK.subject is None else spans.automatic_span(f"{WORK.subject}.shard").__enter__()
 
 
 def batch_args(_worker: Any, data: Any = None, *_: Any, **__: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def configuration(model: Path):
     optimizer = of.OptimizerConfig(type="adam", lr=1e-4)
     actor = of.PPOActorConfig(
         **common, optimizer=optimizer, kl_ctl=0.1, ppo_n_minibatches=1, weight_update_mode="xccl",
-        recompute_logprob=True, use_decoupled_loss=True, group_size=2,
+        recompute_logprob=True, use_decoupled_loss=True,
     )  # fmt: skip
     named = {"experiment_name": "tiny", "trial_name": "one", "fileroot": "out"}
     return of.PPOConfig(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS)
 HERE = Path(__file__).parent
 PROGRAM = (HERE / "openrlhf_ppo.py").read_text()
 VARIABLES = {
-    "PYTHONPATH": str(HERE / "openrlhf_on_cpu"),
+    "PYTHONPATH": os.pathsep.join(map(str, (HERE / "openrlhf_on_cpu", HERE))),
     "DS_ACCELERATOR": "cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -143,6 +143,5 @@ def test_a_batch_is_dispatched_in_chunks(run):
 
 def test_contracts_hold(openrlhf_environment):
     """Every hook binds to the real wheel, keeps signatures and is undone."""
-    path = os.pathsep.join([str(HERE / "openrlhf_on_cpu")])
-    done = run_contracts(openrlhf_environment, "openrlhf", PYTHONPATH=path)
+    done = run_contracts(openrlhf_environment, "openrlhf", **VARIABLES)
     assert done.returncode == 0, done.stdout[-4000:]
