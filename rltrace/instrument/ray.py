@@ -62,6 +62,7 @@ class Ray:
         # Below `ray.get`, which other modules have imported by name before we could replace it.
         patches.span("ray._private.worker:Worker.get_objects", "ray.get", get_args)
         patches.span("ray._private.worker:wait", "ray.wait", wait_args)
+        patches.span("ray.util.placement_group:placement_group", "ray.placement_group", placement_args)
         context = "ray._private.serialization:SerializationContext"
         for method, name, args_of in (
             ("serialize", "ray.serialize", packed_args),
@@ -195,6 +196,18 @@ def wait_args(ray_waitables: Any = None, *, num_returns: int = 1, timeout: float
     """Return how many results the caller waits for, and out of how many; Ray refuses anything but a list."""
     looks = timeout == 0 or not isinstance(ray_waitables, list)
     return None if looks else {"objects": num_returns, "of": len(ray_waitables)}
+
+
+# ---- places -----------------------------------------------------------------------------------------------------
+
+
+def placement_args(bundles: Any, strategy: str = "PACK", *_: Any, **__: Any) -> dict[str, Any]:
+    """Return what a placement group is asked for: its bundles, alike ones once, and how they are packed.
+
+    Ray finds places meanwhile and later; whoever needs them waits by `ray.get`.
+    """
+    texts = [", ".join(f"{name} {amount:g}" for name, amount in bundle.items()) for bundle in bundles]
+    return {"strategy": strategy, "bundles": len(texts), "each": sorted(set(texts))}
 
 
 # ---- calls ------------------------------------------------------------------------------------------------------

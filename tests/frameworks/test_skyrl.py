@@ -125,7 +125,7 @@ def test_a_batch_is_dispatched_by_mode_mesh_and_chunk(run):
     assert {"method": "optim_step", "mode": "pass_through", "calls": 1} in said
     assert [span.args for span in named(run, "trainer", "batch.stage")] == [
         {"sequences": 4, "mini_batches": 1, "mesh": [1]}
-    ] * 4
+    ] * 8
 
 
 def test_contracts_hold(skyrl_environment):
