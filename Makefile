@@ -62,7 +62,7 @@ test-sanitizer: $(VENV)/dev.done  ## Feed a million mutated segments to the deco
 	$(BIN)/python tests/read/sanitized_decoder.py --segments 1000000
 
 .PHONY: test-frameworks
-test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and TRL: 8 GB of packages, then minutes
+test-frameworks: $(VENV)/dev.done  ## Run the tests that need real vLLM, SGLang and trainers: 14 GB of packages, then minutes
 	$(BIN)/python tests/frameworks/environments.py .frameworks
 	RLTRACE_FRAMEWORKS=.frameworks $(BIN)/python -m pytest tests/frameworks
 
@@ -78,6 +78,7 @@ digests: $(VENV)/dev.done  ## Write rltrace/hooks/digests.json anew, from the so
 .PHONY: docs
 docs: $(VENV)/dev.done  ## Build the documentation in site/, and check its links
 	$(BIN)/python docs/json_keys.py
+	$(BIN)/python docs/support.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: bench

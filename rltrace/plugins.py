@@ -34,6 +34,9 @@ INSTRUMENTATIONS = {
     "torch_memory_saver": "rltrace.instrument.torch_memory_saver:TorchMemorySaver",
     "trl": "rltrace.instrument.trl:Trl",
     "verl": "rltrace.instrument.verl:Verl",
+    "openrlhf": "rltrace.instrument.openrlhf:OpenRlhf",
+    "areal": "rltrace.instrument.areal:AReaL",
+    "skyrl": "rltrace.instrument.skyrl:SkyRl",
     "reference": "rltrace.instrument.reference.phases:Reference",
     "reference_memory": "rltrace.instrument.reference.memory:ReferenceMemory",
 }

@@ -60,6 +60,9 @@ INSIDE = {
         "vllm": {"torch", "memory"},
         "sglang": {"torch", "memory", "torch_memory_saver"},
         "verl": {"torch", "memory", "sglang"},
+        "openrlhf": {"torch", "memory", "vllm"},
+        "areal": {"torch", "memory", "vllm"},
+        "skyrl": {"torch", "memory", "vllm"},
     },
 }
 """What the parts of a room may import of each other; a part that is not named here may import none."""

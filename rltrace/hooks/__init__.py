@@ -9,9 +9,9 @@ foreign code, `arguments.py` finds an argument of a call, and `versions.py` says
 In a release that is newer than the last one that was read, `binding.py` decides by what is there, from the source that
 `sources.py` reads and from `digests.json`.
 `boundaries.py` tells those who watch memory that a phase begins or ends, and `phase.py` is the phase that a program
-marks itself. `held_span.py`, `request_spans.py` and `bucket_flow.py` are the spans that several frameworks have;
-`cost.py` measures what an event costs. `environment.py` and `startup/` reach the processes of a run: `startup/` is no
-package, because Python runs it before anything else can be imported.
+marks itself. `held_span.py`, `request_spans.py`, `serving.py` and `bucket_flow.py` are the spans that several
+frameworks have; `cost.py` measures what an event costs. `environment.py` and `startup/` reach the processes of a run:
+`startup/` is no package, because Python runs it before anything else can be imported.
 
 To add a kind of wrapper, write it in `patching.py`. Another place of a framework belongs in its file in `instrument/`.
 """

@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,8 @@ from rltrace.record import cluster, lifecycle, spans
 from rltrace.record.announcement import complain
 from rltrace.record.process import UNSAID_ROLE, running_processes
 
+MANAGED = "ray._private.function_manager"
+
 
 class Ray:
     """Roles, calls with their arrows, waits, and serialization."""
@@ -53,12 +56,14 @@ class Ray:
         ):
             begin = functools.partial(begin_submit, name)
             patches.around(f"{owner}._remote", begin, end_submit, ("ray.submit",), reads=attributes(owner, name))
-        manager = "ray._private.function_manager:FunctionActorManager"
+        manager = f"{MANAGED}:FunctionActorManager"
         patches.wrap(f"{manager}._make_actor_method_executor", watch_executor, (RAY_CALL,))
         patches.wrap(f"{manager}.get_execution_info", watch_tasks, (RAY_CALL,))
+        patches.around(f"{MANAGED}:_inject_tracing_into_class", forget_inherited, nothing_after)
         # Below `ray.get`, which other modules have imported by name before we could replace it.
         patches.span("ray._private.worker:Worker.get_objects", "ray.get", get_args)
         patches.span("ray._private.worker:wait", "ray.wait", wait_args)
+        patches.span("ray.util.placement_group:placement_group", "ray.placement_group", placement_args)
         context = "ray._private.serialization:SerializationContext"
         for method, name, args_of in (
             ("serialize", "ray.serialize", packed_args),
@@ -194,6 +199,18 @@ def wait_args(ray_waitables: Any = None, *, num_returns: int = 1, timeout: float
     return None if looks else {"objects": num_returns, "of": len(ray_waitables)}
 
 
+# ---- places -----------------------------------------------------------------------------------------------------
+
+
+def placement_args(bundles: Any, strategy: str = "PACK", *_: Any, **__: Any) -> dict[str, Any]:
+    """Return what a placement group is asked for: its bundles, alike ones once, and how they are packed.
+
+    Ray finds places meanwhile and later; whoever needs them waits by `ray.get`.
+    """
+    texts = [", ".join(f"{name} {amount:g}" for name, amount in bundle.items()) for bundle in bundles]
+    return {"strategy": strategy, "bundles": len(texts), "each": sorted(set(texts))}
+
+
 # ---- calls ------------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +277,29 @@ def wrap_executor(executor: Any, hook: Hook) -> Any:
         return open_call(f"{actor}.{executor.name}", has_arrow=not is_creation)
 
     return wrapper_of(executor.method)(executor, hook, begin, end_span)
+
+
+def forget_inherited(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Let a class that was sent by value inherit again what a hook has wrapped in its base, before Ray wraps it all.
+
+    Ray wraps an actor's methods where `ray.remote` decorates its class, inherited ones too. Where the base is of the
+    same module, which is being imported just then, no hook is in it yet: what is sent is the method without it.
+    """
+    actor_class = args[0]
+    for name, method in list(vars(actor_class).items()):
+        if getattr(method, "__ray_tracing_wrapped__", False) and is_hooked_in_base(actor_class, name, method):
+            delattr(actor_class, name)
+
+
+def is_hooked_in_base(actor_class: type, name: str, method: Function) -> bool:
+    """Tell whether the first base that defines a method is a module's own, and has a wrapper around that method now."""
+    owner = next((base for base in actor_class.__mro__[1:] if name in vars(base)), None)
+    module = sys.modules.get(getattr(owner, "__module__", ""))
+    if owner is None or getattr(module, owner.__qualname__, None) is not owner:
+        return False
+    now = vars(owner)[name]
+    is_same = getattr(inspect.unwrap(now), "__qualname__", None) == getattr(method, "__qualname__", "")
+    return is_same and hasattr(now, "__wrapped__") and getattr(method, "__wrapped__", None) is not now
 
 
 def watch_tasks(original: Function, hook: Hook) -> Function:

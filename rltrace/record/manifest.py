@@ -27,7 +27,10 @@ LINES = "process.jsonl"
 UNTRACED = "untraced.jsonl"
 """File in the Recording: processes of the run that were not traced, each with the reason."""
 
-VERSIONED = ("rltrace-toolkit", "torch", "ray", "vllm", "verl", "sglang", "trl", "transformers", "msgspec")
+VERSIONED = (
+    "rltrace-toolkit", "torch", "ray", "vllm", "sglang", "transformers", "deepspeed", "verl", "trl", "openrlhf",
+    "areal", "skyrl", "msgspec",
+)  # fmt: skip
 """Packages whose versions a reader needs to understand a run."""
 
 _SECRET = re.compile(

@@ -26,6 +26,9 @@ FRAMEWORKS = (
     "sglang",
     "torch_memory_saver",
     "trl",
+    "openrlhf",
+    "areal",
+    "skyrl",
     "transformers",
     "rltrace_reference",
 )

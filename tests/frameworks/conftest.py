@@ -42,6 +42,18 @@ def deepspeed_environment() -> Path:
 
 
 @pytest.fixture(scope="session")
+def openrlhf_environment() -> Path:
+    """A virtual environment with OpenRLHF, DeepSpeed and a CPU build of vLLM."""
+    return made("openrlhf")
+
+
+@pytest.fixture(scope="session")
+def skyrl_environment() -> Path:
+    """A virtual environment with SkyRL, AReaL and a CPU build of vLLM."""
+    return made("skyrl")
+
+
+@pytest.fixture(scope="session")
 def sources() -> Path:
     """The Python sources of releases, each in a folder `<package>-<version>`."""
     return made("sources")

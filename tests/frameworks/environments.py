@@ -7,6 +7,7 @@ Each part is made once. A wheel is taken apart for its Python files and deleted 
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,11 +29,15 @@ REQUIREMENTS = {
     "sglang": ["--no-deps", "--requirement", str(HERE / "sglang.txt")],
     # DeepSpeed comes as source alone, which imports torch to be built; its kernels are compiled when they are needed.
     "deepspeed": ["--no-build-isolation", "accelerate==1.15.0", "deepspeed==0.19.8"],
+    # Locks too, of vLLM's CPU build on torch 2.13. The trainers name as much again that nothing here imports.
+    "openrlhf": ["--no-deps", "--no-build-isolation", "--requirement", str(HERE / "openrlhf.txt")],
+    "skyrl": ["--no-deps", "--no-build-isolation", "--requirement", str(HERE / "skyrl.txt")],
     "trl": ["--constraint", str(ROOT / "constraints.txt"), "trl==1.16.0", "peft==0.21.2", "torch_memory_saver==0.0.10"],
 }
 """What pip installs into each environment, besides us and pytest."""
 
-BUILT_WITH = {"deepspeed": ["--constraint", str(ROOT / "constraints.txt"), "torch", "setuptools<81", "wheel"]}
+WITH_TORCH = ["--constraint", str(ROOT / "constraints.txt"), "torch", "setuptools<81", "wheel"]
+BUILT_WITH = {"deepspeed": WITH_TORCH, "openrlhf": WITH_TORCH, "skyrl": WITH_TORCH}
 """What has to be there before that."""
 
 RELEASES = {
@@ -53,6 +58,9 @@ RELEASES = {
 """Releases whose sources are read, the last one last: one of each of vLLM's and TRL's lines. Tests of verl's releases
 read the older ones."""
 
+PYTHONS = {"openrlhf": "python3.11", "skyrl": "python3.12"}
+"""Of OpenRLHF there are wheels for 3.11 only, and SkyRL's classes cannot be read by pydantic before 3.12."""
+
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31, 28, 24, 17)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64", "any"]
 
@@ -71,8 +79,15 @@ def make_environment(folder: Path, requirements: Iterable[str]) -> None:
     done = folder / "made"
     if done.exists():
         return
+    python = PYTHONS.get(folder.name)
+    if python is not None and shutil.which(python) is None:
+        print(f"no {folder}: there is no {python}", flush=True)
+        return
     print(f"making {folder}", flush=True)
-    venv.create(folder, with_pip=True, clear=True)
+    if python is None:
+        venv.create(folder, with_pip=True, clear=True)
+    else:
+        subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if folder.name in BUILT_WITH:
         subprocess.run([*pip, *BUILT_WITH[folder.name]], check=True)

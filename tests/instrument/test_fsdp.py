@@ -160,6 +160,37 @@ def test_collectives_know_their_bytes(two_ranks, kind):
         assert collectives(spans, "fsdp.reduce_scatter") == [(LAYER_ELEMENTS * 4, "float32", 4, 2)] * 2
 
 
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("four"), "hsdp", ranks=4)
+
+
+def test_a_mesh_of_two_dimensions_says_its_shape(four_ranks):
+    """On two replicas of two shards each, collectives say both, and gradients are summed across the replicas too."""
+    assert len(ranks_of(four_ranks, "hsdp")) == 4
+    for spans in ranks_of(four_ranks, "hsdp"):
+        sharding = [span for span in spans if span.name in ("fsdp.all_gather", "fsdp.reduce_scatter")]
+        assert {(span.args["ranks"], span.args["replicas"]) for span in sharding} == {(2, 2)}
+        reductions = [span for span in spans if span.name == "fsdp.reduce_scatter"]
+        across = [span for span in spans if span.name == "fsdp.all_reduce"]
+        assert [span.args["module"] for span in across] == [span.args["module"] for span in reductions]
+        for reduced, summed in zip(reductions, across, strict=True):
+            assert reduced.start_ns < summed.start_ns and summed.end_ns < reduced.end_ns
+            assert (summed.args["ranks"], summed.args["bytes"]) == (2, reduced.args["bytes"] // 2)
+
+
+def test_shards_in_the_hosts_memory_say_what_they_copy(tmp_path):
+    """With FSDP2's offload each all-gather first copies its rank's shards to the device, and says their bytes."""
+    run = train(tmp_path, "fsdp2_offloaded", ranks=2)
+    for spans in ranks_of(run, "fsdp2_offloaded"):
+        gathers = [span for span in spans if span.name == "fsdp.all_gather"]
+        copies = [span for span in spans if span.name == "offload.h2d"]
+        assert len(copies) == len(gathers)
+        for gathered, copied in zip(gathers, copies, strict=True):
+            assert gathered.start_ns < copied.start_ns and copied.end_ns < gathered.end_ns
+            assert copied.args == {"what": "shards", "bytes": gathered.args["bytes"]}  # half of them, twice as wide
+
+
 def test_flat_parameters_are_traced(two_ranks):
     """Flat parameters are traced as original ones are."""
     for flat, original in zip(ranks_of(two_ranks, "fsdp1_flat"), ranks_of(two_ranks, "fsdp1"), strict=True):
@@ -183,7 +214,7 @@ def test_training_is_the_same_with_hooks(two_ranks, tmp_path):
     assert {hook["reason"] for hook in hooks if hook["instrumentation"] in HOOKED} == {"disabled by RLTRACE_DISABLE"}
 
 
-@pytest.mark.parametrize(("instrumentations", "count"), [(("fsdp1",), 7), (("fsdp2", "torch_optim"), 6)])
+@pytest.mark.parametrize(("instrumentations", "count"), [(("fsdp1",), 7), (("fsdp2", "torch_optim"), 7)])
 def test_every_hook_is_installed_and_fired(two_ranks, instrumentations, count):
     fired = {}
     for process in two_ranks.recording.processes:

@@ -248,3 +248,16 @@ def test_raising_allocator_moved_nothing(folder):
     spans, _ = recorded(folder, work)
     assert [args["bytes"] for _, args in spans] == [157, 157]
     assert [args.get("error") for _, args in spans] == ["MemoryError", None]
+
+
+@pytest.mark.parametrize(("moved", "count"), [([10, 20, 30], 0), ([10, 21, 30], 1), ([10, 20], 1)])
+def test_waking_up_says_what_has_moved(moved, count, folder, spans_of):
+    """A wake-up says how many tensors are not where they fell asleep, which CUDA graphs could not know."""
+    rltrace.start(folder)
+    at = [10, 20, 30]
+    pools = Pools(lambda: dict(BYTES), tensor_addresses=lambda: list(at))
+    sleep(pools)
+    at[:] = moved
+    wake(pools)
+    rltrace.stop()
+    assert [span.args["moved_tensors"] for span in spans_of(folder, "cumem.map")] == [count]

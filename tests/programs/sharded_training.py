@@ -11,19 +11,31 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from sharded_model import Layer, Model
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import rltrace
 
 
 def sharded(model, kind):
-    if kind == "fsdp2":
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if kind in ("fsdp2", "hsdp", "fsdp2_offloaded"):
+        ranks = dist.get_world_size()
+        if kind == "hsdp":
+            mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replicate", "shard"))
+        else:
+            mesh = init_device_mesh("cpu", (ranks,))
+        said = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
+        if kind == "fsdp2_offloaded":
+            said["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         for layer in model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        return fully_shard(model, mesh=mesh, mp_policy=policy)
+            fully_shard(layer, **said)
+        return fully_shard(model, **said)
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({Layer}),

@@ -51,6 +51,8 @@ def main():
     tiny = group.spawn(prefix_set=workers.keys())["tiny"]
     x = torch.arange(4, dtype=torch.float32).reshape(4, 1)
     print(tiny.add(DataProto.from_dict(tensors={"x": x})).batch["sum"].flatten().tolist())
+    if int(verl.__version__.split(".")[1]) >= 6:
+        assert len(tiny.add_over_mesh(DataProto.from_dict(tensors={"x": x}))) == 4
     print(tiny.whoami())
     print(ray.get(tiny.later(5)))
     try:

@@ -509,10 +509,32 @@ def test_call_has_three_parts(release, dispatched):
     run = dispatched(release)
     parts = run.calls_of("tiny_add")
     assert [span.name for span in parts] == ["ray.dispatch", "ray.execute", "ray.collect"]
-    assert parts[0].args == {"method": "tiny_add", "blocking": True, "calls": 2}
+    divided = {"mode": "dp_compute_data_proto", "mesh": [2, 1], "chunk": 2}
+    assert parts[0].args == {"method": "tiny_add", "blocking": True, "calls": 2, **divided}
     assert all(before.end_ns <= after.start_ns for before, after in itertools.pairwise(parts))
     # Who is not waited for executes elsewhere, and the driver goes on.
     assert [span.name for span in run.calls_of("tiny_later")] == ["ray.dispatch", "ray.collect"]
+
+
+@dispatching_release
+def test_dispatch_says_how_it_divides_a_batch(release, dispatched):
+    """A dispatch over a mesh has its name and its shape; one to all divides nothing."""
+    run = dispatched(release)
+    assert run.calls_of("tiny_whoami")[0].args["mode"] == "one_to_all"
+    if release.line >= 6:
+        said = run.calls_of("tiny_add_over_mesh")[0].args
+        assert (said["mode"], said["mesh_name"]) == ("lazy_compute_data_proto", "tiny")
+        assert (said["mesh"], said["chunk"], said["calls"]) == ([1, 2], 4, 2)
+
+
+@dispatching_release
+def test_places_say_bundles_and_strategy(release, dispatched):
+    """A resource pool says its bundles and how they are packed, and so does each placement group of Ray's."""
+    spans = dispatched(release).spans
+    (places,) = [span for span in spans if span.name == "ray.placement_groups"]
+    assert (places.args["strategy"], places.args["bundles"]) == ("STRICT_PACK", [2])
+    asked = [span.args for span in spans if span.name == "ray.placement_group"]
+    assert asked == [{"strategy": "STRICT_PACK", "bundles": 2, "each": ["CPU 1"]}]
 
 
 @dispatching_release
@@ -574,3 +596,84 @@ def test_driver_waits_for_sync(release, dispatched):
     dispatch = run.calls_of("tiny_update_weights")[0]
     assert update.start_ns <= dispatch.start_ns and dispatch.end_ns <= update.end_ns
     assert len([span for span in run.spans if span.name == "trainer.sleep_replicas"]) == 1
+
+
+# ---- two ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """The spans of each rank of a release, once."""
+
+    @functools.cache
+    def run(release):
+        scratch = tmp_path_factory.mktemp(f"two-{release.version}")
+        folder = scratch / "recording"
+        done = subprocess.run(
+            [sys.executable, str(HERE / "two_ranks.py"), str(folder)],
+            env=environment(release, scratch, ROOT),
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert "rltrace: the hook" not in done.stderr
+        processes = sorted(Recording.open(folder).processes, key=lambda process: process.rank)
+        spans = [[event for event in process.events() if isinstance(event, Span)] for process in processes]
+        assert len(spans) == 2
+        return [sorted(of_rank, key=lambda span: span.start_ns) for of_rank in spans]
+
+    return run
+
+
+def exchanged(spans, *names):
+    """Name and arguments of these spans, in order."""
+    return [(span.name, span.args) for span in spans if span.name in names]
+
+
+@every_release
+def test_ulysses_says_what_its_ranks_exchange(release, two_ranks):
+    """Each rank has the resharding of its batch, and an all-to-all per exchange of heads, in backwards too."""
+    for spans in two_ranks(release):
+        known = {"ranks": 2, "by": "FSDPUlyssesShardingManager"}
+        assert exchanged(spans, "ulysses.preprocess", "ulysses.postprocess") == [
+            ("ulysses.preprocess", {"sequences": 2, **known}),
+            ("ulysses.postprocess", {"sequences": 4, **known}),
+        ]
+        assert exchanged(spans, "ulysses.all_to_all") == [("ulysses.all_to_all", {"bytes": 256, "ranks": 2})] * 4
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 5], ids=lambda release: release.version)
+def test_batch_of_a_tp_group_is_resharded(release, two_ranks):
+    """With TP above 1 the sharding manager gathers a batch before generation, and divides it behind."""
+    for spans in two_ranks(release):
+        known = {"ranks": 2, "by": "FSDPVLLMShardingManager"}
+        assert exchanged(spans, "sharding_manager.preprocess", "sharding_manager.postprocess") == [
+            ("sharding_manager.preprocess", {"sequences": 2, **known}),
+            ("sharding_manager.postprocess", {"sequences": 4, **known}),
+        ]
+
+
+@pytest.mark.parametrize("release", [r for r in RELEASES if r.line <= 5], ids=lambda release: release.version)
+def test_rollout_of_transformers_is_a_phase(release, two_ranks):
+    for spans in two_ranks(release):
+        assert exchanged(spans, "rollout.generate") == [("rollout.generate", {"sequences": 2})]
+
+
+@every_release
+def test_first_weights_say_their_bytes(release, two_ranks):
+    """What rank 0 has loaded is broadcast: 4 parameters of 76 elements."""
+    for spans in two_ranks(release):
+        assert exchanged(spans, "fsdp.broadcast") == [("fsdp.broadcast", {"bytes": 304, "tensors": 4})]
+
+
+@every_release
+def test_adapter_says_its_bytes(release, two_ranks):
+    """A LoRA adapter is 8 tensors of 256 bytes, gathered at once or layer by layer; this peft finds none by layers."""
+    whole = {"adapter": True, "layered": False, "bytes": 2048, "tensors": 8}
+    for spans in two_ranks(release):
+        ((_, layered),) = exchanged(spans, "weight_sync.gather")
+        assert layered == {"adapter": True, "bytes": 256 * layered["tensors"], "tensors": layered["tensors"]}
+        collected = exchanged(spans, "actor.adapter_state_dict")
+        assert collected == ([("actor.adapter_state_dict", whole)] if release.line >= 6 else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rltrace.events import pinned_of
@@ -30,6 +30,7 @@ class Pools:
         free_bytes: Callable[[], int | None] = lambda: None,
         out_of_memory: Callable[..., None] | None = None,
         copies: Callable[[Collection[str]], dict[str, OnHost]] = lambda _asleep: {},
+        tensor_addresses: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         """Args:
         bytes_by_tag: Asks the allocator for the bytes of every pool, asleep or awake.
@@ -39,12 +40,16 @@ class Pools:
             free before it (a wake-up maps what it can), and the owners that woke up.
         copies: Asks the allocator which copies of pools are in host memory, by tag, given the tags that sleep. It is
             called after each sleep and wake-up.
+        tensor_addresses: Asks where the tensors are that CUDA graphs contain, always in the same order. What wakes up
+            has to be where it fell asleep.
         """
         self._bytes_by_tag = bytes_by_tag
         self.addresses = addresses
         self._free_bytes, self._out_of_memory, self._copies = free_bytes, out_of_memory, copies
         self.moves = 0
         """How often any of their memory has come or gone."""
+        self._tensor_addresses = tensor_addresses
+        self._fell_asleep_at: Sequence[int] = ()
         self._asleep: set[str] = set()
         self._arrived: dict[str, int] = {}
         """The bytes by tag that a wake-up has mapped, if it is under way or has failed."""
@@ -67,6 +72,7 @@ class Pools:
         """Close the span; the pools that it named sleep now."""
         opened, going = token
         self.moves += 1
+        self._fell_asleep_at = self._tensor_addresses()
         if error is None:
             self._asleep |= going
             self._arrived = {tag: size for tag, size in self._arrived.items() if tag not in going}
@@ -86,11 +92,19 @@ class Pools:
         self.moves += 1
         if error is None:
             self._asleep -= set(coming)
+            if self._fell_asleep_at:
+                opened.set(moved_tensors=self._moved_tensors())
         elif self._out_of_memory is not None:
             owners = [OWNERS[tag] for tag in coming if tag in OWNERS]
             self._out_of_memory(error, sum(coming.values()), free_bytes, owners)
         opened.__exit__(None if error is None else type(error), error)
         self._sample_anew()
+
+    def _moved_tensors(self) -> int:
+        """Return how many tensors lie elsewhere than before the sleep, or are gone: the graphs would read the wrong
+        memory."""
+        before, now = self._fell_asleep_at, self._tensor_addresses()
+        return sum(a != b for a, b in zip(before, now, strict=False)) + abs(len(before) - len(now))
 
     def _sample_anew(self) -> None:
         """Sample after a sleep or a wake-up, with the copies that it made or freed if these are known."""

@@ -19,12 +19,15 @@ from typing import Any
 from rltrace.hooks.arguments import argument, attributes
 from rltrace.hooks.patching import PatchSet, end_span
 from rltrace.host.clock import now_ns
+from rltrace.instrument.torch.fsdp2 import LAUNCHED
 from rltrace.record import spans
 
 C10D = "torch.distributed.distributed_c10d"
 DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 MEASURED = attributes(DDP, "device_type", "reducer", "logger")
 ALL_REDUCE = "ddp.all_reduce"
+ACROSS_REPLICAS = "fsdp.all_reduce"
+"""FSDP2's own, of shards that several ranks hold."""
 
 COLLECTIVES = {
     "all_reduce": ("tensor", 0, "group", 2),
@@ -58,7 +61,8 @@ class TorchCollectives:
         for function, (tensor, at, group, group_at) in COLLECTIVES.items():
             name = f"dist.{function}"
             begin = functools.partial(begin_collective, name, tensor, at, group, group_at)
-            patches.around(f"{C10D}:{function}", begin, functools.partial(end_collective, name), (name,))
+            names = (name, ACROSS_REPLICAS) if function == "all_reduce" else (name,)
+            patches.around(f"{C10D}:{function}", begin, functools.partial(end_collective, name), names)
         times = BucketTimes()
         patches.around(f"{DDP}.forward", times.begin, times.read, (ALL_REDUCE,), reads=MEASURED)
 
@@ -80,14 +84,19 @@ def begin_collective(
     if name in UNDER_WAY.names:
         return None
     moved = argument(tensor, at, args, kwargs, None) if tensor else None
-    ranks, ranks_of = _group(argument(group, group_at, args, kwargs, None))
+    among = argument(group, group_at, args, kwargs, None)
+    ranks, ranks_of = _group(among)
     said: dict[str, Any] = {"ranks": ranks, "group": ranks_of}
+    told = name
+    if among is not None and among is LAUNCHED.replicas:
+        told = ACROSS_REPLICAS
+        said["module"] = LAUNCHED.module
     if moved is not None:
         tensors = moved if isinstance(moved, (list, tuple)) else (moved,)
         said["bytes"] = sum(one.numel() * one.element_size() for one in tensors)
     if kwargs.get("async_op"):
         said["async_op"] = True
-    opened = spans.automatic_span(name, **said).__enter__()
+    opened = spans.automatic_span(told, **said).__enter__()
     UNDER_WAY.names.add(name)
     return opened
 

@@ -27,6 +27,7 @@ GATHERED = (
     *attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "_param_fqn"),
     *attributes(f"{PACKAGE}._fsdp_collectives:AllGatherResult", "all_gather_output"),
 )
+OFFLOADED = attributes(f"{PACKAGE}._fsdp_param:FSDPParam", "offload_to_cpu", "_sharded_param_data")
 NAMED = attributes(GROUP, "_module_fqn")
 """What says which module a state shards."""
 
@@ -59,6 +60,8 @@ class Fsdp2:
         # The names that FSDPParamGroup calls are those in its own module.
         gathers, group = Gathers(), f"{PACKAGE}._fsdp_param_group"
         patches.around(f"{group}:foreach_all_gather", gathers.begin, gathers.end, ("fsdp.all_gather",), reads=GATHERED)
+        inputs = f"{PACKAGE}._fsdp_collectives:_get_param_all_gather_inputs"
+        patches.span(inputs, "offload.h2d", offloaded_args, reads=OFFLOADED)
         patches.around(
             f"{group}:foreach_reduce", begin_reduce, end_reduce, ("fsdp.reduce_scatter",), reads=GATHERED[:1]
         )
@@ -72,8 +75,16 @@ class Fsdp2:
 # ---- collectives ------------------------------------------------------------------------------------------------
 
 
-LAUNCHED = threading.local()
-"""`.module` is the path of the module whose collective this thread launched last, for what times it on the GPU."""
+class Launched(threading.local):
+    """What this thread launched last."""
+
+    module: str
+    """The path of the module whose collective it was, for what times it on the GPU."""
+    replicas: Any = None
+    """The group of ranks that hold the same shard, while gradients are reduced on a mesh of two dimensions (HSDP)."""
+
+
+LAUNCHED = Launched()
 
 
 class Gathers:
@@ -84,16 +95,16 @@ class Gathers:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], tuple[str, int, int, int, str]]] = {}
-        """The first parameter and the span's arguments, by the id of a group's list of parameters."""
+        self._known: dict[int, tuple[weakref.ref[Any], Any, tuple[Any, ...]]] = {}
+        """The first parameter, what opens the span and its arguments, by the id of a group's list of parameters."""
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Open the span. At one rank nothing moves, and there is none."""
         fsdp_params = args[0] if args else kwargs["fsdp_params"]
         known = self._known.get(id(fsdp_params))
         if known is not None and known[0]() is fsdp_params[0]:
-            LAUNCHED.module = known[1][0]
-            return _all_gather(*known[1]).__enter__()
+            LAUNCHED.module = known[2][0]
+            return known[1](*known[2]).__enter__()
         group = argument("group", 1, args, kwargs)
         return FirstGather.begin(fsdp_params, group.size()) if group.size() > 1 else None
 
@@ -109,6 +120,9 @@ class Gathers:
 
 
 _all_gather = spans.automatic_typed_span("fsdp.all_gather", module=str, tensors=int, ranks=int, bytes=int, dtype=str)
+_replicated_all_gather = spans.automatic_typed_span(
+    "fsdp.all_gather", module=str, tensors=int, ranks=int, replicas=int, bytes=int, dtype=str
+)
 
 
 class FirstGather(NamedTuple):
@@ -123,13 +137,30 @@ class FirstGather(NamedTuple):
         """Open the span."""
         LAUNCHED.module = module_of(fsdp_params)
         said = {"module": LAUNCHED.module, "tensors": len(fsdp_params), "ranks": ranks}
+        if (replicas := replicas_of(fsdp_params)) > 1:
+            said["replicas"] = replicas
         return cls(spans.automatic_span("fsdp.all_gather", **said).__enter__(), fsdp_params, said)
 
     def learn(self, gathered: Any, known: dict[int, Any]) -> None:
         """Keep the arguments for the next gathers."""
         size = tensor_args(gathered)
         self.span.set(**size)
-        known[id(self.fsdp_params)] = weakref.ref(self.fsdp_params[0]), (*self.said.values(), *size.values())
+        opener = _replicated_all_gather if "replicas" in self.said else _all_gather
+        values = (*self.said.values(), *size.values())
+        known[id(self.fsdp_params)] = weakref.ref(self.fsdp_params[0]), opener, values
+
+
+def replicas_of(fsdp_params: list[Any]) -> int:
+    """Return how many ranks hold the same shard: more than 1 on a mesh of two dimensions."""
+    return int(getattr(fsdp_params[0].mesh_info, "replicate_mesh_size", 1))
+
+
+def offloaded_args(fsdp_params: list[Any]) -> dict[str, Any] | None:
+    """Return the bytes of the shards that lie in the host's memory and are copied to be gathered; None if none do."""
+    offloaded = [param for param in fsdp_params if param.offload_to_cpu]
+    if not offloaded:
+        return None
+    return {"what": "shards", "bytes": sum(param._sharded_param_data.nbytes for param in offloaded)}
 
 
 def begin_reduce(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,18 +172,27 @@ def open_reduce(
     fsdp_params: list[Any], unsharded_grads: list[Any], reduce_scatter_group: Any, *_: Any, **__: Any
 ) -> Any:
     """Open the span of a reduce-scatter from the arguments of its call."""
+    LAUNCHED.module = module_of(fsdp_params)
+    replicas = replicas_of(fsdp_params)
+    if replicas > 1:
+        LAUNCHED.replicas = fsdp_params[0].mesh_info.replicate_process_group
     ranks = 1 if reduce_scatter_group is None else reduce_scatter_group.size()
     if ranks == 1:
         return None
-    LAUNCHED.module = module_of(fsdp_params)
+    if replicas > 1:
+        return _replicated_reduce_scatter(LAUNCHED.module, len(unsharded_grads), ranks, replicas).__enter__()
     return _reduce_scatter(LAUNCHED.module, len(unsharded_grads), ranks).__enter__()
 
 
 _reduce_scatter = spans.automatic_typed_span("fsdp.reduce_scatter", module=str, tensors=int, ranks=int)
+_replicated_reduce_scatter = spans.automatic_typed_span(
+    "fsdp.reduce_scatter", module=str, tensors=int, ranks=int, replicas=int
+)
 
 
 def end_reduce(opened: Any, result: Any, error: BaseException | None) -> None:
     """Close the span with the size of the unsharded gradients that went in; a backward need not have all of them."""
+    LAUNCHED.replicas = None
     if opened is None:
         return
     if error is None:

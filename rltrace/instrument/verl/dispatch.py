@@ -21,14 +21,15 @@ def watch_calls(patches: PatchSet, target: str) -> None:
 class Call:
     """One call of a worker group, and the part of it that is open now."""
 
-    def __init__(self, method: str, blocking: bool) -> None:
+    def __init__(self, method: str, blocking: bool, group: Any, dispatch_fn: Function, batch: Any) -> None:
         self._blocking = blocking
+        self._division = functools.partial(division_of, group, dispatch_fn, batch)
         self._open = HeldSpan()
         self._open.open("ray.dispatch", method=method, blocking=blocking)
 
     def submitted(self, references: Any) -> None:
         """End the dispatch: the arguments are on their way, and a blocking call waits from here on."""
-        self._open.set(calls=len(references) if isinstance(references, list) else 1)
+        self._open.set(calls=len(references) if isinstance(references, list) else 1, **self._division())
         self._open.close()
         if self._blocking:
             self._open.open("ray.execute")
@@ -45,6 +46,27 @@ class Call:
     def end_interrupted(self, interruption: BaseException | None) -> None:
         """End the part that is open, if an error from outside has kept the hook from that."""
         self._open.end_interrupted(interruption)
+
+
+def division_of(group: Any, dispatch_fn: Function, batch: Any) -> dict[str, Any]:
+    """Return verl's mode of a dispatch, and how it divides a batch among the workers of a group.
+
+    Asked when it is over: only then it is known which workers of a mesh get the same chunk.
+    """
+    function = dispatch_fn.func if isinstance(dispatch_fn, functools.partial) else dispatch_fn
+    known: dict[str, Any] = {"mode": getattr(function, "__name__", "").removeprefix("dispatch_")}
+    chunks = None
+    if isinstance(dispatch_fn, functools.partial) and dispatch_fn.args:
+        known["mesh_name"] = str(dispatch_fn.args[0])
+        ranks = getattr(group, "_dispatch_info", {}).get(dispatch_fn.args[0])
+        chunks = max(ranks) + 1 if ranks else None
+    elif known["mode"].startswith("dp_compute"):
+        chunks = group.world_size
+    if chunks:
+        known["mesh"] = [chunks, group.world_size // chunks]
+        if hasattr(batch, "chunk"):
+            known["chunk"] = -(-len(batch) // chunks)
+    return known
 
 
 def begin_call(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Call:
@@ -83,7 +105,8 @@ def watch_callable(original: Function, hook: Hook) -> Function:
         def call(functor: Any, *args: Any, **kwargs: Any) -> Any:
             if not hook.live:  # below a class is made for this call, which takes 10 µs
                 return of_method.__call__(functor, *args, **kwargs)
-            token = hook.enter(begin_call, (method_name, blocking), {})
+            batch = args[0] if args else next(iter(kwargs.values()), None)
+            token = hook.enter(begin_call, (method_name, blocking, group, dispatch_fn, batch), {})
 
             def execute(*args: Any, **kwargs: Any) -> Any:
                 references = execute_fn(*args, **kwargs)
@@ -108,3 +131,16 @@ def watch_callable(original: Function, hook: Hook) -> Function:
         return type(method_name, (of_method,), {"__call__": call})()
 
     return make
+
+
+def place(patches: PatchSet, target: str) -> None:
+    """Hook what asks Ray for the places of a resource pool, and waits until it has them; it remembers them."""
+    patches.span(target, "ray.placement_groups", place_args)
+
+
+def place_args(pool: Any, strategy: str = "STRICT_PACK", *_: Any, **__: Any) -> dict[str, Any] | None:
+    """Return how many bundles each node gets, how many processes share one, and how they are packed."""
+    if getattr(pool, "pgs", None) is not None:
+        return None
+    bundles, sharing = list(getattr(pool, "_store", ())), getattr(pool, "max_colocate_count", None)
+    return {"strategy": strategy, "bundles": bundles, "processes_per_bundle": sharing}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rltrace.events import INPUTS, LOG_PROBS, LOSS
 from rltrace.hooks.patching import PatchSet
-from rltrace.instrument.verl import dispatch, driver, rollout, sglang_sync, weight_sync, worker
+from rltrace.instrument.verl import between_ranks, dispatch, driver, rollout, sglang_sync, weight_sync, worker
 
 NameHook = Callable[[PatchSet, str], None]
 
@@ -123,10 +123,7 @@ DRIVER = (
 
 DISPATCH = (
     HookPoint("verl.single_controller.ray.base:func_generator", dispatch.watch_calls),
-    HookPoint(
-        "verl.single_controller.ray.base:RayResourcePool.get_placement_groups",
-        driver.span_named("ray.placement_groups"),
-    ),
+    HookPoint("verl.single_controller.ray.base:RayResourcePool.get_placement_groups", dispatch.place),
 )
 
 WORKER = (
@@ -227,7 +224,41 @@ WEIGHT_SYNC = (
     HookPoint(f"{VLLM}.utils:vLLMColocateWorkerExtension.update_weights_from_ipc", rollout.receive_weights, since=7),
 )
 
+ULYSSES = "verl.workers.sharding_manager.fsdp_ulysses:FSDPUlyssesShardingManager"
+ULYSSES_LATER = "verl.utils.ulysses:FSDPUlyssesShardingManager"
+
+BETWEEN_RANKS = (
+    HookPoint(f"{MANAGER}.preprocess_data", between_ranks.resharded("sharding_manager.preprocess"), until=5),
+    HookPoint(f"{MANAGER}.postprocess_data", between_ranks.resharded("sharding_manager.postprocess"), until=5),
+    HookPoint(f"{ULYSSES}.preprocess_data", between_ranks.resharded("ulysses.preprocess"), until=7),
+    HookPoint(f"{ULYSSES}.postprocess_data", between_ranks.resharded("ulysses.postprocess"), until=7),
+    HookPoint(f"{ULYSSES_LATER}.preprocess_data", between_ranks.resharded("ulysses.preprocess"), since=8),
+    HookPoint(f"{ULYSSES_LATER}.postprocess_data", between_ranks.resharded("ulysses.postprocess"), since=8),
+    HookPoint("verl.utils.ulysses:all_to_all_tensor", between_ranks.all_to_all),
+    HookPoint(f"{FSDP}:fsdp2_load_full_state_dict", between_ranks.broadcast),
+    # What gathers all of an adapter calls the other one if it is to do so layer by layer.
+    HookPoint(f"{FSDP}:collect_lora_params", between_ranks.adapter("actor.adapter_state_dict"), since=6),
+    HookPoint(f"{FSDP}:layered_summon_lora_params", between_ranks.adapter("weight_sync.gather")),
+    # Of engines that do not share the trainer's GPUs.
+    HookPoint(
+        "verl.checkpoint_engine.nccl_checkpoint_engine:NCCLCheckpointEngine.send_weights",
+        between_ranks.checkpoint_engine("weight_sync.send", "nccl"),
+        since=7,
+    ),
+    HookPoint(
+        "verl.checkpoint_engine.base:CheckpointEngineWorker.update_weights",
+        between_ranks.checkpoint_engine("weight_sync.receive", "checkpoint engine"),
+        since=7,
+    ),
+)
+
 ROLLOUT = (
+    # Later its base has methods that it lacks: nobody can make one.
+    HookPoint(
+        "verl.workers.rollout.hf_rollout:HFRollout.generate_sequences",
+        worker.span_of_batch("rollout.generate"),
+        until=5,
+    ),
     HookPoint(f"{SPMD}:vLLMRollout.generate_sequences", worker.span_of_batch("rollout.generate"), until=6),
     HookPoint(f"{SERVER}.__init__", rollout.identify_server, since=7),
     HookPoint(f"{SERVER}.launch_server", driver.span_named("server.launch"), since=7),
@@ -275,4 +306,4 @@ ON_SGLANG = (
 )
 """The same places of the rollout and of the sync where SGLang is the engine."""
 
-HOOK_POINTS = DRIVER + DISPATCH + WORKER + OF_CRITIC + WEIGHT_SYNC + ROLLOUT + ON_SGLANG
+HOOK_POINTS = DRIVER + DISPATCH + WORKER + OF_CRITIC + WEIGHT_SYNC + BETWEEN_RANKS + ROLLOUT + ON_SGLANG

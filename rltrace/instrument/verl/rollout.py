@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from rltrace.hooks import boundaries
 from rltrace.hooks.arguments import keep_self
 from rltrace.hooks.patching import PatchSet, end_span
+from rltrace.hooks.serving import Serving
 from rltrace.instrument.torch.devices import device_of
 from rltrace.record import lifecycle, spans
 
@@ -42,44 +42,10 @@ def gpus_per_node(server: Any, ranks: int) -> int:
     return int(getattr(server, "gpus_per_node", None) or ranks // server.nnodes)
 
 
-GENERATE = "rollout.generate"
-
-
-class Generation:
-    """The phase `rollout.generate` of a server: while at least one request is in flight.
-
-    Only the first and the last request are boundaries: a server answers hundreds in one thread.
-    """
-
-    def __init__(self) -> None:
-        self._in_flight = 0
-        self._phase: Any = None
-
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Begin a request; the first one begins the phase."""
-        known = request_args(*args, **kwargs)  # first: what it may raise must not leave a request in flight
-        if not self._in_flight:
-            boundaries.reached(boundaries.Boundary((GENERATE,), is_end=False))
-            self._phase = spans.automatic_span(GENERATE).__enter__()
-        self._in_flight += 1
-        return spans.automatic_span("server.request", **known).__enter__()
-
-    def end(self, opened: Any, result: Any, error: BaseException | None) -> None:
-        """End a request whose tokens leave, or that is cancelled; the last one ends the phase."""
-        self._in_flight -= 1
-        try:
-            opened.set(**token_args(result))
-        finally:
-            end_span(opened, result, error)
-            if self._in_flight == 0:
-                self._phase.__exit__(None)
-                boundaries.reached(boundaries.Boundary((GENERATE,), error=error))
-
-
 def serve(patches: PatchSet, target: str) -> None:
     """Hook a server's `generate`, which is called once per request."""
-    generation = Generation()
-    patches.around(target, generation.begin, generation.end, (GENERATE, "server.request"), at_boundaries=False)
+    serving = Serving(request_args, token_args)
+    patches.around(target, serving.begin, serving.end, Serving.EMITS, at_boundaries=False)
 
 
 def request_args(*args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -160,15 +160,21 @@ def watch_socket(original: Function, hook: Hook) -> Function:
 
 def replace_socket(sender: Any, hook: Any, _error: BaseException | None) -> None:
     """Put a watching socket in the place of a sender's; it goes with the sender at the end of the transfer."""
-    sender.socket = BucketSocket(sender.socket, _sent.begin(sender.zmq_handle), hook)
+    sender.socket = BucketSocket(sender.socket, _sent.begin(sender.zmq_handle), way_of(sender), hook)
+
+
+def way_of(end: Any) -> str:
+    """Return by which way a bucket's memory is shared: where CUDA cannot do it, verl copies it to the host."""
+    return "shm" if getattr(end, "use_shm", False) else "ipc"
 
 
 class BucketSocket:
     """A sender's ZeroMQ socket: sending a bucket and waiting for its acknowledgement are spans."""
 
-    def __init__(self, socket: Any, buckets: Buckets, hook: Hook) -> None:
+    def __init__(self, socket: Any, buckets: Buckets, way: str, hook: Hook) -> None:
         self._socket = socket
         self._buckets = buckets
+        self._way = way
         self._hook = hook
         self._awaited: str | None = None
         """The key of the bucket that is not acknowledged."""
@@ -193,7 +199,7 @@ class BucketSocket:
         tensors = args[0]["bucket_meta"]
         size_bytes = sum(meta["shape"].numel() * meta["dtype"].itemsize for meta in tensors.values())
         opened = spans.automatic_span(
-            "weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(tensors)
+            "weight_sync.send", bucket=key, bytes=size_bytes, tensors=len(tensors), by=self._way
         ).__enter__()
         spans.flow(flow_key(key), "out")
         return opened
@@ -212,13 +218,13 @@ def watch_receiver(patches: PatchSet, target: str) -> None:
 def watch_loads(hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace the callback that loads each bucket."""
     load = argument("on_bucket_received", 1, args, kwargs)
-    buckets = _received.begin(args[0].zmq_handle)
+    buckets, way = _received.begin(args[0].zmq_handle), way_of(args[0])
 
     def begin_load(args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         key, weights = buckets.next_key(), args[0]
         size_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in weights)
         opened = spans.automatic_span(
-            "weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights)
+            "weight_sync.load", bucket=key, bytes=size_bytes, tensors=len(weights), by=way
         ).__enter__()
         spans.flow(flow_key(key), "in")
         return opened

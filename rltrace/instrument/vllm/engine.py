@@ -59,7 +59,9 @@ class Vllm:
 
     def install(self, patches: PatchSet) -> None:
         """Name the hooks."""
-        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory, copies)
+        tensors = TensorAddresses()
+        pools = Pools(bytes_by_tag, addresses, LEDGER.free_bytes, LEDGER.out_of_memory, copies, tensors.now)
+        tensors.watch(patches)
         install_startup(patches, pools)
         install_sleep(patches, pools)
         install_steps(patches)
@@ -74,13 +76,14 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
 
     patches.around(f"{WORKER}.__init__", meet_worker, nothing_after)
     patches.around(f"{WORKER}.init_device", begin_inputs, end_inputs)
-    for method, name in (
-        ("load_model", "rollout.load"),
-        ("determine_available_memory", "rollout.profile"),
-        ("initialize_from_config", "rollout.reserve_kv"),
-        ("compile_or_warm_up_model", "rollout.capture"),
+    for method, name, args_of in (
+        ("load_model", "rollout.load", nothing_known),
+        ("determine_available_memory", "rollout.profile", nothing_known),
+        ("initialize_from_config", "rollout.reserve_kv", cache_args),
+        ("compile_or_warm_up_model", "rollout.capture", nothing_known),
     ):
-        patches.around(f"{WORKER}.{method}", *phase(name, pools), (name,))
+        patches.around(f"{WORKER}.{method}", *phase(name, pools, args_of), (name,))
+    patches.span(f"{WORKER}.add_lora", "engine.add_lora", adapter_args)
     patches.around(f"{RUNNER}.load_model", keep_self, meet_weights, reads=attributes(RUNNER, "model"))
     kv_caches = attributes(RUNNER, "kv_caches")
     patches.around(f"{RUNNER}.initialize_kv_cache", keep_self, meet_kv_cache, reads=kv_caches)
@@ -90,6 +93,48 @@ def install_startup(patches: PatchSet, pools: Pools) -> None:
     patches.around("vllm.model_executor.models.utils:AutoWeightsLoader.load_weights", beating(TURNS), nothing_after)
     graphs = Growth(LEDGER, GRAPHS)
     patches.around(f"{RUNNER}.capture_model", graphs.begin, graphs.end)
+
+
+def nothing_known(*_: Any, **__: Any) -> dict[str, Any]:
+    """Return no arguments."""
+    return {}
+
+
+def cache_args(worker: Any, kv_cache_config: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """Return how many blocks the KV cache has on this GPU, and how many tokens fit into one."""
+    return {"gpu_blocks": kv_cache_config.num_blocks, "block_tokens": worker.cache_config.block_size}
+
+
+def adapter_args(_worker: Any, lora_request: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    """Return which adapter is added, and its bytes if it comes as tensors, as from verl, and not from a disk."""
+    tensors = getattr(lora_request, "lora_tensors", None) or {}
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors.values()]
+    known = {"bytes": sum(sizes), "tensors": len(sizes)} if sizes else {}
+    return {"adapter": str(lora_request.lora_name), **known}
+
+
+class TensorAddresses:
+    """Where the weights and the KV cache of this process's engine lie, which its CUDA graphs have in them."""
+
+    def __init__(self) -> None:
+        self._runner: Any = lambda: None
+
+    def watch(self, patches: PatchSet) -> None:
+        """Hook what makes the model."""
+        runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+        patches.around(f"{runner}.__init__", self.meet, nothing_after)
+
+    def meet(self, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Meet the one that has it."""
+        self._runner = weakref.ref(args[0])
+
+    def now(self) -> list[int]:
+        """Return the addresses, in an order that stays."""
+        runner = self._runner()
+        if runner is None:
+            return []
+        caches = [cache for cache in getattr(runner, "kv_caches", ()) if hasattr(cache, "data_ptr")]
+        return [tensor.data_ptr() for tensor in (*tensors_of(getattr(runner, "model", None)), *caches)]
 
 
 def begin_inputs(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
@@ -149,10 +194,24 @@ def install_steps(patches: PatchSet) -> None:
     steps = Steps(requests.scheduled)
     patches.around(f"{SCHEDULER}.schedule", steps.begin, steps.keep_output, reads=SCHEDULED)
     patches.around(f"{SCHEDULER}.update_from_output", steps.find_output, steps.end, ("engine.step",), reads=UPDATED)
+    patches.when_imported("vllm.v1.worker.gpu_model_runner", lambda _: name_speculation_hooks(patches))
     queued = attributes(REQUEST, "request_id")
     patches.around(f"{SCHEDULER}.add_request", keep("request", 1), requests.begin, reads=queued)
     freed = attributes(REQUEST, "request_id", "num_prompt_tokens", "num_output_tokens")
     patches.around(f"{SCHEDULER}._free_request", keep("request", 1), requests.end, ("rollout.request",), reads=freed)
+
+
+def name_speculation_hooks(patches: PatchSet) -> None:
+    """Name the hooks on guessing tokens ahead, and on telling which of them the model would have sampled too.
+
+    The first releases guess in the middle of a function.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    if hasattr(GPUModelRunner, "propose_draft_token_ids"):
+        runner = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+        patches.span(f"{runner}.propose_draft_token_ids", "engine.draft")
+    patches.span("vllm.v1.sample.rejection_sampler:RejectionSampler.forward", "engine.verify")
 
 
 def install_processes(patches: PatchSet) -> None:
@@ -176,12 +235,12 @@ def sample(_token: Any, _result: Any, _error: BaseException | None) -> None:
     LEDGER.sample(of_processes=False)
 
 
-def phase(name: str, pools: Pools) -> tuple[Any, Any]:
+def phase(name: str, pools: Pools, args_of: Callable[..., dict[str, Any]]) -> tuple[Any, Any]:
     """Return the `before` and the `after` of a start-up phase, in which kernels are loaded too."""
     kernels = Growth(LEDGER, CONTEXT)
 
-    def begin(_args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-        return kernels.begin(), spans.phase(name).__enter__()
+    def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return kernels.begin(), spans.phase(name, **args_of(*args, **kwargs)).__enter__()
 
     def end(token: Any, _result: Any, error: BaseException | None) -> None:
         before_bytes, opened = token
@@ -292,14 +351,15 @@ class Steps:
         for new in output.scheduled_new_reqs:
             self._scheduled(new.req_id, start_ns)
 
-    def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the scheduler, and which step its call is about to end."""
+    def find_output(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, int]]:
+        """Return the scheduler, which step its call is about to end, and what became of tokens guessed ahead."""
         output = argument("scheduler_output", 1, args, kwargs)
-        return args[0], self._begun.pop(id(output), None)
+        guesses = guessed(output, argument("model_runner_output", 2, args, kwargs, None))
+        return args[0], self._begun.pop(id(output), None), guesses
 
     def end(self, token: Any, _result: Any, error: BaseException | None) -> None:
         """Write the step's span: what it computed and what is left, as the embedded engine says it."""
-        scheduler, begun = token
+        scheduler, begun, guesses = token
         if begun is None:
             return
         output, start_ns, lane, preempted = begun
@@ -315,8 +375,22 @@ class Steps:
             tokens=output.total_num_scheduled_tokens,
             kv_usage=scheduler.kv_cache_manager.usage,
             preempted=preempted,
+            **guesses,
             **late,
         )
+
+
+def guessed(output: Any, answer: Any) -> dict[str, int]:
+    """Return how many tokens a draft had guessed for a step, and how many of them the model has accepted.
+
+    Of each request with a draft the model samples one token more than it accepts. Without drafts nothing is said.
+    """
+    drafts = getattr(output, "scheduled_spec_decode_tokens", None)
+    if not drafts or answer is None:
+        return {}
+    sampled, places = answer.sampled_token_ids, answer.req_id_to_index
+    accepted = sum(max(len(sampled[places[request]]) - 1, 0) for request in drafts if request in places)
+    return {"drafted": sum(map(len, drafts.values())), "accepted": accepted}
 
 
 def preemptions(output: Any, running: list[Any], still: list[Any]) -> int:

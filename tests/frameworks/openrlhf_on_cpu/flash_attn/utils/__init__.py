@@ -1,0 +1,1 @@
+"""What ring attention uses."""
