@@ -7,7 +7,6 @@ from typing import Any
 
 from rltrace.hooks.arguments import argument
 from rltrace.hooks.patching import PatchSet, end_span
-from rltrace.host.interruption import own_failure
 from rltrace.record import spans
 
 # ---- batches ----------------------------------------------------------------------------------------------------
@@ -68,17 +67,19 @@ def broadcast_args(model: Any, *_: Any, **__: Any) -> dict[str, Any]:
     return {"bytes": sum(map(tensor_bytes, parameters)), "tensors": len(parameters)}
 
 
-def adapter(name: str) -> Callable[[PatchSet, str], None]:
-    """Return a hook on what gathers an adapter from the ranks."""
-    return lambda patches, target: patches.span(target, name, adapter_args, collected_args)
+def adapter(patches: PatchSet, target: str) -> None:
+    """Hook what collects all of an adapter from the ranks, and says whether it does so layer by layer."""
+    patches.span(target, "actor.adapter_state_dict", adapter_args, collected_args)
 
 
 def adapter_args(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return whether it is gathered layer by layer, if the call says so."""
-    try:
-        return {"adapter": True, "layered": bool(argument("layered_summon", 1, args, kwargs))}
-    except own_failure(TypeError):
-        return {"adapter": True}
+    """Return whether it is gathered layer by layer."""
+    return {"adapter": True, "layered": bool(argument("layered_summon", 1, args, kwargs))}
+
+
+def adapter_by_layer(patches: PatchSet, target: str) -> None:
+    """Hook what gathers an adapter layer by layer."""
+    patches.span(target, "weight_sync.gather", lambda *_, **__: {"adapter": True}, collected_args)
 
 
 def collected_args(collected: Any, *_: Any, **__: Any) -> dict[str, Any]:

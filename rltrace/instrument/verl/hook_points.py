@@ -237,8 +237,8 @@ BETWEEN_RANKS = (
     HookPoint("verl.utils.ulysses:all_to_all_tensor", between_ranks.all_to_all),
     HookPoint(f"{FSDP}:fsdp2_load_full_state_dict", between_ranks.broadcast),
     # What gathers all of an adapter calls the other one if it is to do so layer by layer.
-    HookPoint(f"{FSDP}:collect_lora_params", between_ranks.adapter("actor.adapter_state_dict"), since=6),
-    HookPoint(f"{FSDP}:layered_summon_lora_params", between_ranks.adapter("weight_sync.gather")),
+    HookPoint(f"{FSDP}:collect_lora_params", between_ranks.adapter, since=6),
+    HookPoint(f"{FSDP}:layered_summon_lora_params", between_ranks.adapter_by_layer),
     # Of engines that do not share the trainer's GPUs.
     HookPoint(
         "verl.checkpoint_engine.nccl_checkpoint_engine:NCCLCheckpointEngine.send_weights",

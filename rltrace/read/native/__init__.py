@@ -5,6 +5,8 @@ In: the segments of one process, one after another. Out: columns as numpy arrays
 It gives up on whatever is damaged or odd (`UnsoundError`); `rltrace/read/columns.py` then reads the process in Python,
 which gives the same columns, a hundred times slower. So does it where there is no library: `build.py` compiles one for
 the wheel, and `make native` in a working tree.
+
+To add a column of an argument, see `ARGUMENTS` in `columns.py`; a kind of record is a case of `take` in `decoder.c`.
 """
 
 from __future__ import annotations
