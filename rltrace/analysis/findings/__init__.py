@@ -103,6 +103,8 @@ def _path(run: Run) -> tuple[CriticalPath | None, str | None]:
         return critical_path(run), None
     except UnjudgeableError as lacking:
         return None, str(lacking)
+    except Exception as error:  # findings are worth reading without it
+        return None, f"it failed: {type(error).__name__}: {error}"
 
 
 def notable(found: Why) -> list[Finding]:
