@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import msgspec
 from rich.console import Console
@@ -22,10 +23,15 @@ from rltrace_exporters.archive import Archive
 from rltrace_exporters.memory import Memory
 from rltrace_exporters.perfetto import Perfetto
 
+from rltrace.analysis.budget import budget
+from rltrace.analysis.checks import checked
 from rltrace.analysis.difference import difference, same_program, settings
 from rltrace.analysis.findings import Why, why
+from rltrace.analysis.measures import Judged
 from rltrace.analysis.summary import Summary, analyse
+from rltrace.cli.reports import as_junit
 from rltrace.cli.tables import show
+from rltrace.cli.tables.checks import show_checks
 from rltrace.cli.tables.difference import show_difference
 from rltrace.cli.tables.findings import show_findings
 from rltrace.errors import RltraceError
@@ -35,6 +41,11 @@ from rltrace.read.recording import Recording
 from rltrace.record import manifest
 from rltrace.record.checksum import signed
 from rltrace.record.process import append_exit
+
+LIMITS = budget(
+    None, ("step=1s", "act=10%", "memory.used=1GiB", "memory.actor.params=50%", "finding.slow_rank=1s", "startup=1ms"),
+    "itself", (),
+)  # fmt: skip
 
 PROGRAM = """
 import os, sys, time
@@ -297,14 +308,19 @@ def read(path: Path, chance: random.Random, *, is_quick: bool = True) -> Summary
     summary, judged = analysed.summary, why(analysed)
     assert not _broken(judged), _broken(judged)
     made = recording.manifest, recording.manifest
-    found = difference(summary, summary, settings(*made), same_program=same_program(*made))
-    json.loads(msgspec.json.encode((summary, found, judged)))
+    found = difference(summary, summary, settings(*made), same_program=same_program(*made), whys=(judged, judged))
+    run = Judged(summary, judged)
+    gate = checked(run, LIMITS, run)
+    assert not [change for change in found.findings if change.change in ("gone", "new")]
+    json.loads(msgspec.json.encode((summary, found, judged, gate)))
     Perfetto().write(recording, io.BytesIO())
     Archive().write(recording, io.BytesIO())
     if not is_quick or chance.random() < 0.15:
         for whole in (False, True):
             show(summary, Console(file=io.StringIO(), width=100), whole=whole, why=judged)
         show_findings(judged, Console(file=io.StringIO(), width=100))
+        show_checks(gate, Console(file=io.StringIO(), width=100))
+        ElementTree.fromstring(as_junit(gate))
         if found.step is not None or found.peak is not None:
             show_difference(found, Console(file=io.StringIO(), width=100))
     if not is_quick or chance.random() < 0.02:
@@ -317,7 +333,8 @@ def read(path: Path, chance: random.Random, *, is_quick: bool = True) -> Summary
 
 def _broken(judged: Why) -> list[str]:
     """Findings that failed where they should have said what they lack."""
-    return [f"{one.id}: {one.reason}" for one in judged.unjudged if one.reason.startswith("it failed")]
+    said = {"critical_path": judged.no_path or ""} | {one.id: one.reason for one in judged.unjudged}
+    return [f"{name}: {reason}" for name, reason in said.items() if reason.startswith("it failed")]
 
 
 def figures(summary: Summary) -> dict[tuple[Any, ...], float]:

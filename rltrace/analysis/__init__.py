@@ -17,8 +17,12 @@ Processes: `processes.py` says of each whether it lives, ended or died, `fates.p
 `errors.py` are exceptions, `hooks.py` says which hooks fired, `clocks.py` how far each clock can be trusted,
 `samples.py` and `machines.py` what the samplers saw, `untraced.py` who was not traced.
 
-Other commands: `difference.py` (`diff`), `overhead.py`, `listing.py` (`ls`), `first_look.py` (`view`); `selected.py`
-and `step_times.py` are the part of a run that options choose.
+Findings: `findings/` says what bounds a step (`why`). `checks.py` judges a run by its limits (`check`): `budget.py`
+reads them, `measures.py` has the figures that they are about, `noise.py` tells a change of steps from chance, and
+`series.py` has the steps one by one.
+
+Other commands: `difference.py` and `finding_changes.py` (`diff`), `overhead.py`, `listing.py` (`ls`), `first_look.py`
+(`view`); `selected.py` and `step_times.py` are the part of a run that options choose.
 
 To add a figure, write a function that returns a `msgspec.Struct`, and make it a field of `Summary`.
 """

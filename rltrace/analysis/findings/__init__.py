@@ -1,8 +1,9 @@
 """Finds what bounds a step, what it costs, and what to change: one file per finding.
 
 In: a Recording's figures and its spans (`run.py`). Out: findings in the order of their price, and what could not be
-judged. `finding.py` has what a finding says, and how a price gets its interval and its confidence. Which findings there
-are is a table in `rltrace/plugins.py`.
+judged. `finding.py` has what a finding says, and how a price gets its interval and its confidence; `programs.py` which
+settings a run has; `amounts.py` how seconds and bytes are written. `doubts.py` says what makes all of it less certain,
+and `critical_path.py` what a step waited for. Which findings there are is a table in `rltrace/plugins.py`.
 
 To add a finding, write a file with a function from a `Run` to a list of `Finding`, which raises `UnjudgeableError`
 where the Recording lacks what it needs, and name it in that table. Every threshold says where it comes from.
@@ -103,6 +104,8 @@ def _path(run: Run) -> tuple[CriticalPath | None, str | None]:
         return critical_path(run), None
     except UnjudgeableError as lacking:
         return None, str(lacking)
+    except Exception as error:  # findings are worth reading without it
+        return None, f"it failed: {type(error).__name__}: {error}"
 
 
 def notable(found: Why) -> list[Finding]:
