@@ -17,7 +17,7 @@ from rltrace.read.selection import Numbers, Selection
 @steps_and_ranks
 @LIMITS_OPTION
 def why(run: str | None, as_json: bool, steps: Numbers | None, ranks: Numbers | None, limits: Limits) -> None:
-    """Say what bounds a step of RUN, what it costs, and what to change.
+    """Say what bounds a step of RUN, and what to change.
 
     What costs the most seconds of a step comes first. Each finding says what it rests on, the interval of its price,
     the most to gain, and how far to trust it; then follows what could not be judged, and why. RUN is the folder of a

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rltrace
+from rltrace.analysis.summary import summarize
 from rltrace.errors import RecordingError
 from rltrace.events import VERSION, Counter, Span
 from rltrace.read.recording import Process, Recording, newest
@@ -525,3 +527,16 @@ def test_late_plugin_keeps_the_role(tmp_path: Path) -> None:
     assert (process.role, process.rank, process.name) == ("engine", None, "mine")
     (folder / "process.jsonl").write_text(json.dumps({"kind": "process", **said[0]}) + "\n")
     assert Process(folder).role == "process"
+
+
+def test_many_processes_without_a_parent(tmp_path: Path) -> None:
+    """Reading takes time in proportion to the processes, though nobody knows the parent of any."""
+    seconds = []
+    for many in (250, 1000):
+        written = recordings.Written(tmp_path / str(many))
+        for number in range(many):
+            written.process(f"p{number}", recordings.span("a", number, number + 1), pid=10 + number, ended_s=number + 2)
+        began = time.process_time()
+        assert len(summarize(written.read()).processes) == many
+        seconds.append(time.process_time() - began)
+    assert seconds[1] < 9 * seconds[0] + 0.1  # quadratic would be 16 times
