@@ -74,7 +74,9 @@ class Intervalled:
         """Return rows of shape (N, 2); open spans end at `until_ns`."""
         starts = np.frombuffer(self.starts, np.int64) if self.starts else np.empty(0, np.int64)
         ends = np.frombuffer(self.ends, np.int64) if self.ends else np.empty(0, np.int64)
-        return paired(starts, np.where(ends == OPEN, until_ns, ends))
+        rows = paired(starts, ends)
+        rows[ends == OPEN, 1] = until_ns
+        return rows
 
     def ended(self) -> Intervals:
         """Return the same, without open spans."""
