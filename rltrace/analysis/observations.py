@@ -514,14 +514,15 @@ def _see_whole(
     seen: Seen, rows: Columns, kinds: NDArray[np.uint16], is_step: NDArray[np.bool_], is_kept: NDArray[np.bool_]
 ) -> None:
     """Keep the spans whose arguments count as they are, and those that are open."""
-    is_open = rows.end_ns == OPEN
-    for row in np.flatnonzero(is_open | is_step | is_kept).tolist():
-        span = rows.span(row)
-        if is_open[row]:
+    chosen = np.flatnonzero((rows.end_ns == OPEN) | is_step | is_kept)
+    for span, is_of_step, counts in zip(
+        rows.spans(chosen), is_step[chosen].tolist(), is_kept[chosen].tolist(), strict=True
+    ):
+        if span.end_ns is None:
             seen.open_spans.append(span)
-        if is_step[row]:
+        if is_of_step:
             seen.steps.append(span)
-        if is_kept[row]:
+        if counts:
             _place_of(seen, span).append(span)
 
 
